@@ -15,6 +15,10 @@ _KINDS = {
     "pci": "PCI device",
     "dimm": "memory slot",
     "numa": "NUMA node",
+    "psu": "power supply",
+    "redundancy": "redundant group",
+    "detector": "leak detector",
+    "log": "event log",
 }
 """Kind of device -> its name; other kinds are their own names."""
 

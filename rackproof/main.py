@@ -54,6 +54,7 @@ VERBS = {
     "emit-record": "agent.cli.emit_record",
     "busy": "agent.cli.busy",
     "gangs": "fleet.cli.gangs",
+    "bmc": "fleet.cli.bmc",
     # this command
     "help": "rackproof.shell_verbs",
     "version": "rackproof.shell_verbs",
@@ -75,7 +76,7 @@ GROUPS = {
 }
 """First verb of each group in `--help` -> heading of the group. A group ends before the first verb of the next group."""
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich", "shtab"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "redfish", "rich", "shtab"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }

@@ -75,6 +75,8 @@ class PlannedHost:
     environment: Mapping[str, str] = field(default_factory=dict)
     share_gpus: bool = False
     """Measure even if other processes use the GPUs."""
+    bmc: bool = False
+    """The inventory names the BMC of the host, so that it must be read."""
     count_found: bool = False
     """Whether `devices` are the detected devices, because the inventory does not give their number."""
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATH = Path(__file__).with_name("readings.json")
+BMC_PATH = Path(__file__).with_name("bmc_readings.json")
+"""The readings of BMCs, which the control node reads (`fleet/bmc`)."""
+BMC = "bmc."
+"""Prefix of the readings of BMCs. A host cannot report them."""
 PROMETHEUS_SUFFIX = {
     "1": "",
     "ratio": "_ratio",
@@ -80,7 +84,7 @@ class Reading:
 
 
 def _read() -> dict[str, Reading]:
-    result = json.loads(PATH.read_text(encoding="utf-8"))
+    result = {**json.loads(PATH.read_text(encoding="utf-8")), **json.loads(BMC_PATH.read_text(encoding="utf-8"))}
     for item in result.values():
         item.update((key, tuple(item[key])) for key in ("labels", "bounds") if key in item)
     return {name: Reading(**item) for name, item in result.items()}

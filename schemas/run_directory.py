@@ -13,9 +13,9 @@ from schemas.plans import Plan
 
 PLAN, REPORT, PAGE = "plan.json", "report.json", "report.html"
 EVENTS, PROGRESS, JOURNAL, LOCK = "events.jsonl", "progress.jsonl", "journal.jsonl", "lock.json"
-HOSTS, GANGS, PAGES = "hosts", "gangs", "pages"
-RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*")
-"""Patterns of the records of hosts alone, and of hosts in gangs."""
+HOSTS, GANGS, BMCS, PAGES = "hosts", "gangs", "bmcs", "pages"
+RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*", f"{BMCS}/*")
+"""Patterns of the records of hosts alone, of hosts in gangs, and of BMCs."""
 
 
 def record_name(host: str, gang: str = "") -> str:
@@ -28,6 +28,11 @@ def record_names(plan: Plan) -> dict[str, tuple[str, str]]:
     alone = {record_name(host.name): (host.name, "") for host in plan.hosts}
     gangs = {record_name(host.name, host.gang): (host.name, host.gang) for host in plan.hosts if host.gang}
     return alone | gangs
+
+
+def bmc_record_names(plan: Plan) -> dict[str, str]:
+    """Return path -> host of the record of each BMC that the plan expects. The control node writes it."""
+    return {f"{BMCS}/{host.name}.json": host.name for host in plan.hosts if host.bmc}
 
 
 def own_record(directory: Path, gang: str = "") -> Path:
@@ -87,6 +92,10 @@ class RunDirectory:
     def record(self, host: str, gang: str = "") -> Path:
         """Return the path of a host's record. With `gang`, it is the record of its part in the gang."""
         return self.root / record_name(host, gang)
+
+    def bmc_record(self, host: str) -> Path:
+        """Return the path of the record of a host's BMC."""
+        return self.root / BMCS / f"{host}.json"
 
     def page_of(self, host: str, suffix: str = "html") -> Path:
         """Return the path of the page of one host."""

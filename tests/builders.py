@@ -13,7 +13,7 @@ from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
 from schemas.catalogue import output_of
 from schemas.plans import Plan, PlannedHost, expectations
-from schemas.readings import READINGS
+from schemas.readings import BMC, READINGS
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Snapshot
 
 NONCE = "0123456789abcdef" * 2
@@ -171,6 +171,8 @@ def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric,
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
+        if item.name.startswith(BMC):
+            continue  # a host does not report them
         if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
             continue
         labels = "".join(f",{key}={value}" for key, value in item.where.items() if item.scope == "reason")

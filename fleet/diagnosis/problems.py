@@ -324,6 +324,19 @@ PROBLEMS = (
         explains_host=_NETWORK,
         confidence=LIKELY,
     ),
+    Problem(
+        id="bmc-part",
+        title=words.bmc_part,
+        shown_by=(
+            "bmc.leak_detector.health",
+            "bmc.power_supply.health",
+            "bmc.fan.health",
+            "bmc.sensor.alarm",
+            "bmc.*_redundancy.health",
+            "bmc.part.health",
+        ),
+    ),
+    Problem(id="bmc-event", title=words.bmc_event, shown_by=("bmc.event.severity", "bmc.log.new_entries")),
     Problem(id="far-adapter", title=words.far_adapter, shown_by=("pcie.nic_path",)),
     Problem(id="differs", title=words.differs, shown_by=_ALL, kinds=(VerdictKind.PEERS,)),
     Problem(

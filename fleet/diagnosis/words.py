@@ -13,6 +13,7 @@ from schemas.scopes import Scope
 _ACRONYMS = {
     "aer": "PCIe error",
     "bios": "BIOS",
+    "bmc": "BMC",
     "c2c": "C2C",
     "cpu": "CPU",
     "crc": "CRC",
@@ -276,6 +277,21 @@ def differs(shown: Sequence[Verdict]) -> str:
     return f"has {label(first.name)} {value}, most have {limit}" if first.limit is not None else describe(shown)
 
 
+def bmc_part(shown: Sequence[Verdict]) -> str:
+    """Return the health of a part, or the value of a sensor, as the BMC reports it."""
+    first = shown[0]
+    return f"reads {first.value}" if first.name == "bmc.sensor.alarm" else f"has the health {first.value}"
+
+
+def bmc_event(shown: Sequence[Verdict]) -> str:
+    """Return how many entries of an event log are new; the explanation of the cause has the text of the first."""
+    entries = [verdict for verdict in shown if verdict.name == "bmc.event.severity"]
+    if not entries:
+        return f"has {quantity(shown[0].value, '1')} new entries"
+    kind = str(entries[0].value).lower()
+    return f"has a new {kind} entry" if len(entries) == 1 else f"has {len(entries)} new entries, the first is {kind}"
+
+
 def far_adapter(shown: Sequence[Verdict]) -> str:
     """Return that a GPU is farther from the nearest network adapter than most."""
     first = shown[0]
@@ -319,6 +335,8 @@ def wrong_cable(shown: Sequence[Verdict]) -> str:
 def identity(shown: Sequence[Verdict]) -> str:
     """Return that a part is the wrong one, or that two parts have the same identity."""
     first = shown[0]
+    if first.criterion == "bmc-serial":
+        return f"reports another serial than its BMC: {first.value} instead of {first.limit}"
     if first.criterion.startswith("manifest"):
         return f"differs from the manifest: {label(first.name)} {first.value}"
     if first.value is not None and first.limit is None:

@@ -14,7 +14,7 @@ from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
 from fleet.judge.matching import matches
 from schemas.catalogue import output_of
-from schemas.readings import READINGS
+from schemas.readings import BMC, READINGS
 from schemas.records import Observation, Snapshot
 from schemas.semantic_validation import COLLECTOR
 
@@ -29,6 +29,7 @@ MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FL
 SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
 """Last parts of the names of figures that are at most 1."""
 ROUNDING = 1e-6
+_WRONG_SOURCE = {False: "only the control node reads the BMC: the host reports it itself", True: "no reading of a BMC"}
 DATASHEET_MULTIPLE = 3.0
 """A rate above this multiple of the datasheet's has a wrong unit or a wrong count: such mistakes change it by a factor of 8 or
 more. Copies in both directions at once may reach twice the datasheet's link rate, which is that of one direction."""
@@ -42,7 +43,7 @@ _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Crite
 Keeping the mapping ensures that no other object gets its `id`."""
 
 
-def incredible(snapshot: Snapshot) -> Iterator[Problem]:
+def incredible(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator[Problem]:
     """Yield a problem for each reading with an impossible unit, sign or amount, and for each duplicate reading."""
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)
@@ -50,6 +51,8 @@ def incredible(snapshot: Snapshot) -> Iterator[Problem]:
             reason = f"read {counts[name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
             yield name, "host", reason, snapshot.stage
     for metric in snapshot.metrics:
+        if metric.name.startswith(BMC) is not is_bmc:
+            yield metric.name, "host", _WRONG_SOURCE[is_bmc], snapshot.stage
         reason, least, most = _bounds_of_reading(metric.name, metric.unit)
         if reason:
             yield metric.name, "host", reason, snapshot.stage

@@ -19,7 +19,7 @@ PACKS = Path(__file__).parent / "packs"
 RESERVED_IDS = frozenset(
     {
         "plan", "gpu-model", "identity-constant", "identity-unique", "digest-majority", "nvlink-domain", "baseline",
-        "localise", "manifest", "manifest-extra", "manifest-link", "rail-switch",
+        "localise", "bmc-serial", "manifest", "manifest-extra", "manifest-link", "rail-switch",
     }
 )  # fmt: skip
 """Ids of the verdicts that need no criterion."""

@@ -20,6 +20,7 @@ from fleet.judge.matching import matches
 from fleet.judge.refusals import may_be_transient
 from fleet.quantities import PER_HOUR, SIGNS, format_pair, quantity
 from schemas.plans import Plan
+from schemas.readings import BMC
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
@@ -44,7 +45,7 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
         verdict = _judge_series(view, criterion, group, figures)
         if verdict:
             yield verdict
-    if not from_benchmark(criterion.name) and not criterion.name.startswith(TOTALS):
+    if not from_benchmark(criterion.name) and not criterion.name.startswith((TOTALS, BMC)):
         yield from judge_unobserved(view, criterion, groups)
 
 

@@ -35,6 +35,10 @@ class Evidence:
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""
     """The user of the host, if there is no record because others use the host."""
+    bmc: Record | None = None
+    """The record of the host's BMC, which the control node read; None without a valid one."""
+    bmc_problem: str = ""
+    """Why there is no record of the BMC."""
     baseline: HostBaseline | None = None
     """The accepted figures of the host; None if the plan compares with no baseline."""
 
@@ -44,7 +48,8 @@ class Evidence:
         Readings by PCI address (`pci=0000:1b:00.0`, from the kernel or the bus) get the scope of that GPU (`gpu=0`).
         """
         gpu_scopes = self.gpu_scopes()
-        readings = [item for snapshot in self.snapshots() for item in snapshot.observations()]
+        snapshots = (*self.snapshots(), *self.bmc_snapshots())
+        readings = [item for snapshot in snapshots for item in snapshot.observations()]
         return [with_gpu_scope(item, gpu_scopes) for item in (*readings, *self.benchmarks())]
 
     def gpu_scopes(self) -> dict[str, str]:
@@ -54,6 +59,10 @@ class Evidence:
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of all records by time: a stage that was run again may come last."""
         return list(heapq.merge(*(record.snapshots for record in self.records), key=lambda snapshot: snapshot.at))
+
+    def bmc_snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the readings of the BMC by time."""
+        return self.bmc.snapshots if self.bmc else ()
 
     def benchmarks(self) -> list[Observation]:
         """Return the observations of the benchmarks, without the snapshots."""

@@ -27,8 +27,17 @@ _STUDY = "a scaling study measures and does not accept"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
 
+_BMC_SERIAL = "compared with the serial that the host itself reports (bmc-serial)"
+
 INFORMATIONAL: Mapping[str, str] = {
     "benchmark.duration": "depends on how often a figure is repeated until it is precise; the figures themselves are judged",
+    "bmc.chassis.serial": _BMC_SERIAL,
+    "bmc.event.message": "the text of bmc.event.severity, which is judged",
+    "bmc.gpu.serial": _BMC_SERIAL,
+    "bmc.log.entries": "logs have entries of earlier times; the new ones are judged (bmc.event.severity)",
+    "bmc.log.newest": "shows which entries of the next reading are new",
+    "bmc.outlet.temperature": "depends on the load; the sensor's own limit is judged (bmc.sensor.alarm)",
+    "bmc.system.serial": _BMC_SERIAL,
     "clock.error_estimated": "clock.synchronized is judged; the estimate depends on the time server",
     "clock.error_max": "clock.synchronized is judged; the error depends on the time server",
     "clock.offset": "clock.synchronized is judged; the offset is what the kernel corrects at that moment",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge import expectations
+from fleet.judge.bmc import judge_bmc, with_bmc_event, with_bmc_part
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
@@ -45,6 +46,7 @@ from fleet.judge.vulnerabilities import with_advisory, with_scores
 from fleet.judge.waivers import WaiverMatcher
 from fleet.judge.wiring import judge_wiring
 from schemas.plans import Plan
+from schemas.readings import BMC
 from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, RECORD, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
@@ -122,7 +124,8 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
     """Return the verdicts on one host by its own observations; only the `remaining` ones if given."""
     if not view.has_record:
         reason = view.evidence.problem or "the host left no record"
-        return [_with_user(view, view.inconclusive(RECORD, "host", reason))]
+        record = _with_user(view, view.inconclusive(RECORD, "host", reason))
+        return [record, *_bmc_verdicts(view, stats)] if view.host.bmc else [record]
     verdicts = []
     if view.evidence.problem:
         problem = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
@@ -132,6 +135,12 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
         evaluated = remaining.verdicts.get(criterion.id) if remaining else None
         verdicts += by_criterion(view, criterion, stats) if evaluated is None else evaluated
     return without_looser_floors(verdicts)
+
+
+def _bmc_verdicts(view: HostView, stats: FleetStats) -> list[Verdict]:
+    """Return the verdicts on the BMC of a host without a record: the BMC may report why the host is dead."""
+    criteria = [item for item in view.criteria().values() if item.name.startswith(BMC) and not item.same_as_fleet]
+    return [*judge_bmc(view), *(verdict for item in criteria for verdict in by_criterion(view, item, stats))]
 
 
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -195,6 +204,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
     yield from unmeasured_ports(view)
     yield from silent_ports(view)
     yield from refused_readings(view)
+    yield from judge_bmc(view)
     yield from judge_soak(view)
     yield from judge_presence(view)
     yield from contradictions(view, remaining.figures() if remaining else None)
@@ -216,5 +226,6 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     for verdict in with_culprits(view, verdicts):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
+        verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
         annotated.append(with_advisory(view, with_other_processes(view, with_drift_time(view, verdict))))
     return annotated

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from fleet.judge.evidence import Evidence, with_gpu_scope
 from schemas.catalogue import Expectation
+from schemas.readings import BMC
 from schemas.records import MEASURED, Metric, Observation, Snapshot, Value
 from schemas.scopes import Scope
 
@@ -23,7 +24,12 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         metrics: dict[str, list[tuple[Snapshot, Metric]]] = defaultdict(list)
         for snapshot in evidence.snapshots():
             for metric in snapshot.metrics:
-                metrics[metric.name].append((snapshot, metric))
+                if not metric.name.startswith(BMC):  # a host cannot report what its BMC reads
+                    metrics[metric.name].append((snapshot, metric))
+        for snapshot in evidence.bmc_snapshots():
+            for metric in snapshot.metrics:
+                if metric.name.startswith(BMC):
+                    metrics[metric.name].append((snapshot, metric))
         self.metrics = dict(metrics)
         """Name -> each snapshot with a metric of that name, and the metric."""
         others: dict[str, list[Observation]] = defaultdict(list)

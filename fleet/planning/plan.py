@@ -223,6 +223,7 @@ def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -
         vbios_version=str(variables.get("rackproof_vbios_version", "")),
         environment=dict(variables.get("rackproof_environment", {})),
         share_gpus=bool(variables.get("rackproof_share_gpus", False)),
+        bmc=bool(variables.get("rackproof_bmc_address")) and not profile.get("study"),
     )
 
 

@@ -23,7 +23,7 @@ from schemas.errors import RunError
 from schemas.plans import Plan, Stage, expectations, plan_from_json
 from schemas.records import Record
 from schemas.reports import Quarantined
-from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
+from schemas.run_directory import EVENTS, RunDirectory, bmc_record_names, is_run, record_name, record_names, runs_in
 from schemas.stages import GANG
 
 PLAN_BYTES = 64_000_000
@@ -85,9 +85,23 @@ class RecordReader:
         problems += [f"rejected in the journal: {problem}" for problem in self._journal_problems]
         user = self._users.get(host.name, "")
         evidence = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
+        if host.bmc and not self.only_gangs:
+            evidence = self._with_bmc(evidence, host.name, quarantined)
         # The baseline belongs to the evidence, because the judge reads no files.
         baseline = self._baseline.of_host(host.name, evidence.gpus()) if self._baseline else None
         return replace(evidence, baseline=baseline) if baseline else evidence, quarantined
+
+    def _with_bmc(self, evidence: Evidence, host: str, quarantined: list[Quarantined]) -> Evidence:
+        """Return the evidence with the record of the BMC, or with the reason why there is none."""
+        paths = RunDirectory(self._directory)
+        name = paths.relative(paths.bmc_record(host))
+        try:
+            return replace(evidence, bmc=self._record(name, host, ""))
+        except FileNotFoundError:
+            return replace(evidence, bmc_problem=f"the BMC was not read: {name} is missing")
+        except documents.DocumentError as error:
+            quarantined.append(Quarantined(path=name, reason=str(error)))
+            return replace(evidence, bmc_problem=f"rejected: {error}")
 
     def _record(self, path: str, host: str, gang: str) -> Record:
         """Return the record at `path`.
@@ -276,7 +290,7 @@ def _rounds(benchmark: str, stage: Stage) -> object:
 
 def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
     """Return the files among the records that belong to no planned host."""
-    planned, paths = record_names(plan), RunDirectory(directory)
+    planned, paths = {*record_names(plan), *bmc_record_names(plan)}, RunDirectory(directory)
     return [
         # A file name may have bytes that are not UTF-8; the report shows them as \xff.
         Quarantined(path=os.fsencode(path).decode(errors="backslashreplace"), reason="the plan has no such host")

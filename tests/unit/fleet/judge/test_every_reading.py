@@ -23,7 +23,7 @@ from fleet.judge.judge import judge
 from fleet.judge.uniformity import WITHIN_HOST
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan
-from schemas.readings import READINGS
+from schemas.readings import BMC, READINGS
 from schemas.records import SKIPPED, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import PASS
 from schemas.scopes import Scope
@@ -44,6 +44,7 @@ EVENTS: Mapping[str, tuple[str, Value]] = {
     "xid.fatal": ("pci=0000:18:00,xid=145", 1),
     "xid.message": ("pci=0000:18:00,message=fallen_off_the_bus", 1),
     "kernel.event.count": ("disk=nvme0n1,event=nvme_timeout", 1),
+    "bmc.event.severity": ("log=SEL,entry=7", "Critical"),
     "sxid.count": ("pci=0000:05:00,fatal=yes,sxid=20034", 1),
 }
 """Readings that a healthy host does not have -> scope and value of a fault."""
@@ -143,7 +144,16 @@ def evidence_of(
     own = {name: unique(metric, host) if name in UNIQUE else metric for name, metric in healthy.items()}
     bad = own | ({faulty.name: faulty} if faulty else {})
     values = snapshots((own if is_change else bad).values(), bad.values())
-    return Evidence(records=(replace(record_of(host), snapshots=values),))
+    of_host, of_bmc = ([of_source(taken, is_bmc=is_bmc) for taken in values] for is_bmc in (False, True))
+    record = record_of(host)
+    return Evidence(
+        records=(replace(record, snapshots=tuple(of_host)),), bmc=replace(record, snapshots=tuple(of_bmc), gpus=())
+    )
+
+
+def of_source(taken: Snapshot, *, is_bmc: bool) -> Snapshot:
+    """Return the readings that the BMC reports, or those that the host itself reports."""
+    return replace(taken, metrics=tuple(item for item in taken.metrics if item.name.startswith(BMC) is is_bmc))
 
 
 def unique(metric: Metric, host: str) -> Metric:

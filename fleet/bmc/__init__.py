@@ -1,0 +1,1 @@
+"""Read the BMC of each host from the control node, by Redfish."""

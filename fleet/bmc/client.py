@@ -1,0 +1,228 @@
+"""A read-only Redfish session: DMTF's client, with limits on time, size and where a service can lead it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import ssl
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import redfish
+import requests
+from redfish.rest.v1 import AuthMethod, HttpClient, InvalidCredentialsError, SessionCreationError
+from requests.adapters import HTTPAdapter
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from urllib3.exceptions import InsecureRequestWarning
+
+from fleet.bmc.target import BmcError, BmcTarget, clean_text
+
+logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log has what services answer, and the body of a login
+
+Resource = Mapping[str, Any]
+REQUEST_TIMEOUT_S = 10.0
+"""Longest wait for the next bytes of an answer."""
+MAX_BYTES = 8_000_000
+"""Largest answer. A page of 1000 log entries has less than 2 MB."""
+MAX_MEMBERS = 512
+MAX_PAGES = 64
+ROOT = "/redfish/v1/"
+_PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*(\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?(#.*)?")
+_NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
+"""Answer of a service without sessions; it takes the credentials with each request."""
+
+
+class _BoundedAdapter(HTTPAdapter):
+    """Answers of one BMC: no redirect, no other host, at most MAX_BYTES, and nothing after the deadline."""
+
+    def __init__(self, address: str, deadline: float) -> None:
+        self._address, self._deadline = address, deadline
+        super().__init__()
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise BmcError("not read in time")
+        if urlsplit(str(request.url)).netloc.lower() != self._address.lower():
+            raise BmcError("leads to another host, which is not followed")
+        kwargs |= {"timeout": min(REQUEST_TIMEOUT_S, remaining), "stream": True}
+        response = super().send(request, *args, **kwargs)
+        if response.is_redirect:
+            response.close()
+            raise BmcError(f"HTTP {response.status_code}: redirects are not followed")
+        response._content = self._read(response)
+        response._content_consumed = True
+        return response
+
+    def _read(self, response: requests.Response) -> bytes:
+        content = bytearray()
+        with contextlib.closing(response.raw):
+            while block := response.raw.read1(1 << 16, decode_content=True):
+                content += block
+                if len(content) > MAX_BYTES:
+                    raise BmcError(f"an answer has more than {MAX_BYTES} bytes")
+                if time.monotonic() > self._deadline:
+                    raise BmcError("not read in time")
+        return bytes(content)
+
+
+class RedfishSession:
+    """The resources of one BMC."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        features = (self.get(ROOT) or {}).get("ProtocolFeaturesSupported")
+        expand = features.get("ExpandQuery") if isinstance(features, dict) else None
+        self._expands = isinstance(expand, dict) and expand.get("NoLinks") is True and expand.get("Levels") is True
+
+    def get(self, path: object) -> Resource | None:
+        """Return the resource at a path of the service; None if there is none. Raises BmcError."""
+        if not isinstance(path, str) or len(path) > 512 or not _PATH.fullmatch(path) or "/.." in path:
+            return None
+        with _named_errors():
+            response = self._client.get(path.split("#")[0])
+        if response.status in (404, 410, 501):
+            return None
+        if response.status == 401:
+            raise BmcError("credentials refused (HTTP 401)")
+        if response.status == 403:
+            raise BmcError(f"access denied (HTTP 403) to {clean_text(path, 120)}: the account needs the role ReadOnly")
+        if response.status != 200:
+            raise BmcError(f"HTTP {response.status} at {clean_text(path, 120)}")
+        return _parse(response.text, path)
+
+    def linked(self, resource: Resource | None, name: str) -> Resource | None:
+        """Return the resource that a property links to; None without one."""
+        link = (resource or {}).get(name)
+        return self.get(link.get("@odata.id")) if isinstance(link, dict) else None
+
+    def members(self, collection: Resource | None, limit: int = MAX_MEMBERS) -> Iterator[Resource]:
+        """Yield the members of a collection, at most `limit`."""
+        count, pages = 0, 0
+        if collection and self._expands and isinstance(path := collection.get("@odata.id"), str) and "?" not in path:
+            collection = self.get(f"{path}?$expand=.($levels=1)") or collection
+        while collection:
+            members = collection.get("Members")
+            for member in members if isinstance(members, list) else ():
+                if count >= limit:
+                    return
+                count += 1
+                whole = self._member(member)
+                if whole:
+                    yield whole
+            pages += 1
+            collection = self.get(collection.get("Members@odata.nextLink")) if pages < MAX_PAGES else None
+
+    def _member(self, member: object) -> Resource | None:
+        if not isinstance(member, dict):
+            return None
+        return member if len(member) > 1 else self.get(member.get("@odata.id"))
+
+
+@contextlib.contextmanager
+def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]:
+    """Log in and yield the session; log out at the end, because BMCs have few sessions (iDRAC: 8).
+
+    Args:
+        target: the BMC.
+        deadline: time.monotonic() at which nothing more is read.
+
+    Raises:
+        BmcError: the BMC cannot be reached, its certificate is not accepted, or it refuses the credentials.
+    """
+    warnings.filterwarnings("ignore", module=r"redfish\.")  # about services that do not follow the standard
+    if not target.verify:
+        warnings.filterwarnings("ignore", category=InsecureRequestWarning)
+    client = redfish.redfish_client(
+        base_url=f"https://{target.address}",
+        username=target.user,
+        password=target.password,
+        cafile=_cafile(target),
+        timeout=REQUEST_TIMEOUT_S,
+        max_retry=0,
+        check_connectivity=False,
+        https_adapter=_BoundedAdapter(target.address, deadline),
+    )
+    client._session.trust_env = False  # neither a proxy nor credentials from ~/.netrc
+    with _named_errors():
+        _log_in(client)
+    try:
+        yield RedfishSession(client)
+    finally:
+        with contextlib.suppress(Exception):
+            client.logout()
+
+
+def _cafile(target: BmcTarget) -> str | None:
+    if not target.verify:
+        return None
+    return target.ca or ssl.get_default_verify_paths().cafile or DEFAULT_CA_BUNDLE_PATH
+
+
+def _log_in(client: HttpClient) -> None:
+    """Log in with a session; with the credentials in each request if the service has no sessions."""
+    try:
+        client.login(auth=AuthMethod.SESSION)
+    except SessionCreationError as error:
+        if not _NO_SESSIONS.match(str(error)):
+            raise
+    except KeyError:  # the client's, if a login is answered without a session
+        client.set_session_key(None)
+    if not client.get_session_key():
+        client.login(auth=AuthMethod.BASIC)
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Raise BmcError with the cause in words in place of the errors of the client."""
+    try:
+        yield
+    except BmcError:
+        raise
+    except InvalidCredentialsError:
+        raise BmcError("credentials refused (HTTP 401)") from None
+    except Exception as error:  # noqa: BLE001 - the client parses what a BMC answers, and raises anything
+        raise BmcError(_describe(error)) from None
+
+
+def _describe(error: BaseException) -> str:
+    causes: list[BaseException] = [error]
+    while len(causes) < 10 and (cause := causes[-1].__cause__ or causes[-1].__context__):
+        causes.append(cause)
+    own = next((item for item in causes if isinstance(item, BmcError)), None)
+    if own:
+        return str(own)
+    if found := next((item for item in causes if isinstance(item, ssl.SSLCertVerificationError)), None):
+        return f"certificate not accepted: {clean_text(found.verify_message, 120)}: set rackproof_bmc_ca"
+    for kind, text in _CAUSES:
+        if any(isinstance(item, kind) for item in causes):
+            return text
+    if status := re.search(r"(?:HTTP |return code: )(\d{3})", str(error)):
+        return f"the service answers with HTTP {status[1]}"
+    return f"no valid answer ({type(causes[-1]).__name__})"
+
+
+_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
+    (requests.exceptions.Timeout, f"no answer within {REQUEST_TIMEOUT_S:g} s"),
+    (TimeoutError, f"no answer within {REQUEST_TIMEOUT_S:g} s"),
+    (ConnectionRefusedError, "connection refused"),
+    (ConnectionResetError, "connection reset"),
+    (requests.exceptions.InvalidURL, "rackproof_bmc_address is not an address"),
+    (requests.exceptions.SSLError, "no TLS connection"),
+    (OSError, "not reachable: check rackproof_bmc_address and the management network"),
+)
+
+
+def _parse(text: object, path: str) -> Resource:
+    try:
+        document = json.loads(str(text), parse_constant=lambda name: None)
+    except (ValueError, RecursionError):
+        raise BmcError(f"answers with invalid JSON at {clean_text(path, 120)}") from None
+    if not isinstance(document, dict):
+        raise BmcError(f"answers with invalid JSON at {clean_text(path, 120)}")
+    return document

@@ -1,0 +1,173 @@
+"""New entries of an event log, newest first, without reading the whole log: a log may have 100 000 entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource
+from fleet.bmc.health import OK, standard
+from fleet.bmc.target import BmcError, clean_text
+
+EMPTY = "none"
+"""Mark of a log without entries."""
+MAX_NEW = 200
+"""Most new entries that a reading keeps, the newest ones; the number of all is kept too."""
+_KINDS = ("sel", "event")
+_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
+_OTHERS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """One entry. The severity is None if the service reports none."""
+
+    id: str
+    created: str
+    severity: str | None
+    message: str
+
+    @property
+    def mark(self) -> str:
+        """Return what identifies the entry in its log: ids are used again when a log wraps around or is cleared."""
+        return f"{self.id} {self.created}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReading:
+    """Number of entries, mark of the newest one, and the entries since the reading before, newest first."""
+
+    entries: int
+    newest: str
+    new: tuple[LogEntry, ...] = ()
+    new_entries: int = 0
+
+
+def is_event_log(service: Resource) -> bool:
+    """Return whether a log service has hardware events, rather than logins, dumps or console output."""
+    name = str(service.get("Id", "")).lower()
+    if any(text in name for text in _OTHERS):
+        return False
+    return str(service.get("LogEntryType", "")).lower() in _KINDS or name in _LOGS
+
+
+def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:
+    """Return what a log has; without `mark`, no entry is new. None if the service has no entries.
+
+    Args:
+        session: the session.
+        service: the log service.
+        mark: `newest` of the reading before; None for the first reading.
+    """
+    first = session.linked(service, "Entries")
+    if first is None:
+        return None
+    count = first.get("Members@odata.count")
+    total = count if type(count) is int and count >= 0 else len(first.get("Members") or ())
+    newest, new = "", list[LogEntry]()
+    exceeds = False
+    for entry in _newest_first(session, first, total):
+        newest = newest or entry.mark
+        if mark is None or entry.mark == mark or _is_older(entry.created, mark):
+            break
+        if len(new) >= MAX_NEW:
+            exceeds = True
+            break
+        new.append(entry)
+    return LogReading(entries=total, newest=newest or EMPTY, new=tuple(new), new_entries=len(new) + exceeds)
+
+
+def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
+    """Yield the entries of a log. Services list them in either order, and some ignore `$skip`."""
+    members = _members(first)
+    if not members:
+        return
+    oldest_first = _is_oldest_first(session, members)
+    following = first.get("Members@odata.nextLink")
+    if not oldest_first:
+        page: Resource | None = first
+        for _ in range(MAX_PAGES):
+            yield from (entry for item in _members(page) if (entry := _entry(session, item)))
+            page = session.get((page or {}).get("Members@odata.nextLink"))
+            if page is None:
+                return
+    elif not following or len(members) >= total:
+        yield from _reversed(session, members)
+    else:
+        yield from _from_the_end(session, first, members, total)
+
+
+def _from_the_end(session: RedfishSession, first: Resource, members: list[object], total: int) -> Iterator[LogEntry]:
+    size, skip = len(members), total
+    while skip > 0:
+        step = min(size, skip)
+        skip -= step
+        page = session.get(f"{first.get('@odata.id')}?$skip={skip}&$top={step}") if skip else first
+        items = _members(page)[:step]
+        if skip and (not items or items[0] == members[0]):
+            break  # the service ignores $skip
+        yield from _reversed(session, items)
+    else:
+        return
+    pages, link = [members], first.get("Members@odata.nextLink")
+    for _ in range(MAX_PAGES):
+        page = session.get(link)
+        if page is None:
+            for items in reversed(pages):
+                yield from _reversed(session, items)
+            return
+        pages = [*pages[-3:], _members(page)]
+        link = page.get("Members@odata.nextLink")
+    raise BmcError(f"the event log has {total} entries and cannot be read from its end: save and clear it")
+
+
+def _reversed(session: RedfishSession, items: list[object]) -> Iterator[LogEntry]:
+    yield from (entry for item in reversed(items) if (entry := _entry(session, item)))
+
+
+def _members(page: Resource | None) -> list[object]:
+    members = (page or {}).get("Members")
+    return members if isinstance(members, list) else []
+
+
+def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
+    """Return whether the first entry is older than the last one, by time or else by number."""
+    first, last = _entry(session, members[0]), _entry(session, members[-1])
+    if first is None or last is None:
+        return True
+    times = _time(first.created), _time(last.created)
+    if times[0] and times[1] and times[0] != times[1]:
+        return times[0] < times[1]
+    numbers = [int(item.id) for item in (first, last) if item.id.isascii() and item.id.isdigit() and len(item.id) < 19]
+    return len(numbers) < 2 or numbers[0] <= numbers[1]
+
+
+def _entry(session: RedfishSession, item: object) -> LogEntry | None:
+    if not isinstance(item, dict):
+        return None
+    whole = item if len(item) > 1 else session.get(item.get("@odata.id"))
+    if whole is None:
+        return None
+    is_over = str(whole.get("EntryCode", "")).lower().startswith("deassert")
+    return LogEntry(
+        id=clean_text(whole.get("Id", ""), 60),
+        created=clean_text(whole.get("Created", ""), 40),
+        severity=OK if is_over else standard(whole.get("Severity")),
+        message=clean_text(whole.get("Message") or whole.get("MessageId") or "no text"),
+    )
+
+
+def _is_older(created: str, mark: str) -> bool:
+    one, other = _time(created), _time(mark.rpartition(" ")[2])
+    return bool(one and other and one < other)
+
+
+def _time(text: str) -> datetime | None:
+    """Return the time of an entry; None for the times of a clock that is not set (1970, 2000, 9999)."""
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment if moment.year not in (1970, 2000, 9999) else None

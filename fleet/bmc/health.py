@@ -1,0 +1,61 @@
+"""Health of a part in a Redfish resource, in the spelling of the standard: `OK`, `Warning: …`, `Critical: …`.
+
+The state comes first: a part that is absent or disabled has no health, although some services report one (Critical, for an empty
+bay). Then comes `Health`, with the reasons of `Conditions`. `HealthRollup` is not used: an old log entry can make it bad.
+"""
+
+from __future__ import annotations
+
+from fleet.bmc.client import Resource
+from fleet.bmc.target import clean_text
+
+OK, WARNING, CRITICAL = "OK", "Warning", "Critical"
+_WITHOUT_HEALTH = frozenset({"absent", "disabled", "unavailableoffline", "notpresent"})
+_SPELLINGS = {
+    OK: ("ok", "good", "normal", "nominal", "healthy", "optimal", "enabled", "true", "informational", "present"),
+    WARNING: ("warning", "noncritical", "caution", "minor", "degraded"),
+    CRITICAL: ("critical", "failed", "failure", "fault", "error", "bad", "false", "major", "fatal", "nonrecoverable"),
+}
+_INPUT_LOST = ("LossOfInput", "OutOfRange")
+
+
+def standard(value: object) -> str | None:
+    """Return the standard spelling of a health or severity; None if there is none or it is unknown."""
+    text = "".join(char for char in clean_text(value, 40).lower() if char.isalnum()) if value is not None else ""
+    return next((name for name, spellings in _SPELLINGS.items() if text in spellings), None)
+
+
+def is_there(resource: Resource) -> bool:
+    """Return whether the part is fitted and in use."""
+    status = resource.get("Status")
+    state = status.get("State") if isinstance(status, dict) else status
+    text = "".join(char for char in str(state).lower() if char.isalnum())
+    return text not in _WITHOUT_HEALTH
+
+
+def health(resource: Resource) -> str | None:
+    """Return the health of a part, with the reason if it is bad; None if it is not reported."""
+    status = resource.get("Status")
+    value = standard(status.get("Health") if isinstance(status, dict) else status)
+    if value in (None, OK):
+        return value
+    reasons = status.get("Conditions") if isinstance(status, dict) else None
+    items = reasons if isinstance(reasons, list) else []
+    texts = [clean_text(item.get("Message") or "") for item in items if isinstance(item, dict)]
+    reason = "; ".join(dict.fromkeys(filter(None, texts)))
+    return f"{value}: {reason}"[:400] if reason else value
+
+
+def power_supply_health(supply: Resource) -> str | None:
+    """Return the health of a power supply. One without input is critical, whatever its `Health` is."""
+    value, line = health(supply), supply.get("LineInputStatus")
+    if line in _INPUT_LOST:
+        return f"{CRITICAL}: its line input has the status {line}"
+    has_no_input = supply.get("LineInputVoltage") == 0 and supply.get("PowerOutputWatts") in (0, None)
+    return f"{value}: it has no input (0 V)" if value in (WARNING, CRITICAL) and has_no_input else value
+
+
+def leak_health(detector: Resource) -> str | None:
+    """Return the state of a leak detector, whose `State` is `Degraded` when it finds a leak."""
+    value = standard(detector.get("DetectorState"))
+    return f"{value}: it reports a leak" if value in (WARNING, CRITICAL) else value or health(detector)

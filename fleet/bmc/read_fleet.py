@@ -1,0 +1,63 @@
+"""Read the BMCs of many hosts at once. One that hangs costs its own reading only."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from fleet.bmc.readings import Readings, unreadable
+from fleet.bmc.redfish_reading import Marks, read_redfish
+from fleet.bmc.target import BmcError, BmcTarget
+from schemas.records import Metric
+
+DEADLINE_S = 120.0
+"""Longest time for one BMC. Those of GB200 trays need up to a minute."""
+GRACE_S = 2.0
+WORKERS = 64
+
+Job = tuple[BmcTarget, Marks | None]
+Read = Callable[[BmcTarget, Marks | None, float], Readings]
+Result = tuple[BmcTarget, tuple[Metric, ...], float]
+"""A BMC, its readings, and how long they took in seconds."""
+
+
+def read_all(jobs: Iterable[Job], read: Read = read_redfish, deadline_s: float = DEADLINE_S) -> Iterator[Result]:
+    """Yield the readings of each BMC as they arrive.
+
+    Each BMC has a daemon thread with a deadline. A thread that does not return is abandoned: no client can end a call that hangs
+    in the resolver.
+    """
+    pending = list(jobs)
+    results: queue.Queue[Result] = queue.Queue()
+    began: dict[str, tuple[BmcTarget, float]] = {}
+    while pending or began:
+        while pending and len(began) < WORKERS:
+            target, marks = pending.pop(0)
+            began[target.host] = target, time.monotonic()
+            threading.Thread(target=_read_one, args=(target, marks, read, deadline_s, results), daemon=True).start()
+        try:
+            result = results.get(timeout=0.2)
+        except queue.Empty:
+            result = None
+        if result and result[0].host in began:
+            del began[result[0].host]
+            yield result
+        for host, (target, start) in list(began.items()):
+            if time.monotonic() > start + deadline_s + GRACE_S:
+                del began[host]
+                yield target, unreadable(f"no complete answer within {deadline_s:g} s"), deadline_s
+
+
+def _read_one(
+    target: BmcTarget, marks: Marks | None, read: Read, deadline_s: float, results: queue.Queue[Result]
+) -> None:
+    start = time.monotonic()
+    try:
+        metrics = read(target, marks, start + deadline_s).metrics()
+    except BmcError as error:
+        metrics = unreadable(str(error))
+    except Exception as error:  # noqa: BLE001 - a service may answer with anything; one BMC must not end the others
+        metrics = unreadable(f"answers with unexpected data ({type(error).__name__})")
+    results.put((target, metrics, time.monotonic() - start))

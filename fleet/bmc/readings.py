@@ -1,0 +1,63 @@
+"""Collect the readings of one BMC as metrics of a snapshot. Every reading of the catalogue has a value or a reason."""
+
+from __future__ import annotations
+
+from schemas.readings import BMC, READINGS
+from schemas.records import ERROR, UNSUPPORTED, Metric, Value
+
+NAMES = tuple(sorted(name for name in READINGS if name.startswith(BMC)))
+READABLE = "bmc.readable"
+MAX_SCOPES = 1000
+"""Most parts with one reading. A tray of a GB200 has 300 sensors."""
+
+
+class Readings:
+    """The readings of one moment."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, Value]] = {name: {} for name in NAMES}
+        self._absent: dict[str, dict[str, str]] = {name: {} for name in NAMES}
+
+    def scope(self, name: str, *labels: str) -> str:
+        """Return the scope of a part, which differs from those of other parts with the same name."""
+        kinds = READINGS[name].labels
+        used = self._values[name].keys() | self._absent[name].keys()
+        for number in range(1, MAX_SCOPES + 1):
+            last = labels[-1] if number == 1 else f"{labels[-1]}:{number}"
+            scope = ",".join(f"{kind}={text}" for kind, text in zip(kinds, (*labels[:-1], last), strict=True))
+            if scope not in used:
+                return scope
+        return ""
+
+    def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
+        """Add a value, or if it is None the reason why a part that is there has none; return the scope."""
+        scope = self.scope(name, *labels) if labels else "host"
+        if not scope or len(self._values[name]) >= MAX_SCOPES:
+            return ""
+        if value is not None:
+            self._values[name][scope] = value
+        elif reason:
+            self._absent[name][scope] = f"{ERROR}: {reason}"
+        return scope
+
+    def fail(self, name: str, reason: str) -> None:
+        """Report that a reading of the whole host failed."""
+        self._absent[name].setdefault("host", f"{ERROR}: {reason}")
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics, one for each name. A reading without any part is unsupported."""
+        return tuple(
+            Metric(
+                name=name,
+                unit=READINGS[name].unit,
+                values=self._values[name],
+                absent=self._absent[name]
+                or ({} if self._values[name] else {"host": f"{UNSUPPORTED}: the BMC reports none"}),
+            )
+            for name in NAMES
+        )
+
+
+def unreadable(reason: str) -> tuple[Metric, ...]:
+    """Return the metrics of a BMC that could not be read."""
+    return (Metric(name=READABLE, unit="1", values={}, absent={"host": f"{ERROR}: {reason}"}),)

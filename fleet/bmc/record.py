@@ -1,0 +1,63 @@
+"""The record of one BMC in the run directory: a snapshot for each reading. It has the same format as a host's record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet.bmc.readings import READABLE
+from schemas import VERSION, documents
+from schemas.decode import record_from_json
+from schemas.plans import Plan
+from schemas.records import Record, Snapshot, to_json
+from schemas.run_directory import RunDirectory
+
+NEWEST = "bmc.log.newest"
+
+
+def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
+    """Return the record of a BMC; None if there is none, or if it is damaged or of another run."""
+    path = RunDirectory(directory).bmc_record(host)
+    with contextlib.suppress(documents.DocumentError):
+        record = record_from_json(documents.read(path, "record"), source=str(path))
+        if (record.run_id, record.nonce, record.host) == (plan.run_id, plan.nonce, host):
+            return record
+    return None
+
+
+def marks(record: Record | None) -> dict[str, str] | None:
+    """Return scope of each event log -> mark of its newest entry at the last reading; None before the first reading."""
+    readable = [taken for taken in record.snapshots if is_readable(taken)] if record else []
+    newest = (metric for taken in readable for metric in taken.metrics if metric.name == NEWEST)
+    return {scope: str(value) for metric in newest for scope, value in metric.values.items()} if readable else None
+
+
+def is_readable(taken: Snapshot) -> bool:
+    """Return whether the BMC could be read."""
+    return any(metric.name == READABLE and metric.values for metric in taken.metrics)
+
+
+def now() -> str:
+    """Return the current time in UTC, as records have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def add_snapshot(directory: Path, plan: Plan, host: str, taken: Snapshot) -> Record:
+    """Add a reading to the record of a BMC, atomically, and return the record.
+
+    A reading that succeeds replaces failed ones of the same stage and phase, so that a resumed run can complete them.
+    """
+    record = read_record(directory, plan, host)
+    kept: Sequence[Snapshot] = record.snapshots if record else ()
+    if is_readable(taken):
+        same = (taken.stage, taken.phase)
+        kept = [item for item in kept if is_readable(item) or (item.stage, item.phase) != same]
+    base = record or Record(
+        run_id=plan.run_id, nonce=plan.nonce, host=host, began=taken.at, ended=taken.at, rackproof=VERSION
+    )
+    changed = replace(base, ended=taken.at, snapshots=(*kept, taken)[-250:])
+    documents.write(RunDirectory(directory).bmc_record(host), to_json(changed))
+    return changed

@@ -1,0 +1,208 @@
+"""Read one BMC by Redfish, in the old shape of chassis (Power, Thermal) or the new one (PowerSubsystem, ThermalSubsystem)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
+from fleet.bmc.event_log import is_event_log, read_log
+from fleet.bmc.health import CRITICAL, OK, health, is_there, leak_health, power_supply_health
+from fleet.bmc.readings import READABLE, Readings
+from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
+
+Marks = Mapping[str, str]
+"""Scope of an event log -> mark of its newest entry at the reading before."""
+_NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
+_NO_STATUS = "the BMC reports no health of it"
+MAX_FIRMWARE = 256
+_PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
+"""Word in the name or place of a temperature sensor -> the side of the chassis."""
+
+
+def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
+    """Return the readings of a BMC.
+
+    Args:
+        target: the BMC.
+        marks: of the reading before; None for the first one.
+        deadline: time.monotonic() at which nothing more is read.
+
+    Raises:
+        BmcError: the BMC could not be read. The text names the cause.
+    """
+    readings = Readings()
+    with open_session(target, deadline) as session:
+        root = session.get(ROOT)
+        if root is None:
+            raise BmcError("there is no Redfish service at the address")
+        systems = list(session.members(session.linked(root, "Systems")))
+        chassis = list(session.members(session.linked(root, "Chassis")))
+        managers = list(session.members(session.linked(root, "Managers")))
+        if not systems and not chassis:
+            raise BmcError("the Redfish service lists neither systems nor chassis")
+        for system in systems:
+            _read_system(session, readings, system)
+        supplies = [count for item in chassis if (count := _read_chassis(session, readings, item)) is not None]
+        if supplies:
+            readings.add("bmc.power_supply.count", (), sum(supplies))
+        _read_firmware(session, readings, root)
+        _read_logs(session, readings, (*systems, *managers, *chassis), marks)
+    readings.add(READABLE, (), True)
+    return readings
+
+
+def _read_system(session: RedfishSession, readings: Readings, system: Resource) -> None:
+    name = label(system.get("Id", "system"))
+    _add_text(readings, "bmc.system.serial", (name,), system.get("SerialNumber"))
+    if is_there(system) and (state := health(system)):
+        readings.add("bmc.part.health", (f"system.{name}",), state)
+    for processor in session.members(session.linked(system, "Processors")):
+        if str(processor.get("ProcessorType", "")).upper() == "GPU" and is_there(processor):
+            processor_name = label(processor.get("Id", "gpu"))
+            _add_text(readings, "bmc.gpu.serial", (processor_name,), processor.get("SerialNumber"))
+            if state := health(processor):
+                readings.add("bmc.part.health", (f"processor.{processor_name}",), state)
+
+
+def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource) -> int | None:
+    """Add the readings of one chassis; return its number of power supplies, None if it does not list them."""
+    name = label(chassis.get("Id", "chassis"))
+    if not is_there(chassis):
+        return None
+    is_gpu = "GPU" in name.upper() and "ROT" not in name.upper()  # the root of trust of a GPU has its own serial
+    _add_text(readings, "bmc.gpu.serial" if is_gpu else "bmc.chassis.serial", (name,), chassis.get("SerialNumber"))
+    if state := health(chassis):
+        readings.add("bmc.part.health", (f"chassis.{name}",), state)
+    power, thermal = session.linked(chassis, "Power"), session.linked(chassis, "Thermal")
+    subsystem = session.linked(chassis, "PowerSubsystem") if not _list(power, "PowerSupplies") else None
+    supplies = _list(power, "PowerSupplies") or list(session.members(session.linked(subsystem, "PowerSupplies")))
+    fitted = _read_power_supplies(readings, supplies)
+    cooling = session.linked(chassis, "ThermalSubsystem")
+    for kind, key, source in (
+        ("power", "Redundancy", power),
+        ("power", "PowerSupplyRedundancy", subsystem),
+        ("fan", "Redundancy", thermal),
+        ("fan", "FanRedundancy", cooling),
+    ):
+        _read_redundancy(readings, f"bmc.{kind}_redundancy.health", _list(source, key))
+    fans = _list(thermal, "Fans") or session.members(session.linked(cooling, "Fans"))
+    for fan in filter(is_there, fans):
+        if state := _fan_health(fan):
+            readings.add("bmc.fan.health", (_name(fan),), state)
+    for detector in session.members(session.linked(session.linked(cooling, "LeakDetection"), "LeakDetectors")):
+        if is_there(detector):
+            readings.add("bmc.leak_detector.health", (_name(detector),), leak_health(detector), _NO_STATUS)
+    sensors = [*_list(thermal, "Temperatures"), *_list(power, "Voltages")]
+    for sensor in sensors or session.members(session.linked(chassis, "Sensors")):
+        _read_sensor(readings, sensor)
+    return fitted if power or subsystem else None
+
+
+def _fan_health(fan: Resource) -> str | None:
+    """Return the health of a fan. One that turns too slowly by its own limit is critical, whatever its `Health` is."""
+    value, speed, low = health(fan), _number(fan.get("Reading")), _limit(fan, "Lower")
+    if value in (None, OK) and speed is not None and low is not None and speed < low:
+        return f"{CRITICAL}: its speed {speed:g} is below its critical limit {low:g}"
+    return value
+
+
+def _read_power_supplies(readings: Readings, supplies: Iterable[Resource]) -> int:
+    fitted = list(filter(is_there, supplies))
+    for supply in fitted:
+        readings.add("bmc.power_supply.health", (_name(supply),), power_supply_health(supply), _NO_STATUS)
+    return len(fitted)
+
+
+def _read_redundancy(readings: Readings, name: str, groups: Iterable[Resource]) -> None:
+    for group in filter(is_there, groups):
+        if state := health(group):
+            readings.add(name, (_name(group),), state)
+
+
+def _read_sensor(readings: Readings, sensor: Resource) -> None:
+    """Add whether a sensor is beyond its own critical limits, and the temperature at the inlet and outlet."""
+    value = _number(next((sensor[key] for key in ("Reading", "ReadingCelsius", "ReadingVolts") if key in sensor), None))
+    if not is_there(sensor) or value is None:
+        return
+    name = _name(sensor)
+    low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
+    if low is not None and value < low:
+        readings.add("bmc.sensor.alarm", (name,), f"{value:g}, below its critical limit {low:g}")
+    elif high is not None and value > high:
+        readings.add("bmc.sensor.alarm", (name,), f"{value:g}, above its critical limit {high:g}")
+    elif low is not None or high is not None:
+        readings.add("bmc.sensor.alarm", (name,), "none")
+    if "ReadingCelsius" in sensor or sensor.get("ReadingUnits") == "Cel":
+        place = f"{sensor.get('PhysicalContext', '')} {name}".lower()
+        side = next((side for word, side in _PLACES.items() if word in place), "")
+        if side:
+            readings.add(f"bmc.{side}.temperature", (name,), value)
+
+
+def _limit(sensor: Resource, side: str) -> float | None:
+    """Return the critical limit of a sensor; None without one. TLIMIT sensors count down to zero and have no upper limit."""
+    value = sensor.get(f"{side}ThresholdCritical")
+    thresholds = sensor.get("Thresholds")
+    if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):
+        value = threshold.get("Reading")
+    return _number(value)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 else None
+
+
+def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) -> None:
+    inventory = session.linked(session.linked(root, "UpdateService"), "FirmwareInventory")
+    for item in session.members(inventory, MAX_FIRMWARE):
+        version = clean_text(item.get("Version") or "", 100)
+        if version.lower() not in _NOT_A_VERSION and is_there(item):
+            readings.add("bmc.firmware.version", (label(item.get("Id", "component")),), version)
+
+
+def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:
+    seen: set[object] = set()
+    for owner in owners:
+        for service in session.members(session.linked(owner, "LogServices")):
+            if not is_event_log(service) or service.get("@odata.id") in seen:
+                continue
+            seen.add(service.get("@odata.id"))
+            _read_one_log(session, readings, label(f"{owner.get('Id', '')}.{service.get('Id', '')}"), service, marks)
+
+
+def _read_one_log(
+    session: RedfishSession, readings: Readings, name: str, service: Resource, marks: Marks | None
+) -> None:
+    scope = readings.scope("bmc.log.entries", name)
+    log = scope.partition("=")[2]
+    try:
+        reading = read_log(session, service, None if marks is None else marks.get(scope))
+    except BmcError as error:
+        readings.add("bmc.log.new_entries", (log,), None, str(error))
+        return
+    if reading is None:
+        return
+    readings.add("bmc.log.entries", (log,), reading.entries)
+    readings.add("bmc.log.newest", (log,), reading.newest)
+    readings.add("bmc.log.new_entries", (log,), reading.new_entries)
+    for entry in reading.new:
+        labels = (log, label(entry.id))
+        readings.add("bmc.event.severity", labels, entry.severity, "the BMC reports no severity of the entry")
+        readings.add("bmc.event.message", labels, f"{entry.created} {entry.message}".strip())
+
+
+def _add_text(readings: Readings, name: str, labels: tuple[str, ...], value: object) -> None:
+    if isinstance(value, str) and (text := clean_text(value, 100)):
+        readings.add(name, labels, text)
+
+
+def _name(part: Resource) -> str:
+    return label(part.get("Name") or part.get("Id") or part.get("MemberId") or "unnamed")
+
+
+def _list(resource: Resource | None, key: str) -> list[Resource]:
+    return list(_dicts((resource or {}).get(key)))
+
+
+def _dicts(value: object) -> Iterator[Resource]:
+    yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))

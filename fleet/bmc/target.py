@@ -1,0 +1,43 @@
+"""The BMC of one host: where it is, how to log in, and what can go wrong."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, field
+
+TEXT_LIMIT = 300
+LABEL_LIMIT = 60
+_NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9.:-]+")
+
+
+class BmcError(Exception):
+    """A BMC could not be read. The text names the cause and has neither user nor password."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BmcTarget:
+    """How to reach one BMC. Neither `repr` nor a message shows user and password."""
+
+    host: str
+    """Name of the host in the inventory."""
+    address: str
+    """Name or IP address, with a port if it is not the usual one."""
+    user: str = field(repr=False)
+    password: str = field(repr=False)
+    verify: bool = True
+    """Check the certificate. Without it, whoever answers at the address receives the password."""
+    ca: str = ""
+    """File with the certificates of the CAs that sign those of BMCs; empty: the CAs of the system."""
+
+
+def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
+    """Return a text of a BMC on one line, without control and format characters, cut at `limit` characters."""
+    printable = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in str(value)[: 4 * limit])
+    return " ".join(printable.split())[:limit]
+
+
+def label(value: object) -> str:
+    """Return a name of a BMC in the characters of a scope: `Power_Supply_Bay_1` for `Power Supply Bay 1`."""
+    ascii_text = unicodedata.normalize("NFKD", str(value)[:LABEL_LIMIT]).encode("ascii", "ignore").decode()
+    return _NOT_IN_LABEL.sub("_", ascii_text).strip("_") or "unnamed"

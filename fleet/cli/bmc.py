@@ -1,0 +1,123 @@
+"""`rackproof bmc`: read the BMCs of a run's hosts, and add the readings to the run directory."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fleet.bmc.read_fleet import read_all
+from fleet.bmc.readings import READABLE
+from fleet.bmc.record import add_snapshot, marks, now, read_record
+from fleet.bmc.target import BmcTarget
+from fleet.records.load import PLAN_BYTES
+from schemas import documents
+from schemas.errors import RunError, UsageError
+from schemas.plans import Plan, plan_from_json
+from schemas.records import Record, Snapshot
+from schemas.run_directory import BMCS, RunDirectory
+
+DURING, DELAY_S = "during", 30.0
+"""A reading during a stage waits until the stage has load."""
+MAX_INPUT_BYTES = 64_000_000
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add bmc to the command."""
+    bmc = verbs.add_parser(
+        "bmc",
+        help="read the BMCs of a run's hosts into the run directory",
+        description="Reads the variables of the hosts on standard input, as JSON (host -> rackproof_bmc_address, "
+        "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the list of processes.",
+        epilog="example: rackproof bmc runs/r1 --stage benchmark --phase after < bmcs.json. "
+        "Exit codes: 0 every BMC was asked, whether it answered or not; 2 the run has no valid plan; 64 wrong usage.",
+    )
+    bmc.add_argument("run_dir", type=Path, help="directory of the run")
+    bmc.add_argument("--stage", required=True, help="stage that the reading belongs to, such as benchmark")
+    bmc.add_argument("--phase", required=True, choices=["before", "during", "after"], help="when in the stage")
+    bmc.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    plan = _plan(options.run_dir)
+    targets = list(targets_of(_variables(), plan))
+    sys.stdin.close()
+    if options.phase == DURING:
+        time.sleep(DELAY_S)
+    refused = []
+    with _locked(options.run_dir):
+        known = {target.host: read_record(options.run_dir, plan, target.host) for target in targets}
+        if options.phase == DURING and any(_is_over(record, options.stage) for record in known.values()):
+            print("the stage is over")
+            return 0
+        began = now()
+        for target, metrics, duration_s in read_all((target, marks(known[target.host])) for target in targets):
+            at = began if options.phase == "before" else now()
+            taken = Snapshot(
+                stage=options.stage, phase=options.phase, at=at, duration_s=round(duration_s, 3), metrics=metrics
+            )
+            add_snapshot(options.run_dir, plan, target.host, taken)
+            reasons = [why for metric in metrics if metric.name == READABLE for why in metric.absent.values()]
+            refused += [f"{target.host}: {reason.partition(': ')[2]}" for reason in reasons]
+    sys.stderr.writelines(f"rackproof: BMC of {reason}\n" for reason in sorted(refused))
+    print(f"{len(targets) - len(refused)} of {len(targets)} BMCs read")
+    sys.stdout.flush()
+    return 0
+
+
+def targets_of(variables: Mapping[str, Any], plan: Plan) -> Iterator[BmcTarget]:
+    """Yield the BMCs of the planned hosts that have one. Raises UsageError if a variable is not valid."""
+    for host in plan.hosts:
+        own = variables.get(host.name)
+        if not host.bmc or not isinstance(own, dict):
+            continue
+        texts = {name: own.get(f"rackproof_bmc_{name}", "") for name in ("address", "user", "password", "ca")}
+        if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
+            raise UsageError(f"host {host.name}: rackproof_bmc_{wrong[0]} is not a text")
+        yield BmcTarget(
+            host=host.name,
+            verify=own.get("rackproof_bmc_verify", True) is not False,
+            **texts,
+        )
+
+
+def _is_over(record: Record | None, stage: str) -> bool:
+    """Return whether the BMC was read after the stage."""
+    return record is not None and any((taken.stage, taken.phase) == (stage, "after") for taken in record.snapshots)
+
+
+def _variables() -> Mapping[str, Any]:
+    try:
+        document = documents.parse(sys.stdin.read(MAX_INPUT_BYTES), source="standard input", max_bytes=MAX_INPUT_BYTES)
+    except documents.DocumentError:
+        document = None
+    if not isinstance(document, dict):
+        raise UsageError("standard input: expected JSON with the variables of each host")
+    return document
+
+
+def _plan(directory: Path) -> Plan:
+    try:
+        return plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+    except documents.DocumentError as error:
+        raise RunError(f"{error}: give the directory of a run") from None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Wait until no other process reads BMCs for the run: a reading during a stage must not overtake the one after it."""
+    path = directory / BMCS
+    path.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,198 @@
+"""Judge what needs no limit on a BMC: whether it was read, whether its readings are complete, and whose serials it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fleet.judge.credibility import Problem, incredible
+from fleet.judge.host_view import HostView
+from schemas.readings import BMC, READINGS
+from schemas.records import MEASURED, Metric, Snapshot, Value
+from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import HOST, Scope
+from schemas.stages import PREFLIGHT
+
+READABLE, SEVERITY, MESSAGE, NEW = "bmc.readable", "bmc.event.severity", "bmc.event.message", "bmc.log.new_entries"
+GPU_SERIAL, HOST_SERIAL = "bmc.gpu.serial", "host.system.serial"
+CRITERION = "bmc-serial"
+SOURCE = "a host and its BMC are one machine: the serials that both report are the same"
+SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
+NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
+MAX_LISTED_EVENTS = 200
+"""Entries of which a reading has severity and text; the number of new entries may be one higher (`fleet/bmc/event_log.py`)."""
+_FOLLOWS = {
+    "bmc.power_redundancy.health": ("bmc.power_supply.health",),
+    "bmc.fan_redundancy.health": ("bmc.fan.health",),
+    "bmc.part.health": ("bmc.power_supply.health", "bmc.fan.health", "bmc.leak_detector.health", "bmc.sensor.alarm"),
+}
+"""Reading of a group of parts -> readings of the parts that make it bad."""
+_PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
+
+
+def judge_bmc(view: HostView) -> Iterator[Verdict]:
+    """Yield the verdicts on the BMC of a host that need no criterion; none if the inventory names no BMC."""
+    if not view.host.bmc:
+        return
+    if view.evidence.bmc is None:
+        yield view.inconclusive(READABLE, HOST, view.evidence.bmc_problem or "the BMC was not read")
+        return
+    snapshots = view.evidence.bmc_snapshots()
+    taken = {(item.stage, item.phase) for item in snapshots}
+    for stage, phase in ((PREFLIGHT, "before"), *((stage.name, "after") for stage in view.plan.stages)):
+        if (stage, phase) not in taken:
+            yield view.inconclusive(READABLE, HOST, f"the BMC was not read {phase} {stage}", stage)
+    for name, scope, reason, stage in _problems(snapshots):
+        yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
+    yield from _compare_serials(view)
+
+
+def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
+    """Return the verdict. If it fails an entry of an event log, add time and text of the entry."""
+    if verdict.name != SEVERITY or verdict.verdict != FAIL:
+        return verdict
+    texts = [str(metric.values[verdict.scope]) for metric in _metrics(view, MESSAGE) if verdict.scope in metric.values]
+    if not texts:
+        return verdict
+    detail = f"the BMC logged during the stage: {texts[-1]}"
+    return replace(verdict, reason=f"{verdict.reason}; {detail}", detail=detail)
+
+
+def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict. A lost redundancy, and a bad system without a reason, are attributed to the part that failed."""
+    names = _FOLLOWS.get(verdict.name)
+    if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
+        return verdict
+    parts = [item.scope for name in names for item in verdicts if item.name == name and item.verdict == FAIL]
+    return replace(verdict, part=parts[0]) if parts else verdict
+
+
+def _metrics(view: HostView, name: str) -> list[Metric]:
+    return [metric for _, metric in view.observations.metrics.get(name, ())]
+
+
+def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
+    """Yield what is missing or changed in the readings of a BMC. One that could not be read is judged by `bmc-readable`."""
+    serials: dict[tuple[str, str], Value] = {}
+    known = _known_scopes(snapshots)
+    previous = ""
+    for snapshot in snapshots:
+        yield from incredible(snapshot, is_bmc=True)
+        if snapshot.at < previous:
+            yield READABLE, HOST, f"read at {snapshot.at}, before the reading that precedes it", snapshot.stage
+        previous = max(previous, snapshot.at)
+        readings = {metric.name: metric for metric in snapshot.metrics}
+        if not _is_readable(readings):
+            if READABLE not in readings or not readings[READABLE].absent:
+                yield READABLE, HOST, "the reading does not say whether the BMC could be read", snapshot.stage
+            continue
+        yield from _incomplete(snapshot, readings, known)
+        yield from _event_problems(readings, snapshot.stage)
+        for name in SERIALS:
+            for scope, value in readings[name].values.items() if name in readings else ():
+                if serials.setdefault((name, scope), value) != value:
+                    reason = f"changed during the run: {serials[name, scope]}, then {value}"
+                    yield name, scope, reason, snapshot.stage
+
+
+def _is_readable(readings: Mapping[str, Metric]) -> bool:
+    return READABLE in readings and bool(readings[READABLE].values)
+
+
+def _known_scopes(snapshots: Iterable[Snapshot]) -> Mapping[str, set[str]]:
+    """Return name -> the scopes that any reading has: a part that one of them lacks was not read, or removed."""
+    known: dict[str, set[str]] = {}
+    for snapshot in snapshots:
+        readings = {metric.name: metric for metric in snapshot.metrics}
+        for name, metric in readings.items() if _is_readable(readings) else ():
+            known.setdefault(name, set()).update(metric.values, metric.absent)
+    return known
+
+
+def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mapping[str, set[str]]) -> Iterator[Problem]:
+    """Yield what a reading lacks, and what it has in a scope of another kind."""
+    when = f"{snapshot.phase} {snapshot.stage}"
+    for name in sorted(NAMES - readings.keys()):
+        yield name, HOST, f"missing in the reading {when}", snapshot.stage
+    for name in sorted(NAMES & readings.keys()):
+        metric, labels = readings[name], READINGS[name].labels
+        scopes = {*metric.values, *metric.absent}
+        if not scopes:
+            yield name, HOST, f"neither a value nor a reason {when}", snapshot.stage
+        for scope in metric.values:
+            if tuple(Scope.parse(scope).labels) != labels:
+                yield name, scope, f"read in the scope {scope}, but this is another kind of part", snapshot.stage
+        if "entry" not in labels:
+            for scope in sorted(known[name] - scopes):
+                yield name, scope, f"missing {when}, but another reading of the BMC has it", snapshot.stage
+
+
+def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
+    """Yield each log of which the entries differ from their stated number."""
+    severity, message, new = (readings.get(name) for name in (SEVERITY, MESSAGE, NEW))
+    if severity is None or message is None or new is None:
+        return
+    listed = {*severity.values, *severity.absent} - {HOST}
+    if listed != {*message.values}:
+        yield SEVERITY, HOST, "the new entries of the event logs and their texts differ", stage
+    for scope, number in new.values.items():
+        entries = sum(Scope.parse(entry).device == scope for entry in listed)
+        if not isinstance(number, int) or entries != min(number, MAX_LISTED_EVENTS):
+            yield NEW, scope, f"is {number}, but {entries} new entries are listed", stage
+
+
+def _compare_serials(view: HostView) -> Iterator[Verdict]:
+    """Yield a verdict on each GPU, and on the host, whose serial the BMC reports too.
+
+    The BMC may number the GPUs in another order, so a serial may be at any of its processors. Serials of different forms (a
+    serial of the board and one of the module) are not comparable and get no verdict.
+    """
+    gpus = [gpu for gpu in view.gpus if gpu.serial]
+    yield from _compare(view, [(f"gpu={gpu.index}", gpu.serial) for gpu in gpus], _reported(view, GPU_SERIAL))
+    own = [item for item in view.observations[HOST_SERIAL] if item.status == MEASURED]
+    chassis = [*_reported(view, "bmc.system.serial"), *_reported(view, "bmc.chassis.serial")]
+    yield from _compare(view, [(HOST, str(own[-1].value))] if own else [], chassis)
+
+
+def _reported(view: HostView, name: str) -> list[str]:
+    values = [str(value).strip() for metric in _metrics(view, name) for value in metric.values.values()]
+    return [value for value in dict.fromkeys(values) if _is_serial(value)]
+
+
+def _compare(view: HostView, own: list[tuple[str, str]], reported: list[str]) -> Iterator[Verdict]:
+    forms = {_form(serial) for serial in reported}
+    for scope, serial in own:
+        if not _is_serial(serial) or not (serial in reported or _form(serial) in forms):
+            continue
+        matches = serial in reported
+        listed = ", ".join(reported[:8])
+        reason = f"the host reports the serial {serial}, its BMC {'the same' if matches else listed}"
+        yield Verdict(
+            host=view.host.name,
+            scope=scope,
+            serial=view.serial(scope),
+            name=GPU_SERIAL if scope != HOST else "bmc.system.serial",
+            stage=PREFLIGHT,
+            verdict=PASS if matches else FAIL,
+            criterion=CRITERION,
+            kind=VerdictKind.IDENTITY,
+            value=serial,
+            limit=serial if matches else listed,
+            operator="eq",
+            unit="1",
+            reason=reason,
+            detail="" if matches else reason,
+            action="none" if matches else "inspect_hardware",
+            source=SOURCE,
+            basis="policy",
+            severity="" if matches else "critical",
+        )
+
+
+def _is_serial(text: str) -> bool:
+    return len(set(text.strip("0"))) > 1 and not any(word in text.lower() for word in _PLACEHOLDERS)
+
+
+def _form(serial: str) -> tuple[int, bool]:
+    """Return length and kind of characters, which serials of one kind have in common."""
+    return len(serial), serial.isdigit()

@@ -1,0 +1,64 @@
+"""The action `read_bmcs`: run `rackproof bmc` on the control node, with the accounts of the BMCs on its standard input.
+
+A module would have them among its arguments, which Ansible writes to a temporary file if it does not use pipelining.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+GROUP = "gpu_hosts"
+NAMES = tuple(f"rackproof_bmc_{name}" for name in ("address", "user", "password", "verify", "ca"))
+TIMEOUT_S = 3600
+"""For all BMCs together. `rackproof bmc` has a deadline for each of them."""
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Takes `command`, and `background`: return at once, and let the command end by itself."""
+
+    _VALID_ARGS = frozenset({"command", "background"})
+    _requires_connection = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return exit code and output of the command, which has no secrets."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        command = [str(word) for word in self._task.args["command"]]
+        text = json.dumps(_accounts(task_vars or {})).encode()
+        if self._task.args.get("background") in (True, "True", "true"):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            if process.stdin:
+                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                    stdin.write(text)
+            return {**result, "msg": "started"}
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, check=False, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return {**result, "failed": True, "msg": f"the BMCs were not read within {TIMEOUT_S} s"}
+        output = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+        return {**result, "rc": done.returncode, "failed": done.returncode != 0, "msg": output}
+
+
+def _accounts(task_vars: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return host -> its variables of the BMC, for the hosts that have one."""
+    hostvars, accounts = task_vars["hostvars"], {}
+    for host in task_vars["groups"].get(GROUP, ()):
+        variables = hostvars[host]
+        if variables.get(NAMES[0]):
+            accounts[str(host)] = {name: _plain(variables[name]) for name in NAMES if name in variables}
+    return accounts
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of Ansible, which may be tagged or encrypted, as one that JSON can represent."""
+    return value if isinstance(value, bool) or value is None else str(value)

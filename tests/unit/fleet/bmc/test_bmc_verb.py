@@ -1,0 +1,145 @@
+"""`rackproof bmc` against sushy-tools: readings in the run directory, verdicts in the report, and credentials nowhere."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.bmc.readings import unreadable
+from fleet.bmc.record import add_snapshot, is_readable, marks, now, read_record
+from schemas import documents
+from schemas.plans import Plan, plan_from_json
+from schemas.records import Snapshot, to_json
+from tests import ROOT, accepted
+from tests.fakes import bmc
+from tests.fakes.bmc import SEL
+
+CANARIES = (bmc.USER, bmc.PASSWORD)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the directory of a run of one healthy host, whose plan has a BMC."""
+    directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",))
+    plan = plan_of(directory)
+    changed = replace(plan, hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
+    documents.write(directory / "plan.json", to_json(changed))
+    return directory
+
+
+def plan_of(directory: Path) -> Plan:
+    return plan_from_json(json.loads((directory / "plan.json").read_text()))
+
+
+@contextmanager
+def sushy(directory: Path, certificate: Path) -> Iterator[int]:
+    """Serve a mock-up with sushy-tools, and yield the port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = Path(sys.executable).with_name("sushy-static")
+    process = subprocess.Popen(
+        [program, "--mockup-files", directory, "--interface", "127.0.0.1", "--port", str(port),
+         "--ssl-certificate", certificate, "--ssl-key", certificate.with_suffix(".key")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def accounts(port: int, certificate: Path) -> str:
+    own = {"address": f"127.0.0.1:{port}", "user": bmc.USER, "password": bmc.PASSWORD, "ca": str(certificate)}
+    return json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in own.items()}})
+
+
+def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path: Path, run: Path) -> None:
+    certificate, resources = bmc.make_certificate(tmp_path), bmc.old_shape()
+    with sushy(bmc.write_mockup(resources, tmp_path / "mockup"), certificate) as port:
+        text = accounts(port, certificate)
+        command = [sys.executable, ROOT / "rackproof", "bmc", run, "--stage", "preflight", "--phase", "before"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        proc = Path(f"/proc/{process.pid}")
+        visible = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
+        output, _ = process.communicate(text.encode(), timeout=60)
+        assert output == b"1 of 1 BMCs read\n"
+        resources[SEL]["Members"].append(bmc.entry(2, "Power Supply 2 AC lost", "Critical"))
+        resources[SEL]["Members@odata.count"] = 2
+        bmc.write_mockup(bmc.lost_supply(resources), tmp_path / "mockup")
+        done = accepted.rackproof("bmc", run, "--stage", "benchmark", "--phase", "after", stdin=text)
+        assert done.stdout == "1 of 1 BMCs read\n"
+    assert accepted.call("report", run) == 1
+    titles = [cause["title"] for cause in accepted.report_of(run)["causes"]]
+    assert titles == [
+        "power supply Power_Supply_Bay_2 of h1 has the health Critical: it has no input (0 V)",
+        "event log 1.SEL of h1 has a new critical entry",
+    ]
+    written = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert b"Power Supply 2 AC lost" in written
+    assert [canary for canary in CANARIES if canary.encode() in written + output + visible] == []
+
+
+def test_refused_and_missing_bmcs_are_inconclusive(tmp_path: Path, run: Path) -> None:
+    certificate = bmc.make_certificate(tmp_path)
+    with bmc.serve(bmc.Service(bmc.old_shape()), certificate) as served:
+        text = accounts(served.port, certificate).replace(bmc.PASSWORD, "wrong-canary")
+        done = accepted.rackproof("bmc", run, "--stage", "preflight", "--phase", "before", stdin=text)
+    assert done.stderr == "rackproof: BMC of h1: credentials refused (HTTP 401)\n"
+    assert "canary" not in (run / "bmcs" / "h1.json").read_text() + done.stdout + done.stderr
+    assert accepted.call("report", run) == 2
+    reasons = {item["reason"] for item in accepted.report_of(run)["verdicts"]}
+    assert reasons >= {"error: credentials refused (HTTP 401)", "the BMC was not read after benchmark"}
+
+
+def test_input_that_is_not_valid_is_refused_without_its_content(run: Path) -> None:
+    for text in ("canary", "[]", '{"h1": {"rackproof_bmc_password": 1234, "rackproof_bmc_user": "canary"}}'):
+        done = accepted.rackproof("bmc", run, "--stage", "preflight", "--phase", "before", stdin=text)
+        assert done.returncode == 64
+        assert "canary" not in done.stderr
+        assert "1234" not in done.stderr
+
+
+def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
+    metric = unreadable("no answer")[0]
+    metrics = (replace(metric, values={"host": True}, absent={}),) if readable else (metric,)
+    return Snapshot(stage=stage, phase=phase, at=now(), duration_s=1.0, metrics=metrics)
+
+
+def test_resumed_run_replaces_failed_readings_only(run: Path) -> None:
+    plan = plan_of(run)
+    moments = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]
+    for stage, phase, readable in [*moments, ("preflight", "before", True), ("benchmark", "after", False)]:
+        record = add_snapshot(run, plan, "h1", snapshot(stage, phase, readable=readable))
+    assert [(item.stage, is_readable(item)) for item in record.snapshots] == [
+        ("preflight", True), ("benchmark", True), ("preflight", True), ("benchmark", False),
+    ]  # fmt: skip
+    assert read_record(run, plan, "h1") == record
+    assert read_record(run, replace(plan, nonce="f" * 32), "h1") is None
+    assert marks(record) == {}
+    assert marks(None) is None
+
+
+def test_record_of_a_bmc_is_quarantined_if_it_is_invalid(run: Path) -> None:
+    path = run / "bmcs" / "h1.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    path.with_name("h9.json").symlink_to(path)
+    assert accepted.call("report", run) == 2
+    report = accepted.report_of(run)
+    assert {item["path"] for item in report["quarantined"]} == {"bmcs/h1.json", "bmcs/h9.json"}
+    assert any(item["reason"].startswith("rejected: bmcs/h1.json") for item in report["verdicts"])

@@ -1,0 +1,361 @@
+"""Read BMCs by Redfish: shapes of several vendors, and services that answer badly."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.bmc import client
+from fleet.bmc.read_fleet import read_all
+from fleet.bmc.readings import NAMES
+from fleet.bmc.redfish_reading import Marks
+from fleet.bmc.target import BmcTarget, clean_text, label
+from schemas.records import Metric
+from tests.fakes import bmc
+from tests.fakes.bmc import SEL, V1, Resources, Service
+
+LOG = "log=1.SEL"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bmc.make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@contextmanager
+def service(
+    certificate: Path, resources: Resources | None = None, answer: bmc.Answer | None = None
+) -> Iterator[Service]:
+    with bmc.serve(Service(resources or bmc.old_shape(), answer), certificate) as served:
+        yield served
+
+
+def read(target: BmcTarget, marks: Marks | None = None, deadline_s: float = 20.0) -> dict[str, Metric]:
+    ((_, metrics, _),) = read_all([(target, marks)], deadline_s=deadline_s)
+    return {metric.name: metric for metric in metrics}
+
+
+def values(metrics: dict[str, Metric], name: str) -> dict[str, Any]:
+    return dict(metrics[f"bmc.{name}"].values)
+
+
+def reason(metrics: dict[str, Metric]) -> str:
+    assert [*metrics] == ["bmc.readable"]
+    (text,) = metrics["bmc.readable"].absent.values()
+    return text
+
+
+def test_old_shape_is_read_whole(certificate: Path) -> None:
+    with service(certificate) as served:
+        metrics = read(served.target(certificate))
+        assert served.sessions == set(), "the session must be closed: BMCs have few"
+    assert set(metrics) == set(NAMES)
+    assert values(metrics, "readable") == {"host": True}
+    assert values(metrics, "power_supply.health") == {f"psu=Power_Supply_Bay_{number}": "OK" for number in (1, 2, 3)}
+    assert values(metrics, "power_supply.count") == {"host": 3}
+    assert values(metrics, "power_redundancy.health") == {"redundancy=PS_Redundancy": "OK"}
+    assert values(metrics, "fan.health") == {"fan=FAN9": "OK", "fan=FAN10": "OK"}
+    assert values(metrics, "sensor.alarm") == {f"sensor={name}": "none" for name in ("CPU1_Temp", "System_Temp", "12V")}
+    assert values(metrics, "inlet.temperature") == {"sensor=System_Temp": 24.0}
+    assert values(metrics, "system.serial") == {"system=1": "S123456X"}
+    assert values(metrics, "gpu.serial") == dict(
+        zip(("processor=GPU1", "processor=GPU2"), bmc.GPU_SERIALS, strict=True)
+    )
+    assert values(metrics, "firmware.version") == {"component=BMC": "01.03.17"}
+    assert values(metrics, "log.entries") == {LOG: 1}
+    assert values(metrics, "log.new_entries") == {LOG: 0}
+    assert metrics["bmc.leak_detector.health"].absent == {"host": "unsupported: the BMC reports none"}
+
+
+def test_new_shape_is_read_whole(certificate: Path) -> None:
+    """The tray has no power supply of its own, and a HealthRollup that an old log entry made bad."""
+    with service(certificate, bmc.new_shape()) as served:
+        metrics = read(served.target(certificate))
+    assert values(metrics, "power_supply.count") == {"host": 0}
+    assert values(metrics, "leak_detector.health") == {"detector=ColdPlate": "OK"}
+    assert values(metrics, "sensor.alarm") == {"sensor=TEMP_0": "none"}
+    assert values(metrics, "part.health") == {
+        "part=system.System_0": "OK", "part=chassis.Chassis_0": "OK", "part=chassis.HGX_GPU_0": "OK",
+    }  # fmt: skip
+    assert values(metrics, "gpu.serial") == {"processor=HGX_GPU_0": bmc.GPU_SERIALS[0]}
+
+
+Change = Callable[[Resources], object]
+POWER, THERMAL = f"{V1}/Chassis/1/Power", f"{V1}/Chassis/1/Thermal"
+DETECTOR = f"{V1}/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors/ColdPlate"
+CONDITION = {"Conditions": [{"Message": "CPU_0 Firmware: EC_STRAP_MISMATCH"}, "garbage", {"Message": None}]}
+
+
+def supply(number: int, **changed: Any) -> Change:
+    return lambda resources: resources[POWER]["PowerSupplies"][number].update(changed)
+
+
+def fan(**changed: Any) -> Change:
+    return lambda resources: resources[THERMAL]["Fans"][0].update(changed)
+
+
+PSU, CPU = "psu=Power_Supply_Bay_2", "part=system.1"
+LOSS = "has the status LossOfInput"
+NO_INPUT = {"Status": bmc.CRITICAL, "LineInputVoltage": 0, "PowerOutputWatts": 0}
+WARNING = {"State": "Enabled", "Health": "Non-Critical"}
+HOSTILE_NAME = "\x1b[31mFan/../9\n"
+
+
+def hot(resources: Resources) -> None:
+    resources[THERMAL]["Temperatures"][0]["ReadingCelsius"] = 101
+
+
+def low_voltage(resources: Resources) -> None:
+    resources[POWER]["Voltages"][0]["ReadingVolts"] = 9.5
+
+
+def strap_mismatch(resources: Resources) -> None:
+    resources[f"{V1}/Systems/1"]["Status"] = bmc.CRITICAL | CONDITION
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "scope", "expected"),
+    [
+        (supply(1, **NO_INPUT), "power_supply.health", PSU, "Critical: it has no input (0 V)"),
+        (supply(1, LineInputStatus="LossOfInput"), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
+        (supply(1, Status="Failed"), "power_supply.health", PSU, "Critical"),
+        (supply(1, Status=True), "power_supply.health", PSU, "OK"),
+        (supply(1, Status=WARNING), "power_supply.health", PSU, "Warning"),
+        (supply(1, Status=bmc.CRITICAL | bmc.ABSENT), "power_supply.count", "host", 2),
+        (fan(Reading=0), "fan.health", "fan=FAN9", "Critical: its speed 0 is below its critical limit 420"),
+        (fan(Status=bmc.CRITICAL, Name=HOSTILE_NAME), "fan.health", "fan=31mFan_.._9", "Critical"),
+        (hot, "sensor.alarm", "sensor=CPU1_Temp", "101, above its critical limit 99"),
+        (low_voltage, "sensor.alarm", "sensor=12V", "9.5, below its critical limit 10.8"),
+        (strap_mismatch, "part.health", CPU, "Critical: CPU_0 Firmware: EC_STRAP_MISMATCH"),
+    ],
+)  # fmt: skip
+def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str, expected: Any) -> None:
+    resources = bmc.old_shape()
+    change(resources)
+    with service(certificate, resources) as served:
+        assert values(read(served.target(certificate)), name)[scope] == expected
+
+
+def test_leak_is_critical_although_its_state_is_not_enabled(certificate: Path) -> None:
+    resources = bmc.new_shape()
+    resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
+    with service(certificate, resources) as served:
+        health = values(read(served.target(certificate)), "leak_detector.health")
+    assert health == {"detector=ColdPlate": "Critical: it reports a leak"}
+
+
+def test_power_supply_without_status_is_an_error_and_not_a_pass(certificate: Path) -> None:
+    resources = bmc.old_shape()
+    del resources[POWER]["PowerSupplies"][0]["Status"]
+    with service(certificate, resources) as served:
+        metric = read(served.target(certificate))["bmc.power_supply.health"]
+    assert metric.absent == {"psu=Power_Supply_Bay_1": "error: the BMC reports no health of it"}
+
+
+# ---- event logs ----
+
+
+def log_of(entries: list[dict[str, Any]], *, page_size: int = 0) -> Resources:
+    paged = {"page_size": page_size} if page_size else {}
+    return bmc.old_shape() | {SEL: {"@odata.id": SEL, "Members@odata.count": len(entries), "Members": entries, **paged}}
+
+
+def new_entries(certificate: Path, resources: Resources, mark: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    with service(certificate, resources) as served:
+        metrics = read(served.target(certificate), {LOG: f"{mark['Id']} {mark['Created']}"})
+        requests = [request for request in served.requests if "Entries" in request]
+    assert values(metrics, "event.severity").keys() <= values(metrics, "event.message").keys()
+    return values(metrics, "event.message"), requests
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("page_size", [0, 10, 1000])
+def test_only_new_entries_of_a_log_are_read(certificate: Path, newest_first: bool, page_size: int) -> None:
+    """A log of 100 000 entries is read from its end, whatever the order in which the service lists it."""
+    number = 100_000 if page_size == 1000 else 25
+    entries = [bmc.entry(item % 80_000, f"event {item}", Id=str(item)) for item in range(1, number + 1)]
+    mark = entries[-4]
+    listed = [*reversed(entries)] if newest_first else entries
+    found, requests = new_entries(certificate, log_of(listed, page_size=page_size), mark)
+    assert [text.partition(" ")[2] for text in found.values()] == [f"event {number - offset}" for offset in range(3)]
+    assert len(requests) <= 3
+
+
+def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) -> None:
+    first = {
+        "@odata.id": SEL,
+        "Members@odata.count": 100_000,
+        "Members": [bmc.entry(item) for item in range(1, 11)],
+        "Members@odata.nextLink": f"{SEL}?$skip=10",
+    }
+    with service(certificate, bmc.old_shape() | {SEL: first}) as served:
+        metrics = read(served.target(certificate), {LOG: "5 2026"})
+    assert values(metrics, "readable") == {"host": True}
+    expected = "error: the event log has 100000 entries and cannot be read from its end: save and clear it"
+    assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
+
+
+def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
+    entries = [bmc.entry(100, "log cleared", Id="1"), bmc.entry(200, "AC lost", "Critical", Id="2")]
+    found, _ = new_entries(certificate, log_of(entries), bmc.entry(50, Id="977"))
+    assert [text.partition(" ")[2] for text in found.values()] == ["AC lost", "log cleared"]
+
+
+def test_severity_is_that_of_the_state_and_is_never_invented(certificate: Path) -> None:
+    """Assertion and deassertion have the same text; an entry without severity is an error, not a pass."""
+    entries = [
+        bmc.entry(1),
+        bmc.entry(2, "AC lost", "Critical", EntryCode="Assert"),
+        bmc.entry(3, "AC lost", "Critical", EntryCode="Deassert"),
+        bmc.entry(4, "what", None),
+        bmc.entry(5, "text\x1b[2J\u202e" + 2000 * "x", "informational"),
+    ]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: f"1 {entries[0]['Created']}"})
+    assert values(metrics, "event.severity") == {
+        f"{LOG},entry=5": "OK", f"{LOG},entry=3": "OK", f"{LOG},entry=2": "Critical",
+    }  # fmt: skip
+    assert metrics["bmc.event.severity"].absent == {f"{LOG},entry=4": "error: the BMC reports no severity of the entry"}
+    text = str(values(metrics, "event.message")[f"{LOG},entry=5"])
+    assert text.isprintable()
+    assert len(text) < 400
+
+
+# ---- services that cannot be read ----
+
+
+def status(code: int, document: Any = None, **headers: str) -> bmc.Answer:
+    def answer(request: BaseHTTPRequestHandler) -> bool:
+        request.reply(code, document if document is not None else {}, **headers)  # type: ignore[attr-defined]
+        return True
+
+    return answer
+
+
+def only_at(path: str, answer: bmc.Answer) -> bmc.Answer:
+    return lambda request: request.path.rstrip("/") == path and answer(request)
+
+
+def drip(request: BaseHTTPRequestHandler) -> bool:
+    """Answer without end, a byte at a time."""
+    request.send_response(200)
+    request.end_headers()
+    while True:
+        request.wfile.write(b" ")
+        request.wfile.flush()
+        time.sleep(0.02)
+
+
+def hang(request: BaseHTTPRequestHandler) -> bool:
+    time.sleep(5)
+    return True
+
+
+SYSTEMS = f"{V1}/Systems"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (status(401), r"credentials refused \(HTTP 401\)"),
+        (status(503), "the service answers with HTTP 503"),
+        (status(301, None, Location="https://127.0.0.1/redfish/v1/"), "HTTP 301: redirects are not followed"),
+        (status(200, b"<html>"), "no valid answer|answers with invalid JSON"),
+        (only_at(SYSTEMS, status(200, b"[]")), "answers with invalid JSON at /redfish/v1/Systems"),
+        (only_at(SYSTEMS, status(200, b"[" * 100_000)), "answers with invalid JSON at /redfish/v1/Systems"),
+        (only_at(SYSTEMS, status(403)), r"access denied \(HTTP 403\) to /redfish/v1/Systems: the account needs"),
+        (only_at(SYSTEMS, status(500)), "HTTP 500 at /redfish/v1/Systems"),
+        (only_at(SYSTEMS, status(200, b" " * 8_100_000)), "an answer has more than 8000000 bytes"),
+        (only_at(SYSTEMS, drip), "not read in time|no complete answer within"),
+        (hang, "no answer within|not read in time|no complete answer within"),
+    ],
+)
+def test_unreadable_service_names_the_cause(certificate: Path, answer: bmc.Answer, expected: str) -> None:
+    with service(certificate, answer=answer) as served:
+        metrics = read(served.target(certificate), deadline_s=1.0)
+    assert re.match(f"error: ({expected})", reason(metrics)), reason(metrics)
+
+
+def test_wrong_password_is_tried_once(certificate: Path) -> None:
+    """More attempts could lock the account."""
+    with service(certificate) as served:
+        metrics = read(served.target(certificate, password="wrong"))
+        assert [request for request in served.requests if "Sessions" in request] == [
+            f"POST {V1}/SessionService/Sessions"
+        ]
+    assert reason(metrics) == "error: credentials refused (HTTP 401)"
+
+
+@pytest.mark.parametrize("named", ["other.example", "127.0.0.1"])
+def test_certificate_of_another_name_or_authority_is_refused(certificate: Path, tmp_path: Path, named: str) -> None:
+    """Without a check, whoever answers at the address receives the password."""
+    other = bmc.make_certificate(tmp_path, named)
+    with service(other) as served:
+        metrics = read(served.target(other if named == "other.example" else certificate))
+        assert served.requests == []
+    assert reason(metrics).startswith("error: certificate not accepted: ")
+
+
+def test_certificate_is_not_checked_on_request(tmp_path: Path) -> None:
+    other = bmc.make_certificate(tmp_path, "other.example")
+    with service(other) as served:
+        assert values(read(served.target(other, ca="", verify=False)), "readable") == {"host": True}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "@evil.example/x",
+        "//evil.example/x",
+        "https://evil.example/redfish/v1/x",
+        "/etc/passwd",
+        "/redfish/v1/../x",
+        7,
+        None,
+    ],
+)
+def test_links_lead_nowhere_else(certificate: Path, path: Any) -> None:
+    resources = bmc.old_shape()
+    resources[f"{V1}/Systems"]["Members"] = [{"@odata.id": path}]
+    with service(certificate, resources) as served:
+        metrics = read(served.target(certificate))
+        assert all(request.split()[1].startswith(V1) for request in served.requests)
+    assert values(metrics, "system.serial") == {}
+
+
+@pytest.mark.parametrize("garbage", [None, 7, "text", [], [[]], [None, "x", {}], {"a": {}}, True])
+def test_any_value_in_place_of_a_resource_or_list_is_survived(certificate: Path, garbage: Any) -> None:
+    for path, name in ((POWER, "PowerSupplies"), (THERMAL, "Fans"), (SEL, "Members"), (f"{V1}/Chassis", "Members")):
+        resources = bmc.old_shape()
+        resources[path][name] = garbage
+        with service(certificate, resources) as served:
+            assert "bmc.readable" in read(served.target(certificate))
+
+
+def test_slow_bmc_costs_only_its_own_reading(certificate: Path) -> None:
+    with service(certificate) as good, service(certificate, answer=hang) as slow:
+        jobs = [(slow.target(certificate, host="slow"), None), (good.target(certificate, host="good"), None)]
+        results = {target.host: metrics for target, metrics, _ in read_all(jobs, deadline_s=1.5)}
+    assert len(results["good"]) == len(NAMES)
+    assert len(results["slow"]) == 1
+
+
+def test_names_and_texts_of_a_bmc_are_harmless() -> None:
+    hostile = "\x00../../etc\x1b]0;title\x07\u202eevil\n" + 5000 * "é"
+    assert re.fullmatch(r"[A-Za-z0-9_.:-]{1,60}", label(hostile))
+    assert label("///") == label("") == "unnamed"
+    assert clean_text(hostile).isprintable()
+    assert len(clean_text(hostile)) <= 300
+
+
+def test_target_shows_no_credentials() -> None:
+    target = BmcTarget(host="h", address="a", user=bmc.USER, password=bmc.PASSWORD)
+    assert "canary" not in repr(target)
+    assert client._describe(ValueError(bmc.PASSWORD)) == "no valid answer (ValueError)"

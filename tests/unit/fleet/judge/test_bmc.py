@@ -1,0 +1,261 @@
+"""Judge the readings of BMCs: what is missing, what failed, and a host that reports other serials than its BMC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.bmc.readings import NAMES, Readings, unreadable
+from fleet.diagnosis.diagnose import diagnose
+from fleet.judge.bmc import judge_bmc
+from fleet.judge.criteria import read_pack
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import judge
+from fleet.report.merge import merge
+from schemas.plans import Plan
+from schemas.records import Metric, Record, Snapshot
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, Cause, Verdict
+from tests import builders
+
+HOSTS = ("h1", "h2", "h3")
+PLAN = builders.plan(*HOSTS, rackproof_gang="none", rackproof_bmc_address="bmc")
+MOMENTS = (("preflight", "before"), ("benchmark", "during"), ("benchmark", "after"))
+LOG = "log=1.SEL"
+PACKS = (replace(read_pack("h200-sxm"), criteria=read_pack("bmc").criteria),)
+PSUS = "redundancy=PS_Redundancy"
+ALARM, LEAK = "50, above its critical limit 45", "Critical: it reports a leak"
+
+
+def healthy(host: str) -> Readings:
+    readings = Readings()
+    readings.add("bmc.readable", (), True)
+    for number in (1, 2):
+        readings.add("bmc.power_supply.health", (f"PSU{number}",), "OK")
+        readings.add("bmc.gpu.serial", (f"GPU{number}",), f"{host}-{2 - number}")  # in another order than the host's
+    readings.add("bmc.power_supply.count", (), 2)
+    readings.add("bmc.power_redundancy.health", ("PS_Redundancy",), "OK")
+    readings.add("bmc.fan.health", ("FAN1",), "OK")
+    readings.add("bmc.part.health", ("system.1",), "OK")
+    readings.add("bmc.inlet.temperature", ("Inlet",), 24.0)
+    readings.add("bmc.sensor.alarm", ("Inlet",), "none")
+    readings.add("bmc.firmware.version", ("BMC",), "1.2")
+    readings.add("bmc.log.entries", ("1.SEL",), 7)
+    readings.add("bmc.log.newest", ("1.SEL",), "7 2026-11-03T04:05:06Z")
+    readings.add("bmc.log.new_entries", ("1.SEL",), 0)
+    return readings
+
+
+def with_value(metrics: tuple[Metric, ...], name: str, scope: str, value: Any) -> tuple[Metric, ...]:
+    return tuple(
+        replace(item, values={**item.values, scope: value}, absent={}) if item.name == f"bmc.{name}" else item
+        for item in metrics
+    )
+
+
+def with_event(metrics: tuple[Metric, ...], severity: str, text: str) -> tuple[Metric, ...]:
+    changed = with_value(metrics, "event.severity", f"{LOG},entry=8", severity)
+    changed = with_value(changed, "event.message", f"{LOG},entry=8", text)
+    return with_value(changed, "log.new_entries", LOG, 1)
+
+
+def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
+    """Return a record with these readings, one for each moment; healthy ones in place of missing ones."""
+    readings = [*snapshots, *[healthy(host).metrics()] * (len(MOMENTS) - len(snapshots))]
+    taken = tuple(
+        Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=1.0, metrics=metrics)
+        for number, ((stage, phase), metrics) in enumerate(zip(MOMENTS, readings, strict=True))
+    )
+    at = taken[0].at
+    return Record(run_id=PLAN.run_id, nonce=PLAN.nonce, host=host, began=at, ended=at, rackproof="0", snapshots=taken)
+
+
+def fleet(**changed: Record | None) -> dict[str, Evidence]:
+    """Return a healthy fleet, with these records of BMCs in place of healthy ones."""
+    evidence = builders.evidence(PLAN)
+    return {host: replace(item, bmc=changed.get(host, bmc_record(host))) for host, item in evidence.items()}
+
+
+def findings(evidence: dict[str, Evidence], plan: Plan = PLAN) -> list[Verdict]:
+    return [verdict for verdict in judge(plan, evidence, PACKS) if verdict.verdict != PASS]
+
+
+def causes(evidence: dict[str, Evidence]) -> list[Cause]:
+    return [*diagnose(findings(evidence), {})]
+
+
+def decision(evidence: dict[str, Evidence]) -> str:
+    return merge(PLAN, evidence, PACKS).decision
+
+
+def test_healthy_bmcs_are_accepted() -> None:
+    evidence = fleet()
+    assert findings(evidence) == []
+    assert decision(evidence) == ACCEPTED
+    serials = [item for item in judge(PLAN, evidence, PACKS) if item.criterion == "bmc-serial"]
+    assert [(item.scope, item.verdict) for item in serials if item.host == "h1"] == [("gpu=0", PASS), ("gpu=1", PASS)]
+
+
+def test_host_without_a_bmc_in_the_inventory_is_judged_as_before() -> None:
+    plan = builders.plan(*HOSTS, rackproof_gang="none")
+    assert not any(host.bmc for host in plan.hosts)
+    verdicts = judge(plan, builders.evidence(plan), PACKS)
+    assert [item.name for item in verdicts if item.name.startswith("bmc.")] == []
+
+
+def test_lost_supply_is_one_cause_with_the_redundancy_and_the_system() -> None:
+    metrics = with_value(healthy("h2").metrics(), "power_supply.health", "psu=PSU2", "Critical: it has no input (0 V)")
+    metrics = with_value(metrics, "power_redundancy.health", "redundancy=PS_Redundancy", "Critical")
+    metrics = with_value(metrics, "part.health", "part=system.1", "Critical")
+    evidence = fleet(h2=bmc_record("h2", healthy("h2").metrics(), healthy("h2").metrics(), metrics))
+    (cause,) = causes(evidence)
+    assert cause.title == "power supply PSU2 of h2 has the health Critical: it has no input (0 V)"
+    assert (cause.part, cause.action, len(cause.verdicts)) == ("psu=PSU2", "inspect_hardware", 3)
+    assert decision(evidence) == REJECTED
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "value", "title"),
+    [
+        ("power_redundancy.health", PSUS, "Critical", "redundant group PS_Redundancy of h2 has the health Critical"),
+        ("fan.health", "fan=FAN1", "Critical", "fan FAN1 of h2 has the health Critical"),
+        ("sensor.alarm", "sensor=Inlet", ALARM, f"sensor Inlet of h2 reads {ALARM}"),
+        ("inlet.temperature", "sensor=Inlet", 41.0, "sensor Inlet of h2 has BMC inlet temperature 41 °C, the limit is ≤ 35 °C"),
+        ("leak_detector.health", "detector=Plate", LEAK, f"leak detector Plate of h2 has the health {LEAK}"),
+        ("firmware.version", "component=BMC", "1.1", "component BMC of h2 has BMC firmware version 1.1, most have 1.2"),
+        ("power_supply.count", "host", 1, "h2 has BMC power supply count 1, most have 2"),
+    ],
+)  # fmt: skip
+def test_bad_reading_names_the_part(name: str, scope: str, value: Any, title: str) -> None:
+    (cause,) = causes(
+        fleet(h2=bmc_record("h2", *[with_value(healthy("h2").metrics(), name, scope, value)] * len(MOMENTS)))
+    )
+    assert cause.title == title
+    assert cause.action in ("inspect_hardware", "configure")
+
+
+def test_new_event_is_a_finding_on_its_stage_with_its_text() -> None:
+    event = with_event(healthy("h2").metrics(), "Warning", "2026-11-03T05:00:00Z Correctable ECC (@DIMMC1(CPU1))")
+    (verdict,) = findings(fleet(h2=bmc_record("h2", healthy("h2").metrics(), healthy("h2").metrics(), event)))
+    assert (verdict.stage, verdict.verdict, verdict.criterion) == ("benchmark", FAIL, "bmc-event")
+    assert "Correctable ECC (@DIMMC1(CPU1))" in verdict.reason
+    (cause,) = diagnose([verdict], {})
+    assert cause.title == "event log 1.SEL of h2 has a new warning entry"
+    assert "Correctable ECC" in cause.why
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_gpu_that_the_bmc_does_not_have_is_named(gpus: int) -> None:
+    metrics = with_value(healthy("h1").metrics(), "gpu.serial", "processor=GPU1", "h9-1")
+    if gpus == 2:
+        metrics = with_value(metrics, "gpu.serial", "processor=GPU2", "h9-0")
+    found = causes(fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS))))
+    assert len(found) == gpus
+    assert found[0].title.startswith("GPU ")
+    assert "reports another serial than its BMC: h1-1 instead of h9-1" in " ".join(cause.title for cause in found)
+    assert {cause.verdict for cause in found} == {FAIL}
+
+
+@pytest.mark.parametrize(("own", "reported", "verdict"), [("S1X", "S1X", PASS), ("S1X", "S2X", FAIL)])
+def test_serial_of_the_host_is_compared(own: str, reported: str, verdict: str) -> None:
+    metrics = with_value(healthy("h1").metrics(), "system.serial", "system=1", reported)
+    evidence = fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS)))
+    record = evidence["h1"].records[0]
+    serial = Metric(name="host.system.serial", unit="1", values={"host": own})
+    taken = tuple(
+        replace(item, metrics=(*(m for m in item.metrics if m.name != serial.name), serial))
+        for item in record.snapshots
+    )
+    evidence["h1"] = replace(evidence["h1"], records=(replace(record, snapshots=taken),))
+    verdicts = judge(PLAN, evidence, PACKS)
+    assert [item.verdict for item in verdicts if item.name == "bmc.system.serial"] == [verdict]
+
+
+@pytest.mark.parametrize("reported", ["1650422000001", "0000000000000", "", "To Be Filled By O.E.M."])
+def test_serials_of_another_form_are_not_compared(reported: str) -> None:
+    """The serial of a board is not that of its module: a healthy GPU is not blamed for it."""
+    metrics = tuple(
+        replace(item, values=dict.fromkeys(item.values, reported)) if item.name == "bmc.gpu.serial" else item
+        for item in healthy("h1").metrics()
+    )
+    assert findings(fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS)))) == []
+
+
+def test_unread_bmc_is_inconclusive_and_names_the_cause() -> None:
+    why = "credentials refused (HTTP 401)"
+    evidence = fleet(h1=bmc_record("h1", *[unreadable(why)] * len(MOMENTS)), h2=None)
+    evidence["h2"] = replace(evidence["h2"], bmc_problem="the BMC was not read: bmcs/h2.json is missing")
+    found = {item.host: (item.criterion, item.reason) for item in findings(evidence)}
+    assert found == {
+        "h1": ("bmc-readable", f"error: {why}"),
+        "h2": ("plan", "the BMC was not read: bmcs/h2.json is missing"),
+    }
+    assert decision(evidence) == INCOMPLETE
+
+
+def test_fault_of_a_host_without_a_record_is_reported() -> None:
+    metrics = with_value(healthy("h2").metrics(), "power_supply.health", "psu=PSU2", "Critical")
+    evidence = fleet(h2=bmc_record("h2", *[metrics] * len(MOMENTS)))
+    evidence["h2"] = replace(evidence["h2"], records=(), problem="unreachable")
+    plan = builders.plan(*HOSTS, rackproof_gang="none", rackproof_bmc_address="bmc", rackproof_gpu_model="h200-sxm")
+    assert "power supply PSU2 of h2 has the health Critical" in [
+        item.title for item in diagnose(findings(evidence, plan), {})
+    ]
+
+
+def test_host_cannot_report_for_its_bmc() -> None:
+    evidence = fleet(h1=bmc_record("h1", *[unreadable("connection refused")] * len(MOMENTS)))
+    record = evidence["h1"].records[0]
+    forged = tuple(replace(taken, metrics=(*taken.metrics, *healthy("h1").metrics())) for taken in record.snapshots)
+    evidence["h1"] = replace(evidence["h1"], records=(replace(record, snapshots=forged),))
+    reasons = {item.reason for item in findings(evidence)}
+    assert "error: connection refused" in reasons
+    assert "only the control node reads the BMC: the host reports it itself" in reasons
+
+
+# ---- altered evidence ----
+
+
+def altered() -> Iterator[tuple[str, Record]]:
+    """Yield the record of a healthy BMC without one of its elements, or with a changed one."""
+    record = bmc_record(
+        "h1", healthy("h1").metrics(), healthy("h1").metrics(), with_event(healthy("h1").metrics(), "OK", "on")
+    )
+    for number, taken in enumerate(record.snapshots):
+        if taken.phase != "during":
+            rest = (*record.snapshots[:number], *record.snapshots[number + 1 :])
+            yield f"without {taken.phase} {taken.stage}", replace(record, snapshots=rest)
+
+        def changed(metrics: Any, number: int = number, taken: Snapshot = taken) -> Record:
+            snapshots = [*record.snapshots]
+            snapshots[number] = replace(taken, metrics=tuple(metrics))
+            return replace(record, snapshots=tuple(snapshots))
+
+        for metric in taken.metrics:
+            where = f"{metric.name} {number}"
+            others = [item for item in taken.metrics if item is not metric]
+            yield f"without {where}", changed(others)
+            yield f"unit of {where}", changed([*others, replace(metric, unit="Hz")])
+            yield f"duplicate {where}", changed([*others, metric, metric])
+            for scope in metric.values:
+                without = {key: value for key, value in metric.values.items() if key != scope}
+                yield f"{scope} of {where}", changed([*others, replace(metric, values=without)])
+    yield "moved", replace(record, snapshots=(record.snapshots[0], *reversed(record.snapshots[1:])))
+
+
+def test_altered_record_of_a_bmc_is_not_accepted() -> None:
+    evidence, accepted, number = builders.evidence(PLAN)["h1"], [], 0
+    for what, record in altered():
+        view = HostView(PLAN, PLAN.host("h1"), replace(evidence, bmc=record), PACKS)
+        number += 1
+        if all(verdict.verdict == PASS for verdict in judge_bmc(view)):
+            accepted.append(what)
+    assert accepted == []
+    assert number > 200
+
+
+def test_every_reading_has_a_name_in_the_catalogue() -> None:
+    assert len(NAMES) >= 18
