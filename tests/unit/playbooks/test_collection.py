@@ -221,6 +221,16 @@ def test_ansible_builder_accepts_the_execution_environment(site: Path, archive: 
     requirements = yaml.safe_load(done.stdout.partition("---")[2])
     # PyYAML comes with ansible-core, and ansible-builder leaves it out.
     assert {re.split(r"[>=]", line)[0] for line in requirements["python"]} == {
-        *("jsonschema", "jsonschema-rs", "msgspec", "prometheus-client", "hatchling", "jinja2", "rich", "shtab")
+        *(
+            "jsonschema",
+            "jsonschema-rs",
+            "msgspec",
+            "prometheus-client",
+            "redfish",
+            "hatchling",
+            "jinja2",
+            "rich",
+            "shtab",
+        )
     }
     assert any(line.startswith("openssh-clients") for line in requirements["system"])
