@@ -44,7 +44,7 @@ def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Rea
             _read_system(session, readings, system)
         supplies = [count for item in chassis if (count := _read_chassis(session, readings, item)) is not None]
         if supplies:
-            readings.add("bmc.power_supply.count", (), sum(supplies))
+            readings.add("bmc.power_supply.fitted", (), sum(supplies))
         _read_firmware(session, readings, root)
         _read_logs(session, readings, (*systems, *managers, *chassis), marks)
     readings.add(READABLE, (), True)

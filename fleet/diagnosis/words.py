@@ -50,6 +50,7 @@ _FIGURES = {
     "peer_copy.latency": "latency between GPUs",
     "pairs.bandwidth": "bandwidth between hosts",
     "straggler.compute": "computing time of a step",
+    "bmc.power_supply.fitted": "number of power supplies",
     "optics.rx_power": "received light",
     "optics.temperature": "module temperature",
     "port.fec_uncorrectable": "uncorrectable FEC blocks",

@@ -59,7 +59,7 @@ def test_old_shape_is_read_whole(certificate: Path) -> None:
     assert set(metrics) == set(NAMES)
     assert values(metrics, "readable") == {"host": True}
     assert values(metrics, "power_supply.health") == {f"psu=Power_Supply_Bay_{number}": "OK" for number in (1, 2, 3)}
-    assert values(metrics, "power_supply.count") == {"host": 3}
+    assert values(metrics, "power_supply.fitted") == {"host": 3}
     assert values(metrics, "power_redundancy.health") == {"redundancy=PS_Redundancy": "OK"}
     assert values(metrics, "fan.health") == {"fan=FAN9": "OK", "fan=FAN10": "OK"}
     assert values(metrics, "sensor.alarm") == {f"sensor={name}": "none" for name in ("CPU1_Temp", "System_Temp", "12V")}
@@ -78,7 +78,7 @@ def test_new_shape_is_read_whole(certificate: Path) -> None:
     """The tray has no power supply of its own, and a HealthRollup that an old log entry made bad."""
     with service(certificate, bmc.new_shape()) as served:
         metrics = read(served.target(certificate))
-    assert values(metrics, "power_supply.count") == {"host": 0}
+    assert values(metrics, "power_supply.fitted") == {"host": 0}
     assert values(metrics, "leak_detector.health") == {"detector=ColdPlate": "OK"}
     assert values(metrics, "sensor.alarm") == {"sensor=TEMP_0": "none"}
     assert values(metrics, "part.health") == {
@@ -128,7 +128,7 @@ def strap_mismatch(resources: Resources) -> None:
         (supply(1, Status="Failed"), "power_supply.health", PSU, "Critical"),
         (supply(1, Status=True), "power_supply.health", PSU, "OK"),
         (supply(1, Status=WARNING), "power_supply.health", PSU, "Warning"),
-        (supply(1, Status=bmc.CRITICAL | bmc.ABSENT), "power_supply.count", "host", 2),
+        (supply(1, Status=bmc.CRITICAL | bmc.ABSENT), "power_supply.fitted", "host", 2),
         (fan(Reading=0), "fan.health", "fan=FAN9", "Critical: its speed 0 is below its critical limit 420"),
         (fan(Status=bmc.CRITICAL, Name=HOSTILE_NAME), "fan.health", "fan=31mFan_.._9", "Critical"),
         (hot, "sensor.alarm", "sensor=CPU1_Temp", "101, above its critical limit 99"),

@@ -36,7 +36,7 @@ def healthy(host: str) -> Readings:
     for number in (1, 2):
         readings.add("bmc.power_supply.health", (f"PSU{number}",), "OK")
         readings.add("bmc.gpu.serial", (f"GPU{number}",), f"{host}-{2 - number}")  # in another order than the host's
-    readings.add("bmc.power_supply.count", (), 2)
+    readings.add("bmc.power_supply.fitted", (), 2)
     readings.add("bmc.power_redundancy.health", ("PS_Redundancy",), "OK")
     readings.add("bmc.fan.health", ("FAN1",), "OK")
     readings.add("bmc.part.health", ("system.1",), "OK")
@@ -126,7 +126,7 @@ def test_lost_supply_is_one_cause_with_the_redundancy_and_the_system() -> None:
         ("inlet.temperature", "sensor=Inlet", 41.0, "sensor Inlet of h2 has BMC inlet temperature 41 °C, the limit is ≤ 35 °C"),
         ("leak_detector.health", "detector=Plate", LEAK, f"leak detector Plate of h2 has the health {LEAK}"),
         ("firmware.version", "component=BMC", "1.1", "component BMC of h2 has BMC firmware version 1.1, most have 1.2"),
-        ("power_supply.count", "host", 1, "h2 has BMC power supply count 1, most have 2"),
+        ("power_supply.fitted", "host", 1, "h2 has number of power supplies 1, most have 2"),
     ],
 )  # fmt: skip
 def test_bad_reading_names_the_part(name: str, scope: str, value: Any, title: str) -> None:
