@@ -19,9 +19,7 @@ THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "r
 """Values of the label `reason` of the collectors' readings."""
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
 """Parameters of readings, from collectors and snapshots."""
-LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link", "chip", "fan"}) | COLLECTED_LABELS - {
-    "phase"
-}
+LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link"}) | COLLECTED_LABELS - {"phase"}
 """Labels of scopes, which are texts."""
 COLLECTOR_PREFIXES = tuple({f"{name.split('.')[0]}." for name in READINGS})
 

@@ -33,8 +33,8 @@ class Product:
     title: str
     reading: str = ""
     """Reading that has the version; empty if no reading does, and the fixes are only listed."""
-    pattern: str = r"v?(\d+(?:\.\d+)+(?:-[a-z]+\.\d+)?)"
-    """The part of the version that is compared. A text that does not match is not compared."""
+    pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
+    """The part of the version that is compared, of limited length. A text that does not match is not compared."""
     package: str = ""
     """Reading with name and version of the package that owns the program. Packages of a distribution have its own fixes."""
     vendor_packages: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Product:
 
 
 PRODUCTS: Mapping[str, Product] = {
-    "driver": Product(title="NVIDIA driver", reading="driver.version", pattern=r"(\d{3}\.\d+(?:\.\d+)?)"),
+    "driver": Product(title="NVIDIA driver", reading="driver.version", pattern=r"(\d{3}\.\d{1,6}(?:\.\d{1,6})?)"),
     "container_toolkit": Product(title="NVIDIA Container Toolkit", reading="container.toolkit.version"),
     "containerd": Product(
         title="containerd",
@@ -149,7 +149,7 @@ class MissingFixes:
 
 def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -> MissingFixes | None:
     """Return the fixes that a version does not have; None if it has all, or cannot be compared."""
-    match = re.fullmatch(product.pattern, text)
+    match = re.fullmatch(product.pattern, text, re.ASCII)
     if not match:
         return None
     known = list(advisories)
@@ -168,7 +168,7 @@ def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -
 
 def is_comparable(product: Product, text: str) -> bool:
     """Return whether a text is a version of the product: other vendors of adapters have versions of another form."""
-    return re.fullmatch(product.pattern, text) is not None
+    return re.fullmatch(product.pattern, text, re.ASCII) is not None
 
 
 def is_vendor_version(product: Product, package: str) -> bool:

@@ -85,9 +85,13 @@ def vulnerability_lines(
     if rest := found[MAX_LINES:]:
         affected = {host for item in rest for host in item.hosts}
         yield _caveat("Vulnerable versions", f"{len(rest)} more, in the JSON report", len(affected))
-    for (title, package), hosts in sorted(versions.of_distribution.items())[:MAX_LINES]:
+    of_distribution = sorted(versions.of_distribution.items())
+    for (title, package), hosts in of_distribution[:MAX_LINES]:
         text = f"{title} ({clean(package)}): the distribution adds fixes to old versions; see its own advisories"
         yield _caveat("Version not compared", f"{text} [{_names(hosts)}]", len(hosts))
+    if uncounted := of_distribution[MAX_LINES:]:
+        affected = {host for _, hosts in uncounted for host in hosts}
+        yield _caveat("Versions not compared", f"{len(uncounted)} more packages of distributions", len(affected))
     age = advisories.age_days(plan.created) if versions.compared else 0
     if age > STALE_AFTER_DAYS:
         text = f"the list of published vulnerabilities is of {advisories.date}, {age} days before this run: later ones are "

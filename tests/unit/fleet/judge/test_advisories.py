@@ -100,6 +100,10 @@ def test_a_version_needs_the_fixes_of_its_branch(
         ("driver", ""),
         ("runc", "unknown"),
         ("runc", "1.1.12\x1b[2J"),
+        ("runc", "1." + "9" * 5000),
+        ("runc", "1" + ".1" * 5000),
+        ("driver", "580." + "1" * 5000),
+        ("nic_firmware", "28.\u0664\u0663.1014"),
     ],
 )
 def test_a_text_that_is_no_version_of_the_product_is_not_compared(product: str, version: str) -> None:

@@ -84,12 +84,22 @@ def test_a_run_without_gpus_has_no_caveat(plan: Plan) -> None:
 
 
 def test_many_versions_and_hosts_are_counted() -> None:
-    hosts = [host(f"h{number}", driver__version=f"580.{number}.1") for number in range(8)]
-    hosts += [host(f"k{number}", driver__version="580.95.05") for number in range(9)]
-    vulnerable, lines = found(*hosts)
+    vulnerable, lines = found(*(host(f"h{number}", driver__version=f"580.{number}.1") for number in range(9)))
     assert len(vulnerable) == 9
+    assert len(lines) == 6
     assert lines[-1] == "Vulnerable versions: 4 more, in the JSON report"
-    assert any(line.endswith("[k0, k1, k2, k3, k4 and 4 more hosts]") for line in lines) == (TEXT in str(lines))
+    _, lines = found(*(host(f"k{number}", driver__version="580.95.05") for number in range(9)))
+    assert lines == [f"Vulnerable version: {TEXT} [k0, k1, k2, k3, k4 and 4 more hosts]"]
+
+
+def test_many_packages_of_distributions_are_counted() -> None:
+    hosts = [
+        host(f"h{n}", **{"container.runc.version": "1.1", "container.runc.package_version": f"runc 1.1-{n}"})
+        for n in range(9)
+    ]
+    _, lines = found(*hosts)
+    assert len(lines) == 6
+    assert lines[-1] == "Versions not compared: 4 more packages of distributions"
 
 
 @pytest.mark.parametrize("text", ["580.95.05\x1b[2J", "../../etc/passwd", "5" * 100_000])
