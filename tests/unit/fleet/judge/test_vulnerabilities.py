@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +16,7 @@ from fleet.judge.evidence import Evidence
 from fleet.report.merge import merge
 from schemas.records import Metric
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, FleetReport
-from tests import builders
-
-SITE = """---
-schema: rackproof.criteria/1
-summary: no known vulnerability
-criteria:
-  - {{id: no-vulnerability, name: "{name}", operator: lt, value: 7.0, unit: "1", optional: true, action: configure,
-     source: "site policy"}}
-"""
+from tests import ROOT, builders
 
 
 def published(severity: str, score: float, *ranges: tuple[str, str]) -> Advisory:
@@ -54,11 +47,10 @@ def advisories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vulnerabilities, "shipped_advisories", lambda: KNOWN)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> tuple[Pack, ...]:
-    path = tmp_path / "site.yml"
-    path.write_text(SITE.format(name="vulnerability.*"), encoding="utf-8")
-    return checked_packs([str(path)])
+@pytest.fixture(scope="module")
+def site() -> tuple[Pack, ...]:
+    """Return the packs of an inventory that rejects vulnerabilities."""
+    return checked_packs(["no-vulnerabilities"])
 
 
 def report(packs: tuple[Pack, ...], *metrics: Metric) -> FleetReport:
@@ -164,7 +156,13 @@ def test_the_adapter_with_old_firmware_is_named(site: tuple[Pack, ...]) -> None:
     assert "28.43.1014 to 28.43.8002 or later" in failed.reason
 
 
-def test_a_criterion_for_one_product_judges_only_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "decision"), [("9.0", ACCEPTED), ("8.8", REJECTED)])
+def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
+    tmp_path: Path, limit: str, decision: str
+) -> None:
+    page = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
+    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "schema:" in block)
     path = tmp_path / "site.yml"
-    path.write_text(SITE.format(name="vulnerability.nic_firmware"), encoding="utf-8")
-    assert report(checked_packs([str(path)]), OLD_DRIVER).decision == ACCEPTED
+    path.write_text(text.replace("value: 9.0", f"value: {limit}"), encoding="utf-8")
+    runc = reading("container.runc.version", "1.1.12"), reading("container.runc.package_version", "no package")
+    assert report(checked_packs([str(path)]), OLD_DRIVER, *runc).decision == decision
