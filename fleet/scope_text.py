@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schemas.scopes import Scope
+from schemas.scopes import Scope, directory_path
 
 _MAX_SUFFIXES = 4
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
@@ -49,6 +49,8 @@ def describe_scopes(scopes: Iterable[str]) -> str:
 def _device(scope: Scope) -> str:
     """Return `NIC of rail 5`, `adapter mlx5_0`, `disk sda`."""
     kind, name = scope.device_kind, scope.device.partition("=")[2]
+    if kind == "directory":
+        return f"directory {directory_path(name)}"
     rail = name.removeprefix("rail")
     if kind == "nic" and rail != name and rail.isdecimal():
         return f"NIC of rail {rail}"

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from schemas.baselines import PlannedBaseline
-from schemas.catalogue import Expectation, can_observe, expand, settings
+from schemas.catalogue import BENCHMARKS, Expectation, can_observe, expand, settings
+from schemas.scopes import directory_scope
 from schemas.stages import CELL, GANG
 from schemas.studies import Study, study_from_json
 from schemas.tournament import partners
@@ -68,6 +69,12 @@ class PlannedHost:
     """Memory modules that the host was ordered with; 0 if not in the inventory."""
     memory_mts: float = 0.0
     """Millions of transfers per second at which the memory must run; 0 if not in the inventory."""
+    local_storage: tuple[str, ...] = ()
+    """Directories on disks of the host that are measured."""
+    shared_storage: tuple[str, ...] = ()
+    """Directories that all hosts share and that are measured."""
+    storage_floors: Mapping[str, float] = field(default_factory=dict)
+    """Required bandwidths in B/s: `local_read`, `local_write`, `shared_read`, `shared_write`."""
     driver_version: str = ""
     """Required driver version or branch; empty: any."""
     vbios_version: str = ""
@@ -84,6 +91,10 @@ class PlannedHost:
     def scopes(self) -> tuple[str, ...]:
         """Scopes of the devices: `gpu=0`, `gpu=1` … or `cpu=0` …"""
         return tuple(f"{self.device}={index}" for index in self.devices)
+
+    def directories(self, kind: str) -> tuple[str, ...]:
+        """Return the directories to measure: `local_storage` or `shared_storage`."""
+        return {"local_storage": self.local_storage, "shared_storage": self.shared_storage}[kind]
 
     @property
     def fabric(self) -> float:
@@ -262,6 +273,8 @@ class Plan:
             return self._partner_scopes(host, expectation)
         if expectation.scope == "host":
             return ("host",)
+        if expectation.scope == "directory":
+            return tuple(map(directory_scope, host.directories(BENCHMARKS[expectation.name.split(".")[0]].directories)))
         return (f"gang={host.gang}" if expectation.stage == GANG else "host",)
 
     def _partner_scopes(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
@@ -304,7 +317,7 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
     parts: dict[str, Any] = {
         "criteria": tuple(document["criteria"]),
         "stages": tuple(Stage(**stage) for stage in document["stages"]),
-        "hosts": tuple(PlannedHost(**{**host, "devices": tuple(host["devices"])}) for host in document["hosts"]),
+        "hosts": tuple(_planned_host(host) for host in document["hosts"]),
         "expected": tuple(Expectation(**item) for item in document["expected"]),
         "manifest": tuple(Part(**item) for item in document.get("manifest", ())),
         "choice": selection_from_json(document["choice"]) if "choice" in document else None,
@@ -313,6 +326,11 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
         "study": study_from_json(document["study"]) if "study" in document else None,
     }
     return Plan(**{**document, **parts})
+
+
+def _planned_host(document: Mapping[str, Any]) -> PlannedHost:
+    lists = {key: tuple(document[key]) for key in ("devices", "local_storage", "shared_storage") if key in document}
+    return PlannedHost(**{**document, **lists})
 
 
 def selection_from_json(document: Mapping[str, Any]) -> BudgetSelection:

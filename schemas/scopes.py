@@ -98,6 +98,16 @@ def _parsed(text: str) -> Scope:
     )
 
 
+def directory_scope(path: str) -> str:
+    """Return the scope of an absolute directory: `directory=data:scratch` for `/data/scratch`. A scope cannot have a slash."""
+    return f"directory={path.strip('/').replace('/', ':') or ':'}"
+
+
+def directory_path(name: str) -> str:
+    """Return the directory of a scope's label: `/data/scratch` for `data:scratch`."""
+    return f"/{name.replace(':', '/').strip('/')}"
+
+
 def pci_address(bus_id: str) -> str:
     """Return a PCI address in the form of sysfs, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
     domain, _, rest = bus_id.lower().partition(":")

@@ -85,6 +85,9 @@ FIGURES: dict[str, Any] = {
 }
 FIGURES_BY_SUFFIX: dict[str, Any] = {
     "wrong_elements": 0,
+    "wrong_blocks": 0,
+    "wrong_bytes": 0,
+    "misread_bytes": 0,
     "busbw": 3.66e11,
     "algbw": 2.4e11,
     "latency": 2e-5,

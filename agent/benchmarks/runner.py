@@ -16,9 +16,11 @@ from agent.benchmarks.links import pairs
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.agreement import CannotMeasureError, log, report_absent_outputs
 from agent.benchmarks.runtime.context import Context, join_process_group
+from agent.benchmarks.runtime.host_rank import read_request
 from agent.gang.heartbeat import describe_error
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
+from schemas.scopes import directory_scope
 
 STORE_ERRORS = (RuntimeError, ValueError)
 """The errors that torch's stores raise after their time-out, depending on the version."""
@@ -140,7 +142,7 @@ def _report_missing(context: Context, name: str, chosen: Mapping[str, Any], stat
     """Report the reason for every output of the benchmark that this rank should report and has not."""
     for expected in expand(context.stage, name, chosen, context.kind):
         output = next((output for output in BENCHMARKS[name].outputs if output.makes(expected.name)), DURATION)
-        for scope in [] if output.sampled or output is DURATION else _scopes(context, expected.scope, chosen):
+        for scope in [] if output.sampled or output is DURATION else _scopes(context, name, expected.scope, chosen):
             reported = any(
                 observation.name == expected.name
                 and observation.scope == scope
@@ -153,10 +155,13 @@ def _report_missing(context: Context, name: str, chosen: Mapping[str, Any], stat
                 )
 
 
-def _scopes(context: Context, kind: str, chosen: Mapping[str, Any]) -> list[str]:
-    """Return the scopes of that kind that this rank reports."""
+def _scopes(context: Context, benchmark: str, kind: str, chosen: Mapping[str, Any]) -> list[str]:
+    """Return the scopes of that kind that this rank reports for the benchmark."""
     if kind == "peers":
         return pairs.expected_scopes(context, settings("pairs", chosen))
+    if kind == "directory":
+        paths = read_request(context).get(BENCHMARKS[benchmark].directories, []) if context.is_reporting_rank else []
+        return [directory_scope(path) for path in paths]
     if kind == "device":
         return [context.device_scope]
     if kind == "pair":

@@ -26,6 +26,8 @@ from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
+STORAGE = ("local_storage", "shared_storage")
+"""Lists of directories in the request to the ranks, if the inventory has any."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address on which the ranks of a single host connect."""
 
@@ -85,6 +87,7 @@ def torchrun_command(
             "addresses": dict(gang.addresses) if len(members) > 1 else {},
             "fabric": bool(host.fabric_gbps or host.infiniband_ports)
             and host.environment.get("NCCL_IB_DISABLE", "0") == "0",
+            **{kind: list(paths) for kind in STORAGE if (paths := host.directories(kind))},
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},

@@ -37,6 +37,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "world": frozenset({"host", "gang"}),
     "peers": frozenset({"partner"}),
     "port": frozenset({"port", "partner"}),
+    "directory": frozenset({"directory"}),
 }
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(
@@ -44,6 +45,8 @@ TRUTHS = frozenset(
 )
 TEXTS = frozenset({"collective.transport", "digest.value"})
 LEAST_OF_EXPECTED = 0.75
+STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.25, 10.0
+"""File systems differ more than parts do: by fill level, wear and load."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
 """Optical powers, which healthy parts have within decibels of each other, and their least share of the median (10 dB)."""
 MUST_JUDGE = (
@@ -206,10 +209,13 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
     # The basis `model` derives a floor from other parts. Such a floor finds only gross faults, for example half the rate.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
+    most = 2 - LEAST_OF_EXPECTED
+    if criterion.name.startswith(STORAGE) and criterion.vs_fleet:
+        least, most = LEAST_OF_STORAGE, MOST_OF_STORAGE
     remedy = f"keep within {(1 - least) * 100:.0f} % of it, or correct the expectation"
     if criterion.operator in FLOORS and fraction < least:
         yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
-    if criterion.operator in CEILINGS and fraction > 2 - LEAST_OF_EXPECTED:
+    if criterion.operator in CEILINGS and fraction > most:
         yield finding_on(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
         yield finding_on(

@@ -227,7 +227,8 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
     is_figure = item.problem is None or item.problem.confidence == LIKELY
-    return (first.kind,) if is_figure and item.part == HOST and first.verdict == FAIL else ()
+    is_whole = item.part == HOST or (Scope.parse(item.part).is_gang and (first.value, first.limit) != (None, None))
+    return (first.kind, item.part) if is_figure and is_whole and first.verdict == FAIL else ()
 
 
 def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause:

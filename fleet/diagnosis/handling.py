@@ -149,6 +149,27 @@ HANDLING = {
         "Compare the PCIe link of the GPU (lspci -vv, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
         "reseat the GPU. If that does not help, return it (RMA).",
     ),
+    ("wrong-results", "inspect_hardware", "directory"): Handling(
+        "Do not use the file system. Read the kernel log, and the logs of its disks (nvme smart-log, smartctl) or servers; then "
+        "check the file system.",
+        "replace the disk. If several disks of the host, or only this client, return wrong data, inspect the memory of the host.",
+    ),
+    ("slow-files", "inspect_hardware", ""): Handling(
+        "The host is not at fault. Find the server, storage target or path that holds its files (lfs getstripe, mmlsattr, or the "
+        "address in `device`), and compare it with the others: disks, rebuilds, links, load.",
+        "measure again with the target taken out of service.",
+    ),
+    ("slow-storage", "inspect_hardware", "gang"): Handling(
+        "Compare the load, disks and links of the servers with their specification. shared_storage.ramp_bandwidth shows with "
+        "how many clients the bandwidth stops growing.",
+        "ask the vendor of the file system, with the figures of each client.",
+    ),
+    ("slow-storage", "inspect_hardware", ""): Handling(
+        "A disk: compare it with one of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks (nvme "
+        "smart-log), free space, state of its array (/proc/mdstat). A shared file system: compare link, MTU and mount options of "
+        "this client (ethtool, nfsstat -m) with another one.",
+        "repeat the figure by hand (docs/storage.md), then replace the disk, or the cable or NIC of the client.",
+    ),
     ("", "reseat", "hca"): _LINK,
     ("", "reseat", "nic"): _LINK,
     ("", "inspect_hardware", "hca"): _LINK,

@@ -63,6 +63,17 @@ _FIGURES = {
     "port.effective_ber": "bit error rate after FEC",
     "port.symbol_ber": "symbol error rate after FEC",
     "port.status_opcode": "link status",
+    "local_storage.bandwidth": "disk bandwidth",
+    "local_storage.iops": "disk operations per second",
+    "local_storage.latency": "disk latency",
+    "local_storage.wrong_blocks": "wrong blocks",
+    "shared_storage.aggregate_bandwidth": "bandwidth of all clients together",
+    "shared_storage.bandwidth": "bandwidth of the client",
+    "shared_storage.file_bandwidth": "bandwidth of others with the file of this host",
+    "shared_storage.metadata_rate": "files per second",
+    "shared_storage.checkpoint_bandwidth": "checkpoint bandwidth",
+    "shared_storage.misread_bytes": "bytes that only this client read wrong",
+    "shared_storage.wrong_bytes": "wrong bytes",
     "verbs.bandwidth": "RDMA bandwidth",
     "verbs.rate_ratio": "RDMA bandwidth, as a share of the port's rate,",
     "verbs.latency": "RDMA latency",
@@ -82,7 +93,7 @@ _MODULE_QUANTITIES = {
     "voltage": "supply voltage",
 }
 _COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
-_SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "sharing")
+_SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "percentile", "sharing")
 """Parameters that distinguish the figures of a benchmark."""
 _SHOWN = {
     "gpu.nvlink.missing_links": ("has {value} NVLink down", "has {value} NVLinks down"),
@@ -163,6 +174,13 @@ def slow(shown: Sequence[Verdict]) -> str:
     others = len(shown) - 1
     more = f", and {others} more figure{'s' if others > 1 else ''}" if others else ""
     return f"is slow: {_with_settings(first)} {_compared(first, value, limit)}{_share(first)}{more}"
+
+
+def slow_files(shown: Sequence[Verdict]) -> str:
+    """Return that every host is slow with the files of one host, so that the host itself is not the cause."""
+    first = shown[0]
+    value, limit = format_pair(first.value, first.limit, first.unit)
+    return f"holds its files where every host is slow with them: {value}, the limit is {SIGNS.get(first.operator, '')} {limit}"
 
 
 def consequence(explained: Sequence[Verdict]) -> str:
@@ -265,6 +283,16 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     first = shown[0]
     if first.name == "integrity.wrong_words":
         return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words"
+    if first.name == "local_storage.wrong_blocks":
+        where = first.params.get("first_wrong")
+        return f"returns other data than were written: {quantity(first.value, '1')} wrong blocks or more, the first at {where}"
+    if first.name == "shared_storage.wrong_bytes":
+        return (
+            f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes, the first in "
+            f"{first.params.get('first_wrong')}, as read by {first.params.get('readers')}"
+        )
+    if first.name == "shared_storage.misread_bytes":
+        return f"reads {quantity(first.value, '1')} bytes wrong that other hosts read right"
     if first.name.startswith("digest."):
         workload = str(first.params.get("workload", "")).replace("_", " ")
         return f"computes other results than its peers, without an error{f' ({workload})' if workload else ''}"

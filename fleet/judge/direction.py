@@ -13,5 +13,16 @@ LOWER_IS_BETTER = frozenset(
     }
 )  # fmt: skip
 """Last parts of observation names where less is better."""
-MUST_BE_ZERO = frozenset({"wrong_elements", "wrong_words", "wrong_products", "mismatches", "uncorrectable_volatile"})
+MUST_BE_ZERO = frozenset(
+    {
+        "wrong_elements",
+        "wrong_words",
+        "wrong_blocks",
+        "wrong_bytes",
+        "misread_bytes",
+        "wrong_products",
+        "mismatches",
+        "uncorrectable_volatile",
+    }
+)
 """Last parts of observation names that must be zero."""

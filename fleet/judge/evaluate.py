@@ -27,6 +27,8 @@ from schemas.scopes import Scope
 
 REVALIDATE = "revalidate"
 """Prefix of the names of the profiles for parts in service."""
+STORAGE = "storage_"
+"""Prefix of the variables that are keys of rackproof_storage_floors."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -82,6 +84,8 @@ def inventory_value(view: HostView, variable: str) -> Value:
         return view.fabric if host.fabric_gbps else 0.0
     if variable == "fabric_port_bytes_per_second":
         return view.fabric_port if host.fabric_gbps else 0.0
+    if variable.startswith(STORAGE):
+        return host.storage_floors.get(variable.removeprefix(STORAGE), 0.0)
     if variable == "infiniband_ports":
         return host.infiniband_ports or int(view.uses_fabric)
     if variable == "dimm_count":

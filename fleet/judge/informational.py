@@ -20,6 +20,7 @@ _NAME = "a name or a place; the identity of parts is judged by serial, UUID, GUI
 _CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
 _ADVISORIES = "compared with published vulnerabilities, which a site may reject (versions.md)"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
+_FILES = "depends on the directory of another host, or on caches; the rate of creation is judged"
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
@@ -183,6 +184,11 @@ INFORMATIONAL: Mapping[str, str] = {
     "scaling.hookup": _STUDY,
     "scaling.loss": _STUDY,
     "scaling.throughput": _STUDY,
+    "shared_storage.checkpoint_bandwidth": "shared_storage.bandwidth, over the same path, is judged; the bytes are compared",
+    "shared_storage.metadata_rate op=remove": _FILES,
+    "shared_storage.metadata_rate op=stat": _FILES,
+    "shared_storage.ramp_bandwidth": "shows where the file system saturates; the bandwidth of all clients together is judged",
+    "shared_storage.saturation_clients": "a property of the file system, not a fault",
     "software.cuda_toolkit.version": _RANKS,
     "software.driver_library.version": _DRIVER,
     "software.driver_module.version": _DRIVER,

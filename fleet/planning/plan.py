@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet.inventory.ansible import Variables
 from fleet.planning.scaling_matrix import study_of
+from fleet.planning.storage import local_directories, shared_directories, storage_floors, without_unnamed
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
@@ -130,7 +131,7 @@ def make_plan(
     Raises:
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
     """
-    run_variables = _run_wide_variables(hosts)
+    profile, run_variables = without_unnamed(profile, hosts.values()), _run_wide_variables(hosts)
     planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
     stages = tuple(_planned_stage(name, content, run_variables) for name, content in profile["stages"].items())
     plan = Plan(
@@ -184,6 +185,7 @@ RUN_WIDE_VARIABLES = (
     "rackproof_budget_s",
     "rackproof_waivers",
     "rackproof_baseline",
+    "rackproof_shared_storage",
 )
 
 
@@ -219,6 +221,9 @@ def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -
         verbs_required=bool(variables.get("rackproof_verbs_required", False)),
         dimm_count=int(variables.get("rackproof_dimm_count", 0)),
         memory_mts=float(variables.get("rackproof_memory_mts", 0)),
+        local_storage=local_directories(name, variables),
+        shared_storage=shared_directories(name, variables, has_gang=has_gang),
+        storage_floors=storage_floors(variables),
         driver_version=_driver_version(variables),
         vbios_version=str(variables.get("rackproof_vbios_version", "")),
         environment=dict(variables.get("rackproof_environment", {})),

@@ -26,7 +26,8 @@ class Output:
     `host`: one for each host. `world`: one for all ranks together. `peers`: one for each device and each partner host of the
     gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`. `port`: one
     for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`. It is never demanded, because
-    a host may have none."""
+    a host may have none. `directory`: one for each directory that the inventory names for it (`Benchmark.directories`):
+    `directory=data:scratch` is /data/scratch."""
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
@@ -70,6 +71,8 @@ class Benchmark:
     """Whether it measures between ranks, so that it is not planned for a single rank."""
     needs_group: bool = False
     """Whether it uses the process group, so that a rank that cannot join the group cannot run it."""
+    directories: str = ""
+    """List of `PlannedHost` with the directories that it measures: `local_storage`. It is not planned if all hosts have none."""
     trains: bool = False
     """Whether it trains a network, so that `--validation-only` leaves it out."""
 

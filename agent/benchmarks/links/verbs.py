@@ -8,14 +8,11 @@ a fabric on which NCCL cannot work is measured too.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent.benchmarks.links.perftest import PerftestError
 from agent.benchmarks.links.perftest_run import (
-    POLL_S,
     PerftestRun,
     VerbsTest,
     finish,
@@ -25,6 +22,7 @@ from agent.benchmarks.links.perftest_run import (
 from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports
 from agent.benchmarks.links.verbs_pairs import measure_pairs
 from agent.benchmarks.links.verbs_report import PortReport, planned_tests
+from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.stages import GANG
 
@@ -32,36 +30,20 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.context import Context
 
 LOOPBACK = "127.0.0.1"
-REPORTING_RANK = 0
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `verbs.*` of every port of the fabric that this host has; nothing on a host without RDMA ports."""
     if not context.is_reporting_rank:
-        _wait_for_reporting_rank(context)
+        wait_for_reporting_rank(context)
         return
-    request = _request(context)
+    request = read_request(context)
     report = PortReport(context, settings)
     usable = report.usable_ports(fabric_ports(bool(request.get("fabric"))))
     if context.stage == GANG:
         measure_pairs(context, settings, report, usable, request)
     else:
         _measure_loopback(context, settings, report, usable)
-
-
-def _wait_for_reporting_rank(context: Context) -> None:
-    """Wait until the rank that measures has left the benchmark, also because its GPU is broken."""
-    while REPORTING_RANK in context.present_ranks():
-        context.heartbeat.record_progress()
-        time.sleep(10 * POLL_S)
-
-
-def _request(context: Context) -> dict[str, Any]:
-    """Return the supervisor's request; empty without a supervisor."""
-    try:
-        return dict(json.loads((context.work / "request.json").read_text(encoding="utf-8")))
-    except OSError:
-        return {}
 
 
 def _measure_loopback(context: Context, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]) -> None:

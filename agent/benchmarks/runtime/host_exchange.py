@@ -1,0 +1,87 @@
+"""Values that the hosts of a launch exchange through its store, without the process group.
+
+The first host collects the values of all and publishes them together, so the traffic grows with the number of hosts, not with its
+square. If the first host's measuring rank has left the benchmark (its GPU is broken), the next host takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.runtime.host_rank import REPORTING_RANK
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+POLL_S = 0.02
+MARGIN_S = 10.0
+"""Time that the collecting host may take beyond the limit of a step."""
+
+
+class ExchangeError(Exception):
+    """No host collected the values."""
+
+
+class HostExchange:
+    """One host among `members`, which all make the same calls in the same order.
+
+    Args:
+        context: the rank; its number of the host is the position in `members`.
+        members: the hosts of the launch.
+        name: prefix of the keys in the store.
+    """
+
+    def __init__(self, context: Context, members: Sequence[str], name: str) -> None:
+        self._context, self._members, self._name = context, list(members), name
+        self.host = self._members[context.node]
+
+    def gather(self, step: str, value: Any, limit_s: float, hosts: Sequence[str] = ()) -> dict[str, Any]:
+        """Return host -> value of the hosts that called this within the limit; the same on every host.
+
+        Args:
+            step: name of the step, different for each call.
+            value: the value of this host; JSON.
+            limit_s: how long to wait for the slowest host.
+            hosts: the hosts that take part; empty: all.
+
+        Raises:
+            ExchangeError: the collecting host does not answer.
+        """
+        taking_part = [name for name in self._members if not hosts or name in hosts]
+        store, prefix = self._context.store, f"{self._name}/{step}"
+        store.set(f"{prefix}/of/{self.host}", json.dumps(value))
+        deadline, leaders = time.monotonic() + limit_s + MARGIN_S, list(taking_part)
+        while not store.check([f"{prefix}/all"]):
+            while len(leaders) > 1 and self._has_left(leaders[0]):
+                leaders.pop(0)
+            if leaders[0] == self.host:
+                store.set(f"{prefix}/all", json.dumps(self._collect(prefix, taking_part, limit_s)))
+            elif time.monotonic() > deadline:
+                raise ExchangeError(f"{leaders[0]}, which collects the results of the hosts, did not answer")
+            else:
+                self._pause()
+        return dict(json.loads(store.get(f"{prefix}/all").decode()))
+
+    def _collect(self, prefix: str, hosts: Sequence[str], limit_s: float) -> dict[str, Any]:
+        deadline, values = time.monotonic() + limit_s, {}
+        for host in hosts:
+            key = f"{prefix}/of/{host}"
+            while not (is_there := self._context.store.check([key])) and time.monotonic() < deadline:
+                if self._has_left(host):
+                    break
+                self._pause()
+            if is_there:
+                values[host] = json.loads(self._context.store.get(key).decode())
+        return values
+
+    def _has_left(self, host: str) -> bool:
+        """Return whether the rank of the host that measures has left the benchmark."""
+        node = self._members.index(host)
+        return bool(self._context.store.check([f"left/{node}/{self._context.benchmark}/{REPORTING_RANK}"]))
+
+    def _pause(self) -> None:
+        self._context.heartbeat.record_progress()
+        time.sleep(POLL_S)

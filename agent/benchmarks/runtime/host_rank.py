@@ -1,0 +1,28 @@
+"""For benchmarks that one rank of each host runs: the other ranks wait, and all know the request of the supervisor."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+REPORTING_RANK = 0
+WAIT_S = 0.2
+
+
+def wait_for_reporting_rank(context: Context) -> None:
+    """Wait until the rank that measures has left the benchmark, also because its GPU is broken."""
+    while REPORTING_RANK in context.present_ranks():
+        context.heartbeat.record_progress()
+        time.sleep(WAIT_S)
+
+
+def read_request(context: Context) -> dict[str, Any]:
+    """Return the supervisor's request; empty without a supervisor."""
+    try:
+        return dict(json.loads((context.work / "request.json").read_text(encoding="utf-8")))
+    except OSError:
+        return {}

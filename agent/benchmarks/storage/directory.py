@@ -1,0 +1,161 @@
+"""Run as a program, in a child process: prepare a directory for a measurement, or remove what a measurement left there.
+
+    python directory.py prepare DIRECTORY      prints a JSON object about the directory and its file system
+    python directory.py see DIRECTORY NAME …   prints which of these subdirectories exist
+    python directory.py remove DIRECTORY WORK  removes the subdirectory WORK
+
+It imports the standard library only, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PREFIX = "rackproof-storage-"
+LEFTOVER_S = 86400.0
+"""Age from which a subdirectory of ours was left by a measurement that was killed."""
+BLOCK = 4096
+MAX_LEAVES = 256
+
+
+def prepare(directory: str) -> dict[str, Any]:
+    """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `device`, `model`.
+
+    Raises:
+        ValueError: it is not a directory.
+        OSError: nothing can be written to it.
+    """
+    status = Path(directory).stat()
+    if not stat.S_ISDIR(status.st_mode):
+        kind = "a device" if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode) else "a file"
+        raise ValueError(f"it is {kind}, not a directory: name a directory of a mounted file system")
+    _remove_leftovers(directory)
+    work = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
+    try:
+        direct = _supports_direct(work)
+    except OSError:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    usage = os.statvfs(directory)
+    kind, source = mount_of(Path("/proc/self/mountinfo").read_text(encoding="utf-8"), os.path.realpath(directory))
+    device, models = disks_of(status.st_dev, source)
+    return {
+        "work": work,
+        "free": usage.f_bavail * usage.f_frsize,
+        "direct": direct,
+        "filesystem": kind,
+        "device": device or source,
+        "model": models,
+    }
+
+
+def _supports_direct(work: str) -> bool:
+    """Return whether files can be written past the page cache. Raises OSError if they cannot be written at all."""
+    with mmap.mmap(-1, BLOCK) as buffer:
+        for flag in (os.O_DIRECT, 0):
+            descriptor = -1
+            try:
+                descriptor = os.open(f"{work}/probe{flag}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag, 0o600)
+                os.write(descriptor, buffer)
+                os.fsync(descriptor)
+                return bool(flag)
+            except OSError as error:
+                if not flag or error.errno not in (22, 95):  # EINVAL, EOPNOTSUPP: no O_DIRECT here
+                    raise
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+    return False
+
+
+def _remove_leftovers(directory: str) -> None:
+    """Remove old subdirectories of our own, never through a link or of another user."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.name.startswith(PREFIX) or not entry.is_dir(follow_symlinks=False):
+                continue
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > LEFTOVER_S:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
+    """Return type and source of the mount that contains the directory (proc(5)). Of two mounts in one place the last counts."""
+    best = ("", "", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(" "), after.split(" ")
+        if len(fields) < 6 or len(rest) < 2:
+            continue
+        target = _unescape(fields[4])
+        if f"{directory}/".startswith(f"{target.rstrip('/')}/") and len(target) >= len(best[0]):
+            best = (target, rest[0], _unescape(rest[1]))
+    return best[1], best[2]
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+
+
+def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str]:
+    """Return the block device of a file system, and the models of the disks below it: `md0`, `2x SAMSUNG MZWLR`.
+
+    Both are empty if the file system has no block device that the kernel lists. An array, a volume or a partition has the disks
+    that it consists of.
+
+    Args:
+        number: `st_dev` of the directory.
+        source: source of the mount, for file systems with an anonymous `st_dev` (btrfs).
+        root: directory that contains `sys` and `dev`.
+    """
+    device = root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    if not device.exists() and source.startswith("/dev/"):
+        device = root / "sys/class/block" / Path(os.path.realpath(source)).name
+    if not device.exists():
+        return "", ""
+    name, pending, models = device.resolve().name, [device.resolve()], dict[str, set[str]]()
+    for _ in range(MAX_LEAVES):
+        if not pending:
+            break
+        path = pending.pop()
+        if members := sorted((path / "slaves").glob("*")):
+            pending += [member.resolve() for member in members]
+            continue
+        disk = path.parent if (path / "partition").exists() else path
+        with contextlib.suppress(OSError):
+            model = (disk / "device/model").read_text(encoding="utf-8", errors="replace")
+            models.setdefault(" ".join(model.split()), set()).add(disk.name)
+    counts = {model: len(names) for model, names in sorted(models.items()) if model}
+    return name, ", ".join(model if count == 1 else f"{count}x {model}" for model, count in counts.items())
+
+
+def main(action: str, directory: str, *names: str) -> None:
+    """Run the action and print the answer: what `prepare` returns, or `{"problem": …}`."""
+    try:
+        if action == "remove":
+            shutil.rmtree(names[0])
+            answer: dict[str, Any] = {}
+        elif action == "see":
+            answer = {"seen": [name for name in names if Path(directory, name).is_dir()]}
+        else:
+            answer = prepare(directory)
+    except ValueError as error:
+        answer = {"problem": str(error)}
+    except OSError as error:
+        answer = {"problem": error.strerror or str(error)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

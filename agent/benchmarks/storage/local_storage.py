@@ -1,0 +1,144 @@
+"""Rates, latencies and correctness of the host's disks, measured by fio in the directories that the inventory names.
+
+One rank of the host measures; the others wait. Each directory gets one file, of which every job has a region. It is written in
+order and read back past the page cache, then blocks in random order are read and written, and at the end every block of the
+regions is read once more and compared with the checksum that was written into it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
+from agent.benchmarks.storage import fio
+from agent.benchmarks.storage.child import Ended
+from agent.benchmarks.storage.target import FioRunner, Target, TargetReport, prepare_targets, remove_targets
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+FILE = "data"
+MARGIN_S = 20.0
+"""Time that a pass may take beyond its duration."""
+SLOWEST_READ = 0.1
+"""Rate of the comparison relative to that of writing at which a pass is abandoned: it has no duration of its own."""
+NO_FIO = "fio is not installed: set rackproof_install_fio, or install the package fio (RHEL: also fio-engine-libaio)"
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `local_storage.*` of every directory that the inventory names; nothing if it names none."""
+    if not context.is_reporting_rank:
+        wait_for_reporting_rank(context)
+        return
+    paths = [str(path) for path in read_request(context).get("local_storage", [])]
+    if not paths:
+        return
+    report = TargetReport(context, "local_storage", settings)
+    program = fio.program()
+    runner = FioRunner(
+        context=context, path=program, engine=fio.engine(program) if program else "", jobs=settings["jobs"]
+    )
+    for sharing in settings["sharings"]:
+        for batch in [paths] if sharing == "together" else [[path] for path in paths]:
+            context.set_phase(f"local_storage: {', '.join(batch)[:200]} {sharing}")
+            _measure(batch, sharing, settings, runner, report)
+
+
+def _measure(
+    paths: Sequence[str], sharing: str, settings: Mapping[str, Any], runner: FioRunner, report: TargetReport
+) -> None:
+    """Measure the directories at the same time."""
+    context = runner.context
+    targets = prepare_targets(context, paths)
+    for target in targets if not runner.path else ():
+        target.problem = target.problem or NO_FIO
+    try:
+        for target in targets:
+            target.about |= {"engine": runner.engine, "jobs": runner.jobs}
+        _Passes(runner, report, targets, sharing, settings).run()
+    finally:
+        for target in targets:
+            report.absent(target, sharing=sharing)
+        remove_targets(context, targets)
+
+
+class _Passes:
+    """The passes over the directories of one batch."""
+
+    def __init__(
+        self,
+        runner: FioRunner,
+        report: TargetReport,
+        targets: Sequence[Target],
+        sharing: str,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._runner, self._report, self._targets = runner, report, targets
+        self._sharing, self._settings = sharing, settings
+        self._seconds = float(settings["seconds"])
+        on_device = Counter(target.about.get("device") for target in targets)
+        self._regions: dict[str, tuple[str, int, int]] = {}
+        for target in targets:
+            most = min(settings["size_bytes"], target.free // 2 // on_device[target.about.get("device")])
+            step = most // runner.jobs // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
+            self._regions[target.path] = (f"{target.work}/{FILE}", step, step)
+
+    def run(self) -> None:
+        """Run all passes. A directory with a problem takes no part in the rest."""
+        written = self._sequential("write", verify=True)
+        for target in self._targets:
+            if result := written.get(target.path):
+                # fio ends the jobs at different offsets, so all use what the slowest has written.
+                size = min(result.job_bytes) // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
+                file, _, step = self._regions[target.path]
+                self._regions[target.path] = (file, size, step)
+                if len(result.job_bytes) < self._runner.jobs or not size:
+                    target.problem = f"a job wrote less than 1 MiB in {self._seconds:g} s"
+        self._sequential("read")
+        for op in self._settings["ops"]:
+            self._random(op)
+        self._compare()
+
+    def _sequential(self, op: str, verify: bool = False) -> dict[str, fio.FioResult]:
+        item = fio.FioPass(name=f"sequential {op}", op=op, pattern="sequential", seconds=self._seconds, verify=verify)
+        results = self._pass(item)
+        for target in self._targets if op in self._settings["ops"] else ():
+            if result := results.get(target.path):
+                about = {"moved_bytes": sum(result.job_bytes)}
+                self._figure(target, "local_storage.bandwidth", result.bytes_per_second, about, op=op)
+        return results
+
+    def _random(self, op: str) -> None:
+        item = fio.FioPass(name=f"random {op}", op=op, pattern="random", seconds=self._seconds, verify=op == "write")
+        results = self._pass(item)
+        for target in self._targets:
+            if result := results.get(target.path):
+                about = {"moved_bytes": sum(result.job_bytes)}
+                self._figure(target, "local_storage.iops", result.operations_per_second, about, op=op)
+                for name in self._settings["percentiles"]:
+                    seconds = result.latency_s[name]
+                    self._figure(target, "local_storage.latency", seconds, about, op=op, percentile=name)
+
+    def _compare(self) -> None:
+        """Read every block that was written, and report how many were wrong."""
+        item = fio.FioPass(name="comparison", op="read", pattern="sequential", verify=True)
+        compared = [target for target in self._targets if not target.problem]
+        results = self._pass(item, self._seconds / SLOWEST_READ)
+        for target in compared:
+            ended = self._runner.endings.get(target.path)
+            wrong, where = (
+                fio.wrong_blocks(ended.code, ended.stdout, ended.stderr) if isinstance(ended, Ended) else (0, "")
+            )
+            about: dict[str, Any] = {"first_wrong": where} if wrong else {}
+            if result := results.get(target.path):
+                about["moved_bytes"] = sum(result.job_bytes)
+            if wrong or not target.problem:
+                self._figure(target, "local_storage.wrong_blocks", wrong, about)
+
+    def _pass(self, item: fio.FioPass, seconds: float = 0.0) -> dict[str, fio.FioResult]:
+        return self._runner.run(item, self._targets, self._regions, (seconds or self._seconds) + MARGIN_S)
+
+    def _figure(self, target: Target, name: str, value: float, about: Mapping[str, Any], **params: str) -> None:
+        self._report.figure(target, name, value, about, **params, sharing=self._sharing)

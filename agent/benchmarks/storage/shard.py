@@ -1,0 +1,137 @@
+"""Run as a program, in a child process: write the shard of a checkpoint, read and compare one, or create and remove files.
+
+    python shard.py write FILE SEED BYTES DIRECT
+    python shard.py read FILE SEED BYTES DIRECT
+    python shard.py create|stat|remove DIRECTORY SECONDS MOST
+
+Prints a JSON object. It imports the standard library only, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BLOCK = 1 << 20
+"""Size of a block of a shard. Each begins with its number, so that a block in the wrong place is wrong."""
+NUMBER_BYTES = 8
+
+
+def block_data(pattern: bytes, number: int) -> bytes:
+    """Return the content of a block."""
+    return number.to_bytes(NUMBER_BYTES, "big") + pattern[NUMBER_BYTES:]
+
+
+def pattern_of(seed: str) -> bytes:
+    """Return BLOCK bytes that depend on the seed and cannot be compressed."""
+    return hashlib.shake_256(seed.encode()).digest(BLOCK)
+
+
+def write(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
+    """Write the shard and sync it; return the seconds. Raises OSError."""
+    pattern, began = pattern_of(seed), time.perf_counter()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        with mmap.mmap(-1, BLOCK) as buffer:  # page-aligned, as O_DIRECT requires
+            for number in range(size // BLOCK):
+                buffer[:] = block_data(pattern, number)
+                _write_all(descriptor, buffer)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return {"seconds": time.perf_counter() - began}
+
+
+def _write_all(descriptor: int, buffer: mmap.mmap) -> None:
+    written = 0
+    while written < BLOCK:
+        with memoryview(buffer) as view, view[written:] as rest:
+            written += os.write(descriptor, rest)
+
+
+def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
+    """Read the shard past the page cache and compare every byte. Raises OSError.
+
+    Returns the seconds, the number of wrong bytes, and the offset of the first one (-1: none).
+    """
+    pattern, wrong, first, began = pattern_of(seed), 0, -1, time.perf_counter()
+    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    try:
+        if not direct:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(-1, BLOCK) as buffer:
+            for number in range(size // BLOCK):
+                expected, found = block_data(pattern, number), _read_block(descriptor, number * BLOCK, buffer)
+                if found != expected:
+                    places = [
+                        place for place in range(BLOCK) if found[place : place + 1] != expected[place : place + 1]
+                    ]
+                    first = number * BLOCK + places[0] if first < 0 else first
+                    wrong += len(places)
+    finally:
+        os.close(descriptor)
+    return {"seconds": time.perf_counter() - began, "wrong": wrong, "first": first}
+
+
+def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
+    """Return the block; shorter if the file ends before."""
+    length = 0
+    while length < BLOCK:
+        with memoryview(buffer) as view, view[length:] as rest:
+            count = os.preadv(descriptor, [rest], offset + length)
+        length += count
+        if not count:
+            break
+    return buffer[:length]
+
+
+def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
+    """Create empty files for that long; return their number and the seconds. Raises OSError."""
+    folder = Path(directory)
+    folder.mkdir()
+    began, count = time.perf_counter(), 0
+    while count < most and time.perf_counter() - began < seconds:
+        os.close(os.open(folder / str(count), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        count += 1
+    return {"count": count, "seconds": time.perf_counter() - began}
+
+
+def access(action: str, directory: str, seconds: float, most: int) -> dict[str, Any]:
+    """Look up (`stat`) or delete (`remove`) the files that `create` made; return their number and the seconds. Raises OSError."""
+    began, count = time.perf_counter(), 0
+    while count < most and (action == "remove" or time.perf_counter() - began < seconds):
+        path = Path(directory) / str(count)
+        if action == "stat":
+            path.stat()
+        else:
+            path.unlink()
+        count += 1
+    return {"count": count, "seconds": time.perf_counter() - began}
+
+
+def main(action: str, path: str, *arguments: str) -> None:
+    """Run the action and print what it returns, or `{"problem": …}`."""
+    try:
+        if action in ("write", "read"):
+            seed, size, direct = arguments
+            answer = (write if action == "write" else read)(path, seed, int(size), direct == "1")
+        elif action == "create":
+            answer = create(path, float(arguments[0]), int(arguments[1]))
+        else:
+            answer = access(action, path, float(arguments[0]), int(arguments[1]))
+    except OSError as error:
+        answer = {"problem": f"{action}: {error.strerror or error}"}
+    with contextlib.suppress(BrokenPipeError):
+        json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

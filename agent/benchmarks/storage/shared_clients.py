@@ -1,0 +1,130 @@
+"""The hosts that measure a shared directory together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.runtime.host_exchange import HostExchange
+from agent.benchmarks.storage.child import run_children
+from agent.benchmarks.storage.directory import PREFIX
+from agent.benchmarks.storage.target import ACCESS_S, Target, clean, program_answer, run_directory_program
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+STEP_S = 30.0
+"""How much later than its own children's limit a step of another host may end."""
+MOST_LOOKED_UP = 16
+"""Number of hosts whose directories each host looks up, to see whether all have the same file system."""
+_WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
+
+
+class LeftOutError(Exception):
+    """This host takes no further part; the message says why, unless its directory has a problem."""
+
+
+class Clients:
+    """The hosts that still take part, and what they tell each other.
+
+    Args:
+        context: the rank.
+        exchange: connects the hosts.
+        target: the directory on this host.
+    """
+
+    def __init__(self, context: Context, exchange: HostExchange, target: Target) -> None:
+        self.context, self.target = context, target
+        self._exchange = exchange
+        self.hosts: tuple[str, ...] = ()
+        """The hosts that take part, in the order of the launch."""
+        self._works: dict[str, str] = {}
+
+    @property
+    def host(self) -> str:
+        """Return the name of this host."""
+        return self._exchange.host
+
+    def join(self) -> None:
+        """Find the hosts that can use the directory, and leave out those that have another file system there.
+
+        Raises:
+            LeftOutError: this host is one of those left out.
+        """
+        # Hosts may come from benchmarks of different duration, and a file system may hang at the first access.
+        answers = self._gather("join", {"work": self.target.work.rpartition("/")[2]}, self.context.timeout_s)
+        self._works = {
+            host: str(answer["work"]) for host, answer in answers.items() if _WORK.fullmatch(str(answer["work"]))
+        }
+        self.hosts = tuple(host for host in self.hosts if host in self._works)
+        looked_up = [self._works[host] for host in self.hosts[:MOST_LOOKED_UP]]
+        answer = run_directory_program(self.context, {self.target.path: ["see", self.target.path, *looked_up]})[
+            self.target.path
+        ]
+        self.target.problem = answer if isinstance(answer, str) else ""
+        seen = [] if isinstance(answer, str) else sorted(map(str, answer["seen"]))
+        views = {host: tuple(view["seen"]) for host, view in self.step("look", {"seen": seen}).items()}
+        self._leave_out_others(views)
+
+    def _leave_out_others(self, views: Mapping[str, Sequence[str]]) -> None:
+        """Leave out the hosts that do not see what most hosts see. If no view has a majority, all are left out."""
+        (view, count), *others = Counter(tuple(view) for view in views.values()).most_common()
+        is_unclear = any(number == count for _, number in others)
+        same = tuple(host for host in self.hosts if tuple(views[host]) == view and not is_unclear)
+        if self.host not in same:
+            rest = [host for host in self.hosts if host != self.host][:3]
+            where = f"{self.target.about.get('filesystem')} {self.target.about.get('device')}".strip()
+            self.target.problem = (
+                f"the directory does not have the files of {', '.join(rest)}: another file system is mounted here, "
+                f"or none ({where})"
+            )
+            raise LeftOutError
+        self.hosts = same
+
+    def step(self, name: str, value: Mapping[str, Any], limit_s: float = ACCESS_S) -> dict[str, Any]:
+        """Exchange the values of a step; return host -> value of those without a problem.
+
+        Args:
+            name: name of the step, different for each call.
+            value: the value of this host. If its directory has a problem, the other hosts get that instead.
+            limit_s: limit of the children of this step.
+
+        Raises:
+            LeftOutError: this host has a problem, or answered too late.
+        """
+        return self._gather(name, value, limit_s + STEP_S)
+
+    def _gather(self, name: str, value: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        mine = {"problem": self.target.problem} if self.target.problem else value
+        answers = self._exchange.gather(name, mine, limit_s, self.hosts)
+        if self.target.problem:
+            raise LeftOutError
+        if self.host not in answers:
+            raise LeftOutError(f"this host answered too late (step {name})")
+        good = {
+            host: answer for host, answer in answers.items() if isinstance(answer, dict) and "problem" not in answer
+        }
+        self.hosts = tuple(good)
+        return good
+
+    def file_of(self, host: str, name: str) -> str:
+        """Return the path of a file of that host."""
+        return f"{self.target.path}/{self._works[host]}/{name}"
+
+    def next_host(self, distance: int, hosts: Sequence[str] = ()) -> str:
+        """Return the host that follows this one at that distance, cyclically; this host itself if it is alone."""
+        order = list(hosts or self.hosts)
+        return order[(order.index(self.host) + distance) % len(order)]
+
+    def run(self, commands: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, dict[str, Any]]:
+        """Run programs of ours at the same time; return key -> answer. A failure becomes the problem of the directory."""
+        answers = {}
+        for key, ended in run_children(commands, limit_s, self.context.heartbeat.record_progress).items():
+            answer = program_answer(ended, limit_s)
+            if isinstance(answer, str):
+                self.target.problem = self.target.problem or clean(answer)
+            else:
+                answers[key] = answer
+        return answers

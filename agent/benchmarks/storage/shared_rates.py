@@ -1,0 +1,180 @@
+"""Rates of a shared directory: bandwidth with more and more clients, and files created, looked up and removed."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent.benchmarks.storage import fio, shard
+from agent.benchmarks.storage.local_storage import MARGIN_S
+from agent.benchmarks.storage.shared_clients import Clients
+from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport
+
+FILE, DEPTH = "data", 4
+"""Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
+MOST_FILES = 20_000
+SATURATED = 0.9
+"""Share of the highest bandwidth of the ramp from which more clients count as no gain."""
+
+
+def numbers_of_clients(first: int, hosts: int) -> list[int]:
+    """Return the numbers of clients to measure: doubled from `first` on, and all hosts at last; with 0 all hosts only."""
+    counts = []
+    while 0 < first < hosts:
+        counts.append(first)
+        first *= 2
+    return [*counts, hosts]
+
+
+class SharedRates:
+    """The bandwidth of each client, and of all clients together."""
+
+    def __init__(self, clients: Clients, runner: FioRunner, report: TargetReport, settings: Mapping[str, Any]) -> None:
+        self._clients, self._runner, self._report, self._settings = clients, runner, report, settings
+        self._seconds = float(settings["seconds"])
+        self._limit_s = self._seconds + MARGIN_S
+        self._file = FILE
+        self._ramp: dict[str, dict[tuple[int, bool], float]] = defaultdict(dict)
+        """Operation -> number of clients, and whether these are all -> their bandwidth together."""
+        self._written: list[fio.FioResult] = []
+        self._rounds: list[dict[str, Any]] = []
+        """Reader -> rate and owner of the file, for each round with all clients."""
+        free = clients.target.free // 2 // max(1, len(clients.hosts))
+        self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
+        size = min(settings["size_bytes"], free // len(self._counts)) // runner.jobs
+        self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
+
+    def run(self) -> None:
+        """Measure with each number of clients. Only the figures with all of them are those of a client."""
+        for number, count in enumerate(self._counts):
+            is_last = number == len(self._counts) - 1
+            # A host may have been left out since.
+            part = self._clients.hosts if is_last else self._clients.hosts[:count]
+            # A file of its own for each number of clients: some clients cache the size of a file.
+            self._file = f"{FILE}{number}"
+            regions: dict[str, int] = {}
+            for distance in range(1, (self._settings["rounds"] if is_last else 1) + 1):
+                regions = self._write(f"write/{number}/{distance}", part, is_last)
+            for distance in range(1, (self._settings["rounds"] if is_last else 1) + 1):
+                self._read(f"read/{number}/{distance}", part, regions, distance, is_last)
+        self._report_writes()
+        self._report_reads()
+        self._report_ramp()
+
+    def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
+        """Write at the same time; return host -> size of each job's region that it has written."""
+        item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
+        result = self._pass(item, part, self._clients.host, self._step_bytes)
+        answer = {"rate": result.bytes_per_second, "bytes": min(result.job_bytes)} if result else {}
+        answers = {
+            host: value for host, value in self._clients.step(step, answer, self._limit_s).items() if host in part
+        }
+        self._aggregate("write", [float(value["rate"]) for value in answers.values()], is_last)
+        if is_last and result:
+            self._written.append(result)
+        blocks = {host: int(value["bytes"]) // fio.SEQUENTIAL_BYTES for host, value in answers.items()}
+        return {host: number * fio.SEQUENTIAL_BYTES for host, number in blocks.items() if number > 0}
+
+    def _read(self, step: str, part: Sequence[str], regions: Mapping[str, int], distance: int, is_last: bool) -> None:
+        """Read the files of other hosts at the same time."""
+        item = fio.FioPass(
+            name="read", op="read", pattern="sequential", seconds=self._seconds, depth=DEPTH, repeats=True
+        )
+        owner = self._owner(part, regions, distance)
+        result = self._pass(item, part, owner, regions.get(owner, 0)) if owner else None
+        answer = {"rate": result.bytes_per_second, "owner": owner} if result else {}
+        answers = self._clients.step(step, answer, self._limit_s)
+        rates = {host: value for host, value in answers.items() if host in part and value}
+        self._aggregate("read", [float(value["rate"]) for value in rates.values()], is_last)
+        if is_last:
+            self._rounds.append(rates)
+
+    def _owner(self, part: Sequence[str], regions: Mapping[str, int], distance: int) -> str:
+        """Return the host whose file this host reads; empty if it reads none."""
+        if self._clients.host not in part:
+            return ""
+        order = [*part[(at := part.index(self._clients.host)) + 1 :], *part[: at + 1]]
+        readable = [host for host in order if host in regions]
+        others = [host for host in readable if host != self._clients.host] or readable
+        return others[(distance - 1) % len(others)] if others else ""
+
+    def _pass(self, item: fio.FioPass, part: Sequence[str], owner: str, size: int) -> fio.FioResult | None:
+        clients = self._clients
+        if clients.host not in part:
+            return None
+        region = (clients.file_of(owner, self._file), size, self._step_bytes)
+        results = self._runner.run(item, [clients.target], {clients.target.path: region}, self._limit_s)
+        return results.get(clients.target.path)
+
+    def _aggregate(self, op: str, rates: Sequence[float], is_last: bool) -> None:
+        """Note what these clients reached together; of several rounds, the best counts."""
+        if rates:
+            count, rate = len(rates), sum(rates)
+            self._ramp[op][count, is_last] = max(rate, self._ramp[op].get((count, is_last), 0.0))
+
+    def _report_ramp(self) -> None:
+        """Report what all clients reached together, what fewer did, and the fewest that reach almost the highest bandwidth."""
+        for op, steps in self._ramp.items():
+            for (count, is_last), rate in steps.items():
+                name = "shared_storage.aggregate_bandwidth" if is_last else "shared_storage.ramp_bandwidth"
+                self._report_together(name, "B/s", rate, op=op, clients=count)
+            if len(self._counts) > 1:
+                enough = SATURATED * max(steps.values())
+                fewest = min(count for (count, _), rate in steps.items() if rate >= enough)
+                most = max(count for count, _ in steps)
+                self._report_together("shared_storage.saturation_clients", "1", fewest, op=op, clients=most)
+
+    def _report_together(self, name: str, unit: str, value: float, **params: Any) -> None:
+        context, target = self._clients.context, self._clients.target
+        context.report(name, value, unit=unit, scope=f"{context.world_scope},{target.scope}", **params)
+
+    def _report_writes(self) -> None:
+        """Report the best rate at which this host wrote its file: a file system may serve clients unequally for a moment."""
+        if self._written:
+            best = max(self._written, key=lambda result: result.bytes_per_second)
+            about = {"clients": len(self._clients.hosts), "moved_bytes": sum(best.job_bytes)}
+            self._report.figure(
+                self._clients.target, "shared_storage.bandwidth", best.bytes_per_second, about, op="write"
+            )
+
+    def _report_reads(self) -> None:
+        """Report the best rate at which this host read a file, and the best rate at which any host read its file.
+
+        The best, because a slow client is slow with every file, and a slow part of the file system with every client.
+        """
+        mine: list[float] = []
+        of_files: dict[str, float] = defaultdict(float)
+        for rates in self._rounds:
+            for reader, value in rates.items():
+                owner, rate = str(value["owner"]), float(value["rate"])
+                if reader == self._clients.host:
+                    mine.append(rate)
+                of_files[owner] = max(of_files[owner], rate)
+        about = {"clients": len(self._clients.hosts)}
+        if mine:
+            self._report.figure(self._clients.target, "shared_storage.bandwidth", max(mine), about, op="read")
+        if rate := of_files.get(self._clients.host, 0.0):
+            self._report.figure(self._clients.target, "shared_storage.file_bandwidth", rate, about)
+
+
+def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[str, Any]) -> None:
+    """Report how many files per second this host creates and removes, and looks up in the directory of another host."""
+    seconds, limit_s = float(settings["metadata_seconds"]), float(settings["metadata_seconds"]) + ACCESS_S
+    count, counts = 0, dict[str, int]()
+    for action in ("create", "stat", "remove"):
+        owner = clients.host if action != "stat" else clients.next_host(1)
+        most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count
+        folder = clients.file_of(owner, "files")
+        command = [sys.executable, "-I", shard.__file__, action, folder, str(seconds), str(most)]
+        answers = clients.run({action: command}, limit_s if action != "remove" else limit_s + 10 * seconds)
+        answer = answers.get(action, {"count": 0, "seconds": 0.0})
+        counts = {
+            host: int(value["count"]) for host, value in clients.step(f"metadata/{action}", answer, limit_s).items()
+        }
+        if action == "create":
+            count = int(answer["count"])
+        if answer["count"] and answer["seconds"] > 0:
+            rate = answer["count"] / answer["seconds"]
+            report.figure(clients.target, "shared_storage.metadata_rate", rate, {"clients": len(counts)}, op=action)

@@ -1,0 +1,59 @@
+"""A directory that all hosts of the gang (the hosts of one multi-node launch) share, used by all of them at once.
+
+One rank of each host is a client of the file system: it writes a file and reads those of other hosts, more and more clients at a
+time; creates, looks up and removes files; and writes the shards of a checkpoint, one for each rank of the host, which other hosts
+read back and compare. A client that fails or hangs is left out of the rest, and costs its own figures only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.runtime.host_exchange import ExchangeError, HostExchange
+from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
+from agent.benchmarks.storage import fio
+from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
+from agent.benchmarks.storage.local_storage import NO_FIO
+from agent.benchmarks.storage.shared_clients import Clients, LeftOutError
+from agent.benchmarks.storage.shared_rates import SharedRates, measure_metadata
+from agent.benchmarks.storage.target import FioRunner, TargetReport, prepare_targets, remove_targets
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `shared_storage.*` of every directory that the inventory names; nothing if it names none."""
+    if not context.is_reporting_rank:
+        wait_for_reporting_rank(context)
+        return
+    request = read_request(context)
+    members = [str(name) for name in request.get("members", [])]
+    for number, path in enumerate(request.get("shared_storage", [])):
+        context.set_phase(f"shared_storage: {path}"[:200])
+        exchange = HostExchange(context, members, f"shared_storage/{number}")
+        _measure(context, settings, exchange, str(path))
+
+
+def _measure(context: Context, settings: Mapping[str, Any], exchange: HostExchange, path: str) -> None:
+    report = TargetReport(context, "shared_storage", settings)
+    program = fio.program()
+    runner = FioRunner(
+        context=context, path=program, engine=fio.engine(program) if program else "", jobs=settings["jobs"]
+    )
+    (target,) = prepare_targets(context, [path])
+    target.problem = target.problem or ("" if program else NO_FIO.replace("local", "shared"))
+    target.about |= {"engine": runner.engine, "jobs": runner.jobs}
+    try:
+        clients = Clients(context, exchange, target)
+        clients.join()
+        SharedRates(clients, runner, report, settings).run()
+        measure_metadata(clients, report, settings)
+        CheckpointShards(clients, report, settings).run()
+        clients.step("end", {})
+    except (LeftOutError, ExchangeError) as error:
+        target.problem = target.problem or str(error)
+    finally:
+        report.absent(target)
+        remove_targets(context, [target])

@@ -1,0 +1,185 @@
+"""A directory under measurement: how it is prepared, and how its figures are reported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agent.benchmarks.storage import directory, fio
+from agent.benchmarks.storage.child import Ended, run_children
+from schemas.catalogue import BENCHMARKS, expand
+from schemas.records import ERROR
+from schemas.scopes import directory_scope
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
+
+ACCESS_S = 20.0
+"""Time within which a file system must answer a few small accesses."""
+LEAST_BYTES = 64 << 20
+"""Least free space with which a directory is measured."""
+MAX_TEXT = 120
+NOTHING_TO_READ = "not measured: too little was written in time to read it back"
+_TEXTS = ("work", "filesystem", "device", "model")
+
+
+@dataclass(kw_only=True)
+class Target:
+    """A directory of this host, and what is known about it."""
+
+    path: str
+    problem: str = ""
+    """Why it can no longer be measured."""
+    work: str = ""
+    """Subdirectory for test files."""
+    free: int = 0
+    direct: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
+    """Parameters of its figures: file system, device, models of the disks."""
+
+    @property
+    def scope(self) -> str:
+        """Return the scope of its figures."""
+        return directory_scope(self.path)
+
+
+def prepare_targets(context: Context, paths: Sequence[str]) -> list[Target]:
+    """Return the directories, each with a new subdirectory for test files, or with the problem that prevents it."""
+    targets = [Target(path=path) for path in paths]
+    answers = run_directory_program(context, {target.path: ["prepare", target.path] for target in targets})
+    for target in targets:
+        answer = answers[target.path]
+        if isinstance(answer, str):
+            target.problem = answer
+            continue
+        texts = {key: clean(answer.get(key, "")) for key in _TEXTS[1:]}
+        target.work, target.free, target.direct = str(answer["work"]), int(answer["free"]), bool(answer["direct"])
+        target.about = {**texts, "direct": target.direct}
+        if target.free < LEAST_BYTES:
+            target.problem = f"{target.free / 1e6:.0f} MB are free, {LEAST_BYTES / 1e6:.0f} MB are needed: free space"
+    return targets
+
+
+def remove_targets(context: Context, targets: Iterable[Target]) -> None:
+    """Remove the test files. A file system that hangs keeps them; the next measurement removes those older than a day."""
+    run_directory_program(
+        context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
+    )
+
+
+def run_directory_program(context: Context, arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any] | str]:
+    """Run the program on each directory; return its answer, or a problem."""
+    program = (sys.executable, "-I", directory.__file__)
+    commands = {path: [*program, *words] for path, words in arguments.items()}
+    return {
+        path: program_answer(ended, ACCESS_S)
+        for path, ended in run_children(commands, ACCESS_S, context.heartbeat.record_progress).items()
+    }
+
+
+def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | str:
+    """Return the JSON object that one of our programs printed, or why there is none."""
+    if isinstance(ended, OSError):
+        return f"cannot start a process: {ended.strerror or ended}"
+    if ended.code is None:
+        return hangs(limit_s)
+    try:
+        answer = json.loads(ended.stdout)
+        problem = answer.get("problem", "")
+    except (ValueError, AttributeError):
+        return f"no answer: {clean(ended.stderr[-MAX_TEXT:]) or f'exit code {ended.code}'}"
+    return clean(problem) if problem else dict(answer)
+
+
+def hangs(limit_s: float) -> str:
+    """Return that the file system did not answer."""
+    return (
+        f"no answer within {limit_s:g} s: the file system hangs or is very slow; check kernel log, server and network"
+    )
+
+
+def clean(text: object) -> str:
+    """Return the text in one line without control characters, shortened."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())[:MAX_TEXT]
+
+
+class TargetReport:
+    """Reports the figures of directories, and why there are none."""
+
+    def __init__(self, context: Context, benchmark: str, settings: Mapping[str, Any]) -> None:
+        self._context = context
+        self._units = {output.name: output.unit for output in BENCHMARKS[benchmark].outputs}
+        self._expected = [
+            item for item in expand(context.stage, benchmark, settings, context.kind) if item.scope == "directory"
+        ]
+        self._reported: set[tuple[str, str, frozenset[tuple[str, Any]]]] = set()
+
+    def figure(
+        self, target: Target, name: str, value: float, about: Mapping[str, Any] | None = None, **params: Any
+    ) -> None:
+        """Report a figure. `params` are its settings, `about` describes the measurement."""
+        self._reported.add((target.scope, name, frozenset(params.items())))
+        self._context.report(
+            name, value, unit=self._units[name], scope=target.scope, **params, **target.about, **(about or {})
+        )
+
+    def absent(self, target: Target, **params: Any) -> None:
+        """Report the problem of the directory for every figure with these settings that it has not."""
+        for item in self._expected:
+            key = (target.scope, item.name, frozenset(item.params.items()))
+            if key not in self._reported and params.items() <= item.params.items():
+                self._reported.add(key)
+                self._context.report_absent(
+                    item.name, unit=self._units[item.name], scope=target.scope, status=ERROR,
+                    reason=f"{target.path}: {target.problem or NOTHING_TO_READ}", **item.params, **target.about,
+                )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class FioRunner:
+    """Runs passes of fio on several directories at once."""
+
+    context: Context
+    path: str
+    engine: str
+    jobs: int
+
+    def run(
+        self, item: fio.FioPass, targets: Sequence[Target], regions: Mapping[str, tuple[str, int, int]], limit_s: float
+    ) -> dict[str, fio.FioResult]:
+        """Run the pass on each directory without a problem; return path -> figures. Failures become problems of the directory.
+
+        Args:
+            item: the pass.
+            targets: the directories.
+            regions: path -> test file, size of each job's region, and distance between the regions.
+            limit_s: time after which a pass is abandoned.
+        """
+        commands = {}
+        for target in targets:
+            if not target.problem:
+                file, size, step = regions[target.path]
+                commands[target.path] = [self.path, *item.arguments(
+                    file, engine=self.engine, direct=target.direct, jobs=self.jobs, size_bytes=size, step_bytes=step
+                )]  # fmt: skip
+        results = {}
+        self.endings = run_children(commands, limit_s, self.context.heartbeat.record_progress)
+        for target in targets:
+            if target.path not in commands:
+                continue
+            try:
+                results[target.path] = _result(item, self.endings[target.path], limit_s)
+            except fio.FioError as error:
+                target.problem = f"{item.name}: {error}"
+        return results
+
+
+def _result(item: fio.FioPass, ended: Ended | OSError, limit_s: float) -> fio.FioResult:
+    if isinstance(ended, OSError):
+        raise fio.FioError(f"fio cannot be started: {ended.strerror or ended}")
+    if ended.code is None:
+        raise fio.FioError(hangs(limit_s))
+    return fio.parse(item.op, ended.code, ended.stdout, ended.stderr)

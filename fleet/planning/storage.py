@@ -1,0 +1,69 @@
+"""The directories whose file systems are measured, and their required bandwidths, from the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fleet.inventory.ansible import Variables
+from schemas.catalogue import BENCHMARKS
+from schemas.errors import UsageError
+
+GIB = 1 << 30
+PRESETS: Mapping[str, Mapping[str, float]] = {
+    "together": {"local_read": 2, "local_write": 1, "shared_read": 10, "shared_write": 5}
+}
+"""Name in rackproof_storage_floors -> floors in GiB/s. together: Together AI's requirements on GPU clusters (docs/storage.md)."""
+
+
+def storage_floors(variables: Variables) -> dict[str, float]:
+    """Return the required bandwidths in B/s; empty if the inventory has none."""
+    floors = variables.get("rackproof_storage_floors", {})
+    return {key: float(value * GIB) for key, value in (PRESETS[floors] if isinstance(floors, str) else floors).items()}
+
+
+def local_directories(name: str, variables: Variables) -> tuple[str, ...]:
+    """Return the directories on disks of the host to measure. Raises UsageError for a device."""
+    return _directories(name, variables, "rackproof_local_storage")
+
+
+def shared_directories(name: str, variables: Variables, *, has_gang: bool) -> tuple[str, ...]:
+    """Return the directories that the host shares with others. Raises UsageError for a device, or if the host is in no gang.
+
+    Args:
+        has_gang: the profile has a stage of several hosts.
+    """
+    directories = _directories(name, variables, "rackproof_shared_storage")
+    if directories and has_gang and variables.get("rackproof_gang") == "none":
+        raise UsageError(
+            f"host {name}: rackproof_shared_storage is measured by the hosts of a gang, and rackproof_gang is none: set "
+            "rackproof_gang to all, or name the directory in rackproof_local_storage"
+        )
+    return directories
+
+
+def _directories(name: str, variables: Variables, variable: str) -> tuple[str, ...]:
+    for directory in (directories := variables.get(variable, ())):
+        if f"{directory}/".startswith("/dev/"):
+            raise UsageError(
+                f"host {name}: {variable} has the device {directory}: test files would overwrite its data; "
+                "name a directory of a mounted file system"
+            )
+    return tuple(directories)
+
+
+def without_unnamed(profile: Mapping[str, Any], hosts: Iterable[Variables]) -> dict[str, Any]:
+    """Return the profile without the benchmarks whose directories no host names."""
+    named = {key for variables in hosts for key, value in variables.items() if value}
+    stages = {
+        stage: {
+            **content,
+            "benchmarks": {
+                benchmark: chosen
+                for benchmark, chosen in content["benchmarks"].items()
+                if not (kind := BENCHMARKS[benchmark].directories) or f"rackproof_{kind}" in named
+            },
+        }
+        for stage, content in profile["stages"].items()
+    }
+    return {**profile, "stages": stages}

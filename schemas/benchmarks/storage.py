@@ -1,0 +1,102 @@
+"""Benchmarks of file systems, in directories that the inventory names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.benchmarks import Benchmark, Output
+
+_WHERE = {
+    "filesystem": str,
+    "device": str,
+    "model": str,
+    "direct": bool,
+    "engine": str,
+    "jobs": int,
+    "moved_bytes": int,
+}
+"""Where a figure was measured: type of the file system, block device or server, models of the disks, whether the page cache was
+bypassed (O_DIRECT), engine and jobs of fio, and the bytes that it read or wrote."""
+_OPS, _SHARING = {"op": "ops"}, {"sharing": "sharings"}
+
+STORAGE: Mapping[str, Benchmark] = {
+    "local_storage": Benchmark(
+        group="storage",
+        title="Local storage",
+        summary="fio in the directories of rackproof_local_storage: rates, latencies, and every block read back and compared",
+        settings={
+            "ops": ["read", "write"],
+            "percentiles": ["p50", "p99"],
+            "sharings": ["together"],  # all directories at once, or one after the other
+            "seconds": 1,  # for each rate; what was written in this time is read back whole
+            "size_bytes": 32 << 30,  # the most to write in a directory, and at most half of its free space
+            "jobs": 4,
+        },
+        choices={"sharings": ("together", "alone"), "percentiles": ("p50", "p99", "p99_9")},
+        outputs=[
+            Output(name="local_storage.bandwidth", unit="B/s", scope="directory", over={**_OPS, **_SHARING}),
+            Output(name="local_storage.iops", unit="1/s", scope="directory", over={**_OPS, **_SHARING}),
+            Output(
+                name="local_storage.latency",
+                unit="s",
+                scope="directory",
+                over={**_OPS, "percentile": "percentiles", **_SHARING},
+            ),
+            Output(
+                name="local_storage.wrong_blocks",
+                unit="1",
+                scope="directory",
+                over=_SHARING,
+                params={"first_wrong": str},
+            ),
+        ],
+        params=_WHERE,
+        cost_s=8.0,
+        parts=["storage"],
+        directories="local_storage",
+    ),
+    "shared_storage": Benchmark(
+        group="storage",
+        title="Shared storage",
+        summary="the directories of rackproof_shared_storage, used by all hosts at once: rates of each client and of all "
+        "together, files per second, and a checkpoint that other hosts read back and compare",
+        settings={
+            "ops": ["read", "write"],
+            "metadata_ops": ["create", "stat", "remove"],
+            "first_clients": 0,  # clients in the first step of the ramp, doubled in each step; 0: only all at once
+            "rounds": 2,  # in each, every host writes its file, or reads that of another host; the best round counts
+            "seconds": 1,  # for each rate
+            "metadata_seconds": 0.3,  # for each rate of files
+            "size_bytes": 16
+            << 30,  # the most that a host writes, and at most half of the free space for all hosts together
+            "shard_bytes": 64 << 20,  # shard of a rank
+            "jobs": 4,
+        },
+        outputs=[
+            Output(name="shared_storage.bandwidth", unit="B/s", scope="directory", over=_OPS),
+            Output(name="shared_storage.file_bandwidth", unit="B/s", scope="directory"),
+            Output(name="shared_storage.metadata_rate", unit="1/s", scope="directory", over={"op": "metadata_ops"}),
+            Output(name="shared_storage.checkpoint_bandwidth", unit="B/s", scope="directory", over=_OPS),
+            Output(
+                name="shared_storage.wrong_bytes",
+                unit="1",
+                scope="directory",
+                params={"first_wrong": str, "readers": str},
+            ),
+            Output(name="shared_storage.misread_bytes", unit="1", scope="directory"),
+            *(
+                Output(name=f"shared_storage.{name}", unit=unit, scope="directory", over=_OPS, demanded=False)
+                for name, unit in (
+                    ("aggregate_bandwidth", "B/s"),
+                    ("ramp_bandwidth", "B/s"),
+                    ("saturation_clients", "1"),
+                )
+            ),
+        ],
+        params={**_WHERE, "clients": int},
+        cost_s=9.0,
+        parts=["storage"],
+        directories="shared_storage",
+        needs_peers=True,
+    ),
+}

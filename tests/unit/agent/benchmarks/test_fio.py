@@ -1,0 +1,88 @@
+"""What fio's output means. The captures under tests/data/fio are of fio 3.42."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.benchmarks.storage.fio import FioError, failure_reason, parse, wrong_blocks
+from tests import ROOT
+
+CAPTURES = ROOT / "tests/data/fio"
+MISMATCH = (CAPTURES / "verify-error.output-file.txt").read_text()
+HEADER = (
+    "verify: bad magic header 0, wanted acca at file /data/x offset 409600, length 4096 (requested block: offset=0)\n"
+)
+
+
+def test_figures_of_a_healthy_pass() -> None:
+    result = parse("write", 0, (CAPTURES / "ok.json").read_text(), "")
+    document = json.loads((CAPTURES / "ok.json").read_text())["jobs"][0]["write"]
+    assert result.bytes_per_second == document["bw_bytes"]
+    assert result.operations_per_second == pytest.approx(document["iops"])
+    assert result.job_bytes == (document["io_bytes"],)
+    percentiles = document["clat_ns"]["percentile"]
+    assert result.latency_s["p50"] == pytest.approx(percentiles["50.000000"] * 1e-9)
+    assert result.latency_s["p99_9"] == pytest.approx(percentiles["99.900000"] * 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "reason"),
+    [
+        (1, "enospc.stdout.txt", "enospc.stderr.txt", "no space left on the file system"),
+        (1, "engine-missing.stdout.txt", "", "cannot open shared object file"),
+        (1, "verify-error.output-file.txt", "", "blocks that were read differ"),
+        (0, "", "", "exit code 0: no message"),
+        (-9, "", "", "exit code -9"),
+    ],
+)
+def test_failed_pass_has_a_reason(code: int, stdout: str, stderr: str, reason: str) -> None:
+    texts = [(CAPTURES / name).read_text() if name else "" for name in (stdout, stderr)]
+    with pytest.raises(FioError, match=reason) as error:
+        parse("write", code, *texts)
+    assert len(str(error.value)) <= 400
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "where"),
+    [
+        (MISMATCH, 1, "offset 393216"),
+        (HEADER, 1, "offset 409600"),
+        (HEADER + MISMATCH, 2, "offset 393216"),
+        ((CAPTURES / "ok.json").read_text(), 0, ""),
+        ("fio: pid=1, err=84/file:io_u.c:2372, error=other words\n", 1, "an unknown offset"),
+        ("fio: pid=1, err=5/file:io_u.c:2372, error=Input/output error\n", 0, ""),
+    ],
+)
+def test_wrong_blocks_are_counted_whatever_fio_calls_them(text: str, number: int, where: str) -> None:
+    assert wrong_blocks(1, text, "") == wrong_blocks(1, "", text) == (number, where)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"jobs": []}, {"jobs": None}, {"jobs": [{}]}, {"jobs": [{"error": "x"}]},
+        {"jobs": [{"write": {"total_ios": 1}, "error": 0}]},
+    ],
+)  # fmt: skip
+def test_strange_output_is_no_figure(change: dict[str, Any]) -> None:
+    for text in (json.dumps(change), f"note\n{json.dumps(change)}", "[" * 10**5, "{", "{" * 10**5):
+        with pytest.raises(FioError):
+            parse("write", 0, text, "")
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1", None])
+def test_impossible_rate_is_no_figure(value: object) -> None:
+    document = json.loads((CAPTURES / "ok.json").read_text())
+    document["jobs"][0]["write"]["bw_bytes"] = value
+    with pytest.raises(FioError):
+        parse("write", 0, json.dumps(document), "")
+
+
+def test_reason_is_one_short_line_without_control_characters() -> None:
+    reason = failure_reason(1, [], "", "\x1b[31mred\x1b[0m\n" * 100)
+    assert reason.isprintable()
+    assert len(reason) <= 400

@@ -1,0 +1,183 @@
+"""Local storage with the real fio, and with programs in its place that hang or answer nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.benchmarks.storage import directory, local_storage, target
+from agent.benchmarks.storage.directory import disks_of, mount_of
+from schemas.catalogue import expand, settings
+from tests.rdma.guest import Recorder
+
+CHOSEN = {"size_bytes": 8 << 20, "jobs": 2}
+FLIP = f"""#!{sys.executable}
+import os, sys
+options = dict(item.lstrip("-").split("=", 1) for item in sys.argv[1:] if "=" in item)
+if options.get("name") == "comparison":
+    with open(options["filename"], "r+b") as file:
+        file.seek(1234567); byte = file.read(1)
+        file.seek(1234567); file.write(bytes([byte[0] ^ 1])); file.flush(); os.fsync(file.fileno())
+os.execv({shutil.which("fio")!r}, ["fio", *sys.argv[1:]])
+"""
+
+
+def measure(work: Path, *paths: Path | str, **chosen: Any) -> list[dict[str, Any]]:
+    """Return what the reporting rank of a host observes."""
+    work.mkdir(exist_ok=True)
+    (work / "request.json").write_text(json.dumps({"local_storage": [str(path) for path in paths]}))
+    context = Recorder(
+        work=work, stage="benchmark", is_reporting_rank=True, kind="gpu", observations=[],
+        heartbeat=SimpleNamespace(record_progress=lambda: None),
+    )  # fmt: skip
+    values = {**settings("local_storage", {**CHOSEN, **chosen}), "seconds": 0.2}
+    local_storage.run(context, values)  # type: ignore[arg-type]
+    for path in paths:
+        planned = [item for item in expand("benchmark", "local_storage", values) if item.scope == "directory"]
+        scope = f"directory={str(path).strip('/').replace('/', ':')}"
+        reported = [item for item in context.observations if item["scope"] == scope]
+        assert len(reported) == len(planned), "every planned figure is reported once, measured or not"
+    return context.observations
+
+
+def replace_fio(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    programs = directory / "programs"
+    programs.mkdir()
+    (programs / "fio").write_text(script)
+    (programs / "fio").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+def reasons(observations: list[dict[str, Any]]) -> set[str]:
+    assert {item["status"] for item in observations} == {"error"}
+    return {item["reason"] for item in observations}
+
+
+def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    observations = measure(tmp_path / "work", disk, percentiles=["p50", "p99", "p99_9"])
+    assert {item["status"] for item in observations} == {"measured"}
+    values = {(item["name"], *sorted(map(str, item["params"].items()))): item["value"] for item in observations}
+    assert all(value > 0 for key, value in values.items() if key[0] != "local_storage.wrong_blocks")
+    (wrong,) = (item for item in observations if item["name"] == "local_storage.wrong_blocks")
+    assert (wrong["value"], wrong["params"]["moved_bytes"] > 0) == (0, True)
+    assert list(disk.iterdir()) == []
+
+
+def test_one_flipped_bit_is_found_and_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_fio(tmp_path, monkeypatch, FLIP)
+    (wrong,) = (item for item in measure(tmp_path / "work", tmp_path) if item["name"] == "local_storage.wrong_blocks")
+    assert (wrong["status"], wrong["value"], wrong["params"]["first_wrong"]) == ("measured", 1, "offset 1232896")
+
+
+def test_directory_that_cannot_be_used_costs_only_its_own_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nprint('not JSON')\n")
+    file = tmp_path / "file"
+    file.touch()
+    found = {
+        item["reason"] for item in measure(tmp_path / "work", tmp_path, file, "/dev/null", tmp_path / "none", "/proc")
+    }
+    assert found == {
+        f"{tmp_path}: sequential write: fio: exit code 0: not JSON",
+        f"{file}: it is a file, not a directory: name a directory of a mounted file system",
+        "/dev/null: it is a device, not a directory: name a directory of a mounted file system",
+        f"{tmp_path / 'none'}: No such file or directory",
+        "/proc: No such file or directory",
+    }
+
+
+def test_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "LEAST_BYTES", 1 << 62)
+    (reason,) = reasons(measure(tmp_path / "work", tmp_path))
+    assert reason.startswith(f"{tmp_path}: ")
+    assert reason.endswith("are needed: free space")
+
+
+def test_file_system_that_hangs_ends_the_benchmark_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "directory.py"
+    program.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(directory, "__file__", str(program))
+    monkeypatch.setattr(target, "ACCESS_S", 0.5)
+    (reason,) = reasons(measure(tmp_path / "work", tmp_path))
+    assert "no answer within 0.5 s: the file system hangs" in reason
+
+
+def test_pass_that_hangs_ends_the_benchmark_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nimport sys, time\ntime.sleep(600 * (len(sys.argv) > 2))\n")
+    monkeypatch.setattr(local_storage, "MARGIN_S", 0.5)
+    (reason,) = reasons(measure(tmp_path / "work", tmp_path))
+    assert reason.startswith(f"{tmp_path}: sequential write: no answer within 0.7 s")
+
+
+def test_missing_fio_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (reason,) = reasons(measure(tmp_path / "work", tmp_path))
+    assert "set rackproof_install_fio" in reason
+
+
+def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
+    assert measure(tmp_path / "work") == []
+
+
+def test_leftovers_of_killed_measurements_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    names = {"rackproof-storage-old": 2, "rackproof-storage-new": 0, "other": 2}
+    for name, days in names.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, (tmp_path / name).stat().st_mtime - days * 86400))
+    (tmp_path / "rackproof-storage-link").symlink_to(tmp_path / "other")
+    work = Path(directory.prepare(str(tmp_path))["work"])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "rackproof-storage-new", "other", "rackproof-storage-link", work.name
+    }  # fmt: skip
+
+
+MOUNTS = """\
+22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
+80 22 0:45 / /mnt/shared\\040data rw,relatime shared:9 master:2 - nfs4 10.0.0.1:/export rw,vers=4.2
+81 22 9:0 / /data rw shared:3 - xfs /dev/md0 rw
+82 81 0:50 / /data rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/mnt/shared data/x", ("nfs4", "10.0.0.1:/export")), ("/data", ("tmpfs", "tmpfs")),
+        ("/database", ("ext4", "/dev/nvme0n1p2")),
+        ("/", ("ext4", "/dev/nvme0n1p2")),
+    ],
+)  # fmt: skip
+def test_last_and_longest_mount_counts(path: str, expected: tuple[str, str]) -> None:
+    assert mount_of(f"{MOUNTS}garbage\n", path) == expected
+
+
+def test_models_of_all_disks_below_an_array_are_found(tmp_path: Path) -> None:
+    block = tmp_path / "sys/devices/block"
+    for name in ("nvme0n1", "nvme1n1"):
+        part = block / name / f"{name}p1"
+        part.mkdir(parents=True)
+        (part / "partition").write_text("1\n")
+        (block / name / "device").mkdir()
+        (block / name / "device/model").write_text("SAMSUNG MZWLR3T8   \n")
+        slaves = block / "md0/slaves"
+        slaves.mkdir(parents=True, exist_ok=True)
+        (slaves / f"{name}p1").symlink_to(part)
+    numbers = tmp_path / "sys/dev/block"
+    numbers.mkdir(parents=True)
+    (numbers / "9:0").symlink_to(block / "md0")
+    (numbers / "259:1").symlink_to(block / "nvme0n1/nvme0n1p1")
+    assert disks_of(os.makedev(9, 0), "", tmp_path) == ("md0", "2x SAMSUNG MZWLR3T8")
+    assert disks_of(os.makedev(259, 1), "", tmp_path) == ("nvme0n1p1", "SAMSUNG MZWLR3T8")
+    assert disks_of(os.makedev(0, 45), "10.0.0.1:/export", tmp_path) == ("", "")

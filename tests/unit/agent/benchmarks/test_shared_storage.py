@@ -1,0 +1,234 @@
+"""Shared storage: three hosts as threads, and one directory. fio is replaced by a program that prints what fio prints; the shards
+of the checkpoint are real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from agent.benchmarks.runtime import host_exchange
+from agent.benchmarks.storage import directory, shard, shared_clients, shared_storage, target
+from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
+from agent.benchmarks.storage.shared_clients import Clients
+from agent.benchmarks.storage.shared_rates import numbers_of_clients
+from schemas.catalogue import expand, settings
+from tests.rdma.guest import Recorder
+
+HOSTS = ("h1", "h2", "h3")
+CHOSEN = settings("shared_storage", {"shard_bytes": 1 << 20, "metadata_seconds": 0.01, "jobs": 2, "rounds": 1})
+PLANNED = [item for item in expand("gang", "shared_storage", CHOSEN) if item.scope == "directory"]
+FIO = f"""#!{sys.executable}
+import json, pathlib, sys
+options = dict(item.lstrip("-").split("=", 1) for item in sys.argv[1:] if "=" in item)
+if not options:
+    print("libaio"); sys.exit()
+op, path = options["rw"], pathlib.Path(options["filename"])
+if op == "write":
+    path.touch()
+elif not path.exists():
+    print(f"fio: pid=1, err=2/file:filesetup.c:1, {{path}} is not there", file=sys.stderr); sys.exit(1)
+one = {{"total_ios": 8, "bw_bytes": 1e9, "iops": 1e3, "io_bytes": 8 << 20,
+       "clat_ns": {{"percentile": {{"50.000000": 1e5, "99.000000": 2e5, "99.900000": 3e5}}}}}}
+print(json.dumps({{"jobs": [{{"error": 0, op: one}}, {{"error": 0, op: one}}]}}))
+"""
+Observed = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def _fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "fio").write_text(FIO)
+    (programs / "fio").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(shared_clients, "STEP_S", 5.0)
+    monkeypatch.setattr(host_exchange, "MARGIN_S", 5.0)
+
+
+def measure(
+    tmp_path: Path,
+    *,
+    paths: dict[str, Path] | None = None,
+    absent: tuple[str, ...] = (),
+    shards: int = 1,
+    **chosen: Any,
+) -> Observed:
+    """Return what each host observes.
+
+    Args:
+        tmp_path: for the work directories.
+        paths: host -> its directory; default: the same on all.
+        absent: hosts whose measuring rank has left the benchmark, because its GPU is broken.
+        shards: shards of each host.
+        chosen: settings.
+    """
+    (tmp_path / "shared").mkdir(exist_ok=True)
+    store = PrefixStore("launch", HashStore())
+    contexts: dict[str, Recorder] = {}
+    for node, host in enumerate(HOSTS):
+        if host in absent:
+            store.set(f"left/{node}/shared_storage/0", "left")
+            continue
+        work = tmp_path / f"work-{host}"
+        work.mkdir()
+        path = (paths or {}).get(host, tmp_path / "shared")
+        (work / "request.json").write_text(json.dumps({"shared_storage": [str(path)], "members": HOSTS}))
+        contexts[host] = Recorder(
+            work=work, stage="gang", node=node, is_reporting_rank=True, kind="gpu", observations=[], store=store,
+            timeout_s=5.0, local_world_size=shards, world_scope="gang=all", benchmark="shared_storage",
+            heartbeat=SimpleNamespace(record_progress=lambda: None),
+        )  # fmt: skip
+    threads = [
+        threading.Thread(target=shared_storage.run, args=(context, {**CHOSEN, **chosen}))
+        for context in contexts.values()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for context in contexts.values():
+        reported = [item for item in context.observations if item["scope"].startswith("directory=")]
+        assert len(reported) == len(PLANNED), "every planned figure is reported once, measured or not"
+    return {host: context.observations for host, context in contexts.items()}
+
+
+def values(observed: Observed, name: str, **params: Any) -> dict[str, Any]:
+    """Return host -> value of a figure that is measured."""
+    return {
+        host: item["value"]
+        for host, items in observed.items()
+        for item in items
+        if item["name"] == f"shared_storage.{name}" and "value" in item and params.items() <= item["params"].items()
+    }
+
+
+def problems(observed: Observed) -> dict[str, set[str]]:
+    """Return host -> reasons why figures are missing."""
+    found = {host: {item["reason"] for item in items if item["status"] == "error"} for host, items in observed.items()}
+    return {host: reasons for host, reasons in found.items() if reasons}
+
+
+def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path) -> None:
+    observed = measure(tmp_path, first_clients=1, rounds=2)
+    assert problems(observed) == {}
+    assert values(observed, "wrong_bytes") == values(observed, "misread_bytes") == dict.fromkeys(HOSTS, 0)
+    assert values(observed, "aggregate_bandwidth", op="read", clients=3) == dict.fromkeys(HOSTS, 6e9)
+    assert values(observed, "ramp_bandwidth", op="write", clients=2) == dict.fromkeys(HOSTS, 4e9)
+    assert values(observed, "saturation_clients", op="write") == dict.fromkeys(HOSTS, 3)
+    assert {item["scope"] for items in observed.values() for item in items} == {
+        f"directory={str(tmp_path / 'shared')[1:].replace('/', ':')}",
+        f"gang=all,directory={str(tmp_path / 'shared')[1:].replace('/', ':')}",
+    }
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_byte_that_is_stored_wrong_is_found_by_all_and_reported_by_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Clients.step
+
+    def flip_then_step(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
+        if (name, self.host) == ("checkpoint/write", "h1"):
+            with Path(self.file_of("h1", "shard1")).open("r+b") as file:
+                file.seek(12345)
+                byte = file.read(1)[0]
+                file.seek(12345)
+                file.write(bytes([byte ^ 1]))
+        return step(self, name, *arguments)
+
+    monkeypatch.setattr(Clients, "step", flip_then_step)
+    observed = measure(tmp_path, shards=2)
+    assert values(observed, "wrong_bytes") == {"h1": 1, "h2": 0, "h3": 0}
+    assert values(observed, "misread_bytes") == dict.fromkeys(HOSTS, 0)
+    (wrong,) = (item for item in observed["h1"] if item["name"] == "shared_storage.wrong_bytes")
+    assert (wrong["params"]["first_wrong"], wrong["params"]["readers"]) == ("shard 1 byte 12345", "h1, h2, h3")
+
+
+def test_client_that_alone_reads_wrong_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = CheckpointShards._command
+
+    def with_other_seed(self: CheckpointShards, action: str, *arguments: Any) -> list[str]:
+        words = command(self, action, *arguments)
+        if (action, self._clients.host) == ("read", "h3"):
+            words[5] = "another seed"
+        return words
+
+    monkeypatch.setattr(CheckpointShards, "_command", with_other_seed)
+    observed = measure(tmp_path)
+    assert values(observed, "wrong_bytes") == dict.fromkeys(HOSTS, 0)
+    misread = values(observed, "misread_bytes")
+    assert (misread["h1"], misread["h2"]) == (0, 0)
+    assert misread["h3"] > 1 << 19
+
+
+def test_host_with_another_file_system_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    observed = measure(tmp_path, paths={"h2": tmp_path / "other"})
+    (reason,) = problems(observed)["h2"]
+    assert "the directory does not have the files of h1, h3: another file system is mounted here, or none (" in reason
+    assert values(observed, "aggregate_bandwidth", op="read") == {"h1": 4e9, "h3": 4e9}
+    assert set(problems(observed)) == {"h2"}
+
+
+def test_host_whose_mount_hangs_is_named_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "directory.py"
+    text = Path(directory.__file__).read_text()
+    program.write_text(
+        text.replace('if __name__ == "__main__":', 'if "hanging" in sys.argv[2]:\n    time.sleep(600)\nelse:')
+    )
+    monkeypatch.setattr(directory, "__file__", str(program))
+    monkeypatch.setattr(target, "ACCESS_S", 2.0)
+    (tmp_path / "hanging").symlink_to(tmp_path / "shared")
+    observed = measure(tmp_path, paths={"h3": tmp_path / "hanging"})
+    assert set(problems(observed)) == {"h3"}
+    assert all("the file system hangs or is very slow" in reason for reason in problems(observed)["h3"])
+    assert values(observed, "wrong_bytes") == {"h1": 0, "h2": 0}
+
+
+def test_first_host_without_its_rank_is_replaced_as_collector(tmp_path: Path) -> None:
+    observed = measure(tmp_path, absent=("h1",))
+    assert problems(observed) == {}
+    assert values(observed, "aggregate_bandwidth", op="write") == {"h2": 4e9, "h3": 4e9}
+
+
+def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(json.dumps({"members": HOSTS}))
+    context = Recorder(work=tmp_path, is_reporting_rank=True, observations=[])
+    shared_storage.run(context, CHOSEN)  # type: ignore[arg-type]
+    assert context.observations == []
+
+
+@pytest.mark.parametrize(
+    ("first", "hosts", "expected"),
+    [(0, 5, [5]), (1, 1, [1]), (1, 5, [1, 2, 4, 5]), (1, 8, [1, 2, 4, 8]), (4, 3, [3])],
+)
+def test_ramp_doubles_up_to_all_hosts(first: int, hosts: int, expected: list[int]) -> None:
+    assert numbers_of_clients(first, hosts) == expected
+
+
+def test_shard_with_swapped_blocks_short_end_or_flipped_bits_is_wrong(tmp_path: Path) -> None:
+    path, size = tmp_path / "shard", 3 * shard.BLOCK
+    shard.write(str(path), "seed", size, False)
+    good = path.read_bytes()
+    assert shard.read(str(path), "seed", size, False)["wrong"] == 0
+    blocks = [good[number * shard.BLOCK : (number + 1) * shard.BLOCK] for number in range(3)]
+    cases = {
+        "swapped": blocks[1] + blocks[0] + blocks[2], "short": good[:-5], "empty": b"",
+        "flipped": good[:70] + bytes([good[70] ^ 8]) + good[71:],
+    }  # fmt: skip
+    for name, content in cases.items():
+        path.write_bytes(content)
+        result = shard.read(str(path), "seed", size, False)
+        assert result["wrong"] > 0, name
+        assert result["first"] == {"swapped": 7, "short": size - 5, "flipped": 70, "empty": 0}[name]
