@@ -21,7 +21,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image test-rdma alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image test-rdma test-storage alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -125,6 +125,10 @@ test-image: $(STAMP) ## Build and run the container image (six minutes; needs ro
 test-rdma: $(STAMP) ## Measure RDMA ports of virtual machines with Soft-RoCE and perftest (two minutes; needs root; installs QEMU)
 	@tests/install_packages.sh tests/rdma/debian-packages.txt
 	$(BIN)/pytest -n 0 -m rdma tests/rdma
+
+test-storage: $(STAMP) ## Measure full, hanging, slow and corrupt file systems of lab hosts (three minutes; needs root; installs sshfs)
+	@tests/install_packages.sh tests/storage/debian-packages.txt
+	$(BIN)/pytest -n 0 -m storage tests/storage
 
 test-gpu: $(STAMP) ## Run the tests that need GPUs, on a host that has them
 	$(BIN)/pytest -m gpu tests/gpu

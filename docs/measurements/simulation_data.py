@@ -68,17 +68,45 @@ _ASSUMED_STEP = (
 _ASSUMED_FABRIC = "assumed: an NDR port of 400 Gb/s at 97 % of its line rate; the spread is assumed"
 
 
-def _assumed_figure(name: str, unit: str, median: float, deviation: float, source: str) -> Doc:
+def _assumed_figure(name: str, unit: str, median: float, deviation: float, source: str, **params: Any) -> Doc:
     """Return a figure that varies by ±`deviation` (relative to its median); a third of that is its standard deviation."""
     numbers = [median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3]
-    return {"name": name, "unit": unit, "spread": [float(f"{number:.6g}") for number in numbers], "source": source}
+    spread = [float(f"{number:.6g}") for number in numbers]
+    return {"name": name, "unit": unit, **({"params": params} if params else {}), "spread": spread, "source": source}
 
 
 def _assumed_constant(name: str, unit: str, value: float, **params: Any) -> Doc:
     return {"name": name, "unit": unit, **({"params": params} if params else {}), "value": value, "source": _ASSUMED}
 
 
+_DISK = {"filesystem": "xfs", "device": "nvme1n1", "model": "assumed NVMe disk of PCIe Gen4"}
+_SHARED = {"filesystem": "nfs4", "device": "10.0.0.1:/export", "model": ""}
+
+ASSUMED_STORAGE = [
+    *(
+        figure
+        for op, rate, iops, latency in (("read", 6.5e9, 9e5, 1.4e-4), ("write", 3.6e9, 4e5, 3.2e-4))
+        for figure in (
+            _assumed_figure("local_storage.bandwidth", "B/s", rate, 0.03, _ASSUMED, op=op, **_DISK),
+            _assumed_figure("local_storage.iops", "1/s", iops, 0.05, _ASSUMED, op=op, **_DISK),
+            _assumed_figure("local_storage.latency", "s", latency, 0.05, _ASSUMED, op=op, percentile="p50", **_DISK),
+            _assumed_figure("local_storage.latency", "s", 4 * latency, 0.2, _ASSUMED, op=op, percentile="p99", **_DISK),
+            _assumed_figure("shared_storage.bandwidth", "B/s", rate / 2, 0.1, _ASSUMED, op=op, **_SHARED),
+            _assumed_figure("shared_storage.checkpoint_bandwidth", "B/s", rate / 3, 0.1, _ASSUMED, op=op, **_SHARED),
+        )
+    ),
+    _assumed_constant("local_storage.wrong_blocks", "1", 0, **_DISK),
+    _assumed_figure("shared_storage.file_bandwidth", "B/s", 3.3e9, 0.1, _ASSUMED, **_SHARED),
+    *(
+        _assumed_figure("shared_storage.metadata_rate", "1/s", rate, 0.1, _ASSUMED, op=op, **_SHARED)
+        for op, rate in (("create", 2500.0), ("stat", 9000.0), ("remove", 3000.0))
+    ),
+    _assumed_constant("shared_storage.wrong_bytes", "1", 0, **_SHARED),
+    _assumed_constant("shared_storage.misread_bytes", "1", 0, **_SHARED),
+]
+
 ASSUMED_FIGURES = [
+    *ASSUMED_STORAGE,
     _assumed_figure("straggler.compute", "s", 0.0142, 0.02, _ASSUMED_STEP),
     _assumed_figure("straggler.wait", "s", 0.0002, 0.5, _ASSUMED),
     _assumed_figure("straggler.launch", "s", 0.0061, 0.05, _ASSUMED),

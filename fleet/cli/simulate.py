@@ -43,6 +43,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                       help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
     verb.add_argument("--nvlink-domains", action="store_true",
                       help="the hosts of a rack are one NVLink domain, as in GB200 NVL72")  # fmt: skip
+    verb.add_argument("--storage", action="store_true",
+                      help="the inventory names directories to measure: four on each host, and one that all share")  # fmt: skip
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
                       help="fault to inject; may be repeated; without a host the seed selects one")  # fmt: skip
     verb.add_argument(
@@ -122,6 +124,7 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         gang=options.gang,
         fabric_gbps=options.fabric_gbps,
         nvlink_domains=options.nvlink_domains,
+        storage=options.storage,
         seed=options.seed,
         readings=options.readings,
     )

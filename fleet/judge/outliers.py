@@ -43,10 +43,10 @@ KINDS = {
 
 MODULE_READINGS, MODULE_MODEL = "optics.", "optics.module.part_number"
 """Prefix of readings of modules at ports, and the reading of their model. They are compared with modules of the same model."""
-UNKNOWN_MODULE = "an unknown module"
+UNKNOWN_MODULE = "an unknown model"
 
-DIRECTORY = "directory"
-"""Kind of scope of figures of file systems. They are compared with those on disks of the same model."""
+DISK_FIGURES = "local_storage."
+"""Prefix of the figures of disks. They are compared with those of disks of the same model; virtual disks have none."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
 """Model of the GPU, module or disk, name, stage, kind of scope and settings, which comparable figures share."""
@@ -181,9 +181,8 @@ class FleetFigures:
         """Return the key that a figure of this host shares with its peers."""
         scope = Scope.parse(item.scope)
         name = view.names.get(scope.device)
-        if scope.kind == DIRECTORY:
-            disks = str(item.params.get("model") or item.params.get("filesystem") or "")
-            name = f"disk {disks}" if disks else None
+        if item.name.startswith(DISK_FIGURES):
+            name = str(item.params.get("model") or UNKNOWN_MODULE)
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.around("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]

@@ -21,6 +21,7 @@ from schemas.stages import BENCHMARK, PREFLIGHT
 
 Doc = dict[str, Any]
 LOST_GPU, MISSING_GPU = "NVML: GPU is lost", "NVML: no such device"
+SHARED_SCOPE = "directory=mnt:shared"
 DOWN_NVLINK = 11
 """Number of the NVLink that goes down."""
 
@@ -132,6 +133,8 @@ class Fault:
     """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
     least_gpus: int = 1
     """Number of GPUs that the host needs."""
+    of_storage: bool = False
+    """Whether a directory has the fault, which the inventory must name."""
 
 
 # --- a GPU in its host
@@ -509,6 +512,31 @@ def _full_snapshots(host: FaultyHost) -> Iterator[tuple[Doc, Doc]]:
         yield from ((document, snapshot) for snapshot in document["snapshots"] if snapshot["phase"] != "during")
 
 
+def _figures_of(host: FaultyHost, scope: str, *names: str) -> Iterator[Doc]:
+    """Yield the figures of a directory with these names."""
+    for document in host.documents.values():
+        yield from (item for item in document["observations"] if item["scope"] == scope and item["name"] in names)
+
+
+def _slow_disk(host: FaultyHost) -> None:
+    for item in _figures_of(host, "directory=data2", "local_storage.bandwidth", "local_storage.iops"):
+        scale_observation(item, 0.45)
+    for item in _figures_of(host, "directory=data2", "local_storage.latency"):
+        scale_observation(item, 1 / 0.45)
+
+
+def _slow_storage_client(host: FaultyHost) -> None:
+    for item in _figures_of(host, SHARED_SCOPE, "shared_storage.bandwidth", "shared_storage.checkpoint_bandwidth"):
+        scale_observation(item, 0.1)
+
+
+def _storage_wrong_byte(host: FaultyHost) -> None:
+    for item in _figures_of(host, SHARED_SCOPE, "shared_storage.wrong_bytes"):
+        item["value"] = 1
+        readers = ", ".join(sorted({host.planned.name, *(other.name for other in host.plan.hosts[:2])}))
+        item["params"] |= {"first_wrong": "shard 0 byte 4321", "readers": readers}
+
+
 def _on_every_rail(speed: float) -> Callable[[int], Effect]:
     return lambda _gpu: Effect(speed=speed)
 
@@ -552,6 +580,12 @@ FAULTS: Mapping[str, Fault] = {
               breaks_domain=True),
         Fault("wrong_clique", "GPUs in another clique than the rest of the NVLink domain (needs --nvlink-domains)",
               apply=_wrong_clique, of_gpu=False, breaks_domain=True),
+        Fault("slow_disk", "one disk of the host at 45 % of its rate (needs --storage)", apply=_slow_disk, of_gpu=False,
+              of_storage=True),
+        Fault("slow_storage_client", "client of the shared file system at a tenth of its rate (needs --storage)",
+              apply=_slow_storage_client, of_gpu=False, of_storage=True),
+        Fault("storage_wrong_byte", "one byte of the host's checkpoint is stored wrong (needs --storage)",
+              apply=_storage_wrong_byte, of_gpu=False, of_storage=True),
         Fault("hung", "benchmarks do not finish: ended at the deadline", apply=_hung,
               in_gang=lambda _: Effect(ended_by="rank_silent")),
         Fault("unreachable", "SSH not reachable from the start", apply=_unreachable, of_gpu=False, is_unreachable=True),

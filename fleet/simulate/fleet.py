@@ -37,6 +37,10 @@ BATCH_HOSTS = 64
 RELAUNCH_GAP_S = 10.0
 """Seconds between two launches of a gang."""
 MAX_GPUS = 16
+NAMED_DIRECTORIES: Variables = {
+    "rackproof_local_storage": [f"/data{number}" for number in range(1, 5)],
+    "rackproof_shared_storage": ["/mnt/shared"],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,8 @@ class Fleet:
     fabric_gbps: float = 400.0
     nvlink_domains: bool = False
     """Whether the hosts of a rack are one NVLink domain."""
+    storage: bool = False
+    """Whether the inventory names directories to measure: four disks of each host, and one that all share."""
     seed: int = 0
     readings: str = ALL
 
@@ -74,6 +80,7 @@ class Fleet:
                 "rackproof_fabric_gbps": self.fabric_gbps,
                 "rackproof_profile": self.profile,
                 **({"rackproof_nvlink_domain": rack_name} if self.nvlink_domains else {}),
+                **(NAMED_DIRECTORIES if self.storage else {}),
             }
         return hosts
 
@@ -141,6 +148,8 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
         host = _choose_host(request, position, names, free)
         if FAULTS[kind].breaks_domain and not plan.host(host).nvlink_domain:
             raise UsageError(f"--fault {request}: {host} is in no NVLink domain; add --nvlink-domains")
+        if FAULTS[kind].of_storage and not plan.host(host).local_storage:
+            raise UsageError(f"--fault {request}: no directory of {host} is measured; add --storage")
         devices = plan.host(host).devices
         if len(devices) < FAULTS[kind].least_gpus:
             needed = FAULTS[kind].least_gpus

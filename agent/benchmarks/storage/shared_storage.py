@@ -43,7 +43,7 @@ def _measure(context: Context, settings: Mapping[str, Any], exchange: HostExchan
         context=context, path=program, engine=fio.engine(program) if program else "", jobs=settings["jobs"]
     )
     (target,) = prepare_targets(context, [path])
-    target.problem = target.problem or ("" if program else NO_FIO.replace("local", "shared"))
+    target.problem = target.problem or ("" if program else NO_FIO)
     target.about |= {"engine": runner.engine, "jobs": runner.jobs}
     try:
         clients = Clients(context, exchange, target)

@@ -180,6 +180,9 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "missing_dimm": "uniform-dimm-populated uniform-dimm-count uniform-host-memory uniform-numa-memory",
     "slow_dimm": "uniform-dimm-rated uniform-memory-speed",
     "slow_host": "localise",
+    "slow_disk": "local-storage-bandwidth-fleet local-storage-iops-fleet local-storage-latency-fleet",
+    "slow_storage_client": "shared-storage-client-fleet",
+    "storage_wrong_byte": "shared-storage-bytes",
     "swapped_cables": "rail-switch",
     "wrong_driver": "uniform-driver",
     "imex_down": "nvlink-domain",
@@ -215,6 +218,9 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "missing_dimm": "memory-module-missing",
     "slow_dimm": "memory-module-differs",
     "slow_host": "slow-network",
+    "slow_disk": "slow-storage",
+    "slow_storage_client": "slow-storage",
+    "storage_wrong_byte": "wrong-results",
     "swapped_cables": "swapped-cables",
     "wrong_driver": "differs",
     "imex_down": "nvlink-domain",
@@ -243,7 +249,8 @@ EXPECTED_REASONS = {
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
     """Return the host of each fault, and the run. Each fault is on a different host. The first host of each rack has none."""
     racks = -(-len(FAULTS) // 7)
-    chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True)
+    chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True,
+                   storage=True)  # fmt: skip
     plan = chosen.plan("faulty", CREATED)
     candidates = [host.name for host in plan.hosts if not host.name.endswith("h01")]
     host_of_fault = dict(zip(FAULTS, candidates, strict=False))
@@ -323,6 +330,9 @@ def test_fault_is_one_cause_with_the_right_part(
         "slow_nic": "nic=rail1",
         "dark_lane": "hca=mlx5_0",
         "degrading_cable": "hca=mlx5_0",
+        "slow_disk": "directory=data2",
+        "slow_storage_client": "directory=mnt:shared",
+        "storage_wrong_byte": "directory=mnt:shared",
         "swapped_cables": "hca=mlx5_0",  # the first of the two
         "missing_dimm": FAULTY_SLOT,
         "slow_dimm": FAULTY_SLOT,

@@ -1,0 +1,78 @@
+"""File systems of lab hosts: an ext4 image as local disk, and a directory of one host that the others mount over the network.
+
+The shared file system is sshfs: this machine's kernel may have no NFS client. It is a network file system like others: it can be
+slow (`limit`), hang (`freeze`), and return what another process changed on the server (`FLIP`).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.lab import processes
+from tests.lab.lab import Lab
+
+LOCAL, SHARED, EXPORT = "/data", "/mnt/shared", "/export"
+IMAGE_BYTES = 192 << 20
+FUSE = ("c", "10", "229")
+"""Type and numbers of /dev/fuse."""
+FLIP = """
+import os, time
+size = {size}
+while True:
+    for entry in os.scandir("/export"):
+        path = f"/export/{{entry.name}}/shard0"
+        try:
+            if os.stat(path).st_size == size:
+                with open(path, "r+b") as file:
+                    file.seek(4321); byte = file.read(1)[0]
+                    file.seek(4321); file.write(bytes([byte ^ 1])); file.flush(); os.fsync(file.fileno())
+                raise SystemExit
+        except OSError:
+            pass
+    time.sleep(0.002)
+"""
+"""Program on the server: change one bit of the first complete shard of a checkpoint."""
+
+
+def make_disk(lab: Lab, host: str, directory: Path) -> Path:
+    """Mount a new ext4 file system at LOCAL of the host; return where this machine has it."""
+    image, here = directory / f"{host}.img", directory / f"{host}.mount"
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    here.mkdir()
+    processes.run(["mkfs.ext4", "-q", "-m", "0", image])
+    processes.run(["mount", "-o", "loop", image, here])
+    lab.on(host, "mkdir", "-p", LOCAL)
+    processes.run([sys.executable, "-m", "tests.lab.shared", str(lab.host(host).pid), here, LOCAL], timeout=20)
+    return here
+
+
+def mount_shared(lab: Lab, host: str, server: str) -> None:
+    """Mount EXPORT of the server at SHARED of the host."""
+    lab.on(server, "mkdir", "-p", EXPORT)
+    lab.on(host, "mkdir", "-p", SHARED)
+    lab.on(host, "sh", "-c", f"test -e /dev/fuse || mknod -m 666 /dev/fuse {' '.join(FUSE)}")
+    lab.put(host, "/root/storage-key", lab.key.read_text(), mode=0o600)
+    options = (
+        "IdentityFile=/root/storage-key,StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,direct_io,dir_cache=no"
+    )
+    lab.on(host, "sshfs", "-F", "/dev/null", "-o", options, f"root@{lab.host(server).address}:{EXPORT}", SHARED)
+
+
+def limit(lab: Lab, host: str, rate: str) -> None:
+    """Limit what the host sends and receives; replaces an earlier limit."""
+    tbf = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
+    lab.on(host, "tc", "qdisc", "replace", "dev", "eth0", *tbf)
+    switch = lab.control.removesuffix("control") + "switch"
+    processes.run(["tc", "-n", switch, "qdisc", "replace", "dev", host, *tbf])
+
+
+def freeze(lab: Lab, host: str) -> None:
+    """Stop the process that serves the shared file system, so that every access hangs."""
+    lab.on(host, "pkill", "-STOP", "-x", "sshfs")
+
+
+def thaw(lab: Lab, host: str) -> None:
+    """Let the process continue."""
+    lab.on(host, "pkill", "-CONT", "-x", "sshfs")
