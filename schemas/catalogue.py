@@ -23,7 +23,7 @@ NO_IN_PLACE = frozenset({"all_to_all", "send_recv", "hypercube"})
 TORCH_ONLY_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 """Collectives that torch.distributed, which a rehearsal uses, offers only in place."""
 
-BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **STORAGE, **COMMUNICATION, **TRAINING}
+BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **COMMUNICATION, **TRAINING, **STORAGE}
 """In the order of the reports."""
 DURATION = Output(name="benchmark.duration", unit="s", scope="host", params={"benchmark": tuple(BENCHMARKS)})
 """Duration of a benchmark. Every benchmark reports it."""
