@@ -76,7 +76,8 @@ def test_assumed_figures_name_their_source() -> None:
     measured = {figure["name"] for figure in data["figures"] if "source" not in figure}
     assumed = {figure["name"] for figure in data["figures"] if "source" in figure}
     assert {"gemm.throughput", "memory.bandwidth", "stress.throughput", "peer_copy.bandwidth"} <= measured
-    assert assumed - measured == {name for name in assumed if name.startswith(("straggler.", "pairs."))}
+    of_others = ("straggler.", "pairs.", "local_storage.", "shared_storage.")
+    assert assumed - measured == {name for name in assumed if name.startswith(of_others)}
 
 
 def test_values_of_healthy_parts_stay_within_the_measured_range_without_outliers() -> None:
@@ -411,6 +412,9 @@ EXPECTED_PACKAGES = {
     "missing_dimm": "reseat",
     "slow_dimm": "inspect_hardware",
     "slow_host": "inspect_hardware",
+    "slow_disk": "inspect_hardware",
+    "slow_storage_client": "inspect_hardware",
+    "storage_wrong_byte": "inspect_hardware",
     "hung": "inspect_hardware",
 }
 """Fault -> action, if a part needs work. The others need a reset, a reboot, another version, or evidence."""
