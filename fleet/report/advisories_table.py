@@ -53,7 +53,7 @@ def floors_blocks(advisories: Advisories, now: str) -> list[Table | Text]:
     for item in floors(advisories):
         severity = item.advisory.severity or "not stated"
         rating = f"{severity} {item.advisory.score:g}" if item.advisory.score else severity
-        product = item.product if item.reading else f"{item.product} (not read)"
+        product = item.product if item.reading else f"{item.product} (compare by hand)"
         cves = f"{item.advisory.cves[0]}{f' +{len(item.advisory.cves) - 1}' * (len(item.advisory.cves) > 1)}"
         table.add_row(product, item.line, item.version, rating, item.advisory.date, item.advisory.id, cves)
     return [table, *(Text(line) for line in _age_lines(advisories, now))]
