@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 
 from schemas.documents import MAX_BYTES
 from tests import ROOT
+from tests.fakes import bmc
 from tests.lab.kill_points import smallest_profile
 from tests.lab.lab import CONTROL_PYTHON
 from tests.lab.prometheus import free_port
@@ -32,6 +34,7 @@ sys.stdout.buffer.write(output)
 sys.stderr.buffer.write(done.stderr)
 sys.exit(done.returncode)
 """
+CANARIES = (bmc.USER.encode(), bmc.PASSWORD.encode())
 VARIABLE = re.compile(
     r"(?<![\w-])(_?(?:rackproof|nvidia_driver|container_toolkit|agent|gang|monitoring|notify|plan|revalidate)_[a-z_]+)"
 )
@@ -53,7 +56,14 @@ def bait(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def inventory(tmp_path: Path, bait: Path) -> Path:
+def service(tmp_path: Path) -> Iterator[bmc.Service]:
+    """Serve the BMC of the host."""
+    with bmc.serve(bmc.Service(bmc.old_shape()), bmc.make_certificate(tmp_path)) as served:
+        yield served
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, bait: Path, service: bmc.Service) -> Path:
     """Return an inventory whose only host has a Python that adds facts to every module result."""
     facts = dict.fromkeys(sorted(variables_of_the_playbooks()), str(bait / "file"))
     assert len(facts) > 100
@@ -79,6 +89,11 @@ def inventory(tmp_path: Path, bait: Path) -> Path:
         "rackproof_exporter_port": free_port(),
         "rackproof_minimum_free_bytes": 100_000_000,
         "nvidia_driver_state": "ignored",
+        "rackproof_bmc_address": f"127.0.0.1:{service.port}",
+        "rackproof_bmc_user": bmc.USER,
+        "rackproof_bmc_password": "{{ vault_of_the_operator }}",
+        "rackproof_bmc_ca": str(tmp_path / "127.0.0.1.pem"),
+        "vault_of_the_operator": bmc.PASSWORD,
     }
     path = tmp_path / "inventory.yml"
     path.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"local1": variables}}}), encoding="utf-8")
@@ -87,7 +102,10 @@ def inventory(tmp_path: Path, bait: Path) -> Path:
 
 def play(directory: Path, inventory: Path, playbook: str, *options: str, config: str = "") -> str:
     """Run a playbook with the checkout's roles and the configuration, and return its output."""
-    text = f"[defaults]\nroles_path = {ROOT}/roles\ncallback_plugins = {ROOT}/playbooks/callback_plugins\n{config}"
+    text = (
+        f"[defaults]\nroles_path = {ROOT}/roles\ncallback_plugins = {ROOT}/playbooks/callback_plugins\n"
+        f"action_plugins = {ROOT}/playbooks/action_plugins\n{config}"
+    )
     (directory / "ansible.cfg").write_text(text, encoding="utf-8")
     done = subprocess.run(
         [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, ROOT / "playbooks" / playbook, *options],
@@ -106,17 +124,33 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
     return done.stdout + done.stderr
 
 
-def test_facts_of_a_hostile_host_replace_no_variable(tmp_path: Path, inventory: Path, bait: Path) -> None:
-    """Here facts become variables, which is Ansible's default.
+def test_facts_of_a_hostile_host_replace_no_variable(
+    tmp_path: Path, inventory: Path, bait: Path, service: bmc.Service
+) -> None:
+    """The account of its BMC is sent to no other address, and is in no output and no file but the inventory.
+
+    Here facts become variables, which is Ansible's default.
 
     The ansible.cfg of the checkout turns that off, but does not apply to the collection. tests/lab/test_hostile_host.py tests
     the other setting over SSH, with more facts.
     """
     output = play(
-        tmp_path, inventory, "acceptance.yml", "-e", "rackproof_run_id=r1", config="inject_facts_as_vars = True\n"
+        tmp_path,
+        inventory,
+        "acceptance.yml",
+        "-vvv",
+        "-e",
+        "rackproof_run_id=r1",
+        config="inject_facts_as_vars = True\n",
     )
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]
     assert [path.name for path in bait.iterdir()] == ["file"]
+    record = json.loads((tmp_path / "runs" / "r1" / "bmcs" / "local1.json").read_text(encoding="utf-8"))
+    moments = [(taken["stage"], taken["phase"], len(taken["metrics"]) > 10) for taken in record["snapshots"]]
+    assert moments == [("preflight", "before", True), ("benchmark", "after", True)]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path != inventory]
+    assert [path for path in files if any(canary in path.read_bytes() for canary in CANARIES)] == []
+    assert [canary for canary in CANARIES if canary.decode() in output] == []
     assert (bait / "file").read_text(encoding="utf-8") == "kept"
 
 
