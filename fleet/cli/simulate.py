@@ -45,6 +45,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                       help="the hosts of a rack are one NVLink domain, as in GB200 NVL72")  # fmt: skip
     verb.add_argument("--storage", action="store_true",
                       help="the inventory names directories to measure: four on each host, and one that all share")  # fmt: skip
+    verb.add_argument("--bmcs", action="store_true", help="each host has a BMC that was read")
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
                       help="fault to inject; may be repeated; without a host the seed selects one")  # fmt: skip
     verb.add_argument(
@@ -125,6 +126,7 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         fabric_gbps=options.fabric_gbps,
         nvlink_domains=options.nvlink_domains,
         storage=options.storage,
+        bmcs=options.bmcs,
         seed=options.seed,
         readings=options.readings,
     )

@@ -225,6 +225,13 @@ PROBLEMS = (
         explains=("host_memory.*",),
         explains_parts=("numa",),
     ),
+    Problem(
+        id="bmc-serial",
+        title=words.identity,
+        shown_by=("bmc.gpu.serial", "bmc.system.serial"),
+        kinds=(VerdictKind.IDENTITY,),
+        explains=("gpu.serial", "gpu.uuid"),
+    ),
     Problem(id="identity", title=words.identity, shown_by=_ALL, kinds=(VerdictKind.IDENTITY,)),
     Problem(
         id="nvlink",

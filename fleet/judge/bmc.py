@@ -161,11 +161,12 @@ def _reported(view: HostView, name: str) -> list[str]:
 
 def _compare(view: HostView, own: list[tuple[str, str]], reported: list[str]) -> Iterator[Verdict]:
     forms = {_form(serial) for serial in reported}
+    others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
     for scope, serial in own:
         if not _is_serial(serial) or not (serial in reported or _form(serial) in forms):
             continue
         matches = serial in reported
-        listed = ", ".join(reported[:8])
+        listed = ", ".join(others[:8])
         reason = f"the host reports the serial {serial}, its BMC {'the same' if matches else listed}"
         yield Verdict(
             host=view.host.name,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.simulate.bmcs import FAULTY_SUPPLY, LOG
 from fleet.simulate.cabling import adapter_scope
 from fleet.simulate.memory_modules import FAULTY_SLOT, LOWER_SPEED, OF_MODULE, SLOTS
 from fleet.simulate.modules import module_on_degrading_cable, module_with_dark_lane
@@ -15,6 +16,7 @@ from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan, PlannedHost
+from schemas.readings import BMC
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.scopes import Scope
 from schemas.stages import BENCHMARK, PREFLIGHT
@@ -38,6 +40,8 @@ class FaultyHost:
     """Number of the host with a GPU of the same serial, for `duplicate_serial`."""
     documents: dict[str, Doc]
     """`host`, and `gang` if the host is in one: the records as JSON documents."""
+    bmc: Doc | None = None
+    """The record of its BMC, which the control node writes."""
     texts: dict[str, str | None] = field(default_factory=dict)
     """Text that is written instead of a record; None: no file is written."""
     events: list[Doc] = field(default_factory=list)
@@ -56,7 +60,8 @@ class FaultyHost:
             late: skip snapshots from before the first launch of the host.
             phase: skip snapshots of other phases.
         """
-        for document in self.documents.values():
+        bmcs = [self.bmc] if self.bmc else []
+        for document in bmcs if name.startswith(BMC) else self.documents.values():
             for snapshot in document["snapshots"]:
                 if (late and self.is_early(document, snapshot)) or (phase and snapshot["phase"] != phase):
                     continue
@@ -129,6 +134,8 @@ class Fault:
     """From the number of the GPU to the effect on launches of the gang."""
     is_unreachable: bool = False
     """Whether the host takes part in no launch."""
+    of_bmc: bool = False
+    """Whether only a BMC shows it."""
     breaks_domain: bool = False
     """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
     least_gpus: int = 1
@@ -541,6 +548,31 @@ def _on_every_rail(speed: float) -> Callable[[int], Effect]:
     return lambda _gpu: Effect(speed=speed)
 
 
+def _bmc_psu_lost(host: FaultyHost) -> None:
+    host.set_reading("bmc.power_supply.health", "Critical: it has no input (0 V)", f"psu={FAULTY_SUPPLY}")
+    host.set_reading("bmc.power_redundancy.health", "Critical", "redundancy=PS_Redundancy")
+
+
+def _bmc_event(host: FaultyHost) -> None:
+    scope = f"log={LOG},entry=13"
+    readings = {
+        "bmc.event.severity": {scope: "Warning"},
+        "bmc.event.message": {scope: "2026-11-03T04:09:11Z Correctable ECC (DIMM C1)"},
+        "bmc.log.new_entries": {f"log={LOG}": 1},
+    }
+    for name, values in readings.items():
+        metric = next(host.metrics(name))
+        metric.pop("absent", None)
+        metric["values"] = values
+    host.set_reading("bmc.log.entries", 13, f"log={LOG}")
+    host.set_reading("bmc.log.newest", "13 2026-11-03T04:09:11Z", f"log={LOG}")
+
+
+def _serial_mismatch(host: FaultyHost) -> None:
+    other = serial(host.twin, host.gpu + 50)
+    host.set_reading("bmc.gpu.serial", other, f"processor=GPU_{host.gpu}", late=False)
+
+
 FAULTS: Mapping[str, Fault] = {
     fault.kind: fault
     for fault in (
@@ -575,6 +607,12 @@ FAULTS: Mapping[str, Fault] = {
               in_gang=_on_every_rail(0.5)),
         Fault("swapped_cables", "cables of two adapters swapped: the GPU's own and the next one", apply=_swapped_cables,
               least_gpus=2),
+        Fault("bmc_psu_lost", "power supply without input during the run (needs --bmcs)", apply=_bmc_psu_lost,
+              of_gpu=False, of_bmc=True),
+        Fault("bmc_event", "the BMC logs an event during the benchmarks (needs --bmcs)", apply=_bmc_event, of_gpu=False,
+              of_bmc=True),
+        Fault("serial_mismatch", "the BMC reports another GPU than the host (needs --bmcs)", apply=_serial_mismatch,
+              of_bmc=True),
         Fault("wrong_driver", "driver version that no other host has", apply=_wrong_driver, of_gpu=False),
         Fault("imex_down", "IMEX does not work on the host (needs --nvlink-domains)", apply=_no_change, of_gpu=False,
               breaks_domain=True),

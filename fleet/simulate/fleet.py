@@ -15,6 +15,7 @@ from fleet import progress
 from fleet.inventory.ansible import Variables
 from fleet.planning.plan import make_plan, read_profile
 from fleet.simulate import records
+from fleet.simulate.bmcs import bmc_record
 from fleet.simulate.faults import FAULTS, Effect, Fault, FaultyHost
 from fleet.simulate.gangs import gang_records
 from fleet.simulate.gpu_data import draw_levels, read_gpu_data
@@ -26,7 +27,7 @@ from schemas.catalogue import settings
 from schemas.errors import UsageError
 from schemas.plans import Plan, PlannedHost
 from schemas.records import to_json
-from schemas.run_directory import RunDirectory, record_name
+from schemas.run_directory import BMCS, RunDirectory, record_name
 from schemas.stages import GANG as GANG_STAGE
 from schemas.tournament import partners
 
@@ -59,6 +60,8 @@ class Fleet:
     """Whether the hosts of a rack are one NVLink domain."""
     storage: bool = False
     """Whether the inventory names directories to measure: four disks of each host, and one that all share."""
+    bmcs: bool = False
+    """Whether the inventory names the BMC of each host."""
     seed: int = 0
     readings: str = ALL
 
@@ -81,6 +84,7 @@ class Fleet:
                 "rackproof_profile": self.profile,
                 **({"rackproof_nvlink_domain": rack_name} if self.nvlink_domains else {}),
                 **(NAMED_DIRECTORIES if self.storage else {}),
+                **({"rackproof_bmc_address": f"bmc{number}"} if self.bmcs else {}),
             }
         return hosts
 
@@ -150,6 +154,8 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
             raise UsageError(f"--fault {request}: {host} is in no NVLink domain; add --nvlink-domains")
         if FAULTS[kind].of_storage and not plan.host(host).local_storage:
             raise UsageError(f"--fault {request}: no directory of {host} is measured; add --storage")
+        if FAULTS[kind].of_bmc and not plan.host(host).bmc:
+            raise UsageError(f"--fault {request}: {host} has no BMC; add --bmcs")
         devices = plan.host(host).devices
         if len(devices) < FAULTS[kind].least_gpus:
             needed = FAULTS[kind].least_gpus
@@ -212,11 +218,13 @@ class RunWriter:
         for host in hosts:
             texts: dict[str, str | None] = {"host": self._host_text(host), "gang": gang_texts.get(host.name)}
             injections = self.faults.get(host.name, ())
+            bmc = bmc_record(self.plan, host, self.numbers[host.name]) if host.bmc else None
             if injections or host.nvlink_domain:
-                texts, events = self._with_faults(host, injections, texts)
+                texts, events = self._with_faults(host, injections, texts, bmc)
                 all_events += events
             self._write_record(record_name(host.name), texts["host"])
             self._write_record(record_name(host.name, gang), texts["gang"])
+            self._write_record(f"{BMCS}/{host.name}.json", _to_text(bmc) if bmc else None)
         return all_events
 
     def _write_record(self, path: str, text: str | None) -> None:
@@ -224,15 +232,16 @@ class RunWriter:
             documents.write_text(self.directory / path, text, durable=False)
 
     def _with_faults(
-        self, host: PlannedHost, injections: Sequence[Injection], texts: Mapping[str, str | None]
+        self, host: PlannedHost, injections: Sequence[Injection], texts: Mapping[str, str | None], bmc: Doc | None
     ) -> tuple[dict[str, str | None], list[Doc]]:
-        """Return the texts of the records with the faults, and the lines of events.jsonl."""
+        """Return the texts of the records with the faults, and the lines of events.jsonl. `bmc` gets its faults in place."""
         faulty_host = FaultyHost(
             plan=self.plan,
             planned=host,
             gpu=0,
             twin=(self.numbers[host.name] + 1) % len(self.plan.hosts),
             documents={name: json.loads(text) for name, text in texts.items() if text},
+            bmc=bmc,
         )
         if host.nvlink_domain:
             self._join_domain(host, faulty_host.documents)

@@ -26,6 +26,7 @@ from fleet.report.formatting import cause_action
 from fleet.report.merge import merge
 from fleet.report.run_report import report_of as report_of_run
 from fleet.rma.parts import PART_ACTIONS
+from fleet.simulate.bmcs import FAULTY_SUPPLY, LOG
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import values_by_level
@@ -172,7 +173,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "power_limit": "power-limit-lowered uniform-gpu-power-in-force stress-bf16 stress-power",
     "bad_memory_word": "integrity-wrong-words",
     "silent_corruption": "digest-majority",
-    "duplicate_serial": "identity-unique",
+    "duplicate_serial": "identity-unique bmc-serial",
     "wrong_vbios": "uniform-vbios",
     "missing_observations": "plan",
     "slow_nic": "localise",
@@ -185,6 +186,9 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "slow_storage_client": "shared-storage-client-fleet",
     "storage_wrong_byte": "shared-storage-bytes",
     "swapped_cables": "rail-switch",
+    "bmc_psu_lost": "bmc-power-supply bmc-power-redundancy",
+    "bmc_event": "bmc-event",
+    "serial_mismatch": "bmc-serial",
     "wrong_driver": "uniform-driver",
     "imex_down": "nvlink-domain",
     "wrong_clique": "rack-nvlink-partition",
@@ -210,7 +214,7 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "power_limit": "power-limited",
     "bad_memory_word": "wrong-results",
     "silent_corruption": "wrong-results",
-    "duplicate_serial": "identity",
+    "duplicate_serial": "bmc-serial",
     "wrong_vbios": "differs",
     "missing_observations": "not-verified",
     "slow_nic": "slow-network",
@@ -223,6 +227,9 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "slow_storage_client": "slow-storage",
     "storage_wrong_byte": "wrong-results",
     "swapped_cables": "swapped-cables",
+    "bmc_psu_lost": "bmc-part",
+    "bmc_event": "bmc-event",
+    "serial_mismatch": "bmc-serial",
     "wrong_driver": "differs",
     "imex_down": "nvlink-domain",
     "wrong_clique": "differs",
@@ -251,7 +258,7 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str]
     """Return the host of each fault, and the run. Each fault is on a different host. The first host of each rack has none."""
     racks = -(-len(FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True,
-                   storage=True)  # fmt: skip
+                   storage=True, bmcs=True)  # fmt: skip
     plan = chosen.plan("faulty", CREATED)
     candidates = [host.name for host in plan.hosts if not host.name.endswith("h01")]
     host_of_fault = dict(zip(FAULTS, candidates, strict=False))
@@ -335,6 +342,8 @@ def test_fault_is_one_cause_with_the_right_part(
         "slow_storage_client": "directory=mnt:shared",
         "storage_wrong_byte": "directory=mnt:shared",
         "swapped_cables": "hca=mlx5_0",  # the first of the two
+        "bmc_psu_lost": f"psu={FAULTY_SUPPLY}",
+        "bmc_event": f"log={LOG}",
         "missing_dimm": FAULTY_SLOT,
         "slow_dimm": FAULTY_SLOT,
         "wrong_clique": "gpu=0",  # the first of its GPUs, which are all in the clique
