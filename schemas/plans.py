@@ -75,6 +75,8 @@ class PlannedHost:
     """Directories that all hosts share and that are measured."""
     storage_floors: Mapping[str, float] = field(default_factory=dict)
     """Required bandwidths in B/s: `local_read`, `local_write`, `shared_read`, `shared_write`."""
+    host_memory_gbyteps: float = 0.0
+    """Least bandwidth of the memory of all nodes in 10^9 bytes/s, all cores together; 0 if not in the inventory."""
     driver_version: str = ""
     """Required driver version or branch; empty: any."""
     vbios_version: str = ""

@@ -42,6 +42,7 @@ PROMETHEUS_NAMES: Mapping[str, str] = {
     "gpu.pci_count": "pci_gpus",
     "host.cpu.count": "host_cpus",
     "host.dimm.count": "host_dimms",
+    "host.dimm.slot_count": "host_dimm_slots",
     "host.hugepages.count": "host_hugepages",
     "host.numa.count": "host_numa_nodes",
     "host.process.count": "host_processes",

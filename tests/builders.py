@@ -81,6 +81,10 @@ FIGURES: dict[str, Any] = {
     "overlap.slowdown": 1.1,
     "dataloader.throughput": 1e4,
     "dataloader.sufficiency": 2.0,
+    "host_memory.total_bandwidth": 3.6e11,
+    "host_memory.nodes": 2,
+    "host_compute.throughput": 4e12,
+    "host_compute.wrong_elements": 0,
     "benchmark.duration": 0.01,
 }
 FIGURES_BY_SUFFIX: dict[str, Any] = {
@@ -230,7 +234,7 @@ def launch(
 def results(of: Plan, host: str, stage: str) -> list[Observation]:
     """Return every observation that the plan expects of a stage, with figures of a healthy H200."""
     planned = of.host(host)
-    return [
+    expected = [
         Observation(
             name=item.name,
             scope=scope,
@@ -243,6 +247,20 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
         for item in of.expected_of(planned)
         if item.stage == stage
         for scope in of.scopes_of(planned, item)
+    ]
+    nodes = int(FIGURES["host_memory.nodes"]) if any(item.name == "host_memory.nodes" for item in expected) else 0
+    return [*expected, *(item for node in range(nodes) for item in node_figures(f"numa={node}", stage))]
+
+
+def node_figures(scope: str, stage: str = "benchmark") -> list[Observation]:
+    """Return the figures of a NUMA node, which the plan does not list."""
+    figures = [("wrong_elements", "1", 0, {})]
+    for placement in ("local", "remote"):
+        figures.append(("latency", "s", 1.1e-7, {"placement": placement}))
+        figures += [("bandwidth", "B/s", 1.8e11, {"placement": placement, "op": op}) for op in ("copy", "triad")]
+    return [
+        observation(f"host_memory.{name}", value, scope=scope, unit=unit, stage=stage, **params)
+        for name, unit, value, params in figures
     ]
 
 

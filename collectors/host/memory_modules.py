@@ -91,6 +91,8 @@ def _totals(files: Files, slots: list[MemorySlot] | Absent) -> Iterable[Family]:
         modules = [slot for slot in slots if slot.size != 0]
         return compute(modules) if modules else Absent.error(f"/{TABLE} lists no module, although the host has memory")
 
+    count = slots if isinstance(slots, Absent) else len(slots)
+    yield host_family("host.dimm.slot_count", "1", "Slots for memory modules", count)
     yield host_family("host.dimm.count", "1", "Memory modules", total(len))
     text = "Transfers per second of the slowest memory module, as configured"
     yield host_family("host.memory.speed", "transfers/s", text, total(_slowest))

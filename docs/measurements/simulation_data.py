@@ -105,8 +105,24 @@ ASSUMED_STORAGE = [
     _assumed_constant("shared_storage.misread_bytes", "1", 0, **_SHARED),
 ]
 
+_ASSUMED_HOST = "assumed: a host with two processors and DDR5-4800 in 16 channels"
+
 ASSUMED_FIGURES = [
     *ASSUMED_STORAGE,
+    _assumed_figure("host_memory.total_bandwidth", "B/s", 3.6e11, 0.04, _ASSUMED_HOST),
+    *(
+        _assumed_figure("host_memory.bandwidth", "B/s", rate, 0.04, _ASSUMED_HOST, op=op, placement=placement)
+        for placement, rate in (("local", 1.8e11), ("remote", 9e10))
+        for op in ("copy", "triad")
+    ),
+    _assumed_figure("host_memory.latency", "s", 1.15e-7, 0.05, _ASSUMED_HOST, placement="local"),
+    _assumed_figure("host_memory.latency", "s", 2e-7, 0.05, _ASSUMED_HOST, placement="remote"),
+    {"name": "host_memory.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
+    {"name": "host_memory.nodes", "unit": "1", "value": 2, "source": _ASSUMED_HOST},
+    _assumed_figure("host_compute.throughput", "FLOP/s", 4.2e12, 0.04, _ASSUMED_HOST),
+    {"name": "host_compute.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
+    _assumed_constant("benchmark.duration", "s", 5.0, benchmark="host_memory"),
+    _assumed_constant("benchmark.duration", "s", 2.5, benchmark="host_compute"),
     _assumed_figure("straggler.compute", "s", 0.0142, 0.02, _ASSUMED_STEP),
     _assumed_figure("straggler.wait", "s", 0.0002, 0.5, _ASSUMED),
     _assumed_figure("straggler.launch", "s", 0.0061, 0.05, _ASSUMED),

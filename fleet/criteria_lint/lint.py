@@ -38,6 +38,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "peers": frozenset({"partner"}),
     "port": frozenset({"port", "partner"}),
     "directory": frozenset({"directory"}),
+    "numa": frozenset({"numa"}),
 }
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(

@@ -364,6 +364,22 @@ PROBLEMS = (
         confidence=LIKELY,
     ),
     Problem(
+        id="slow-host-memory",
+        title=words.slow,
+        shown_by=("host_memory.bandwidth", "host_memory.total_bandwidth", "host_memory.latency"),
+        explains=("host_memory.*",),
+        explains_host=("host_memory.*",),
+        explains_parts=("numa",),
+        confidence=LIKELY,
+    ),
+    Problem(
+        id="slow-host-compute",
+        title=words.slow,
+        shown_by=("host_compute.clock", "host_compute.throughput"),
+        explains=("host_compute.*", "host_memory.*"),
+        confidence=LIKELY,
+    ),
+    Problem(
         id="slow-compute",
         title=words.slow,
         shown_by=("gemm.*", "stress.throughput", "stress.*"),

@@ -74,6 +74,11 @@ _FIGURES = {
     "shared_storage.checkpoint_bandwidth": "checkpoint bandwidth",
     "shared_storage.misread_bytes": "bytes that only this client read wrong",
     "shared_storage.wrong_bytes": "wrong bytes",
+    "host_memory.total_bandwidth": "bandwidth of the host's memory",
+    "host_memory.bandwidth": "bandwidth of the host's memory",
+    "host_memory.latency": "latency of the host's memory",
+    "host_compute.throughput": "matrix products of the host's processors",
+    "host_compute.clock": "clock of the host's processors under load",
     "verbs.bandwidth": "RDMA bandwidth",
     "verbs.rate_ratio": "RDMA bandwidth, as a share of the port's rate,",
     "verbs.latency": "RDMA latency",
@@ -93,7 +98,7 @@ _MODULE_QUANTITIES = {
     "voltage": "supply voltage",
 }
 _COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
-_SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "percentile", "sharing")
+_SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "percentile", "sharing", "placement")
 """Parameters that distinguish the figures of a benchmark."""
 _SHOWN = {
     "gpu.nvlink.missing_links": ("has {value} NVLink down", "has {value} NVLinks down"),

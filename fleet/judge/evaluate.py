@@ -92,6 +92,8 @@ def inventory_value(view: HostView, variable: str) -> Value:
         return host.dimm_count
     if variable == "memory_transfers_per_second":
         return host.memory_mts * 1e6
+    if variable == "host_memory_bytes_per_second":
+        return host.host_memory_gbyteps * 1e9
     return host.driver_version if variable == "driver_version" else host.vbios_version
 
 

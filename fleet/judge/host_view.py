@@ -202,7 +202,14 @@ class HostView:
         host = self.host
         return (
             *(host.scopes, host.device, host.gpu_model, bool(host.gang), host.fabric_gbps, self.fabric),
-            *(host.infiniband_ports, host.dimm_count, host.memory_mts, host.driver_version, host.vbios_version),
+            *(
+                host.infiniband_ports,
+                host.dimm_count,
+                host.memory_mts,
+                host.host_memory_gbyteps,
+                host.driver_version,
+                host.vbios_version,
+            ),
             *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items()), tuple(self.names.items())),
             *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
             *map(id, self.packs),

@@ -108,6 +108,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.dimm.manufacturer": "modules of several manufacturers are mixed on purpose",
     "host.dimm.part_number": "modules of several manufacturers are mixed on purpose",
     "host.dimm.serial": _NAME,
+    "host.dimm.slot_count": "each slot is compared (host.dimm.populated)",
     "host.dimm.speed": "host.memory.speed, which is judged, is that of the slowest module",
     "host.dimm.type": "the board takes one type only",
     "host.dimm.uncorrected": "host.memory.ecc_uncorrected, which is judged, counts these errors too",

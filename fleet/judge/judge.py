@@ -34,6 +34,7 @@ from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
+from fleet.judge.node_coverage import silent_nodes
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.port_coverage import silent_pairs, silent_ports, unmeasured_ports
@@ -203,6 +204,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
     yield from expectations.unmeasured_gpus(view)
     yield from unmeasured_ports(view)
     yield from silent_ports(view)
+    yield from silent_nodes(view)
     yield from refused_readings(view)
     yield from judge_bmc(view)
     yield from judge_soak(view)

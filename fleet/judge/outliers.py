@@ -36,6 +36,7 @@ KINDS = {
     "link": ("link", "links"),
     "lane": ("lane", "lanes"),
     "port": ("port", "ports"),
+    "numa": ("NUMA node", "NUMA nodes"),
     "partner": ("pair of ports", "pairs of ports"),
     "directory": ("directory", "directories"),
 }

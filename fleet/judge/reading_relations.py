@@ -20,6 +20,7 @@ from schemas.semantic_validation import COLLECTOR
 
 COUNTS = {
     "gpu.count": "gpu.uuid",
+    "host.dimm.slot_count": "host.dimm.populated",
     "host.numa.count": "host.numa.memory_total",
     "infiniband.port_count": "infiniband.state",
     "network.nic_count": "network.operstate",
@@ -38,6 +39,7 @@ WHOLES = {
     "gpu.pcie.width": "gpu.pcie.width_max",
     "gpu.power_limit": "gpu.power_limit_max",
     "host.cpu.cores": "host.cpu.threads",
+    "host.dimm.count": "host.dimm.slot_count",
     "host.hugepages.free": "host.hugepages.count",
     "host.memory.available": "host.memory.total",
     "host.numa.memory_free": "host.numa.memory_total",
@@ -48,7 +50,9 @@ WHOLES = {
     "storage.mount.available": "storage.mount.size",
 }
 """Reading -> the reading of the same part that it cannot exceed."""
+_OF_SLOTS = ("manufacturer", "part_number", "serial", "size", "speed", "type")
 PARTS = {
+    **{f"host.dimm.{name}": "host.dimm.populated" for name in _OF_SLOTS},
     "host.numa.": "host.numa.memory_total",
     "infiniband.": "infiniband.state",
     "network.": "network.operstate",

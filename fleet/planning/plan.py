@@ -224,6 +224,7 @@ def _planned_host(name: str, variables: Variables, profile: Mapping[str, Any]) -
         local_storage=local_directories(name, variables),
         shared_storage=shared_directories(name, variables, has_gang=has_gang),
         storage_floors=storage_floors(variables),
+        host_memory_gbyteps=float(variables.get("rackproof_host_memory_gbyteps", 0)),
         driver_version=_driver_version(variables),
         vbios_version=str(variables.get("rackproof_vbios_version", "")),
         environment=dict(variables.get("rackproof_environment", {})),

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.simulate.bmcs import FAULTY_SUPPLY, LOG
 from fleet.simulate.cabling import adapter_scope
-from fleet.simulate.memory_modules import FAULTY_SLOT, LOWER_SPEED, OF_MODULE, SLOTS
+from fleet.simulate.memory_modules import FAULTY_SLOT, LESS_INTERLEAVED, LOWER_SPEED, OF_MODULE, SLOTS, SPEED
 from fleet.simulate.modules import module_on_degrading_cable, module_with_dark_lane
 from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
@@ -506,11 +506,21 @@ def _missing_dimm(host: FaultyHost) -> None:
         for metric in host.metrics(name, late=False):
             metric["values"] = {scope: round(value * share) for scope, value in metric["values"].items()}
 
+    _slow_down_memory(host, LESS_INTERLEAVED)
+
+
+def _slow_down_memory(host: FaultyHost, factor: float) -> None:
+    for document in host.documents.values():
+        for item in document["observations"]:
+            if item["name"] in ("host_memory.total_bandwidth", "host_memory.bandwidth"):
+                scale_observation(item, factor)
+
 
 def _slow_dimm(host: FaultyHost) -> None:
     """Insert a memory module for a lower speed, at which the firmware then runs all modules."""
     host.set_reading("host.dimm.speed_rated", LOWER_SPEED, FAULTY_SLOT, late=False)
     host.set_reading("host.memory.speed", LOWER_SPEED, "host", late=False)
+    _slow_down_memory(host, LOWER_SPEED / SPEED)
 
 
 def _full_snapshots(host: FaultyHost) -> Iterator[tuple[Doc, Doc]]:

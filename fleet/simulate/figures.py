@@ -48,6 +48,21 @@ def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: Si
         for scope, draw_group in _scopes(plan, host, expectation, group):
             for body in _bodies(data, plan, host, expectation, group):
                 yield {"name": expectation.name, "scope": scope, "stage": expectation.stage, **body(draw_group)}
+        if expectation.name == "host_memory.nodes":
+            yield from _node_observations(data, expectation.stage, group)
+
+
+def _node_observations(data: GpuData, stage: str, group: SimulatedRanks) -> Iterator[Doc]:
+    """Yield the figures of each NUMA node, which the plan does not list."""
+    nodes = range(int(data.figures["host_memory.nodes"][0]["value"]))
+    for name in ("host_memory.bandwidth", "host_memory.latency", "host_memory.wrong_elements"):
+        for figure in data.figures[name]:
+            params = dict(figure.get("params", {}))
+            expectation = Expectation(stage=stage, name=name, scope="numa", params=params)
+            body = _body(params, figure["unit"], _member_texts(data, figure, expectation, group), HOST)
+            for node in nodes:
+                scope = f"numa={node}"
+                yield {"name": name, "scope": scope, "stage": stage, **body(f"{scope}/{name}/{sorted(params.items())}")}
 
 
 def _scopes(

@@ -9,6 +9,8 @@ Doc = dict[str, Any]
 SLOTS = tuple(f"dimm=P{socket}-DIMM{channel}1" for socket in (1, 2) for channel in "ABCDEFGH")
 FAULTY_SLOT = SLOTS[10]
 SIZE, SPEED, LOWER_SPEED = 64 << 30, 4_800_000_000, 4_400_000_000
+LESS_INTERLEAVED = 0.6
+"""Assumed share of the bandwidth that is left if one channel of a processor has no module."""
 _USABLE_SHARE = 0.98
 _OF_SLOTS: dict[str, tuple[str, Any]] = {
     "host.dimm.populated": ("1", True),
@@ -19,6 +21,7 @@ _OF_SLOTS: dict[str, tuple[str, Any]] = {
 OF_MODULE = tuple(_OF_SLOTS)[1:]
 """Readings that an empty slot does not have."""
 _OF_HOST: dict[str, tuple[str, Any]] = {
+    "host.dimm.slot_count": ("1", len(SLOTS)),
     "host.dimm.count": ("1", len(SLOTS)),
     "host.memory.speed": ("transfers/s", SPEED),
     "host.memory.usable_share": ("ratio", _USABLE_SHARE),

@@ -27,7 +27,8 @@ class Output:
     gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`. `port`: one
     for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`. It is never demanded, because
     a host may have none. `directory`: one for each directory that the inventory names for it (`Benchmark.directories`):
-    `directory=data:scratch` is /data/scratch."""
+    `directory=data:scratch` is /data/scratch. `numa`: one for each NUMA node with processors and memory:
+    `numa=1`; the plan does not know how many."""
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)

@@ -141,6 +141,62 @@ HARDWARE: Mapping[str, Benchmark] = {
         cost_s=22.0,
         parts=["compute", "power", "cooling"],
     ),
+    "host_memory": Benchmark(
+        group="memory",
+        title="Host memory",
+        summary="bandwidth and latency of the host's memory, by NUMA node, local and remote, and of all nodes at once",
+        settings={
+            "ops": ["copy", "triad"],
+            "placements": ["local", "remote"],
+            "size_bytes": 32 << 20,  # of each array of each thread; more if the caches are large
+            "seconds": 0.4,  # for each operation on all nodes, and for each operation and placement on single nodes together
+        },
+        outputs=[
+            Output(
+                name="host_memory.total_bandwidth",
+                unit="B/s",
+                scope="host",
+                over={"op": "ops"},
+                params={"size_bytes": int, "cache_bytes": int, "threads": int},
+            ),
+            Output(
+                name="host_memory.bandwidth",
+                unit="B/s",
+                scope="numa",
+                over={"op": "ops", "placement": "placements"},
+                params={"memory_node": int, "size_bytes": int, "cache_bytes": int, "threads": int},
+                demanded=False,
+            ),
+            Output(
+                name="host_memory.latency",
+                unit="s",
+                scope="numa",
+                over={"placement": "placements"},
+                params={"memory_node": int},
+                demanded=False,
+            ),
+            Output(name="host_memory.wrong_elements", unit="1", scope="numa", demanded=False),
+            Output(name="host_memory.nodes", unit="1", scope="host"),
+        ],
+        adapted=["size_bytes"],
+        cpu_settings={"size_bytes": 1 << 18, "seconds": 0.05},
+        cost_s=5.0,
+        parts=["host memory"],
+    ),
+    "host_compute": Benchmark(
+        group="compute",
+        title="Host processors",
+        summary="matrix products on all cores of the host at once, each checked, and the clock of the processors meanwhile",
+        settings={"size": 512, "seconds": 1.5},
+        outputs=[
+            *make_outputs("host_compute", {"throughput": "FLOP/s", "wrong_elements": "1"}, "host"),
+            Output(name="host_compute.clock", unit="Hz", scope="host", demanded=False),
+        ],
+        params={"size": int, "threads": int},
+        cpu_settings={"size": 128, "seconds": 0.1},
+        cost_s=2.5,
+        parts=["CPU"],
+    ),
     "digest": Benchmark(
         group="compute",
         title="Silent corruption",

@@ -127,7 +127,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
         "host.persistence_daemon": True,
     }
     assert values["host.dimm.label mc=mc1,dimm=dimm0"] == "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
-    assert len([name for name in values if name.startswith("host.dimm.")]) == 3 * 4 + 8 * 16 + 1
+    assert len([name for name in values if name.startswith("host.dimm.")]) == 3 * 4 + 8 * 16 + 2
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_each_module_has_its_readings(tmp_path: Path) -> None:
         "host.dimm.manufacturer dimm=P2-DIMMC1": "Samsung",
         "host.dimm.part_number dimm=P2-DIMMC1": "M321RAJA0MB0-CWMNY",
         "host.dimm.serial dimm=P2-DIMMC1": "80CE0123",
+        "host.dimm.slot_count host": 16,
         "host.dimm.count host": 16,
         "host.memory.speed host": 4_800_000_000,
         "host.memory.usable_share host": 0.9841,
@@ -105,14 +106,14 @@ def test_modules_of_a_virtual_machine_are_not_read(tmp_path: Path) -> None:
     assert {(value.status, "hypervisor" in value.reason) for value in values.values() if isinstance(value, Absent)} == {
         ("unsupported", True)
     }
-    assert len(values) == 11
+    assert len(values) == 12
 
 
 def test_host_without_tables_reports_no_modules(tmp_path: Path) -> None:
     (tmp_path / "sys/devices").mkdir(parents=True)
     families = memory_modules(Files(tmp_path), Absent.unsupported("not reported"))
     statuses = [value.status for item in families for _, value in item.readings if isinstance(value, Absent)]
-    assert statuses == ["unsupported"] * 11
+    assert statuses == ["unsupported"] * 12
 
 
 def test_damaged_table_is_an_error_with_its_reason(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_damaged_table_is_an_error_with_its_reason(tmp_path: Path) -> None:
         assert all(
             isinstance(value, Absent) and value.status == "error" and dmi.TABLE in value.reason for value in values
         )
-        assert len(values) == 11, name
+        assert len(values) == 12, name
 
 
 def test_every_truncated_or_altered_table_gives_slots_or_a_reason() -> None:

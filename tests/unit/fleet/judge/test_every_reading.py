@@ -363,6 +363,7 @@ def measuring_plan() -> Plan:
         rackproof_gang="all",
         rackproof_fabric_gbps=400,
         rackproof_gpu_model=FIGURES_MODEL,
+        rackproof_host_memory_gbyteps=200,
     )
 
 

@@ -1,0 +1,223 @@
+"""Bandwidth and latency of the memory of each NUMA node, from its own processors and from another node, and of all together.
+
+One rank of the host measures, with one thread on each core; the others wait. Bandwidths count as in STREAM: the bytes that the
+operation names, without those that the processor reads before it writes a line (copy 2 x, triad 3 x the array). Every element is
+checked afterwards. Latency is that of a chain of dependent reads, each of another cache line, less that of a chain in the cache,
+so that the time of the interpreter cancels out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from agent.benchmarks.runtime.agreement import CannotMeasureError
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usable_nodes, wait_for_reporting_rank
+from schemas.records import ERROR
+
+SOURCE, SCALED, FACTOR = 0x55555555, 0x2AAAAAAA, 3.0
+"""Contents of the arrays. SOURCE + FACTOR x SCALED is exact in fp64, with or without fused multiply-add."""
+MOVED = {"copy": 2, "triad": 3}
+"""Operation -> arrays that it reads or writes."""
+ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
+CACHE_FACTOR, MOST_FACTOR = 4, 4
+"""STREAM's rule: an array is at least four times as large as all last-level caches. But at most four times the setting: a virtual
+machine with a few processors sees the cache of the whole processor."""
+MEMORY_SHARE = 0.25
+"""Share of the free memory that is used at most."""
+LEAST_BYTES = 1 << 16
+LEAST_PASSES = 3
+STEPS, SEGMENTS, NEAR_LINES = 2048, 7, 32
+"""Steps of a segment of the chain, segments, and lines of the chain that stays in the nearest cache."""
+
+Arrays = Mapping[int, torch.Tensor]
+"""Processor -> three arrays that a thread on it has written first, so that they are on its node."""
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `host_memory.*` of each node, and `host_memory.total_bandwidth` of the host.
+
+    Raises:
+        CannotMeasureError: a node has too little free memory.
+    """
+    if not context.is_reporting_rank:
+        wait_for_reporting_rank(context)
+        return
+    context.set_phase("host_memory, allocation")
+    nodes = usable_nodes()
+    size = array_bytes(nodes, int(settings["size_bytes"]), memory_limit())
+    test = HostMemory(nodes, allocate(nodes, size, context.timeout_s), float(settings["seconds"]), context.timeout_s)
+    for op in settings["ops"]:
+        context.set_phase(f"host_memory {op}, all nodes")
+        everywhere = [cpu for node in nodes for cpu in node.cpus]
+        rate = test.stream(op, everywhere, everywhere, test.seconds)
+        common = test.params(op, everywhere, nodes)
+        context.report("host_memory.total_bandwidth", rate, unit="B/s", scope="host", **common)
+    placements = _placements(nodes, settings["placements"])
+    for node, home, placement in placements:
+        for op in settings["ops"]:
+            context.set_phase(f"host_memory {op}, node {node.number} {placement}")
+            cpus = node.cpus[: len(home.cpus)]
+            rate = test.stream(op, cpus, home.cpus[: len(cpus)], test.seconds / len(nodes))
+            common = test.params(op, cpus, [node]) | _where(node, home, placement)
+            context.report("host_memory.bandwidth", rate, unit="B/s", **common)
+    for node, home, placement in placements:
+        context.set_phase(f"host_memory latency, node {node.number} {placement}")
+        _report_latency(context, test.latency(node, home), _where(node, home, placement))
+    for node in nodes:
+        context.report("host_memory.wrong_elements", test.wrong[node.number], unit="1", scope=f"numa={node.number}")
+    context.report("host_memory.nodes", len(nodes), unit="1", scope="host")
+
+
+def _where(node: Node, home: Node, placement: str) -> dict[str, Any]:
+    return {"scope": f"numa={node.number}", "placement": placement, "memory_node": home.number}
+
+
+def _report_latency(context: Context, seconds: float, where: Mapping[str, Any]) -> None:
+    if seconds > 0:
+        context.report("host_memory.latency", seconds, unit="s", **where)
+    else:  # another process took the processor
+        context.report_absent("host_memory.latency", unit="s", status=ERROR, reason="no slower than the cache", **where)
+
+
+def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[Node, Node, str]]:
+    """Return each node with the node of the memory. A host of one node has no remote memory."""
+    by_number = {node.number: node for node in nodes}
+    pairs = []
+    for node in nodes:
+        for placement in placements:
+            home = by_number[node.farthest] if placement == "remote" else node
+            if placement == "local" or home is not node:
+                pairs.append((node, home, placement))
+    return pairs
+
+
+def array_bytes(nodes: Sequence[Node], wanted: int, limit: int) -> int:
+    """Return the bytes of each of the three arrays of each thread: by STREAM's rule, as far as the free memory permits.
+
+    Raises:
+        CannotMeasureError: less than LEAST_BYTES.
+    """
+    rule = max(CACHE_FACTOR * node.cache // len(node.cpus) for node in nodes)
+    size = min(max(wanted, rule), MOST_FACTOR * wanted)
+    free = min(limit // sum(len(node.cpus) for node in nodes), *(node.free // len(node.cpus) for node in nodes))
+    size = int(min(size, free * MEMORY_SHARE / ARRAYS)) // LINE_BYTES * LINE_BYTES
+    if size < min(wanted, LEAST_BYTES):
+        least = min(node.free for node in nodes)
+        raise CannotMeasureError(
+            ERROR,
+            f"too little free memory: {limit >> 20} MiB of the host, {least >> 20} MiB of a NUMA node; drop the page cache "
+            "(/proc/sys/vm/drop_caches), or end the process that uses the memory",
+        )
+    return size
+
+
+def allocate(nodes: Sequence[Node], size: int, timeout_s: float) -> Arrays:
+    """Return three arrays of `size` bytes for each processor: the target, and the two sources with their contents."""
+
+    def write_first(_number: int, _barrier: threading.Barrier) -> torch.Tensor:
+        arrays = torch.empty((ARRAYS, size // ELEMENT_BYTES), dtype=torch.float64)
+        for row, value in zip(arrays, (0, SOURCE, SCALED), strict=True):
+            row.fill_(value)
+        return arrays
+
+    cpus = [cpu for node in nodes for cpu in node.cpus]
+    return dict(zip(cpus, run_on_cpus(cpus, write_first, timeout_s), strict=True))
+
+
+class HostMemory:
+    """The arrays of all threads, and measurements with them."""
+
+    def __init__(self, nodes: Sequence[Node], arrays: Arrays, seconds: float, timeout_s: float) -> None:
+        self.nodes, self.arrays, self.seconds, self.timeout_s = nodes, arrays, seconds, timeout_s
+        self.wrong = {node.number: 0 for node in nodes}
+        """Node -> elements of its memory with a wrong value."""
+        self._node_of = {cpu: node.number for node in nodes for cpu in node.cpus}
+
+    def params(self, op: str, cpus: Sequence[int], nodes: Sequence[Node]) -> dict[str, Any]:
+        """Return the parameters of a bandwidth. `size_bytes`: an array of all threads; `cache_bytes`: their last-level caches."""
+        size = sum(self.arrays[cpu][0].nbytes for cpu in cpus)
+        return {"op": op, "size_bytes": size, "cache_bytes": sum(node.cache for node in nodes), "threads": len(cpus)}
+
+    def stream(self, op: str, cpus: Sequence[int], homes: Sequence[int], seconds: float) -> float:
+        """Return the rate of all threads together in B/s, and count the wrong elements.
+
+        Args:
+            op: an operation of MOVED.
+            cpus: processors of the threads.
+            homes: for each thread, the processor whose arrays it uses.
+            seconds: how long, but at least three passes.
+        """
+
+        def work(number: int, barrier: threading.Barrier) -> tuple[float, int]:
+            target, source, scaled = self.arrays[homes[number]]
+            expected = SOURCE if op == "copy" else SOURCE + FACTOR * SCALED
+            once = _operation(op, target, source, scaled)
+            once()
+            barrier.wait()
+            began, passes = time.perf_counter(), 0
+            while passes < LEAST_PASSES or time.perf_counter() - began < seconds:
+                once()
+                passes += 1
+            rate = passes * MOVED[op] * target.nbytes / (time.perf_counter() - began)
+            barrier.wait()  # no thread checks while another one is timed
+            wrong = int((target != expected).sum()) + int((source != SOURCE).sum())
+            target.zero_()  # so that the next operation does not find its result
+            return rate, wrong
+
+        results = run_on_cpus(cpus, work, self.timeout_s)
+        for home, (_, wrong) in zip(homes, results, strict=True):
+            self.wrong[self._node_of[home]] += wrong
+        return sum(rate for rate, _ in results)
+
+    def latency(self, node: Node, home: Node) -> float:
+        """Return the seconds of a read from the memory of `home`, beyond those of a read from the nearest cache.
+
+        The chain leads once through random lines of one array. Other arrays of the node are read before, so that no line is in a
+        cache. The contents of the arrays are lost.
+        """
+        arrays = self.arrays[home.cpus[0]]
+        table = arrays[0]
+        others = [self.arrays[cpu] for cpu in home.cpus[1:]] or [arrays[1:]]
+        ((far, near),) = run_on_cpus([node.cpus[0]], lambda *_: _chain_times(table, others), self.timeout_s)
+        return far - near
+
+
+def _chain_times(table: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Return the seconds of a step of a chain through all of the table, and of one through a few lines."""
+    view = memoryview((ctypes.c_int64 * table.numel()).from_address(table.data_ptr())).cast("B").cast("q")
+    words, stride = table.view(torch.int64), LINE_BYTES // ELEMENT_BYTES
+    lines = torch.randperm(table.numel() // stride)[: STEPS * SEGMENTS + 1] * stride
+    words[lines[:-1]] = lines[1:]
+    for other in others:
+        other.sum()
+    steps, position = (len(lines) - 1) // SEGMENTS, int(lines[0])
+    far = []
+    for _ in range(SEGMENTS):
+        seconds, position = _walk(view, position, steps)
+        far.append(seconds)
+    near_lines = torch.arange(NEAR_LINES) * stride
+    words[near_lines] = near_lines.roll(-1)
+    near = [_walk(view, 0, steps)[0] for _ in range(SEGMENTS)]
+    return statistics.median(far), min(near)
+
+
+def _walk(view: memoryview, position: int, steps: int) -> tuple[float, int]:
+    """Return the seconds of one step of a chain, and where it ends."""
+    began = time.perf_counter()
+    for _ in range(steps):
+        position = view[position]
+    return (time.perf_counter() - began) / max(steps, 1), position
+
+
+def _operation(op: str, target: torch.Tensor, source: torch.Tensor, scaled: torch.Tensor) -> Callable[[], torch.Tensor]:
+    if op == "copy":
+        return lambda: target.copy_(source)
+    return lambda: torch.add(source, scaled, alpha=FACTOR, out=target)

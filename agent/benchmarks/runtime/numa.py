@@ -1,0 +1,162 @@
+"""NUMA nodes of the host, and threads that work on chosen processors with memory of a chosen node.
+
+The kernel places memory on the node of the processor that touches it first, so a thread that is bound to a processor of the node
+writes the arrays first. Threads on other processors can then use them. No program and no library is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.host_cpu import parse_cpu_list, select_cpus
+
+T = TypeVar("T")
+POLL_S = 0.05
+_UNLIMITED = 1 << 60
+_NODES = "sys/devices/system/node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A NUMA node with processors that this process may use, and with memory."""
+
+    number: int
+    cpus: tuple[int, ...]
+    """One processor of each core."""
+    free: int
+    """Bytes of free memory."""
+    cache: int
+    """Bytes of the last-level caches of its processors; 0 if not known."""
+    farthest: int
+    """Number of the node with the longest way to its memory; its own number if there is no other."""
+
+
+def usable_nodes(root: Path = Path("/")) -> list[Node]:
+    """Return the nodes with processors and memory. Nodes of GPU memory have no processors, and are left out.
+
+    Without NUMA in the kernel, the host is one node.
+    """
+    allowed = os.sched_getaffinity(0)
+    found: dict[int, tuple[set[int], int]] = {}
+    for path in (root / _NODES).glob("node[0-9]*"):
+        cpus = parse_cpu_list(_text(path / "cpulist")) & allowed
+        free = _kilobytes(path / "meminfo", "MemFree")
+        if cpus and free:
+            found[int(path.name.removeprefix("node"))] = cpus, free
+    if len(found) < 2:  # the kernel frees the page cache of the only node for new memory
+        found = {min(found, default=0): (set(allowed), _kilobytes(root / "proc/meminfo", "MemAvailable"))}
+    return [
+        Node(
+            number=number,
+            cpus=tuple(sorted(_one_of_each_core(cpus, root))),
+            free=free,
+            cache=_cache(cpus, root),
+            farthest=_farthest(number, sorted(found), root),
+        )
+        for number, (cpus, free) in sorted(found.items())
+    ]
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Return the bytes that the host, and the control group of this process, have left for it."""
+    left = _kilobytes(root / "proc/meminfo", "MemAvailable")
+    for path in (root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        limit = _text(path)  # in a container, the group of the container is the root that it sees
+        if limit.isdecimal() and int(limit) < _UNLIMITED:
+            left = min(left, int(limit))
+    return left
+
+
+def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T], timeout_s: float) -> list[T]:
+    """Call `work` with its number and a common barrier in one thread for each processor; return the results.
+
+    PyTorch uses only the calling thread for the operations of each thread.
+
+    Raises:
+        Exception: that of the first thread that failed. The others stop at the barrier.
+    """
+    results: dict[int, T] = {}
+    errors: list[Exception] = []
+    barrier = threading.Barrier(len(cpus), timeout=timeout_s)
+
+    def call(number: int) -> None:
+        try:
+            os.sched_setaffinity(0, {cpus[number]})
+            torch.set_num_threads(1)
+            results[number] = work(number, barrier)
+        except threading.BrokenBarrierError as error:
+            errors.append(error)
+        except Exception as error:  # noqa: BLE001 - raised again in the calling thread
+            errors.insert(0, error)
+            barrier.abort()
+
+    before = torch.get_num_threads()
+    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(len(cpus))]
+    try:
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        torch.set_num_threads(before)
+    if errors:
+        raise errors[0]
+    if len(results) < len(cpus):
+        raise TimeoutError(f"{len(cpus) - len(results)} of {len(cpus)} threads did not finish within {timeout_s:g} s")
+    return [results[number] for number in range(len(cpus))]
+
+
+def wait_for_reporting_rank(context: Context) -> None:
+    """Wait until the rank that measures for the host has left the benchmark, also because it is broken."""
+    while 0 in context.present_ranks():
+        context.heartbeat.record_progress()
+        time.sleep(POLL_S)
+
+
+def _one_of_each_core(cpus: set[int], root: Path) -> list[int]:
+    cores = {_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    return select_cpus(sorted(cpus), len(cores), 0, root)
+
+
+def _cache(cpus: set[int], root: Path) -> int:
+    """Return the bytes of the last-level caches: each is counted once, although several processors share it."""
+    caches: dict[str, int] = {}
+    for cpu in cpus:
+        indexes = sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*"))
+        if indexes:
+            size = _text(indexes[-1] / "size").removesuffix("K")
+            caches[_text(indexes[-1] / "shared_cpu_list")] = int(size) * 1024 if size.isdecimal() else 0
+    return sum(caches.values())
+
+
+def _farthest(number: int, nodes: Sequence[int], root: Path) -> int:
+    """Return the node with the greatest distance; of several, the next one by number, so that the nodes have different ones."""
+    distances = dict(enumerate(_text(root / f"{_NODES}/node{number}/distance").split()))
+    after = [*(node for node in nodes if node > number), *(node for node in nodes if node < number)]
+    return max(after, key=lambda node: int(distances.get(node, "0")), default=number)
+
+
+def _kilobytes(path: Path, key: str) -> int:
+    """Return a line of a meminfo file in bytes; 0 without it."""
+    for line in _text(path).splitlines():
+        words = line.replace(":", " ").split()
+        if key in words:
+            return int(words[words.index(key) + 1]) * 1024
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

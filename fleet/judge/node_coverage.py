@@ -1,0 +1,40 @@
+"""Demand the figures of NUMA nodes: the plan does not know the nodes of a host, so it demands only their number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet.judge.host_view import HostView
+from schemas.catalogue import settings
+from schemas.records import MEASURED
+from schemas.reports import Verdict
+
+HOST_MEMORY = "host_memory"
+"""Benchmark of the NUMA nodes."""
+
+
+def silent_nodes(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each kind of figure that some nodes have neither measured nor given a reason for."""
+    for stage in view.plan.stages:
+        counts = [item for item in view.observations[f"{HOST_MEMORY}.nodes"] if item.stage == stage.name]
+        if HOST_MEMORY not in stage.benchmarks or not counts or counts[-1].status != MEASURED:
+            continue  # without a number, `missing_observations` reports the whole benchmark
+        nodes = counts[-1].value if isinstance(counts[-1].value, int | float) else 0
+        for name, params in _figures(settings(HOST_MEMORY, stage.benchmarks[HOST_MEMORY]), has_remote=nodes > 1):
+            items = [item for item in view.observations[name] if item.stage == stage.name]
+            scopes = {item.scope for item in items if params.items() <= item.params.items()}
+            if len(scopes) < nodes:
+                reason = f"{len(scopes)} of {nodes:g} NUMA nodes have this figure, or a reason why not"
+                yield view.inconclusive(name, "host", reason, stage.name, params)
+
+
+def _figures(chosen: Mapping[str, Any], *, has_remote: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and parameters of each figure that every node has."""
+    placements = [placement for placement in chosen["placements"] if placement == "local" or has_remote]
+    yield f"{HOST_MEMORY}.wrong_elements", {}
+    for placement in placements:
+        yield f"{HOST_MEMORY}.latency", {"placement": placement}
+    for op, placement in itertools.product(chosen["ops"], placements):
+        yield f"{HOST_MEMORY}.bandwidth", {"op": op, "placement": placement}

@@ -1,0 +1,216 @@
+"""The memory of NUMA nodes and the processors: which nodes and sizes are measured, and what happens to wrong values."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent.benchmarks.compute import host_compute
+from agent.benchmarks.memory import host_memory
+from agent.benchmarks.memory.host_memory import HostMemory, allocate, array_bytes
+from agent.benchmarks.runtime import numa
+from agent.benchmarks.runtime.agreement import CannotMeasureError
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usable_nodes
+from schemas.catalogue import settings
+from schemas.records import Observation
+
+CPUS = sorted(os.sched_getaffinity(0))
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def node(
+    number: int = 0, *, cpus: tuple[int, ...] = (CPUS[0], CPUS[-1]), free: int = GIB, cache: int = 0, **over: Any
+) -> Node:
+    return Node(number=number, cpus=cpus, free=free, cache=cache, farthest=over.get("farthest", number))
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def context(work: Path) -> Context:
+    return Context(
+        rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"), stage="benchmark", kind="cpu",
+        devices=(0,), world_scope="host", work=work,
+    )  # fmt: skip
+
+
+def figures(work: Path, monkeypatch: pytest.MonkeyPatch, *nodes: Node, **chosen: Any) -> list[Observation]:
+    """Return what the benchmark reports on a host with these nodes."""
+    monkeypatch.setattr(host_memory, "usable_nodes", lambda: list(nodes))
+    measuring = context(work)
+    quick = {"size_bytes": 1 << 16, "seconds": 0.001, **chosen}
+    host_memory.run(measuring, settings("host_memory", quick))
+    return measuring.observations
+
+
+NODES = "sys/devices/system/node"
+TWO_SOCKETS = {
+    f"{NODES}/node0/cpulist": f"{CPUS[0]}\n",
+    f"{NODES}/node1/cpulist": f"{CPUS[-1]}\n",
+    f"{NODES}/node2/cpulist": "\n",  # memory of a GPU
+    f"{NODES}/node0/distance": "10 21 80\n",
+    f"{NODES}/node1/distance": "21 10 80\n",
+    **{f"{NODES}/node{number}/meminfo": f"Node {number} MemFree:  {100 + number} kB\n" for number in range(3)},
+    "proc/meminfo": "MemAvailable:   4096 kB\n",
+    f"sys/devices/system/cpu/cpu{CPUS[0]}/cache/index3/size": "32768K\n",
+    f"sys/devices/system/cpu/cpu{CPUS[0]}/cache/index3/shared_cpu_list": "0\n",
+}
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two processors")
+def test_nodes_with_processors_and_memory_are_measured(tmp_path: Path) -> None:
+    first, second = usable_nodes(write(tmp_path, TWO_SOCKETS))
+    assert first == Node(number=0, cpus=(CPUS[0],), free=100 * 1024, cache=32 * MIB, farthest=1)
+    assert second == Node(number=1, cpus=(CPUS[-1],), free=101 * 1024, cache=0, farthest=0)
+
+
+def test_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
+    (only,) = usable_nodes(write(tmp_path, {"proc/meminfo": "MemAvailable:   4096 kB\n"}))
+    assert (only.number, set(only.cpus), only.free, only.farthest) == (0, set(CPUS), 4096 * 1024, 0)
+
+
+def test_one_thread_of_each_core_is_used(tmp_path: Path) -> None:
+    siblings = {
+        f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": f"{CPUS[0]},{CPUS[-1]}\n" for cpu in CPUS
+    }
+    (only,) = usable_nodes(write(tmp_path, {**siblings, "proc/meminfo": ""}))
+    assert only.cpus == (CPUS[0],)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, 4096 * 1024),
+        ({"sys/fs/cgroup/memory.max": "max\n"}, 4096 * 1024),
+        ({"sys/fs/cgroup/memory.max": "1048576\n"}, MIB),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 4096 * 1024),
+    ],
+)
+def test_memory_limit_is_that_of_host_or_container(tmp_path: Path, files: Mapping[str, str], limit: int) -> None:
+    assert memory_limit(write(tmp_path, {"proc/meminfo": "MemAvailable: 4096 kB\n", **files})) == limit
+
+
+@pytest.mark.parametrize(
+    ("cache", "free", "limit", "expected"),
+    [
+        (0, 64 * GIB, 64 * GIB, 32 * MIB),
+        (24 * MIB, 64 * GIB, 64 * GIB, 48 * MIB),  # four times the cache of a node, for two threads
+        (10 * GIB, 64 * GIB, 64 * GIB, 128 * MIB),
+        (0, 240 * MIB, 64 * GIB, 10 * MIB),
+        (0, 64 * GIB, 240 * MIB, 5 * MIB),
+    ],
+)
+def test_arrays_exceed_the_caches_but_not_the_free_memory(cache: int, free: int, limit: int, expected: int) -> None:
+    nodes = [node(0, free=free, cache=cache), node(1, free=free, cache=cache)]
+    assert array_bytes(nodes, 32 * MIB, limit) == pytest.approx(expected, abs=64)
+
+
+def test_too_little_memory_is_an_error_with_the_remedy() -> None:
+    with pytest.raises(CannotMeasureError, match=r"too little free memory.*drop_caches"):
+        array_bytes([node(free=MIB // 8)], 32 * MIB, GIB)
+
+
+def test_two_nodes_have_local_and_remote_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = (node(0, cpus=(CPUS[0],), farthest=1), node(1, cpus=(CPUS[-1],), farthest=0))
+    measured = figures(tmp_path, monkeypatch, *nodes)
+    assert all(item.status == "measured" for item in measured if item.name != "host_memory.latency")
+    bandwidths = [item for item in measured if item.name == "host_memory.bandwidth"]
+    assert sorted(
+        (item.scope, item.params["placement"], item.params["memory_node"], item.params["op"]) for item in bandwidths
+    ) == [
+        (f"numa={number}", placement, home, op)
+        for number in (0, 1)
+        for placement, home in (("local", number), ("remote", 1 - number))
+        for op in ("copy", "triad")
+    ]
+    assert len([item for item in measured if item.name == "host_memory.latency"]) == 4
+    assert [item.value for item in measured if item.name == "host_memory.wrong_elements"] == [0, 0]
+    assert [item.value for item in measured if item.name == "host_memory.nodes"] == [2]
+
+
+def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the second node loses a bit of a source."""
+    nodes = [node(0, cpus=(CPUS[0],), farthest=1), node(1, cpus=(CPUS[-1],), farthest=0)]
+    if len(CPUS) < 2:
+        pytest.skip("needs two processors")
+    test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)
+    test.arrays[CPUS[-1]][1, 17] = float(host_memory.SOURCE ^ 0x100)
+    test.stream("copy", nodes[0].cpus, nodes[1].cpus, 0.001)
+    assert test.wrong == {0: 0, 1: 2}, "the source is wrong, and what was copied from it"
+    test.stream("triad", nodes[0].cpus, nodes[0].cpus, 0.001)
+    assert test.wrong == {0: 0, 1: 2}
+
+
+@pytest.mark.parametrize("op", ["copy", "triad"])
+def test_operation_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    monkeypatch.setattr(host_memory, "_operation", lambda *_: lambda: None)
+    nodes = [node(cpus=(CPUS[0],))]
+    test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)
+    test.stream(op, nodes[0].cpus, nodes[0].cpus, 0.001)
+    assert test.wrong[0] == (1 << 16) // 8
+
+
+def test_thread_that_fails_ends_the_others() -> None:
+    def work(number: int, barrier: threading.Barrier) -> None:
+        if number:
+            raise MemoryError("no memory")
+        barrier.wait()
+
+    before = torch.get_num_threads()
+    with pytest.raises(MemoryError, match="no memory"):
+        run_on_cpus([CPUS[0], CPUS[-1]], work, 30)
+    assert torch.get_num_threads() == before
+    assert os.sched_getaffinity(0) == set(CPUS), "only the threads were bound"
+
+
+def test_thread_that_hangs_is_a_timeout() -> None:
+    released = threading.Event()
+    with pytest.raises(TimeoutError, match=r"1 of 1 threads did not finish within 0.05 s"):
+        run_on_cpus([CPUS[0]], lambda *_: released.wait(10), 0.05)
+    released.set()
+
+
+def test_rank_that_does_not_measure_waits_until_the_other_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numa, "POLL_S", 0.001)
+    waiting = context(tmp_path)
+    waiting.local_rank, waiting.rank, waiting.local_world_size, waiting.benchmark = 1, 1, 2, "host_memory"
+    waiting.store.set("left/0/host_memory/0", "left")
+    host_memory.run(waiting, settings("host_memory", {}))
+    host_compute.run(waiting, settings("host_compute", {}))
+    assert waiting.observations == []
+
+
+def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.matmul
+
+    def wrong(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        right(*arguments, out=out)
+        out[3, 5] += 1
+        return out
+
+    monkeypatch.setattr(host_compute.torch, "matmul", wrong)
+    measuring = context(tmp_path)
+    host_compute.run(measuring, settings("host_compute", {"size": 64, "seconds": 0.01}))
+    (item,) = (item for item in measuring.observations if item.name == "host_compute.wrong_elements")
+    assert isinstance(item.value, int)
+    assert item.value >= 1
+
+
+def test_clock_is_that_of_the_processors_in_use(tmp_path: Path) -> None:
+    path = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
+    write(tmp_path, {path.format(0): "3800000\n", path.format(1): "2000000\n", path.format(2): "<unknown>\n"})
+    assert host_compute.read_clocks([0, 2, 7], tmp_path) == [3.8e9]
+    assert host_compute.read_clocks([7], tmp_path) == []

@@ -1,0 +1,106 @@
+"""Figures of NUMA nodes: all of them are demanded, judged, and attributed to one cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.diagnosis.diagnose import diagnose
+from fleet.judge.criteria import read_pack
+from fleet.judge.judge import judge
+from schemas.plans import Plan
+from schemas.records import ERROR, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_evidence
+
+CHOSEN = {"host_memory": {}, "host_compute": {}}
+Change = Callable[[Observation], Observation | None]
+
+
+def plan_of(*hosts: str, **variables: Any) -> Plan:
+    plan = builders.plan(*hosts, gpu_count=1, rackproof_gang="none", **variables)
+    return builders.with_benchmarks(plan, benchmark=CHOSEN)
+
+
+def verdicts(change: Change, *hosts: str, **variables: Any) -> list[Verdict]:
+    """Return what does not pass on these hosts, the first of which has changed observations (None: removed)."""
+    plan = plan_of(*(hosts or ("h1",)), **variables)
+    pack = read_pack("h200-sxm")
+    names = tuple(item for item in pack.criteria if item.name.startswith(("host_memory.", "host_compute.")))
+    evidence = {host.name: host_evidence(plan, host.name) for host in plan.hosts}
+    evidence["h1"] = builders.with_observations(evidence["h1"], change)
+    found = judge(plan, evidence, (replace(pack, criteria=names),))
+    return [item for item in found if item.verdict != PASS and item.name.startswith(("host_memory.", "host_compute."))]
+
+
+def scaled(factor: float, name: str, scope: str = "") -> Change:
+    def change(item: Observation) -> Observation:
+        if item.name == name and scope in ("", item.scope) and isinstance(item.value, int | float):
+            return replace(item, value=item.value * factor)
+        return item
+
+    return change
+
+
+def causes(found: Sequence[Verdict]) -> list[Cause]:
+    return list(diagnose(found, {}))
+
+
+def test_healthy_nodes_pass() -> None:
+    assert verdicts(lambda item: item) == []
+
+
+@pytest.mark.parametrize("name", ["wrong_elements", "latency", "bandwidth"])
+def test_node_without_a_figure_is_inconclusive(name: str) -> None:
+    found = verdicts(lambda item: None if (item.name, item.scope) == (f"host_memory.{name}", "numa=1") else item)
+    assert {(item.name, item.scope, item.verdict) for item in found} == {(f"host_memory.{name}", "host", INCONCLUSIVE)}
+
+
+def test_reason_stands_for_a_figure_once() -> None:
+    def absent(item: Observation) -> Observation:
+        if item.name == "host_memory.latency" and item.scope == "numa=1" and item.params["placement"] == "local":
+            return replace(item, status=ERROR, value=None, reason="no slower than the cache")
+        return item
+
+    (found,) = verdicts(absent)
+    assert (found.scope, found.verdict) == ("numa=1", INCONCLUSIVE)
+
+
+def test_host_of_one_node_needs_no_remote_figures() -> None:
+    def one_node(item: Observation) -> Observation | None:
+        if item.name == "host_memory.nodes":
+            return replace(item, value=1)
+        return None if item.scope == "numa=1" or item.params.get("placement") == "remote" else item
+
+    assert verdicts(one_node) == []
+
+
+def test_wrong_element_names_the_node() -> None:
+    wrong = verdicts(lambda item: replace(item, value=3) if (item.name, item.scope) == WRONG else item)
+    (cause,) = causes(wrong)
+    assert (cause.part, cause.action, cause.verdict) == ("numa=1", "inspect_hardware", FAIL)
+
+
+WRONG = ("host_memory.wrong_elements", "numa=1")
+
+
+def test_slow_node_is_one_cause_on_the_node() -> None:
+    found = verdicts(scaled(0.5, "host_memory.bandwidth", "numa=1"), "h1", "h2", "h3")
+    (cause,) = causes(found)
+    assert (cause.host, cause.part, cause.problem, len(cause.verdicts)) == ("h1", "numa=1", "slow-host-memory", 4)
+
+
+def test_slow_processors_are_one_cause_on_the_host() -> None:
+    found = verdicts(scaled(0.5, "host_compute.throughput"), "h1", "h2", "h3")
+    (cause,) = causes(found)
+    assert (cause.host, cause.part, cause.problem) == ("h1", "host", "slow-host-compute")
+
+
+@pytest.mark.parametrize(("stated", "fails"), [(300, False), (400, True)])
+def test_bandwidth_is_compared_with_the_inventory(stated: float, fails: bool) -> None:
+    found = verdicts(lambda item: item, rackproof_host_memory_gbyteps=stated)
+    assert {item.criterion for item in found} == ({"host-memory-stated"} if fails else set())
