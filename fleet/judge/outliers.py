@@ -183,7 +183,9 @@ class FleetFigures:
         scope = Scope.parse(item.scope)
         name = view.names.get(scope.device)
         if item.name.startswith(DISK_FIGURES):
-            name = str(item.params.get("model") or UNKNOWN_MODULE)
+            disks, sharing = item.params.get("model"), item.params.get("directories", 1)
+            # Directories that share a disk share its rate.
+            name = str(disks) + (f", {sharing} directories" if sharing != 1 else "") if disks else UNKNOWN_MODULE
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.around("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]

@@ -13,10 +13,12 @@ _WHERE = {
     "direct": bool,
     "engine": str,
     "jobs": int,
+    "directories": int,
     "moved_bytes": int,
 }
 """Where a figure was measured: type of the file system, block device or server, models of the disks, whether the page cache was
-bypassed (O_DIRECT), engine and jobs of fio, and the bytes that it read or wrote."""
+bypassed (O_DIRECT), engine and jobs of fio, how many of the directories measured at the same time are on these disks, and the
+bytes that fio read or wrote."""
 _OPS, _SHARING = {"op": "ops"}, {"sharing": "sharings"}
 
 STORAGE: Mapping[str, Benchmark] = {

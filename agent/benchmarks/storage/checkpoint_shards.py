@@ -56,7 +56,17 @@ class CheckpointShards:
 
     def _command(self, action: str, host: str, number: int, size: int, direct: bool) -> list[str]:
         path = self._clients.file_of(host, f"shard{number}")
-        return [sys.executable, "-I", shard.__file__, action, path, f"{path}:{number}", str(size), str(int(direct))]
+        return [
+            sys.executable,
+            "-I",
+            "-S",
+            shard.__file__,
+            action,
+            path,
+            f"{path}:{number}",
+            str(size),
+            str(int(direct)),
+        ]
 
     def _read(self, owner: str, numbers: Sequence[int]) -> dict[str, dict[str, Any]]:
         _, size, direct = self._sizes[owner]

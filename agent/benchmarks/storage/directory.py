@@ -30,7 +30,7 @@ MAX_LEAVES = 256
 
 
 def prepare(directory: str) -> dict[str, Any]:
-    """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `device`, `model`.
+    """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `device`, `model`, `disks`.
 
     Raises:
         ValueError: it is not a directory.
@@ -49,7 +49,7 @@ def prepare(directory: str) -> dict[str, Any]:
         raise
     usage = os.statvfs(directory)
     kind, source = mount_of(Path("/proc/self/mountinfo").read_text(encoding="utf-8"), os.path.realpath(directory))
-    device, models = disks_of(status.st_dev, source)
+    device, models, disks = disks_of(status.st_dev, source)
     return {
         "work": work,
         "free": usage.f_bavail * usage.f_frsize,
@@ -57,6 +57,7 @@ def prepare(directory: str) -> dict[str, Any]:
         "filesystem": kind,
         "device": device or source,
         "model": models,
+        "disks": disks,
     }
 
 
@@ -108,10 +109,10 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
-def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str]:
-    """Return the block device of a file system, and the models of the disks below it: `md0`, `2x SAMSUNG MZWLR`.
+def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str, list[str]]:
+    """Return the block device of a file system, the models of the disks below it, and these disks: `md0`, `2x SAMSUNG MZWLR`.
 
-    Both are empty if the file system has no block device that the kernel lists. An array, a volume or a partition has the disks
+    All are empty if the file system has no block device that the kernel lists. An array, a volume or a partition has the disks
     that it consists of.
 
     Args:
@@ -123,8 +124,9 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
     if not device.exists() and source.startswith("/dev/"):
         device = root / "sys/class/block" / Path(os.path.realpath(source)).name
     if not device.exists():
-        return "", ""
+        return "", "", []
     name, pending, models = device.resolve().name, [device.resolve()], dict[str, set[str]]()
+    disks: set[str] = set()
     for _ in range(MAX_LEAVES):
         if not pending:
             break
@@ -133,11 +135,13 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
             pending += [member.resolve() for member in members]
             continue
         disk = path.parent if (path / "partition").exists() else path
+        disks.add(disk.name)
         with contextlib.suppress(OSError):
             model = (disk / "device/model").read_text(encoding="utf-8", errors="replace")
             models.setdefault(" ".join(model.split()), set()).add(disk.name)
     counts = {model: len(names) for model, names in sorted(models.items()) if model}
-    return name, ", ".join(model if count == 1 else f"{count}x {model}" for model, count in counts.items())
+    text = ", ".join(model if count == 1 else f"{count}x {model}" for model, count in counts.items())
+    return name, text, sorted(disks)
 
 
 def main(action: str, directory: str, *names: str) -> None:

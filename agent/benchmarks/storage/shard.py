@@ -71,14 +71,21 @@ def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
             for number in range(size // BLOCK):
                 expected, found = block_data(pattern, number), _read_block(descriptor, number * BLOCK, buffer)
                 if found != expected:
-                    places = [
-                        place for place in range(BLOCK) if found[place : place + 1] != expected[place : place + 1]
-                    ]
-                    first = number * BLOCK + places[0] if first < 0 else first
-                    wrong += len(places)
+                    count, place = differences(found, expected)
+                    first = number * BLOCK + place if first < 0 else first
+                    wrong += count
     finally:
         os.close(descriptor)
     return {"seconds": time.perf_counter() - began, "wrong": wrong, "first": first}
+
+
+def differences(found: bytes, expected: bytes) -> tuple[int, int]:
+    """Return how many bytes differ, and the place of the first. Bytes after the end of `found`, which may be shorter, differ."""
+    length = len(found)
+    # The exclusive or of two long integers, because a loop over a million bytes takes a fifth of a second.
+    bits = int.from_bytes(found, "big") ^ int.from_bytes(expected[:length], "big")
+    different = bits.to_bytes(length, "big")
+    return len(expected) - different.count(0), length - len(different.lstrip(b"\0"))
 
 
 def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:

@@ -167,7 +167,7 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
         owner = clients.host if action != "stat" else clients.next_host(1)
         most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count
         folder = clients.file_of(owner, "files")
-        command = [sys.executable, "-I", shard.__file__, action, folder, str(seconds), str(most)]
+        command = [sys.executable, "-I", "-S", shard.__file__, action, folder, str(seconds), str(most)]
         answers = clients.run({action: command}, limit_s if action != "remove" else limit_s + 10 * seconds)
         answer = answers.get(action, {"count": 0, "seconds": 0.0})
         counts = {

@@ -37,6 +37,8 @@ class Target:
     """Subdirectory for test files."""
     free: int = 0
     direct: bool = False
+    disks: frozenset[str] = frozenset()
+    """The disks below it; empty if unknown."""
     about: dict[str, Any] = field(default_factory=dict)
     """Parameters of its figures: file system, device, models of the disks."""
 
@@ -57,9 +59,13 @@ def prepare_targets(context: Context, paths: Sequence[str]) -> list[Target]:
             continue
         texts = {key: clean(answer.get(key, "")) for key in _TEXTS[1:]}
         target.work, target.free, target.direct = str(answer["work"]), int(answer["free"]), bool(answer["direct"])
+        target.disks = frozenset(map(str, answer["disks"]))
         target.about = {**texts, "direct": target.direct}
         if target.free < LEAST_BYTES:
             target.problem = f"{target.free / 1e6:.0f} MB are free, {LEAST_BYTES / 1e6:.0f} MB are needed: free space"
+    for target in targets:
+        if len(targets) > 1 and target.disks:
+            target.about["directories"] = sum(bool(other.disks & target.disks) for other in targets)
     return targets
 
 
@@ -72,7 +78,7 @@ def remove_targets(context: Context, targets: Iterable[Target]) -> None:
 
 def run_directory_program(context: Context, arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any] | str]:
     """Run the program on each directory; return its answer, or a problem."""
-    program = (sys.executable, "-I", directory.__file__)
+    program = (sys.executable, "-I", "-S", directory.__file__)
     commands = {path: [*program, *words] for path, words in arguments.items()}
     return {
         path: program_answer(ended, ACCESS_S)

@@ -178,6 +178,8 @@ def test_models_of_all_disks_below_an_array_are_found(tmp_path: Path) -> None:
     numbers.mkdir(parents=True)
     (numbers / "9:0").symlink_to(block / "md0")
     (numbers / "259:1").symlink_to(block / "nvme0n1/nvme0n1p1")
-    assert disks_of(os.makedev(9, 0), "", tmp_path) == ("md0", "2x SAMSUNG MZWLR3T8")
-    assert disks_of(os.makedev(259, 1), "", tmp_path) == ("nvme0n1p1", "SAMSUNG MZWLR3T8")
-    assert disks_of(os.makedev(0, 45), "10.0.0.1:/export", tmp_path) == ("", "")
+    assert disks_of(os.makedev(9, 0), "", tmp_path) == (
+        "md0", "2x SAMSUNG MZWLR3T8", ["nvme0n1", "nvme1n1"]
+    )  # fmt: skip
+    assert disks_of(os.makedev(259, 1), "", tmp_path) == ("nvme0n1p1", "SAMSUNG MZWLR3T8", ["nvme0n1"])
+    assert disks_of(os.makedev(0, 45), "10.0.0.1:/export", tmp_path) == ("", "", [])

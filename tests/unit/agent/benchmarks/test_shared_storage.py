@@ -25,7 +25,7 @@ from tests.rdma.guest import Recorder
 HOSTS = ("h1", "h2", "h3")
 CHOSEN = settings("shared_storage", {"shard_bytes": 1 << 20, "metadata_seconds": 0.01, "jobs": 2, "rounds": 1})
 PLANNED = [item for item in expand("gang", "shared_storage", CHOSEN) if item.scope == "directory"]
-FIO = f"""#!{sys.executable}
+FIO = f"""#!{sys.executable} -ISs
 import json, pathlib, sys
 options = dict(item.lstrip("-").split("=", 1) for item in sys.argv[1:] if "=" in item)
 if not options:
@@ -159,7 +159,7 @@ def test_client_that_alone_reads_wrong_bytes_is_named(tmp_path: Path, monkeypatc
     def with_other_seed(self: CheckpointShards, action: str, *arguments: Any) -> list[str]:
         words = command(self, action, *arguments)
         if (action, self._clients.host) == ("read", "h3"):
-            words[5] = "another seed"
+            words[6] = "another seed"
         return words
 
     monkeypatch.setattr(CheckpointShards, "_command", with_other_seed)

@@ -104,6 +104,16 @@ def test_disks_are_compared_with_those_of_their_model_only() -> None:
     assert causes(one_other_model) == []
 
 
+def test_directories_that_share_a_disk_are_not_compared_with_a_whole_disk() -> None:
+    def halved_by_sharing(host: str, item: Observation) -> Observation:
+        if host != "h2" or item.name.endswith("wrong_blocks"):
+            return item
+        factor = 2 if item.name.endswith("latency") else 0.5
+        return replace(item, value=item.value * factor, params={**item.params, "directories": 2})  # type: ignore[operator]
+
+    assert causes(halved_by_sharing) == []
+
+
 @pytest.mark.parametrize(
     ("floors", "criteria"),
     [({"local_read": 7.0}, {"read"}), ({"local_read": 5.9, "local_write": 6.1}, {"write"}), ("together", set())],
