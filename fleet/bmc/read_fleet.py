@@ -15,7 +15,7 @@ from schemas.records import Metric
 DEADLINE_S = 120.0
 """Longest time for one BMC. Those of GB200 trays need up to a minute."""
 GRACE_S = 2.0
-WORKERS = 64
+WORKERS = 128
 
 Job = tuple[BmcTarget, Marks | None]
 Read = Callable[[BmcTarget, Marks | None, float], Readings]

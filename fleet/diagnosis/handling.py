@@ -75,6 +75,23 @@ _MEMORY_MODULE = Handling(
 )
 HANDLING = {
     **{(problem, action, ""): _MODULE for problem in ("module", "port") for action in ("reseat", "inspect_hardware")},
+    ("bmc-event", "inspect_hardware", ""): Handling(
+        "Read the entry, and the entries around it, in the event log of the BMC. Check the part that it names.",
+        "replace the part that the entry names, or contact the vendor of the host.",
+    ),
+    ("bmc-serial", "inspect_hardware", ""): Handling(
+        "Compare rackproof_bmc_address with the label of the host, then the serials on the parts with those that host and BMC "
+        "report.",
+        "do not accept the host: its reports do not fit its parts.",
+    ),
+    ("bmc-part", "inspect_hardware", "psu"): Handling(
+        "Check cable, outlet, phase and breaker of the power supply. Then swap it with the one of a healthy bay.",
+        "replace the power supply if the fault moves with it, or else the feed or the backplane.",
+    ),
+    ("bmc-part", "inspect_hardware", "detector"): Handling(
+        "Power the host off now, and close its coolant. Then look for the leak.",
+        "contact the vendor of the host before it is powered on again.",
+    ),
     ("gpu-fell-off-bus", "reboot", ""): Handling(
         "Drain the host and reboot it. If the GPU is still missing, power the host off and on.",
         "reseat the GPU. If it falls off the bus once more, return it (RMA).",
