@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from collectors import network
 from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.sysfs import parse_natural, parse_numa_node, pci_address
@@ -70,7 +71,7 @@ Readings = dict[str, Value | Absent]
 class InfinibandCollector:
     """Reads the adapters under `root`. A full snapshot also reads the addresses of the ports.
 
-    Adapters without hardware (soft RoCE) and virtual functions are left out.
+    Virtual functions are left out, and adapters without hardware, such as Soft-RoCE, unless they use a physical interface.
     """
 
     name = "infiniband"
@@ -161,16 +162,19 @@ class InfinibandCollector:
 
 
 def adapters(files: Files) -> list[str]:
-    """Return the names of the physical adapters; empty without an adapter, or without a driver for one."""
+    """Return the names of the physical adapters, and of Soft-RoCE on a physical interface; empty without either."""
     try:
         names = files.names(CLASS)
     except FileNotFoundError:
         return []
-    return [name for name in names if _is_physical(files, f"{CLASS}/{name}/device")]
+    return [name for name in names if _is_physical(files, f"{CLASS}/{name}")]
 
 
-def _is_physical(files: Files, device: str) -> bool:
-    return files.exists(device) and not files.exists(f"{device}/physfn")
+def _is_physical(files: Files, path: str) -> bool:
+    if files.exists(f"{path}/device"):
+        return not files.exists(f"{path}/device/physfn")
+    interface = files.read(f"{path}/parent", str, missing="none", refused="none")  # Soft-RoCE has only this
+    return isinstance(interface, str) and network.is_nic(files, interface)
 
 
 def ports(files: Files, hca: str) -> list[str]:

@@ -290,6 +290,20 @@ PROBLEMS = (
         explains=("optics.*", *_PORT),
     ),
     Problem(
+        id="port-down",
+        title=words.differs,
+        shown_by=(
+            "infiniband.phys_state",
+            "infiniband.state",
+            "infiniband.active",
+            "network.carrier",
+            "network.operstate",
+        ),
+        explains=("optics.*", *_PORT, "network.duplex", "verbs.*"),
+        explains_host=("fabric_ports.*",),
+    ),
+    Problem(id="mtu", title=words.differs, shown_by=("network.mtu", "verbs.mtu"), explains=("verbs.*",)),
+    Problem(
         id="hot",
         title=words.hot,
         shown_by=(

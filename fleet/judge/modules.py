@@ -11,8 +11,10 @@ from schemas.scopes import Scope
 
 OF_PORTS = ("optics.", "port.", "infiniband.", "network.")
 """Prefixes of readings of ports."""
-ERRORS = ("network.rx_", "network.tx_", "network.carrier_changes")
-"""Prefixes of error counters of Ethernet interfaces."""
+OF_LINK = tuple(
+    f"network.{name}" for name in ("rx_", "tx_", "carrier", "operstate", "speed", "duplex", "half_duplex", "mtu")
+)
+"""Prefixes of readings of the link of an Ethernet interface."""
 _IDENTITY = ("optics.module.vendor", "optics.module.part_number", "optics.module.serial")
 _INTERFACE = "infiniband.interface"
 
@@ -20,13 +22,14 @@ _INTERFACE = "infiniband.interface"
 def with_module(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If it fails a port, add vendor, part number and serial of the module at the port, if they are known.
 
-    Errors that an Ethernet interface counts are attributed to the adapter whose port it is (RoCE), which counts them too.
+    What an Ethernet interface reports on its link is attributed to the adapter whose port it is (RoCE), which reports it too, so
+    that one bad link is one cause.
     """
     if verdict.verdict != FAIL or not verdict.name.startswith(OF_PORTS):
         return verdict
     ports = list(_ports(view, verdict.scope))
     adapter = Scope.parse(ports[-1]).device if ports else ""
-    if verdict.name.startswith(ERRORS) and not verdict.part and adapter != Scope.parse(verdict.scope).device:
+    if verdict.name.startswith(OF_LINK) and not verdict.part and adapter != Scope.parse(verdict.scope).device:
         verdict = replace(verdict, part=adapter)
     module = next(filter(None, (_module_at(view, port) for port in ports)), "")
     if not module:

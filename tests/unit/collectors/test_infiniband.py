@@ -229,12 +229,33 @@ def test_missing_adapter_has_no_readings(root: Path) -> None:
     assert [key for key in observed if HCA in key[1]] == []
 
 
-def test_soft_roce_and_virtual_functions_are_excluded(root: Path) -> None:
+@pytest.mark.parametrize("interface", ["docker0", "lo", "gone0", ""])
+def test_soft_roce_without_a_nic_and_virtual_functions_are_excluded(interface: str, root: Path) -> None:
     links.write(root, "sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
+    if interface:
+        links.write(root, "sys/class/infiniband/rxe0/parent", f"{interface}\n")
     (links.pci(root, links.HCAS[0]) / "physfn").symlink_to("..")
     observed = readings(root)
     assert observed["port_count", "host"] == 2
     assert [key for key in observed if "rxe0" in key[1] or links.IB[0] in key[1]] == []
+
+
+@pytest.mark.parametrize("state", [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")])
+def test_soft_roce_on_a_nic_is_read_with_and_without_a_link(state: tuple[str, str], root: Path) -> None:
+    """A port without a link has the same readings, so that it is compared with the same port of other hosts."""
+    adapter = "sys/devices/virtual/infiniband/rxe0"
+    files = {"state": state[0], "phys_state": state[1], "link_layer": "Ethernet", "rate": "2.5 Gb/sec (1X SDR)"}
+    for name, text in files.items():
+        links.write(root, f"{adapter}/ports/1/{name}", f"{text}\n")
+    links.write(root, f"{adapter}/parent", f"{links.PLAIN_INTERFACE}\n")
+    (root / "sys/class/infiniband/rxe0").symlink_to(f"../../../{adapter}")
+    links.write(root, f"{adapter}/ports/1/gid_attrs/ndevs/0", f"{links.PLAIN_INTERFACE}\n")
+    observed = {name: value for (name, location), value in readings(root).items() if location == "hca=rxe0,port=1"}
+    is_up = state[0] == "4: ACTIVE"
+    assert (observed["state"], observed["active"]) == (state[0][3:], is_up)
+    assert observed["interface"] == links.PLAIN_INTERFACE
+    assert observed["rate"] == (2.5e9 / 8 if is_up else Absent.unsupported("the port has no link"))
+    assert readings(root)["hca.pci_address", "hca=rxe0"] == Absent.unsupported("not on a PCI bus")
 
 
 def test_adapter_without_ports_affects_only_its_ports(root: Path) -> None:

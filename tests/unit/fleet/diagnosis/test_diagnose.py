@@ -168,6 +168,41 @@ def test_silent_corruption_is_named_without_the_digest() -> None:
     assert cause.title == "GPU 1 of a computes other results than its peers, without an error (gemm)"
 
 
+PORT_DOWN = {
+    "infiniband.phys_state": ("Disabled", "LinkUp"),
+    "infiniband.state": ("DOWN", "ACTIVE"),
+    "infiniband.active": (False, True),
+}
+NIC_DOWN = {"network.carrier": (False, True), "network.operstate": ("down", "up")}
+
+
+@pytest.mark.parametrize("readings", [PORT_DOWN, NIC_DOWN, PORT_DOWN | NIC_DOWN])
+def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) -> None:
+    """An InfiniBand port, an Ethernet interface, and a RoCE port, which is both: its interface is attributed to the adapter."""
+    adapter = any(name in PORT_DOWN for name in readings)
+    verdicts = [
+        failed(name, "hca=mlx5_1,port=1" if name in PORT_DOWN else "nic=eth1", part="hca=mlx5_1" if adapter else "", value=value,
+               limit=limit, kind=VerdictKind.PEERS, action="reseat")
+        for name, (value, limit) in readings.items()
+    ]  # fmt: skip
+    verdicts += [failed("fabric_ports.active", "host", value=7, limit=8, operator="ge")] if adapter else []
+    other = failed("infiniband.state", "hca=mlx5_2,port=1", "b", value="DOWN", limit="ACTIVE", kind=VerdictKind.PEERS)
+    port, of_other = sorted(diagnose([*verdicts, other], GANGS), key=lambda cause: cause.host)
+    part = "hca=mlx5_1" if adapter else "nic=eth1"
+    assert (port.problem, port.part, len(port.verdicts)) == ("port-down", part, len(verdicts))
+    assert (of_other.part, len(of_other.verdicts)) == ("hca=mlx5_2", 1)
+
+
+def test_port_with_another_mtu_is_one_cause() -> None:
+    sizes = {"value": 700.0, "limit": 1500.0, "unit": "B", "action": "configure"}
+    verdicts = [
+        failed("verbs.mtu", "hca=mlx5_1,port=1", **{**sizes, "value": 512.0, "limit": 1024.0, "operator": "ge"}),
+        failed("network.mtu", "nic=eth1", part="hca=mlx5_1", kind=VerdictKind.PEERS, **sizes),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.problem, cause.part, cause.action) == ("mtu", "hca=mlx5_1", "configure")
+
+
 def test_link_that_is_down_is_named_before_its_speed() -> None:
     verdicts = [
         failed("gpu.nvlink.speed", "gpu=1,link=3", value=0.0, limit=26e9, operator="ge", unit="B/s"),

@@ -156,9 +156,10 @@ def test_rate_without_an_uptime_is_inconclusive() -> None:
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("network.rx_crc_errors", "hca=mlx5_0"), ("network.carrier_changes", "hca=mlx5_0"), ("network.mtu", "")],
-)
-def test_errors_of_a_roce_interface_are_attributed_to_its_adapter(name: str, part: str) -> None:
+    [("network.rx_crc_errors", "hca=mlx5_0"), ("network.carrier_changes", "hca=mlx5_0"), ("network.mtu", "hca=mlx5_0"),
+     ("network.switch_port_label", "")],
+)  # fmt: skip
+def test_link_of_a_roce_interface_is_attributed_to_its_adapter(name: str, part: str) -> None:
     rule = criterion(name, id="interface", operator="le", value=0, scope="nic")
     interface = Metric(name="infiniband.interface", unit="1", values={PORT: "eth4"})
     serial = metric("optics.module.serial", port="S1")
