@@ -194,10 +194,16 @@ def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) 
 
 
 def test_port_with_another_mtu_is_one_cause() -> None:
-    sizes = {"value": 700.0, "limit": 1500.0, "unit": "B", "action": "configure"}
+    sizes: dict[str, Any] = {"unit": "B", "action": "configure"}
     verdicts = [
-        failed("verbs.mtu", "hca=mlx5_1,port=1", **{**sizes, "value": 512.0, "limit": 1024.0, "operator": "ge"}),
-        failed("network.mtu", "nic=eth1", part="hca=mlx5_1", kind=VerdictKind.PEERS, **sizes),
+        failed("verbs.mtu", "hca=mlx5_1,port=1", **sizes | {"value": 512.0, "limit": 1024.0, "operator": "ge"}),
+        failed(
+            "network.mtu",
+            "nic=eth1",
+            part="hca=mlx5_1",
+            kind=VerdictKind.PEERS,
+            **sizes | {"value": 700.0, "limit": 1500.0},
+        ),
     ]
     (cause,) = diagnose(verdicts, {})
     assert (cause.problem, cause.part, cause.action) == ("mtu", "hca=mlx5_1", "configure")
