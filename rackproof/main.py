@@ -76,7 +76,7 @@ GROUPS = {
 }
 """First verb of each group in `--help` -> heading of the group. A group ends before the first verb of the next group."""
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "redfish", "rich", "shtab"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "pyghmi", "redfish", "rich", "shtab"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }

@@ -1,1 +1,1 @@
-"""Read the BMC of each host from the control node, by Redfish."""
+"""Read the BMC of each host from the control node, by Redfish or IPMI."""

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from fleet.bmc.ipmi_reading import read_ipmi
 from fleet.bmc.readings import Readings, unreadable
 from fleet.bmc.redfish_reading import Marks, read_redfish
-from fleet.bmc.target import BmcError, BmcTarget
+from fleet.bmc.target import IPMI, BmcError, BmcTarget
 from schemas.records import Metric
 
 DEADLINE_S = 120.0
@@ -23,7 +24,12 @@ Result = tuple[BmcTarget, tuple[Metric, ...], float]
 """A BMC, its readings, and how long they took in seconds."""
 
 
-def read_all(jobs: Iterable[Job], read: Read = read_redfish, deadline_s: float = DEADLINE_S) -> Iterator[Result]:
+def read_bmc(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
+    """Return the readings of a BMC by its protocol. Raises BmcError."""
+    return (read_ipmi if target.protocol == IPMI else read_redfish)(target, marks, deadline)
+
+
+def read_all(jobs: Iterable[Job], read: Read = read_bmc, deadline_s: float = DEADLINE_S) -> Iterator[Result]:
     """Yield the readings of each BMC as they arrive.
 
     Each BMC has a daemon thread with a deadline. A thread that does not return is abandoned: no client can end a call that hangs

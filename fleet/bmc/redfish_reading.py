@@ -15,7 +15,7 @@ Marks = Mapping[str, str]
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
 _NO_STATUS = "the BMC reports no health of it"
 MAX_FIRMWARE = 256
-_PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
+PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
 """Word in the name or place of a temperature sensor -> the side of the chassis."""
 
 
@@ -134,7 +134,7 @@ def _read_sensor(readings: Readings, sensor: Resource) -> None:
         readings.add("bmc.sensor.alarm", (name,), "none")
     if "ReadingCelsius" in sensor or sensor.get("ReadingUnits") == "Cel":
         place = f"{sensor.get('PhysicalContext', '')} {name}".lower()
-        side = next((side for word, side in _PLACES.items() if word in place), "")
+        side = next((side for word, side in PLACES.items() if word in place), "")
         if side:
             readings.add(f"bmc.{side}.temperature", (name,), value)
 

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass, field
 
+REDFISH, IPMI = "redfish", "ipmi"
 TEXT_LIMIT = 300
 LABEL_LIMIT = 60
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9.:-]+")
@@ -25,6 +26,7 @@ class BmcTarget:
     """Name or IP address, with a port if it is not the usual one."""
     user: str = field(repr=False)
     password: str = field(repr=False)
+    protocol: str = REDFISH
     verify: bool = True
     """Check the certificate. Without it, whoever answers at the address receives the password."""
     ca: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 from fleet.bmc.read_fleet import read_all
 from fleet.bmc.readings import READABLE
 from fleet.bmc.record import add_snapshot, marks, now, read_record
-from fleet.bmc.target import BmcTarget
+from fleet.bmc.target import REDFISH, BmcTarget
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import RunError, UsageError
@@ -83,6 +83,7 @@ def targets_of(variables: Mapping[str, Any], plan: Plan) -> Iterator[BmcTarget]:
             raise UsageError(f"host {host.name}: rackproof_bmc_{wrong[0]} is not a text")
         yield BmcTarget(
             host=host.name,
+            protocol=str(own.get("rackproof_bmc_protocol", REDFISH)),
             verify=own.get("rackproof_bmc_verify", True) is not False,
             **texts,
         )

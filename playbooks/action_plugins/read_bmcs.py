@@ -13,7 +13,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 GROUP = "gpu_hosts"
-NAMES = tuple(f"rackproof_bmc_{name}" for name in ("address", "user", "password", "verify", "ca"))
+NAMES = tuple(f"rackproof_bmc_{name}" for name in ("address", "protocol", "user", "password", "verify", "ca"))
 TIMEOUT_S = 3600
 """For all BMCs together. `rackproof bmc` has a deadline for each of them."""
 

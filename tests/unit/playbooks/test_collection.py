@@ -226,6 +226,7 @@ def test_ansible_builder_accepts_the_execution_environment(site: Path, archive: 
             "jsonschema-rs",
             "msgspec",
             "prometheus-client",
+            "pyghmi",
             "redfish",
             "hatchling",
             "jinja2",

@@ -1,0 +1,154 @@
+"""Read one BMC by IPMI 2.0, for those without Redfish: sensors, the event log and the serial, with OpenStack's client."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyghmi.exceptions import IpmiException
+from pyghmi.ipmi.command import Command
+
+from fleet.bmc.event_log import EMPTY, MAX_NEW, LogEntry
+from fleet.bmc.health import CRITICAL, OK, WARNING
+from fleet.bmc.readings import READABLE, Readings
+from fleet.bmc.redfish_reading import PLACES, Marks
+from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
+
+PORT = 623
+PRIVILEGE_USER = 2
+"""Reading sensors and events needs no more."""
+LOG = "SEL"
+_ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
+_HEALTH = {0: OK, 1: WARNING, 2: CRITICAL, 4: CRITICAL}
+"""pyghmi's Health, derived from the thresholds and states of the sensor, or from the event."""
+_PARTS = {
+    "Power Supply": "bmc.power_supply.health",
+    "Fan": "bmc.fan.health",
+    "Power Unit": "bmc.power_redundancy.health",
+}
+"""Type of a sensor -> the reading of its part."""
+_EMPTY_LOG = "record not present"
+
+
+def read_ipmi(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
+    """Return the readings of a BMC; the arguments and errors are those of `read_redfish`.
+
+    The client keeps the session of a BMC for the whole process, so a process can read it once.
+    """
+    readings = Readings()
+    with _named_errors():
+        command = _log_in(target)
+        try:
+            _read_sensors(readings, command.get_sensor_data(), deadline)
+            _read_log(readings, command, marks, deadline)
+            _read_serial(readings, command)
+        finally:
+            with contextlib.suppress(Exception):
+                command.ipmi_session.logout()
+    readings.add(READABLE, (), True)
+    return readings
+
+
+def _log_in(target: BmcTarget) -> Command:
+    match = _ADDRESS.fullmatch(target.address)
+    if match is None:
+        raise BmcError("rackproof_bmc_address is not an address")
+    return Command(
+        bmc=match[1],
+        port=int(match[2] or PORT),
+        userid=target.user,
+        password=target.password,
+        keepalive=False,
+        privlevel=PRIVILEGE_USER,
+    )
+
+
+@contextlib.contextmanager
+def _named_errors() -> Any:
+    try:
+        yield
+    except IpmiException as error:
+        text = clean_text(error, 120)
+        if re.search(r"password|unauthori|username|privilege", text, re.IGNORECASE):
+            raise BmcError(f"credentials refused ({text})") from None
+        if re.search(r"timeout|timed out|^None$", text, re.IGNORECASE):
+            raise BmcError("no answer by IPMI: check rackproof_bmc_address and the management network") from None
+        raise BmcError(f"no valid answer by IPMI ({text})") from None
+
+
+def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -> None:
+    supplies = 0
+    for sensor in sensors:
+        _check_time(deadline)
+        if sensor.unavailable or (sensor.value is None and not sensor.states):
+            continue
+        name, health = label(sensor.name), _HEALTH.get(sensor.health)
+        states = clean_text(", ".join(map(str, sensor.states)))
+        text = f"{health}: {states}" if states and health != OK else health
+        part = _PARTS.get(str(sensor.type))
+        if part:
+            readings.add(part, (name,), text, "the BMC reports no health of it")
+            supplies += part == "bmc.power_supply.health"
+            continue
+        value = f"{sensor.value:g} {sensor.units}: " if isinstance(sensor.value, int | float) else ""
+        alarm = "none" if health in (OK, WARNING) else clean_text(f"{value}{states or health}")
+        readings.add("bmc.sensor.alarm", (name,), alarm)
+        if sensor.type == "Temperature" and isinstance(sensor.value, int | float):
+            side = next((side for word, side in PLACES.items() if word in name.lower()), "")
+            if side:
+                readings.add(f"bmc.{side}.temperature", (name,), float(sensor.value))
+    readings.add("bmc.power_supply.fitted", (), supplies)
+
+
+def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
+    """Add the entries after that of the mark. IPMI lists the oldest entries first, and has no more than 65 535."""
+    entries: list[LogEntry] = []
+    try:
+        for event in command.get_event_log():
+            _check_time(deadline)
+            entries.append(_entry(event))
+    except IpmiException as error:
+        if _EMPTY_LOG not in str(error):
+            raise
+    scope = f"log={LOG}"
+    mark = None if marks is None else marks.get(scope)
+    new = entries if mark is not None else []
+    for position, entry in enumerate(entries):
+        if entry.mark == mark:
+            new = entries[position + 1 :]
+    readings.add("bmc.log.entries", (LOG,), len(entries))
+    readings.add("bmc.log.newest", (LOG,), entries[-1].mark if entries else EMPTY)
+    readings.add("bmc.log.new_entries", (LOG,), min(len(new), MAX_NEW + 1))
+    for entry in new[-MAX_NEW:]:
+        labels = (LOG, label(entry.id))
+        readings.add("bmc.event.severity", labels, entry.severity, "the BMC reports no severity of the entry")
+        readings.add("bmc.event.message", labels, f"{entry.created} {entry.message}".strip())
+
+
+def _entry(event: Mapping[str, Any]) -> LogEntry:
+    texts = [str(event.get(key) or "") for key in ("component_type", "component", "event")]
+    return LogEntry(
+        id=clean_text(event.get("record_id", ""), 60),
+        created=clean_text(event.get("timestamp") or event.get("timecode") or "", 40),
+        severity=OK if event.get("deassertion") else _HEALTH.get(event.get("severity")),  # type: ignore[arg-type]
+        message=clean_text(" ".join(filter(None, texts)) or "no text"),
+    )
+
+
+def _read_serial(readings: Readings, command: Command) -> None:
+    try:
+        system = next((fields for name, fields in command.get_inventory() if name == "System" and fields), None)
+    except IpmiException:
+        system = None  # a BMC without FRU data; serials are then not compared
+    for name, key in (("system", "Serial Number"), ("chassis", "Chassis serial number")):
+        value = (system or {}).get(key)
+        if isinstance(value, str) and (text := clean_text(value, 100)):
+            readings.add(f"bmc.{name}.serial", ("FRU",), text)
+
+
+def _check_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise BmcError("not read in time")

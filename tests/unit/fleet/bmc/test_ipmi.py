@@ -1,0 +1,108 @@
+"""Read a BMC by IPMI, against OpenIPMI's simulator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyghmi.exceptions import IpmiException
+
+from fleet.bmc import ipmi_reading
+from fleet.bmc.readings import NAMES, Readings
+from fleet.bmc.target import BmcError
+from tests import ROOT
+from tests.fakes import ipmi
+from tests.fakes.bmc import PASSWORD, USER
+from tests.unit.fleet.bmc.test_bmc_verb import run  # noqa: F401 - a fixture
+
+
+def read_bmc(directory: Path, port: int, stage: str, phase: str, password: str = PASSWORD[:16]) -> str:
+    """Run the verb in a process of its own, and return its output."""
+    account = {"address": f"127.0.0.1:{port}", "protocol": "ipmi", "user": USER, "password": password}
+    text = json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in account.items()}})
+    command = [sys.executable, ROOT / "rackproof", "bmc", directory, "--stage", stage, "--phase", phase]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout + done.stderr
+
+
+def metrics_of(directory: Path, number: int) -> dict[str, Any]:
+    record = json.loads((directory / "bmcs" / "h1.json").read_text())
+    return {metric["name"]: metric for metric in record["snapshots"][number]["metrics"]}
+
+
+def test_sensors_and_new_events_are_read_by_ipmi(tmp_path: Path, run: Path) -> None:  # noqa: F811
+    with ipmi.simulator(tmp_path) as simulator:
+        output = read_bmc(run, simulator.port, "preflight", "before")
+        simulator.command(ipmi.AC_LOST)
+        output += read_bmc(run, simulator.port, "benchmark", "after")
+    assert output == "1 of 1 BMCs read\n" * 2
+    before, after = metrics_of(run, 0), metrics_of(run, 1)
+    assert set(before) == set(NAMES)
+    assert before["bmc.power_supply.health"]["values"] == {
+        "psu=PS1_Status": "OK", "psu=PS2_Status": "Critical: Present, Power input lost",
+    }  # fmt: skip
+    assert before["bmc.power_supply.fitted"]["values"] == {"host": 2}
+    assert before["bmc.inlet.temperature"]["values"] == {"sensor=Inlet_Temp": 24.0}
+    assert before["bmc.sensor.alarm"]["values"] == {"sensor=Inlet_Temp": "none"}
+    assert before["bmc.log.new_entries"]["values"] == {"log=SEL": 0}, "entries from before the run are not new"
+    assert after["bmc.event.severity"]["values"] == {"log=SEL,entry=2": "Critical"}
+    assert "PS2 Status Power input lost" in after["bmc.event.message"]["values"]["log=SEL,entry=2"]
+    written = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert USER.encode() not in written + output.encode()
+    assert PASSWORD[:16].encode() not in written + output.encode()
+
+
+def test_wrong_password_is_refused(tmp_path: Path, run: Path) -> None:  # noqa: F811
+    with ipmi.simulator(tmp_path) as simulator:
+        output = read_bmc(run, simulator.port, "preflight", "before", "wrong")
+    assert "BMC of h1: credentials refused (Incorrect password provided)" in output
+    assert list(metrics_of(run, 0)) == ["bmc.readable"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("timeout", "no answer by IPMI"), (None, "no answer by IPMI"), ("Invalid data field", "no valid answer by IPMI")],
+)
+def test_error_names_the_cause(text: str | None, expected: str) -> None:
+    with pytest.raises(BmcError, match=expected), ipmi_reading._named_errors():
+        raise IpmiException(text)
+
+
+def event(number: int, **changed: Any) -> dict[str, Any]:
+    fields = {
+        "record_id": number,
+        "timestamp": "2026-11-03T04:05:06",
+        "component": "CPU1",
+        "event": "hot",
+        "severity": 1,
+    }
+    return fields | {"component_type": "Temperature"} | changed
+
+
+def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
+    readings = Readings()
+    command: Any = SimpleNamespace(get_event_log=lambda: iter(events))
+    ipmi_reading._read_log(readings, command, {"log=SEL": mark}, float("inf"))
+    return readings
+
+
+def test_entries_of_a_full_or_cleared_log_are_counted() -> None:
+    events = [event(number) for number in range(1, 1001)]
+    metrics = {item.name: item for item in read_log(events, "none").metrics()}
+    assert metrics["bmc.log.new_entries"].values == {"log=SEL": 201}
+    assert len(metrics["bmc.event.severity"].values) == 200
+    metrics = {item.name: item for item in read_log(events[:2], "977 2026-11-01T00:00:00").metrics()}
+    assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
+
+
+def test_end_of_a_condition_is_ok_and_unknown_severity_is_an_error() -> None:
+    events = [event(1, deassertion=True, severity=2), event(2, severity=None, component="\x1b[2J", event=None)]
+    metrics = {item.name: item for item in read_log(events, "none").metrics()}
+    assert metrics["bmc.event.severity"].values == {"log=SEL,entry=1": "OK"}
+    assert set(metrics["bmc.event.severity"].absent) == {"log=SEL,entry=2"}
+    assert all(str(text).isprintable() for text in metrics["bmc.event.message"].values.values())
