@@ -16,7 +16,7 @@ from schemas.scopes import Scope
 
 MAX_FIGURES = 512
 """Maximum number of series per stage."""
-WRONG_RESULT = re.compile(r"\.(wrong_\w+|mismatches)$")
+WRONG_RESULT = re.compile(r"\.(wrong_\w+|mismatches|misread_bytes)$")
 LABELS = {spec.name: tuple(label_name(label) for label in spec.labels) for spec in BENCHMARK}
 
 Json = dict[str, Any]
@@ -158,4 +158,4 @@ def _metric(quantity: str, unit: str) -> str:
 
 def _device(scope: str) -> dict[str, str]:
     parsed = Scope.parse(scope)
-    return {parsed.device_kind: parsed.get(parsed.device_kind)} if parsed.device_kind in ("gpu", "cpu") else {}
+    return {kind: parsed.get(kind)} if (kind := parsed.device_kind) in ("gpu", "cpu", "directory") else {}

@@ -258,6 +258,20 @@ def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
     }
 
 
+def test_file_systems_have_the_label_directory() -> None:
+    disk = {"op": "read", "sharing": "together", "device": "nvme1n1"}
+    assert aggregated(
+        observation("local_storage.bandwidth", 6e9, "B/s", scope="directory=data:1", **disk),
+        observation("local_storage.wrong_blocks", 1, scope="directory=data:1", sharing="together"),
+        observation("shared_storage.misread_bytes", 2, scope="directory=mnt:shared"),
+        observation("shared_storage.aggregate_bandwidth", 9e9, "B/s", scope="gang=all,directory=mnt:shared", op="read"),
+    ) == {
+        ("bandwidth_bytes_per_second", "local_storage", "data:1", "read", "together"): 6e9,
+        ("wrong_results", "local_storage", "data:1"): 1,
+        ("wrong_results", "shared_storage", "mnt:shared"): 2,
+    }
+
+
 def test_measured_figure_replaces_the_live_one() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
     assert aggregated(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
