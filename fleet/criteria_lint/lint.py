@@ -46,7 +46,7 @@ TRUTHS = frozenset(
 )
 TEXTS = frozenset({"collective.transport", "digest.value"})
 LEAST_OF_EXPECTED = 0.75
-STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.25, 10.0
+STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
 """File systems differ more than parts do: by fill level, wear and load."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
 """Optical powers, which healthy parts have within decibels of each other, and their least share of the median (10 dB)."""

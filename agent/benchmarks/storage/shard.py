@@ -14,6 +14,7 @@ import hashlib
 import json
 import mmap
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -101,27 +102,31 @@ def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 
 
 def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Create empty files for that long; return their number and the seconds. Raises OSError."""
+    """Create empty files for that long; return their number and the median seconds of one. Raises OSError."""
     folder = Path(directory)
     folder.mkdir()
-    began, count = time.perf_counter(), 0
-    while count < most and time.perf_counter() - began < seconds:
-        os.close(os.open(folder / str(count), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        count += 1
-    return {"count": count, "seconds": time.perf_counter() - began}
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < most and time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        os.close(os.open(folder / str(len(times)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        times.append(time.perf_counter() - start)
+    return {"count": len(times), "typical": statistics.median(times) if times else 0.0}
 
 
 def access(action: str, directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Look up (`stat`) or delete (`remove`) the files that `create` made; return their number and the seconds. Raises OSError."""
-    began, count = time.perf_counter(), 0
-    while count < most and (action == "remove" or time.perf_counter() - began < seconds):
-        path = Path(directory) / str(count)
+    """Look up (`stat`) or delete (`remove`) the files that `create` made; return number and median seconds. Raises OSError."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < most and (action == "remove" or time.perf_counter() - began < seconds):
+        path = Path(directory) / str(len(times))
+        start = time.perf_counter()
         if action == "stat":
             path.stat()
         else:
             path.unlink()
-        count += 1
-    return {"count": count, "seconds": time.perf_counter() - began}
+        times.append(time.perf_counter() - start)
+    return {"count": len(times), "typical": statistics.median(times) if times else 0.0}
 
 
 def main(action: str, path: str, *arguments: str) -> None:

@@ -169,12 +169,13 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
         folder = clients.file_of(owner, "files")
         command = [sys.executable, "-I", "-S", shard.__file__, action, folder, str(seconds), str(most)]
         answers = clients.run({action: command}, limit_s if action != "remove" else limit_s + 10 * seconds)
-        answer = answers.get(action, {"count": 0, "seconds": 0.0})
+        answer = answers.get(action, {"count": 0, "typical": 0.0})
         counts = {
             host: int(value["count"]) for host, value in clients.step(f"metadata/{action}", answer, limit_s).items()
         }
         if action == "create":
             count = int(answer["count"])
-        if answer["count"] and answer["seconds"] > 0:
-            rate = answer["count"] / answer["seconds"]
+        if answer["count"] and answer["typical"] > 0:
+            # From the median time of a file: a pause of the server or of this host must not make a client look slow.
+            rate = 1 / float(answer["typical"])
             report.figure(clients.target, "shared_storage.metadata_rate", rate, {"clients": len(counts)}, op=action)
