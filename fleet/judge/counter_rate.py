@@ -5,6 +5,8 @@ A counter that is high but does not move shows what happened earlier; only the t
 
 from __future__ import annotations
 
+import math
+
 from fleet.judge.criteria import Criterion
 from fleet.judge.host_view import HostView
 from fleet.quantities import number, quantity
@@ -17,6 +19,9 @@ HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
 """Shortest times to which counts are related. A link counts errors while it trains, and a new rack is rebooted and cabled on the
 day of its acceptance; a launch that ends cuts connections."""
+CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
+SIGMAS = 3.0
+"""Standard deviations by which a count must exceed the limit of its rate. One in 740 links at the limit exceeds it by chance."""
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -43,6 +48,18 @@ def hours_between(view: HostView, first: Observation, last: Observation) -> floa
     if times[0] is None or times[1] is None:
         return None
     return max(times[1] - times[0], LEAST_RUN_S) / HOUR_S
+
+
+def least_rate(count: float, hours: float) -> float:
+    """Return the rate per hour that a counter has at least, if its events are independent, with a confidence of 99.87 %.
+
+    A short run counts few events, and a link within its limit may by chance have counted more of them than on average: 15 errors
+    in five minutes do not show a rate above 120 an hour. Approximation of the lower limit of a Poisson mean by Wilson and
+    Hilferty (1931), for three standard deviations.
+    """
+    if count <= 0:
+        return 0.0
+    return count * max(1 - 1 / (9 * count) - SIGMAS / (3 * math.sqrt(count)), 0.0) ** 3 / hours
 
 
 def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float | None:

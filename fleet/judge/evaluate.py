@@ -10,7 +10,7 @@ from dataclasses import replace
 from fleet.judge import baseline, outliers
 from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net_change, number
-from fleet.judge.counter_rate import describe_age, hours_before, hours_between
+from fleet.judge.counter_rate import CONFIDENCE, describe_age, hours_before, hours_between, least_rate
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.fabric_ports import TOTALS
@@ -264,9 +264,10 @@ def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Obser
         hours = hours_between(view, measured[0], last)
         if hours is None:
             return _without_uptime(view, criterion, last)
-        total /= hours
+        total = least_rate(total, hours)
     if not holds(criterion.operator, total, limit):
-        detail = "; ".join(text for text in (increase.where, increase.drop) if text)
+        how = CONFIDENCE if criterion.per_hour else ""
+        detail = "; ".join(text for text in (increase.where, how, increase.drop) if text)
         return _verdict(view, criterion, chosen, total, limit, detail)
     if increase.drop:
         reason = f"{increase.drop}: the counter was reset, and increments just before the reset are lost"

@@ -5,10 +5,12 @@ Each case is judged three ways (`hosts_with_findings`): with all verdicts, by co
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from fleet.judge.counter_rate import least_rate
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
@@ -136,8 +138,25 @@ def test_counter_that_moves_is_a_finding_on_its_stage() -> None:
     (failed,) = verdicts(evidence, RATE, RISING)
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    assert "changed by 24 000 an hour" in reason  # related to five minutes at least
-    assert "2000 in stage benchmark" in reason
+    assert "changed by 22 422 an hour" in reason  # of five minutes at least: 24 000 less three standard deviations
+    assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
+
+
+@pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [ODD])])
+def test_short_run_is_no_stricter_than_the_limit_by_chance(count: int, found: list[str]) -> None:
+    """300 in five minutes are the limit. A port at its limit may by chance have counted 340 of them, but not 370."""
+    evidence = fleet_of(with_metrics(*counted(5)), with_metrics(*counted(5, 5 + count)))
+    assert hosts_with_findings(evidence, RISING) == found
+
+
+@pytest.mark.parametrize("count", [5, 22, 121, 1000])
+def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
+    """The mean at which so many events or more have the probability of three standard deviations: 0.00135."""
+    mean = least_rate(count, hours=1.0)
+    fewer = sum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(count))
+    assert mean < count
+    assert 1 - fewer < 0.0017
+    assert 1 - fewer > 0.001
 
 
 def test_equal_counters_on_hosts_with_other_uptimes_are_judged_one_by_one() -> None:
