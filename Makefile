@@ -21,7 +21,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help docs screenshots acceptance bench-report demo golden test test-gpu test-image test-rdma test-storage alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help docs screenshots acceptance bench-report bench-localisation demo golden test test-gpu test-image test-rdma test-storage alter changelog fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -135,6 +135,9 @@ test-gpu: $(STAMP) ## Run the tests that need GPUs, on a host that has them
 
 bench-report: $(STAMP) ## Measure time and memory of the report for fleets of several sizes: HOSTS="100 1000 10000"
 	$(BIN)/python docs/measurements/report_scale.py $(HOSTS)
+
+bench-localisation: $(STAMP) ## Print how well slow ports, cables, paths, switches and rails of simulated fleets are located (SEEDS fleets for each row)
+	$(BIN)/python docs/measurements/port_localisation.py --seeds $(or $(SEEDS),3)
 
 screenshots: $(STAMP) ## Update the screenshots in docs/images
 	$(BIN)/python -m tests.browser.screenshots

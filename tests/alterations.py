@@ -52,6 +52,7 @@ from fleet.report.merge import merge
 from schemas.catalogue import BENCHMARKS
 from schemas.decode import observation_from_json, record_from_parts
 from schemas.documents import compiled, part
+from schemas.plans import Plan
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Metric, Observation, Record
 from schemas.reports import ACCEPTED, INCOMPLETE
@@ -88,6 +89,7 @@ SIMULATED = {
     "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
     "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
     "three hosts": ("--hosts", 3, "--gpus", 4, "--profile", "smoke"),
+    "RDMA ports": ("--hosts", 3, "--gpus", 2, "--profile", ROOT / "docs/measurements/ports.yml"),
 }
 MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
@@ -103,7 +105,7 @@ _NCCL = "is known only if NCCL could write its log"
 ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/(container\.runtime\.present|storage\.mount\.size)/.*": _EXTRA,
     r"duplicate snapshots/.*/metrics/(gpu\.nvlink|gpu\.throttle|kernel\.event|pcie\.acs)\..*": _EXTRA,
-    r"duplicate snapshots/.*/metrics/infiniband\.switch.*": _EXTRA,
+    r"duplicate snapshots/.*/metrics/infiniband\..*": _EXTRA,
     r"duplicate software/.*": _EXTRA,
     r"duplicate observations/.*/params/.*": _EXTRA,
     r".* launches/[^/]+/timeline.*": _DRAWN,
@@ -397,13 +399,17 @@ class AcceptedRun:
         if decision != ACCEPTED:
             raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
 
-    def alterations(self, count: int, seed: int) -> Iterator[Alteration]:
-        """Yield alterations of random elements: first each operation and place in the schema, then each operation and kind."""
+    def alterations(self, count: int, seed: int, of: str = "") -> Iterator[Alteration]:
+        """Yield alterations of random elements: first each operation and place in the schema, then each operation and kind.
+
+        `of`: beginning of the kinds of the elements.
+        """
         draw = random.Random(seed)  # noqa: S311 - alterations are repeatable
         kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
         for record, document in self.documents.items():
             for element in elements(document, part("record")):
-                kinds[element.kind].append((record, element))
+                if element.kind.startswith(of):
+                    kinds[element.kind].append((record, element))
         choices = [(operation, kind) for kind, found in kinds.items() for operation in operations(found[0][1])]
         draw.shuffle(choices)
         first = {(operation, _place_in_schema(kind)): (operation, kind) for operation, kind in choices}
@@ -434,7 +440,7 @@ class AcceptedRun:
         decision = self.quick_decision(changed, whole=alteration.seed % JUDGED_WHOLE == 0)
         if decision == ACCEPTED:
             host = self._plan.host(self._hosts[alteration.record])
-            expected = {item.name for item in self._plan.expected_of(host)}
+            expected = {item.name for item in self._plan.expected_of(host)} | _port_figures(self._plan)
             if alteration.reason_allowed(self.documents, expected, is_rehearsal=self._plan.rehearsal):
                 return ALLOWED_CHANGE
             if all(_content(changed[name]) == _content(self.documents[name]) for name in changed):
@@ -481,6 +487,12 @@ class AcceptedRun:
         if host not in self._judges:
             self._judges[host] = _HostJudge(self._run, self._packs, self._units[host], host)
         return self._judges[host].decision(evidence, whole=whole)
+
+
+def _port_figures(plan: Plan) -> set[str]:
+    """Return the names of the figures that RDMA ports must have: the plan does not list the ports of a host."""
+    benchmarks = {name for stage in plan.stages for name in stage.benchmarks}
+    return {output.name for name in benchmarks for output in BENCHMARKS[name].outputs if output.scope == "port"}
 
 
 def _place_in_schema(kind: str) -> str:
@@ -595,10 +607,10 @@ Counts = Counter[tuple[str, str, str]]
 """Part of the evidence, operation, and what became of it -> number of alterations."""
 
 
-def alter(directory: Path, count: int, seed: int) -> tuple[Counts, list[str]]:
+def alter(directory: Path, count: int, seed: int, of: str = "") -> tuple[Counts, list[str]]:
     """Make `count` alterations of a run. Return the counts, and a text for each alteration that was accepted or crashed."""
     run, counts, failures = _accepted_run(directory), Counts(), []
-    for alteration in run.alterations(count, seed):
+    for alteration in run.alterations(count, seed, of):
         try:
             outcome = run.outcome(alteration)
         except Exception:  # noqa: BLE001 - any exception is a failure of the reader or the judge

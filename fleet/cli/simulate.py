@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.progress import progress_bar
+from fleet.simulate.cabling import HOSTS_PER_LEAF
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import MAX_GPUS, Fleet, place_faults, write_run
 from fleet.simulate.gpu_data import model_names
@@ -41,6 +42,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                       help="hosts that launch together (default: %(default)s)")  # fmt: skip
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
                       help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
+    verb.add_argument("--hosts-per-leaf", type=_count, default=HOSTS_PER_LEAF,
+                      help="hosts at the leaf switch of a rail (default: %(default)s)")  # fmt: skip
     verb.add_argument("--nvlink-domains", action="store_true",
                       help="the hosts of a rack are one NVLink domain, as in GB200 NVL72")  # fmt: skip
     verb.add_argument("--storage", action="store_true",
@@ -127,6 +130,7 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         nvlink_domains=options.nvlink_domains,
         storage=options.storage,
         bmcs=options.bmcs,
+        hosts_per_leaf=options.hosts_per_leaf,
         seed=options.seed,
         readings=options.readings,
     )

@@ -272,6 +272,9 @@ def _subject(group: Sequence[_PartProblem]) -> str:
     names = list(dict.fromkeys(_part_name(item) for item in group))
     if len(names) == 1:
         return names[0]
+    shared = {item.part for item in group}
+    if len(shared) == 1 and Scope.parse(group[0].part).device_kind in ("rail", "switch"):
+        return f"{describe_scope(group[0].part)} ({len(names)} hosts)"
     if group[0].problem and group[0].problem.is_joint:
         return " and ".join(sorted(names))
     kind = "hosts" if all(item.part in (HOST, "") for item in group) else "parts"

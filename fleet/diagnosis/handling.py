@@ -57,6 +57,11 @@ _LINK = Handling(
     "Reseat the cable and its transceivers; the host may stay on. Then read the error counters of the port again.",
     "swap the cable with that of a healthy port, and replace what the fault moves with: cable, adapter or switch port.",
 )
+_SWITCH = Handling(
+    "Check the switch: temperature and power, rate and errors of its ports and uplinks, buffers and firmware. Also "
+    "compare its settings with those of another switch. The hosts need no work.",
+    "move one cable to another switch: if the port becomes normal, replace the switch.",
+)
 _INSPECT_HOST = Handling(
     "Compare CPUs, memory, disks, links and settings with those of a healthy host. Read the kernel log and the log of the BMC.",
     "replace the part that differs, or contact the vendor of the host.",
@@ -92,6 +97,7 @@ HANDLING = {
         "Power the host off now, and close its coolant. Then look for the leak.",
         "contact the vendor of the host before it is powered on again.",
     ),
+    **{("slow-network", "inspect_hardware", kind): _SWITCH for kind in ("switch", "rail")},
     ("gpu-fell-off-bus", "reboot", ""): Handling(
         "Drain the host and reboot it. If the GPU is still missing, power the host off and on.",
         "reseat the GPU. If it falls off the bus once more, return it (RMA).",

@@ -81,6 +81,7 @@ _FIGURES = {
     "host_compute.clock": "clock of the host's processors under load",
     "verbs.bandwidth": "RDMA bandwidth",
     "verbs.rate_ratio": "RDMA bandwidth, as a share of the port's rate,",
+    "verbs.best_ratio": "RDMA bandwidth with the best partner, as a share of the port's rate,",
     "verbs.latency": "RDMA latency",
     "verbs.message_rate": "RDMA message rate",
     "verbs.mtu": "RDMA MTU",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from fleet.judge.credibility import incredible
 from fleet.judge.figure_consistency import Figures, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
+from fleet.judge.port_consistency import port_problems
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import relation_problems
 from fleet.judge.sequence import sequence_problems
@@ -52,6 +53,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
         yield from relation_problems(view, record)
         yield from _software_problems(view, record)
     yield from _figure_problems(view, figures)
+    yield from port_problems(view)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)
 
@@ -195,6 +197,10 @@ def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
         if (GANG in stages) != bool(record.gang) and stages:
             whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
             yield "record", "host", f"the record of {whose} has figures of {', '.join(sorted(stages))}", ""
+        read = {snapshot.stage for snapshot in record.snapshots}
+        if (GANG in read) != bool(record.gang) and read and {GANG} & (read | stages):
+            whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
+            yield "record", "host", f"the record of {whose} has readings of {', '.join(sorted(read))}", ""
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
         yield "record", "host", f"the records of the host are of Rackproof {' and '.join(sorted(versions))}", ""

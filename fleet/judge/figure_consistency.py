@@ -44,6 +44,7 @@ LEAST: Mapping[str, tuple[float, str]] = {
     "overlap.slowdown": (0.5, "both operations together took less than half the time of the longer one"),
     "pairs.latency": (1e-7, "no message takes so little time"),
     "peer_copy.latency": (1e-7, "no message takes so little time"),
+    "verbs.latency": (1e-7, "no message takes so little time"),
     "straggler.compute": (1e-6, "no step of a training takes so little time"),
 }
 """Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own

@@ -29,7 +29,7 @@ LAYERS = ("InfiniBand", "Ethernet")
 _TEST_OF = {"verbs.rate_ratio": "verbs.bandwidth", "verbs.mtu": "verbs.bandwidth"}
 """Figure -> the figure of the same test that has the reason if the test has no result."""
 _BOTH_WAYS = {"direction": "both_ways"}
-_SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
+SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
 """Settings of the figures of which a port reports the best of all partners."""
 
 
@@ -99,7 +99,7 @@ class PortStatements:
     def has_share(self, port: str) -> bool:
         """Return whether the port has a figure of those whose best is reported."""
         return any(
-            item.name == "verbs.rate_ratio" and item.status == MEASURED and _SHARE.items() <= item.params.items()
+            item.name == "verbs.rate_ratio" and item.status == MEASURED and SHARE.items() <= item.params.items()
             for scope, items in self.by_scope.items()
             if port_of(scope) == port
             for item in items
@@ -144,7 +144,7 @@ def silent_ports(view: HostView) -> Iterator[Verdict]:
         statements = PortStatements(view, stage)
         if statements.is_excused:
             continue
-        figures = list(_planned(chosen, ("alone",)))
+        figures = list(planned_figures(chosen, ("alone",)))
         for port in sorted(_ports(view) - statements.excused):
             yield from _missing(view, stage, port, figures, statements.by_scope.get(port, ()))
 
@@ -171,7 +171,7 @@ def _silent_pairs_of(
     chosen, host = dict(_stages(view, in_gang=True))[GANG], view.host.name
     planned, members = view.plan.gangs()[view.host.gang], view.members(GANG)
     others = [name for name in partners(planned, host, int(chosen["rounds"])) if name in members]
-    figures = list(_planned(chosen, chosen["sharings"]))
+    figures = list(planned_figures(chosen, chosen["sharings"]))
     stated = {port_of(scope) for scope in (*statements.by_scope, *statements.excused)}
     ports = sorted(_ports(view) - statements.excused)
     for port in ports if others else ():
@@ -238,7 +238,7 @@ def _stages(view: HostView, *, in_gang: bool) -> Iterator[tuple[str, Mapping[str
             yield stage.name, settings(VERBS, stage.benchmarks[VERBS])
 
 
-def _planned(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Iterator[PortFigure]:
+def planned_figures(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Iterator[PortFigure]:
     """Yield the figures of a port with these settings of `verbs`."""
     for output in BENCHMARKS[VERBS].outputs:
         if _TEST_OF.get(output.name, output.name).removeprefix(f"{VERBS}.") not in chosen["figures"]:
@@ -251,7 +251,7 @@ def _planned(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Iterator[Por
 def _has_best(chosen: Mapping[str, Any]) -> bool:
     """Return whether the ports report the best of their partners."""
     bandwidth = next(output for output in BENCHMARKS[VERBS].outputs if output.name == "verbs.bandwidth")
-    in_settings = all(value in chosen[bandwidth.over[key]] for key, value in _SHARE.items())
+    in_settings = all(value in chosen[bandwidth.over[key]] for key, value in SHARE.items())
     return in_settings and "bandwidth" in chosen["figures"]
 
 

@@ -9,7 +9,7 @@ from fleet.simulate.template import Placeholder
 
 Doc = dict[str, Any]
 HOSTS_PER_LEAF = 32
-"""Half of the 64 ports of a leaf switch are for hosts (NVIDIA DGX SuperPOD reference architecture)."""
+"""By default. Half of the 64 ports of a leaf switch are for hosts (NVIDIA DGX SuperPOD reference architecture)."""
 
 
 def adapter_scope(rail: int) -> str:
@@ -31,7 +31,7 @@ def cabling_metrics(devices: int) -> Iterator[Doc]:
         yield {"name": name, "unit": "1", "values": values}
 
 
-def cabling_values(number: int) -> dict[str, str]:
+def cabling_values(number: int, hosts_per_leaf: int = HOSTS_PER_LEAF) -> dict[str, str]:
     """Return the values of the placeholders for a host, by its number in the plan."""
-    pod, port = divmod(number, HOSTS_PER_LEAF)
+    pod, port = divmod(number, hosts_per_leaf)
     return {"pod": f"{pod + 1:02d}", "pod_guid": f"{pod:04x}", "leaf_port": str(port + 1)}

@@ -22,6 +22,9 @@ from schemas.scopes import Scope
 from schemas.stages import BENCHMARK, PREFLIGHT
 
 Doc = dict[str, Any]
+HOST, PATH, SWITCH, RAIL = "host", "path", "switch", "rail"
+SLOW_PORT = 0.6
+PORT_SPEEDS = ("verbs.bandwidth", "verbs.rate_ratio")
 LOST_GPU, MISSING_GPU = "NVML: GPU is lost", "NVML: no such device"
 SHARED_SCOPE = "directory=mnt:shared"
 DOWN_NVLINK = 11
@@ -119,6 +122,9 @@ class Effect:
     """Bandwidth between the host and any other, as a share of the healthy one."""
     rails: tuple[int, ...] = ()
     """The GPUs whose rails are slow; empty: all."""
+    reach: str = HOST
+    """Which pairs are slow: those of the host, those of the host with the next one of its gang (PATH), those of all hosts at the
+    leaf switch of the host (SWITCH), or all pairs (RAIL)."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,8 @@ class Fault:
     """Number of GPUs that the host needs."""
     of_storage: bool = False
     """Whether a directory has the fault, which the inventory must name."""
+    is_shared: bool = False
+    """Whether other hosts show it too: it is in the fabric between them."""
 
 
 # --- a GPU in its host
@@ -384,6 +392,13 @@ def _missing_observations(host: FaultyHost) -> None:
 # --- a host
 
 
+def _slow_port(host: FaultyHost) -> None:
+    """Slow down what the adapter of the GPU sends to itself."""
+    for item in host.documents["host"]["observations"]:
+        if item["scope"] == adapter_scope(host.gpu) and item["name"] in PORT_SPEEDS:
+            scale_observation(item, SLOW_PORT)
+
+
 def _no_change(_host: FaultyHost) -> None:
     """Change nothing: only the figures of the gang show the fault."""
 
@@ -607,8 +622,16 @@ FAULTS: Mapping[str, Fault] = {
         Fault("duplicate_serial", "same serial as a GPU in another host", apply=_duplicate_serial),
         Fault("wrong_vbios", "VBIOS version that no other GPU has", apply=_wrong_vbios),
         Fault("missing_observations", "no observations of one GPU in some benchmarks", apply=_missing_observations),
-        Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth", apply=_no_change,
-              in_gang=lambda gpu: Effect(speed=0.6, rails=(gpu,))),
+        Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth, also with itself", apply=_slow_port,
+              in_gang=lambda gpu: Effect(speed=SLOW_PORT, rails=(gpu,))),
+        Fault("slow_cable", "cable between the NIC of one GPU and its switch at half its rate", apply=_no_change,
+              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,))),
+        Fault("slow_path", "half the bandwidth between the host and the next one of its gang, on the rail of one GPU",
+              apply=_no_change, in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=PATH), is_shared=True),
+        Fault("slow_switch", "leaf switch of the host on the rail of one GPU at half its bandwidth", apply=_no_change,
+              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=SWITCH), is_shared=True),
+        Fault("slow_rail", "rail of one GPU at half its bandwidth on all hosts of the gang", apply=_no_change,
+              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=RAIL), is_shared=True),
         Fault("dark_lane", "a module of the host receives no light on one lane", apply=_dark_lane, of_gpu=False),
         Fault("degrading_cable", "a port of the host loses data in each launch", apply=_degrading_cable, of_gpu=False),
         Fault("missing_dimm", "memory module missing, or not detected by the firmware", apply=_missing_dimm, of_gpu=False),

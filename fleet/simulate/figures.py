@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fleet.simulate.assumptions import GANG_LATENCY_S, GANG_SHARE, GANG_SPREAD, NVLS_SPEEDUP, SCALING_EFFICIENCY
+from fleet.simulate.assumptions import (
+    DEFAULT_FABRIC_GBPS,
+    GANG_LATENCY_S,
+    GANG_SHARE,
+    GANG_SPREAD,
+    NVLS_SPEEDUP,
+    SCALING_EFFICIENCY,
+)
 from fleet.simulate.gpu_data import GpuData, interpolate, json_numbers, read_gpu_data, values_by_level
+from fleet.simulate.ports import VERBS, verbs_seconds
 from fleet.simulate.template import GANG, HOST, Placeholder, Slot
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation, can_observe, settings
 from schemas.plans import Plan, PlannedHost
@@ -21,8 +29,6 @@ LARGE_BYTES = 1 << 20
 """From this size on, bandwidth and not latency determines the duration of a collective."""
 MIN_NVLS_RANKS = 8
 """NCCL uses NVLink SHARP with the eight GPUs of a host; on the four GPUs that were measured, NVLink SHARP was off."""
-DEFAULT_FABRIC_GBPS = 400.0
-"""Assumed line rate for each GPU if the inventory has none."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
 """Figure -> seed that shuffles its levels, so that the GPU with the highest throughput does not have the best value here too."""
 _RATES = ("throughput", "flops")
@@ -112,7 +118,7 @@ def _bodies(
         if benchmark in BENCHMARKS
         else {}
     )
-    for figure in _figures_for(data, expectation, group):
+    for figure in _figures_for(data, plan, expectation, group):
         params = {key: planned[key] if _is_scalar(planned.get(key)) else value
                   for key, value in figure.get("params", {}).items()}  # fmt: skip
         params |= dict(expectation.params)
@@ -121,8 +127,12 @@ def _bodies(
         yield _body(params, figure["unit"], _member_texts(data, figure, expectation, group), drawn_by)
 
 
-def _figures_for(data: GpuData, expectation: Expectation, group: SimulatedRanks) -> Sequence[Mapping[str, Any]]:
+def _figures_for(
+    data: GpuData, plan: Plan, expectation: Expectation, group: SimulatedRanks
+) -> Sequence[Mapping[str, Any]]:
     """Return the figures for an expectation. Those that do not depend on the GPU are not in the data file."""
+    if expectation.name == DURATION.name and expectation.params.get("benchmark") == VERBS:
+        return [{"unit": "s", "value": verbs_seconds(plan, group.stage), "params": dict(expectation.params)}]
     if expectation.name == DURATION.name and not any(
         figure["params"].get("benchmark") == expectation.params.get("benchmark")
         for figure in data.figures[DURATION.name]

@@ -16,10 +16,12 @@ from fleet.inventory.ansible import Variables
 from fleet.planning.plan import make_plan, read_profile
 from fleet.simulate import records
 from fleet.simulate.bmcs import bmc_record
+from fleet.simulate.cabling import HOSTS_PER_LEAF
 from fleet.simulate.faults import FAULTS, Effect, Fault, FaultyHost
 from fleet.simulate.gangs import gang_records
 from fleet.simulate.gpu_data import draw_levels, read_gpu_data
 from fleet.simulate.nvlink_domains import join_domain
+from fleet.simulate.ports import VERBS
 from fleet.simulate.records import ALL, RecordShape, host_values, members_json, ranks_json, time_values
 from fleet.simulate.template import GANG, HOST, Template
 from schemas import documents
@@ -62,6 +64,7 @@ class Fleet:
     """Whether the inventory names directories to measure: four disks of each host, and one that all share."""
     bmcs: bool = False
     """Whether the inventory names the BMC of each host."""
+    hosts_per_leaf: int = HOSTS_PER_LEAF
     seed: int = 0
     readings: str = ALL
 
@@ -304,10 +307,13 @@ class RunWriter:
         for position, name in enumerate(members):
             host = self.plan.hosts[self.numbers[name]]
             present_partners = [partner for partner in partners(planned, name, rounds) if partner in members]
+            firsts, others = self._port_partners(planned, name, members)
             shape = RecordShape(
                 devices=len(host.devices),
                 partners=len(present_partners),
                 members=len(members),
+                port_partners=len(firsts) + len(others),
+                port_firsts=len(firsts),
                 readings=self.fleet.readings,
             )
             key = ("gang", shape)
@@ -319,15 +325,26 @@ class RunWriter:
                 "members": members_json(members),
                 "ranks": ranks_json(position * len(host.devices), len(host.devices)),
                 **{f"partner{index}": partner for index, partner in enumerate(present_partners)},
+                **{f"port_partner{index}": partner for index, partner in enumerate([*firsts, *others])},
             }
             delay_s = (number - 1) * self.relaunch_s
             yield name, self._render(self.templates[key], host, gang_values, delay_s)
+
+    def _port_partners(self, planned: Sequence[str], host: str, members: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the hosts with which the RDMA ports are measured: those that the host comes before, and the others."""
+        benchmarks = self.plan.stage(GANG_STAGE).benchmarks
+        if VERBS not in benchmarks:
+            return [], []
+        rounds = int(settings(VERBS, benchmarks[VERBS])["rounds"])
+        present = [partner for partner in partners(planned, host, rounds) if partner in members]
+        firsts = [other for other in present if planned.index(host) < planned.index(other)]
+        return firsts, [other for other in present if other not in firsts]
 
     def _render(
         self, template: Template, host: PlannedHost, gang_values: Mapping[str, str] | None = None, delay_s: float = 0.0
     ) -> str:
         values = {
-            **host_values(self.run, host.name, self.numbers[host.name], len(host.devices)),
+            **host_values(self.run, host.name, self.numbers[host.name], len(host.devices), self.fleet.hosts_per_leaf),
             **time_values(template, self.plan.created, delay_s),
             **(gang_values or {}),
         }

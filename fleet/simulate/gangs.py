@@ -13,8 +13,10 @@ from typing import Any
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.planning.next_launch import LaunchPlan, decide
-from fleet.simulate.faults import Effect, no_device_message, scale_observation
+from fleet.simulate.cabling import adapter_scope
+from fleet.simulate.faults import HOST, PATH, PORT_SPEEDS, RAIL, Effect, no_device_message, scale_observation
 from fleet.simulate.figures import LARGE_BYTES
+from fleet.simulate.ports import update_best
 from fleet.simulate.timelines import end_early
 from schemas.decode import record_from_json
 from schemas.plans import Plan
@@ -78,7 +80,7 @@ def _launch_records(
         return _end_launch(plan, records, launch_plan, ending_hosts[0], *effects[ending_hosts[0]])
     for host, (_, effect) in effects.items():
         if host in launch_plan.members and effect.speed < 1:
-            _slow_down(records, host, effect)
+            _slow_down(plan, records, host, effect)
     return records
 
 
@@ -119,23 +121,40 @@ def _end_launch(
     return records
 
 
-def _slow_down(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
-    """Slow down the pairs of a slow host on its slow rails, and large collectives of all hosts."""
-    slow_rails = {f"gpu={rail}" for rail in effect.rails}
+def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect) -> None:
+    """Slow down the pairs that the effect reaches on its slow rails, and large collectives of all hosts."""
+    is_slow = _slow_pairs(plan, records, host, effect.reach)
+    slow_rails = {scope for rail in effect.rails for scope in (f"gpu={rail}", f"hca=mlx5_{rail}")}
     for name, record in records.items():
         for item in record["observations"]:
             scope = Scope.parse(item["scope"])
             first, _, kind = item["name"].rpartition(".")
-            if (
-                item["name"] == "pairs.bandwidth"
-                and host in (name, scope.get("partner"))
-                and (not slow_rails or scope.device in slow_rails)
-            ):
-                scale_observation(item, effect.speed)
+            if item["name"] in ("pairs.bandwidth", *PORT_SPEEDS):
+                if is_slow(name, scope.get("partner")) and (not slow_rails or scope.device in slow_rails):
+                    scale_observation(item, effect.speed)
                 continue
             is_large = first.startswith("collective.") and item["params"].get("size_bytes", 0) >= LARGE_BYTES
             if is_large and kind in ("busbw", "algbw", "latency"):
                 scale_observation(item, 1 / effect.speed if kind == "latency" else effect.speed)
+        update_best(record)
+
+
+def _slow_pairs(plan: Plan, records: Mapping[str, Doc], host: str, reach: str) -> Callable[[str, str], bool]:
+    """Return a function from a host and its partner to whether the effect reaches their pair."""
+    if reach == RAIL:
+        return lambda _name, _partner: True
+    if reach == PATH:
+        names = [planned.name for planned in plan.hosts]
+        ends = {host, names[(names.index(host) + 1) % len(names)]}
+        return lambda name, partner: {name, partner} == ends
+    at_switch = {host} if reach == HOST else {name for name in records if _leaf(records[name]) == _leaf(records[host])}
+    return lambda name, partner: bool(at_switch & {name, partner})
+
+
+def _leaf(record: Doc) -> Any:
+    """Return the switch of the first rail of a host: hosts that share it share the switch of every rail."""
+    metrics = (metric for snapshot in record["snapshots"] for metric in snapshot["metrics"])
+    return next(metric["values"][adapter_scope(0)] for metric in metrics if metric["name"] == "infiniband.switch_id")
 
 
 def _append_launch(before: Doc, after: Doc) -> Doc:

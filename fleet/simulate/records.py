@@ -10,10 +10,11 @@ from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_packs
-from fleet.simulate.cabling import cabling_metrics, cabling_values
+from fleet.simulate.cabling import HOSTS_PER_LEAF, cabling_metrics, cabling_values
 from fleet.simulate.figures import SimulatedRanks, healthy_observations
 from fleet.simulate.gpu_data import LEVELS, GpuData, json_numbers
 from fleet.simulate.memory_modules import memory_module_metrics
+from fleet.simulate.ports import VERBS, port_metrics, port_observations, port_values, verbs_seconds
 from fleet.simulate.template import Placeholder, Slot, Template, compile_template
 from fleet.simulate.timelines import make_timeline
 from schemas import VERSION
@@ -27,7 +28,7 @@ from schemas.stages import BENCHMARK, GANG
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
 """Which readings a record has: all, or only those that a criterion names and a few more, to keep large fleets small."""
-_UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "collector.")
+_UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
 """Readings that a record always has, although no criterion matches them."""
 NVLINKS = 18
 """Number of NVLinks of a GPU."""
@@ -41,6 +42,8 @@ PROPORTIONAL_READINGS = (
     "host.memory.available",
 )
 """Readings that grow in proportion to the GPUs of the host."""
+TIMES = {"gpu.throttle.time": 133.3}
+"""Counters of seconds under load -> their value halfway through the run whose readings are used."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 DURING_GANG = "during the gang launch"
 """Readings as during a launch; counters have their values after the host's own launch, so that they do not fall."""
@@ -63,6 +66,10 @@ class RecordShape:
     """Number of hosts with which the host is measured in pairs; 0 for a host record."""
     members: int
     """Number of hosts in the launch of its gang; 0 for a host record."""
+    port_partners: int = 0
+    """Number of hosts with which its RDMA ports are measured."""
+    port_firsts: int = 0
+    """With how many of these the host is the first of the pair."""
     readings: str = ALL
 
 
@@ -101,6 +108,7 @@ def benchmark_durations(plan: Plan, stage: str, data: GpuData) -> dict[str, floa
         figure["params"]["benchmark"]: float(figure["spread"][0] if "spread" in figure else figure["value"])
         for figure in data.figures[DURATION.name]
     }
+    medians |= {VERBS: verbs_seconds(plan, stage)} if VERBS in plan.stage(stage).benchmarks else {}
     return {name: medians.get(name, DEFAULT_DURATION_S) for name in plan.stage(stage).benchmarks}
 
 
@@ -133,9 +141,9 @@ def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordSha
         members, ranks = Placeholder("host", '["%s"]'), _ranks(range(shape.devices))
         launch = _launch(plan, BENCHMARK, members, ranks, times.benchmark, times.after_benchmark)
         launches = [launch | _timeline(plan, BENCHMARK, data, shape)]
-        observations = list(healthy_observations(data, plan, host, group))
+        observations = [*healthy_observations(data, plan, host, group), *port_observations(plan, host, BENCHMARK, 0, 0)]
     last = times.after_benchmark if has_benchmarks else 6.0
-    return compile_template(_record(shape, data, snapshots, observations, launches, last))
+    return compile_template(_record(plan, host, shape, data, snapshots, observations, launches, last))
 
 
 def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordShape) -> Template:
@@ -152,18 +160,23 @@ def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordSha
         ranks_per_host=shape.devices,
         partners=shape.partners,
     )
-    observations = list(healthy_observations(data, plan, host, group))
+    observations = [
+        *healthy_observations(data, plan, host, group),
+        *port_observations(plan, host, GANG, shape.port_partners, shape.port_firsts),
+    ]
     members, ranks = Placeholder("members", "%s"), Placeholder("ranks", "%s")
     launch = {
         **_launch(plan, GANG, members, ranks, times.gang, times.after_gang),
         "number": Placeholder("number", "%s"),
         **_timeline(plan, GANG, data, shape),
     }
-    record = _record(shape, data, snapshots, observations, [launch], times.after_gang)
+    record = _record(plan, host, shape, data, snapshots, observations, [launch], times.after_gang)
     return compile_template({**record, "gang": Placeholder("gang")})
 
 
 def _record(
+    plan: Plan,
+    host: PlannedHost,
     shape: RecordShape,
     data: GpuData,
     snapshots: Snapshots,
@@ -171,6 +184,8 @@ def _record(
     launches: Sequence[Doc],
     last: float,
 ) -> Doc:
+    times = timing(plan, data)
+    loaded_s = times.after_benchmark - times.benchmark
     return {
         "schema": RECORD_SCHEMA,
         "simulated": True,
@@ -189,7 +204,8 @@ def _record(
                 "at": _at(at),
                 "duration_s": 0.5,
                 "metrics": [
-                    *_metrics(data, shape, readings_phase, at),
+                    *_metrics(data, shape, readings_phase, at, loaded_s),
+                    *(each for each in port_metrics(host, shape.devices) if _is_wanted(each["name"], shape.readings)),
                     *((*cabling_metrics(shape.devices), *memory_module_metrics()) if phase != "during" else ()),
                 ],
             }
@@ -288,9 +304,11 @@ def _is_wanted(name: str, readings: str) -> bool:
     return readings == ALL or name.startswith(_UNJUDGED_PREFIXES) or name in judged_names()
 
 
-def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float) -> Iterator[Doc]:
-    """Yield the metrics of every collector in one snapshot."""
+def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s: float) -> Iterator[Doc]:
+    """Yield the metrics of every collector in one snapshot. The GPUs were under load for `loaded_s` before the last one."""
     for family in data.readings:
+        if family["name"].startswith("infiniband."):
+            continue  # `ports` makes them
         readings = family.get("during" if phase == DURING_GANG else phase)
         known = READINGS.get(family["name"])
         if phase == DURING_GANG and readings is not None and known and known.counter:
@@ -301,13 +319,18 @@ def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float) -> Iterat
         metric: Doc = {"name": family["name"], "unit": family["unit"]}
         for key in ("values", "absent"):
             if key in readings:
-                metric[key] = dict(_values(family["name"], readings[key], shape.devices, at))
+                metric[key] = dict(_values(family["name"], readings[key], shape.devices, at, loaded_s))
         yield metric
 
 
-def _values(name: str, readings: Mapping[str, Any], devices: int, at: float) -> Iterator[tuple[str, Any]]:
+def _values(
+    name: str, readings: Mapping[str, Any], devices: int, at: float, loaded_s: float
+) -> Iterator[tuple[str, Any]]:
     """Yield scope and value of each reading."""
     for general_scope, value in readings.items():
+        if name in TIMES and isinstance(value, list):
+            # The record is of a longer run. Time that is counted within this one is no more than half of it at half time.
+            value = [number * min(1.0, 0.45 * loaded_s / TIMES[name]) for number in value]
         for gpu, scope in _scopes(general_scope, devices):
             yield scope, _value(name, value, gpu, devices, at)
 
@@ -355,7 +378,9 @@ def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
     return value
 
 
-def host_values(run: Mapping[str, str], host: str, number: int, devices: int) -> dict[str, str]:
+def host_values(
+    run: Mapping[str, str], host: str, number: int, devices: int, hosts_per_leaf: int = HOSTS_PER_LEAF
+) -> dict[str, str]:
     """Return the values of the placeholders for a host: its name, and the identity of each GPU.
 
     The identities are the same in every simulated run.
@@ -365,10 +390,11 @@ def host_values(run: Mapping[str, str], host: str, number: int, devices: int) ->
         host: name of the host.
         number: number of the host in the plan.
         devices: number of its GPUs.
+        hosts_per_leaf: hosts at one leaf switch.
     """
     serials = {f"serial{gpu}": serial(number, gpu) for gpu in range(devices)}
     uuids = {f"uuid{gpu}": f"GPU-51400000-0000-4000-8000-{number:08x}{gpu:04x}" for gpu in range(devices)}
-    return {**run, **serials, **uuids, **cabling_values(number), "host": host}
+    return {**run, **serials, **uuids, **cabling_values(number, hosts_per_leaf), **port_values(number), "host": host}
 
 
 def serial(number: int, gpu: int) -> str:

@@ -21,6 +21,15 @@ class Slot:
     drawn_by: str = HOST
 
 
+@dataclass(frozen=True, kw_only=True)
+class Greatest:
+    """The greatest value of several groups of slots that the host draws, and whose texts are these."""
+
+    texts: Sequence[str]
+    """Texts of one member, `"value":1.5`."""
+    groups: Sequence[str]
+
+
 @dataclass(frozen=True)
 class Placeholder:
     """A value that is filled in by name, at the `%s` of `form`."""
@@ -42,8 +51,12 @@ class Template:
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})
     """`HOST` or `GANG` -> group -> its number."""
 
+    greatest: dict[int, Greatest] = field(default_factory=dict)
+    """Number of a slot -> the groups of whose values it has the greatest."""
+
     def __post_init__(self) -> None:
         self._slot_levels: list[tuple[Sequence[str], int]] = []
+        self._greatest: list[tuple[int, Sequence[str], Sequence[float], Sequence[int]]] = []
 
     def render(self, values: Mapping[str, str], host_levels: bytes, gang_levels: bytes = b"") -> str:
         """Return the document.
@@ -59,12 +72,21 @@ class Template:
         texts = [""] * (2 * len(self.slots) + 1)
         texts[::2] = self.pieces
         texts[1::2] = [slot_texts[levels[index]] for slot_texts, index in self._slot_levels]
+        for slot, slot_texts, values_at, indexes in self._greatest:
+            texts[2 * slot + 1] = slot_texts[max((levels[index] for index in indexes), key=values_at.__getitem__)]
         return "".join(texts)
 
     def finish(self) -> Template:
         """Number the levels of all groups in the order that `render` uses, after the last `add`."""
         first_index = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
         self._slot_levels = [(texts, first_index[drawn_by] + group) for texts, drawn_by, group in self.slots]
+        self._greatest = [
+            (
+                *(slot, item.texts, [float(text.rpartition(":")[2]) for text in item.texts]),
+                [first_index[HOST] + self.groups[HOST][group] for group in item.groups],
+            )
+            for slot, item in self.greatest.items()
+        ]
         return self
 
     def add(self, value: Any) -> None:
@@ -72,6 +94,9 @@ class Template:
         if isinstance(value, Slot):
             groups = self.groups[value.drawn_by]
             self._add_slot(value.texts, value.drawn_by, groups.setdefault(value.group, len(groups)))
+        elif isinstance(value, Greatest):
+            self.greatest[len(self.slots)] = value
+            self._add_slot(value.texts[:1], "", 0)
         elif isinstance(value, Placeholder):
             before, after = value.form.split("%s")
             self.pieces[-1] += before

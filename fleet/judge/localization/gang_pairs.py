@@ -26,6 +26,7 @@ from fleet.judge.localization.matrix import (
     LINK,
     NIC,
     RAIL,
+    SWITCH,
     End,
     Pair,
     PairKind,
@@ -138,6 +139,17 @@ class GangPairs:
         a, b = sorted((view.host.name, partner))
         return a, b, rail
 
+    def _switches(self) -> Mapping[End, str]:
+        """Return the switch at which an end is, if it is known."""
+        return {}
+
+    def _least_speeds(self) -> Mapping[PairKind, float]:
+        """Return the lowest bandwidth of a healthy pair of each kind in B/s, if it is known."""
+        return {}
+
+    def _kind_name(self, suspect: Suspect) -> str:
+        return _KIND_NAMES.get(suspect.kind, suspect.kind)
+
     def _is_compared(self, observation: Observation) -> bool:
         """Return whether the matrix has this figure of a pair."""
         return True
@@ -169,9 +181,10 @@ class GangPairs:
             failed_alone=self._failed_alone,
             collective_slow=self._collective_slow,
             tolerance=self._tolerance,
+            switches=self._switches(),
+            least=self._least_speeds(),
         )
-        if self._rehearsal:
-            suspects = [suspect for suspect in suspects if _is_reported_in_rehearsal(suspect)]
+        suspects = [suspect for suspect in suspects if self._is_reported(suspect)]
         suspect_verdicts = [verdict for suspect in suspects for verdict in self._suspect_verdicts(suspect)]
         yield from suspect_verdicts
         suspected = {verdict.host for verdict in suspect_verdicts}
@@ -180,9 +193,12 @@ class GangPairs:
             if host not in suspected:
                 yield from self._passes(host)
 
+    def _is_reported(self, suspect: Suspect) -> bool:
+        if self._rehearsal and not _is_reported_in_rehearsal(suspect):
+            return False
+        return suspect.kind != RAIL or self._collective_slow or _is_gross(suspect)
+
     def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
-        if suspect.kind == RAIL and not self._collective_slow and not _is_gross(suspect):
-            return
         for host in suspect.hosts or tuple(self._members):
             yield self._suspect_verdict(host, suspect)
 
@@ -205,7 +221,7 @@ class GangPairs:
             identity = ", ".join(filter(None, known))
             note = f"; it is the NIC that {describe_scope(scope)}{f' ({identity})' if identity else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
-        title = f"suspect {_KIND_NAMES.get(suspect.kind, suspect.kind)} {suspect.where}".strip()
+        title = f"suspect {self._kind_name(suspect)} {suspect.where}".strip()
         names_part = bool(part) or scope != self._scope
         quantity = suspect.quantity
         return Verdict(
@@ -234,7 +250,7 @@ class GangPairs:
         if suspect.kind == LINK:
             # Such a link failed, and both of its ends work with other hosts.
             return suspect.measured is None and suspect.confidence > EVEN_ODDS
-        return suspect.kind not in (RAIL, FABRIC) or self._collective_slow
+        return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:
         """Yield a pass for each quantity that was measured on the host."""

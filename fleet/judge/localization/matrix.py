@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-GPU, NIC, RAIL, HOST, LINK, FABRIC = "gpu", "nic", "rail", "host", "link", "fabric"
+GPU, NIC, RAIL, SWITCH, HOST, LINK, FABRIC = "gpu", "nic", "rail", "switch", "host", "link", "fabric"
 BANDWIDTH, LATENCY = "bandwidth", "latency"
 
 End = tuple[str, int]
@@ -47,9 +47,9 @@ class Suspect:
     """A part that explains slow or failed pairs, or failed launches."""
 
     kind: str
-    """`gpu`, `nic`, `rail`, `host`, `link` or `fabric`."""
+    """`gpu`, `nic`, `rail`, `switch`, `host`, `link` or `fabric`."""
     where: str
-    """`h3`, `h3 rail 2`, `rail 2`, `h3 - h4`, `h3 - h4 rail 2`; empty for the fabric."""
+    """`h3`, `h3 rail 2`, `rail 2`, the ID of a switch, `h3 - h4`, `h3 - h4 rail 2`; empty for the fabric."""
     confidence: float
     """(s + 1) / (n + 2), if s of n independent comparisons support the suspicion (rule of succession).
 
@@ -58,7 +58,7 @@ class Suspect:
     evidence: str
     """What was compared, with which result, as text."""
     hosts: tuple[str, ...] = ()
-    """The host of the part, or both hosts of a link; empty for a rail or the fabric."""
+    """The host of the part, both hosts of a link, or the hosts at a switch; empty for a rail or the fabric."""
     rails: tuple[int, ...] = ()
     """Empty: all rails."""
     quantity: str = BANDWIDTH

@@ -1,16 +1,34 @@
-"""The pair matrix of RDMA ports, below NCCL."""
+"""The pair matrix of RDMA ports, below NCCL.
+
+It knows more than the matrix of GPUs: what each port reaches with itself, and the switch at the other end of its cable. So it
+tells a slow port from a slow cable, and one switch from many ports.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.gang_pairs import GangPairs
 from fleet.judge.localization.launches import Attempt
-from fleet.judge.localization.matrix import End
-from schemas.records import Observation
-from schemas.reports import Verdict
+from fleet.judge.localization.matrix import NIC, RAIL, SWITCH, End, PairKind, Suspect
+from fleet.judge.port_coverage import BEST, SHARE
+from fleet.judge.wiring.links import host_links
+from schemas.records import MEASURED, Observation
+from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope
+from schemas.stages import GANG
+
+CABLE = "cable"
+NORMAL_ALONE = 0.9
+"""Share of its rate that a healthy port reaches with itself: the limit of the criterion verbs-port-rate."""
+LEAST_SHARE = 0.8
+"""Share of its rate that a healthy port reaches with a partner: the limit of the criterion verbs-best-partner."""
+FABRIC_PARTS = (RAIL, SWITCH)
+"""Kinds of parts that several hosts share."""
+MAX_ID = 64
 
 
 class VerbsPairs(GangPairs):
@@ -24,11 +42,14 @@ class VerbsPairs(GangPairs):
         self._scopes: dict[End, str] = {}
         super().__init__(attempt, views, verdicts, collective_slow)
         self._failed_alone = set()
+        self._below_rate = {(item.host, item.scope) for item in verdicts if item.name == BEST and item.verdict == FAIL}
+        """Host and scope of each port that is slow with every partner."""
+        self._names: dict[str, str] = {}
+        """ID of a switch -> its name."""
 
     def _is_compared(self, observation: Observation) -> bool:
         """Return whether it is a write from host memory in one direction, or a latency. Each end reports what it sent."""
-        settings = {"op": "write", "direction": "one_way", "memory": "host"}
-        return all(observation.params.get(key, value) == value for key, value in settings.items())
+        return all(observation.params.get(key, value) == value for key, value in SHARE.items())
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
         """Return the rail that the host reports; None without a port."""
@@ -40,3 +61,116 @@ class VerbsPairs(GangPairs):
 
     def _scope_of_end(self, view: HostView, rail: int) -> str:
         return self._scopes.get((view.host.name, rail), self._scope)
+
+    def _switches(self) -> Mapping[End, str]:
+        switches: dict[End, str] = {}
+        for host, view in self._members.items() if self._pairs else ():
+            links = [link for link in host_links(view).links if link.switch_id]
+            by_name = {name: link for link in links for name in link.names}
+            for (of_host, rail), scope in self._scopes.items():
+                labels = Scope.parse(scope).labels
+                name = f"{labels.get('hca')}/{labels.get('port')}"
+                link = by_name.get(name) or (by_name.get(labels.get("hca", "")) if labels.get("port") == "1" else None)
+                if of_host == host and link:
+                    switches[(host, rail)] = link.switch_id
+                    self._names[link.switch_id] = link.switch_name
+        return switches
+
+    def _least_speeds(self) -> Mapping[PairKind, float]:
+        """Return for each kind of pair the share of the data rate of its slower port that every healthy port reaches."""
+        rates: dict[End, float] = {}
+        for (host, rail), scope in self._scopes.items():
+            values = [
+                metric.values for _, metric in self._members[host].observations.metrics.get("infiniband.rate", ())
+            ]
+            known = [float(rate) for each in values if isinstance(rate := each.get(scope), int | float)]
+            rates[host, rail] = max(known, default=0.0)
+        least: dict[PairKind, float] = {}
+        for pair in self._pairs:
+            rate = LEAST_SHARE * min(rates.get((pair.a, pair.rail), 0.0), rates.get((pair.b, pair.rail), 0.0))
+            least[pair.kind] = min(least.get(pair.kind, rate), rate)
+        return least
+
+    def _kind_name(self, suspect: Suspect) -> str:
+        """Return `cable` for a port that is slow with every partner, but not with itself."""
+        if suspect.kind == NIC and self._share_alone(suspect) >= NORMAL_ALONE:
+            return CABLE
+        return super()._kind_name(suspect)
+
+    def _share_alone(self, suspect: Suspect) -> float:
+        """Return which share of its rate the port of a suspect reaches with itself; 0 if it was not measured."""
+        (host,), (rail,) = suspect.hosts, suspect.rails
+        view = self._members[host]
+        scope = self._scope_of_end(view, rail)
+        shares = (
+            item.value
+            for item in view.observations["verbs.rate_ratio"]
+            if item.scope == scope and item.stage != GANG and item.status == MEASURED and self._is_compared(item)
+        )
+        return min((float(share) for share in shares if isinstance(share, int | float)), default=0.0)
+
+    def _fails(self, suspect: Suspect) -> bool:
+        """Return whether the suspect fails its hosts. A rail or switch does if a port is too slow for its own data rate."""
+        if suspect.kind in FABRIC_PARTS and self._ends_below_rate(suspect):
+            return True
+        return super()._fails(suspect)
+
+    def _ends_below_rate(self, suspect: Suspect) -> bool:
+        return any(
+            (host, scope) in self._below_rate
+            for (host, rail), scope in self._scopes.items()
+            if rail in suspect.rails and host in (suspect.hosts or self._members)
+        )
+
+    def _is_reported(self, suspect: Suspect) -> bool:
+        return super()._is_reported(suspect) or self._fails(suspect)
+
+    def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
+        """Yield the verdicts on a suspect; those on a rail or switch in the scope of each of its ports."""
+        for verdict in super()._suspect_verdicts(suspect):
+            if suspect.kind == NIC:
+                yield self._with_share_alone(verdict, suspect)
+                continue
+            if suspect.kind not in FABRIC_PARTS:
+                yield verdict
+                continue
+            part = f"rail={suspect.rails[0]}" if suspect.kind == RAIL else f"switch={_identifier(suspect.where)}"
+            name = self._names.get(suspect.where, "")
+            note = f"; the switch is {name}" if suspect.kind == SWITCH and name != suspect.where else ""
+            for scope in [
+                self._scopes[end] for end in self._scopes if end[0] == verdict.host and end[1] in suspect.rails
+            ]:
+                detail, reason = f"{verdict.detail}{note}", f"{verdict.reason}{note}"
+                yield replace(verdict, scope=scope, part=part, detail=detail, reason=reason)
+
+    def _with_share_alone(self, verdict: Verdict, suspect: Suspect) -> Verdict:
+        share = self._share_alone(suspect)
+        if not share:
+            return verdict
+        place = (
+            "the cause is its cable, a module or the switch port"
+            if share >= NORMAL_ALONE
+            else "the cause is the port, its PCIe slot or its settings, not the cable"
+        )
+        note = f"with itself the port reaches {100 * share:.0f} % of its rate: {place}"
+        return replace(verdict, reason=f"{verdict.reason}; {note}", detail=f"{verdict.detail}; {note}")
+
+
+def _identifier(text: str) -> str:
+    """Return the ID of a switch as part of a scope. Switches may send any text."""
+    return re.sub(r"[^\w.:-]", "_", text, flags=re.ASCII)[:MAX_ID]
+
+
+def with_fabric_parts(verdicts: Sequence[Verdict], of_pairs: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts. A port that is slow with every partner because of its rail or switch is attributed to that."""
+    parts = {
+        (item.host, item.scope): item.part
+        for item in of_pairs
+        if Scope.parse(item.part).device_kind in FABRIC_PARTS and item.verdict == FAIL
+    }
+    return [
+        replace(item, part=parts[item.host, item.scope])
+        if item.name == BEST and item.verdict == FAIL and (item.host, item.scope) in parts
+        else item
+        for item in verdicts
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.judge.localization.matrix import End, PairKind, spread, upper_median
@@ -55,6 +55,8 @@ class SlowParts:
     """Slow end -> its share of the typical speed."""
     partly_slow_ends: set[End] = field(default_factory=set)
     """Slow ends that are fast with some partners."""
+    switches: dict[str, frozenset[End]] = field(default_factory=dict)
+    """Slow switch -> its ends, all of which are slow."""
     links: list[int] = field(default_factory=list)
     """Indexes of slow edges between two good ends."""
     limit: float = 0.0
@@ -63,16 +65,25 @@ class SlowParts:
     """The same limit for the best edge of an end. Best edges scatter less."""
 
 
-def find_slow_parts(edges: Sequence[Edge], tolerance: float, sigmas: float) -> SlowParts:
+def find_slow_parts(
+    edges: Sequence[Edge],
+    tolerance: float,
+    sigmas: float,
+    switches: Mapping[End, str] | None = None,
+    least: Mapping[PairKind, float] | None = None,
+) -> SlowParts:
     """Return the slow parts among the pairs of three hosts or more.
 
     Args:
         edges: every pair of every rail once.
         tolerance: share of the speed that a part may lack.
         sigmas: a part may also lack this many standard deviations of the measurements, if that is more.
+        switches: the switch of each end, if it is known.
+        least: the lowest speed of a healthy pair of each kind, if it is known. Otherwise most pairs are taken to be healthy.
     """
     min_limit = -math.log(1 - tolerance)
-    slow_parts = SlowParts(shares=_log_shares(edges), limit=min_limit, end_limit=min_limit)
+    shares, is_known = _log_shares(edges, least or {})
+    slow_parts = SlowParts(shares=shares, limit=min_limit, end_limit=min_limit)
     for index in slow_parts.shares:
         for end in edges[index].ends():
             slow_parts.edges_of_end.setdefault(end, []).append(index)
@@ -82,7 +93,9 @@ def find_slow_parts(edges: Sequence[Edge], tolerance: float, sigmas: float) -> S
         if len(indexes) > 1
     }
     if levels:
-        _find_slow_ends(slow_parts, levels, min_limit, sigmas)
+        ends_of_switch = _ends_of_switches(levels, switches or {})
+        _find_slow_ends(slow_parts, levels, min_limit, sigmas, ends_of_switch.values(), 0.0 if is_known else -math.inf)
+        _find_slow_switches(slow_parts, levels, ends_of_switch)
     _find_slow_links(slow_parts, edges, min_limit, sigmas)
     return slow_parts
 
@@ -113,20 +126,25 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
     return typical, {kind: max(speeds) for kind, speeds in bounds.items() if speeds}
 
 
-def _log_shares(edges: Sequence[Edge]) -> dict[int, float]:
+def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], bool]:
     """Return index -> natural logarithm of the speed of each edge as a share of the typical speed of its kind.
+
+    If the typical speed is below the lowest speed of a healthy pair, shares are relative to the latter, and the second value is
+    True: a healthy edge then has a share of at least 0.
 
     If the kind has a minimum speed instead, the share is relative to that, and capped at 1. An edge whose kind has neither is
     left out.
     """
     typical, minimum = typical_speeds(edges)
+    is_known = any(least.get(kind, 0.0) > speed for kind, speed in typical.items())
+    typical = {kind: max(speed, least.get(kind, 0.0)) for kind, speed in typical.items()}
     shares = {}
     for index, edge in enumerate(edges):
         if edge.kind in typical:
             shares[index] = math.log(max(edge.speed / typical[edge.kind], FAILED_SHARE))
         elif edge.kind in minimum:
             shares[index] = math.log(min(max(edge.speed / minimum[edge.kind], FAILED_SHARE), 1.0))
-    return shares
+    return shares, is_known
 
 
 def _best_share(shares: Sequence[float]) -> float:
@@ -134,18 +152,64 @@ def _best_share(shares: Sequence[float]) -> float:
     return sorted(shares)[-2 if len(shares) >= MANY_PARTNERS else -1]
 
 
-def _find_slow_ends(slow_parts: SlowParts, levels: Mapping[End, float], min_limit: float, sigmas: float) -> None:
-    """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail."""
+def _ends_of_switches(levels: Iterable[End], switches: Mapping[End, str]) -> dict[str, frozenset[End]]:
+    ends: dict[str, set[End]] = defaultdict(set)
+    for end in levels:
+        if end in switches:
+            ends[switches[end]].add(end)
+    return {switch: frozenset(of_switch) for switch, of_switch in ends.items()}
+
+
+def _find_slow_switches(
+    slow_parts: SlowParts, levels: Iterable[End], ends_of_switch: Mapping[str, frozenset[End]]
+) -> None:
+    """Find the switches whose ends are all slow, although most of their hosts are not slow on other switches too."""
+    rails: dict[str, set[int]] = defaultdict(set)
+    for host, rail in levels:
+        if rail not in slow_parts.rails:
+            rails[host].add(rail)
+    for switch, ends in ends_of_switch.items():
+        if not ends <= slow_parts.ends.keys():
+            continue
+        supporting = {host for host, _ in ends if not _is_slow_elsewhere(host, slow_parts, rails[host], ends)}
+        if len(supporting) >= MIN_HOSTS and 2 * len(supporting) > len({host for host, _ in ends}):
+            slow_parts.switches[switch] = ends
+
+
+def _is_slow_elsewhere(host: str, slow_parts: SlowParts, rails: set[int], ends: frozenset[End]) -> bool:
+    """Return whether a host is slow on more than half of its rails that are not among the ends of a switch."""
+    others = [(host, rail) for rail in rails if (host, rail) not in ends]
+    return 2 * sum(end in slow_parts.ends for end in others) > len(others)
+
+
+def _find_slow_ends(
+    slow_parts: SlowParts,
+    levels: Mapping[End, float],
+    min_limit: float,
+    sigmas: float,
+    ends_of_switches: Collection[frozenset[End]],
+    least: float,
+) -> None:
+    """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
+
+    A level below `least` is slow, even if most rails have it. A rail is not slow if all ends at one of its switches have normal
+    speed: its other switches are.
+    """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
         levels_by_rail[rail][host] = level
     rail_medians = {rail: upper_median(host_levels.values()) for rail, host_levels in levels_by_rail.items()}
-    center = upper_median(rail_medians.values())
+    center = max(upper_median(rail_medians.values()), least)
     deviations = [level - rail_medians[rail] for (_, rail), level in levels.items()]
     limit = max(min_limit, sigmas * spread(deviations, 0.0))
     slow_parts.end_limit = limit
     for rail, level in rail_medians.items():
-        if level < center - limit and len(levels_by_rail[rail]) >= MIN_HOSTS:
+        normal = {(host, rail) for host, level in levels_by_rail[rail].items() if level >= center - limit}
+        has_normal_switch = any(
+            of_rail and of_rail <= normal
+            for of_rail in ({end for end in ends if end[1] == rail} for ends in ends_of_switches)
+        )
+        if level < center - limit and len(levels_by_rail[rail]) >= MIN_HOSTS and not has_normal_switch:
             slow_parts.rails[rail] = level - center
     for (host, rail), level in levels.items():
         base = center + slow_parts.rails.get(rail, 0.0)

@@ -15,6 +15,7 @@ from fleet.judge.localization.matrix import (
     LINK,
     NIC,
     RAIL,
+    SWITCH,
     End,
     Suspect,
     rule_of_succession,
@@ -44,14 +45,17 @@ class SuspectBuilder:
             if rail not in slow_parts.rails:
                 self._rails_of_host[host].add(rail)
         self._slow_rails_of_host: dict[str, set[int]] = defaultdict(set)
-        """Host -> the rails on which its end is slow."""
+        """Host -> the rails on which its end is slow, except those of `SlowParts.switches`."""
+        self._ends_at_switch = {end: switch for switch, ends in slow_parts.switches.items() for end in ends}
         for host, rail in slow_parts.ends:
-            self._slow_rails_of_host[host].add(rail)
+            if (host, rail) not in self._ends_at_switch:
+                self._slow_rails_of_host[host].add(rail)
         self._slow_links = set(slow_parts.links)
 
     def suspects(self) -> Iterator[Suspect]:
         """Yield the suspects in no particular order."""
         yield from (self._slow_rail(rail) for rail in self._slow.rails)
+        yield from (self._slow_switch(switch, ends) for switch, ends in self._slow.switches.items())
         for host, slow_rails in self._slow_rails_of_host.items():
             rails = self._rails_of_host[host]
             if slow_rails >= rails or (len(rails) >= MIN_HOSTS and 2 * len(slow_rails) > len(rails)):
@@ -74,6 +78,21 @@ class SuspectBuilder:
             f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} that of the other rails, "
             f"on {slow} of {len(ends)} hosts",
             rails=(rail,),
+        )
+
+    def _slow_switch(self, switch: str, ends: Collection[End]) -> Suspect:
+        hosts = tuple(sorted({host for host, _ in ends}))
+        rails = tuple(sorted({rail for _, rail in ends}))
+        share = upper_median(self._slow.ends[end] for end in ends)
+        return self._suspect(
+            SWITCH,
+            switch,
+            sorted({index for end in ends for index in self._slow.edges_of_end[end]}),
+            rule_of_succession(len(ends), len(ends)),
+            f"{self._quantity} of all {len(ends)} ports at this switch ({rails_name(rails)} of {len(hosts)} hosts) is "
+            f"{ratio_text(self._quantity, share)} the typical value; other switches are normal",
+            hosts=hosts,
+            rails=rails,
         )
 
     def _slow_host(self, host: str, slow_rails: set[int]) -> Suspect:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge.localization.matrix import (
@@ -12,8 +12,10 @@ from fleet.judge.localization.matrix import (
     HOST,
     LATENCY,
     LINK,
+    SWITCH,
     End,
     Pair,
+    PairKind,
     Suspect,
     Tolerance,
     rule_of_succession,
@@ -29,6 +31,8 @@ def find_suspects(
     failed_alone: Collection[End] = (),
     collective_slow: bool = False,
     tolerance: Tolerance | None = None,
+    switches: Mapping[End, str] | None = None,
+    least: Mapping[PairKind, float] | None = None,
 ) -> list[Suspect]:
     """Return the fewest parts that explain the slow and failed pairs, highest confidence first; empty if all pairs are normal.
 
@@ -37,6 +41,8 @@ def find_suspects(
         failed_alone: ends whose GPU failed a test that involves no other host.
         collective_slow: whether a collective over all hosts was too slow; if no pair is slow, the suspect is the fabric.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
+        switches: the switch at the other end of the cable of an end, if it is known.
+        least: kind of pair -> the lowest bandwidth of a healthy one in B/s, if it is known.
     """
     tolerance = tolerance or Tolerance()
     if len({host for pair in pairs for host in (pair.a, pair.b)}) < MIN_HOSTS:
@@ -44,8 +50,10 @@ def find_suspects(
     suspects: list[Suspect] = []
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
         if edges := _edges(pairs, quantity):
-            slow_parts = find_slow_parts(edges, share, tolerance.sigmas)
-            suspects = _merge_suspects(suspects, SuspectBuilder(quantity, edges, slow_parts, failed_alone).suspects())
+            known = least if quantity == BANDWIDTH else None
+            slow_parts = find_slow_parts(edges, share, tolerance.sigmas, switches, known)
+            builder = SuspectBuilder(quantity, edges, slow_parts, failed_alone)
+            suspects = _merge_suspects(suspects, builder.suspects())
     if not suspects and collective_slow and pairs:
         suspects = [_slow_fabric(pairs)]
     return sorted(suspects, key=lambda suspect: (-suspect.confidence, suspect.where))
@@ -81,7 +89,7 @@ def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list
         evidence = f"{same.evidence}; {suspect.evidence}" if same else suspect.evidence
         merged[suspect.where] = replace(more_confident, evidence=evidence)
     hosts = {suspect.where for suspect in merged.values() if suspect.kind == HOST}
-    return [suspect for suspect in merged.values() if suspect.kind == HOST or not hosts.intersection(suspect.hosts)]
+    return [item for item in merged.values() if item.kind in (HOST, SWITCH) or not hosts.intersection(item.hosts)]
 
 
 def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:

@@ -14,7 +14,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.localization.faults import judge_faults, with_last_hosts
 from fleet.judge.localization.gang_pairs import GangPairs
 from fleet.judge.localization.launches import Attempt, gang_attempts
-from fleet.judge.localization.port_pairs import VerbsPairs
+from fleet.judge.localization.port_pairs import FABRIC_PARTS, VerbsPairs
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
@@ -57,11 +57,13 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. A NIC that only its GPU identifies gets the name of the slow port, if the host has only one."""
-    slow = {item.scope for item in ports if item.host == verdict.host and item.verdict != PASS}
-    (scope,) = slow if len(slow) == 1 else ("",)
-    is_nic = Scope.parse(verdict.part).device_kind == "nic" and Scope.parse(scope).device_kind == "hca"
-    return replace(verdict, part=Scope.parse(scope).part) if is_nic else verdict
+    """Return the verdict. If the ports of the host show one slow port, rail or switch, this is the part of a slow NIC or rail."""
+    slow = {item.part_scope for item in ports if item.host == verdict.host and item.verdict != PASS}
+    (part,) = slow if len(slow) == 1 else ("",)
+    kind = Scope.parse(part).device_kind
+    is_nic = Scope.parse(verdict.part).device_kind == "nic"
+    is_rail = Scope.parse(verdict.part_scope).is_gang and verdict.verdict != PASS and kind in FABRIC_PARTS
+    return replace(verdict, part=part) if is_rail or (is_nic and kind in ("hca", *FABRIC_PARTS)) else verdict
 
 
 def _seen_by_ports(verdict: Verdict, ports: Sequence[Verdict], hosts: Collection[str]) -> str:

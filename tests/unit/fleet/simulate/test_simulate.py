@@ -157,6 +157,8 @@ def criteria_on(names: set[str]) -> list[Pack]:
 
 # --- faults
 
+HOST_FAULTS = {kind: fault for kind, fault in FAULTS.items() if not fault.is_shared}
+"""Faults that one host shows. Those of the fabric are tested in test_simulated_ports.py."""
 EXPECTED_CRITERIA: dict[str, str] = {
     "xid79": "xid-79 xid-during-run localise plan",
     "missing_gpu": "gpu-count gpu-pci-count localise plan",
@@ -177,6 +179,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "wrong_vbios": "uniform-vbios",
     "missing_observations": "plan",
     "slow_nic": "localise",
+    "slow_cable": "localise",
     "dark_lane": "optics-rx-power-alarm optics-rx-los optics-rx-power-vs-fleet",
     "degrading_cable": "port-symbol-errors port-fec-uncorrectable",
     "missing_dimm": "uniform-dimm-populated uniform-dimm-count uniform-host-memory uniform-numa-memory",
@@ -218,6 +221,7 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "wrong_vbios": "differs",
     "missing_observations": "not-verified",
     "slow_nic": "slow-network",
+    "slow_cable": "slow-network",
     "dark_lane": "module",
     "degrading_cable": "port",
     "missing_dimm": "memory-module-missing",
@@ -249,6 +253,7 @@ EXPECTED_REASONS = {
     "missing_observations": "not observed; the launch finished without it",
     "hung": "not finished after 180 s",
     "slow_nic": "suspect NIC",
+    "slow_cable": "suspect NIC",
     "slow_host": "suspect host",
 }
 
@@ -256,12 +261,12 @@ EXPECTED_REASONS = {
 @pytest.fixture(scope="module")
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
     """Return the host of each fault, and the run. Each fault is on a different host. The first host of each rack has none."""
-    racks = -(-len(FAULTS) // 7)
+    racks = -(-len(HOST_FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True,
                    storage=True, bmcs=True)  # fmt: skip
     plan = chosen.plan("faulty", CREATED)
     candidates = [host.name for host in plan.hosts if not host.name.endswith("h01")]
-    host_of_fault = dict(zip(FAULTS, candidates, strict=False))
+    host_of_fault = dict(zip(HOST_FAULTS, candidates, strict=False))
     directory = tmp_path_factory.mktemp("runs") / "faulty"
     faults = place_faults(
         [f"{kind}:{host}:{GPU}" if FAULTS[kind].of_gpu else f"{kind}:{host}" for kind, host in host_of_fault.items()],
@@ -287,12 +292,12 @@ def faulty_fleet(
 
 
 def test_every_fault_has_an_expectation_and_documentation() -> None:
-    assert set(EXPECTED_CRITERIA) == set(FAULTS)
+    assert set(EXPECTED_CRITERIA) == set(HOST_FAULTS)
     text = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
     assert [kind for kind in FAULTS if f"`{kind}`" not in text] == []
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", HOST_FAULTS)
 def test_fault_is_reported_on_its_host_and_gpu(
     kind: str, faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]
 ) -> None:
@@ -325,7 +330,7 @@ def test_fault_is_reported_on_its_host_and_gpu(
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", HOST_FAULTS)
 def test_fault_is_one_cause_with_the_right_part(
     kind: str, faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]
 ) -> None:
@@ -336,6 +341,7 @@ def test_fault_is_one_cause_with_the_right_part(
     whole_host = not FAULTS[kind].of_gpu or kind == "missing_gpu"
     of_parts = {
         "slow_nic": "nic=rail1",
+        "slow_cable": "nic=rail1",
         "dark_lane": "hca=mlx5_0",
         "degrading_cable": "hca=mlx5_0",
         "slow_disk": "directory=data2",
@@ -416,6 +422,7 @@ EXPECTED_PACKAGES = {
     "slow_gpu": "inspect_hardware",
     "duplicate_serial": "inspect_hardware",
     "slow_nic": "inspect_hardware",
+    "slow_cable": "inspect_hardware",
     "dark_lane": "reseat",
     "degrading_cable": "reseat",
     "missing_dimm": "reseat",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import Pair, judge_pairs
+from fleet.judge.localization import Pair, find_suspects, judge_pairs
 from schemas.plans import Plan
 from schemas.records import Observation
 from schemas.reports import Verdict
@@ -25,7 +25,13 @@ Sent = Callable[[str, str, int], float]
 def port_figures(host: str, partner: str, rail: int, share: float, **params: Any) -> list[Observation]:
     """Return the figures of what a host sent to a partner on a rail; an error if the share is 0."""
     scope = f"hca=mlx5_{rail},port=1,partner={partner}"
-    settings = {"op": "write", "direction": "one_way", "memory": "host", "sharing": "together", "rail": rail} | params
+    settings: dict[str, Any] = {
+        "op": "write",
+        "direction": "one_way",
+        "memory": "host",
+        "sharing": "together",
+        "rail": rail,
+    } | params
     outcome: dict[str, Any] = (
         {"status": "measured", "value": RATE * share} if share else {"status": "error", "reason": "packets are lost"}
     )
@@ -171,6 +177,49 @@ def test_figures_without_a_rail_or_port_are_ignored() -> None:
         for view in healthy
     ]  # fmt: skip
     assert judge_pairs(strange, []) == judge_pairs(healthy, [])
+
+
+SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
+    "one of four": (4, {"s1r2": 0.5}, {("switch", "s1r2")}),
+    "of most hosts": (9, {"s0r2": 0.5}, {("switch", "s0r2")}),
+    "of all hosts, which is the rail": (16, {"s0r2": 0.5}, {("rail", "rail 2")}),
+    "all of a rail": (8, {"s0r2": 0.5, "s1r2": 0.5}, {("rail", "rail 2")}),
+    "with a slow NIC at it and another elsewhere": (
+        4, {"s1r2": 0.5, "h5/2": 0.3, "h9/0": 0.5}, {("switch", "s1r2"), ("nic", "h9 rail 0")},
+    ),
+    "three slow hosts, no switch": (4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)}),
+    "three slow NICs of four at a switch": (
+        4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
+    ),
+}  # fmt: skip
+"""Case -> hosts at a leaf switch, the slow switches, hosts and NICs, and the suspects."""
+
+
+@pytest.mark.parametrize("case", SLOW_SWITCHES)
+def test_ports_that_share_a_slow_switch_are_one_suspect(case: str) -> None:
+    per_leaf, slow, expected = SLOW_SWITCHES[case]
+    fleet = Fleet(16, 4)
+    switches = {(f"h{host}", rail): f"s{host // per_leaf}r{rail}" for host in range(16) for rail in range(4)}
+
+    def share(pair: Pair, host: str) -> float:
+        names = (host, f"{host}/{pair.rail}", switches[host, pair.rail])
+        return min(float(slow.get(name, 1.0)) for name in names)
+
+    pairs = [
+        replace(pair, bandwidth=(pair.bandwidth or 0) * min(share(pair, pair.a), share(pair, pair.b)))
+        for pair in fleet.pairs()
+    ]
+    suspects = find_suspects(pairs, switches=switches)
+    assert {(suspect.kind, suspect.where) for suspect in suspects} == expected
+
+
+@pytest.mark.parametrize("slow", [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}])
+def test_most_rails_may_be_slow_if_the_rate_of_the_ports_is_known(slow: set[int]) -> None:
+    fleet = Fleet(8, 4, bad_rails=dict.fromkeys(slow, 0.5))
+    pairs = fleet.pairs()
+    suspects = find_suspects(pairs, least={pair.kind: 0.8 * RATE for pair in pairs})
+    assert {(suspect.kind, suspect.rails) for suspect in suspects} == {("rail", (rail,)) for rail in slow}
+    assert len(find_suspects(pairs)) == (len(slow) if len(slow) <= 2 else 0)
 
 
 def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:

@@ -1,0 +1,175 @@
+"""The RDMA ports of a simulated host, one InfiniBand port for each GPU: their readings, and the figures of `verbs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fleet.judge.port_coverage import BEST, SHARE, PortFigure, planned_figures
+from fleet.simulate import assumptions
+from fleet.simulate.cabling import adapter_scope
+from fleet.simulate.gpu_data import json_numbers, values_by_level
+from fleet.simulate.template import Greatest, Placeholder, Slot
+from schemas.catalogue import settings
+from schemas.plans import Plan, PlannedHost
+from schemas.readings import READINGS
+from schemas.records import MEASURED
+from schemas.scopes import Scope
+from schemas.stages import GANG
+from schemas.tournament import select_rounds
+
+Doc = dict[str, Any]
+VERBS = "verbs"
+MTU_B, MESSAGE_B = 4096, 8
+_UNITS = {"bandwidth": "B/s", "rate_ratio": "1", "mtu": "B", "latency": "s", "message_rate": "1/s"}
+_ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")
+
+
+def port_rate(host: PlannedHost) -> float:
+    """Return the data rate of a port in B/s."""
+    return (host.fabric_gbps or assumptions.DEFAULT_FABRIC_GBPS) * 1e9 / 8
+
+
+def port_metrics(host: PlannedHost, devices: int) -> Iterator[Doc]:
+    """Yield the readings of the ports."""
+    values: Mapping[str, Any] = {
+        "link_layer": "InfiniBand", "state": "ACTIVE", "phys_state": "LinkUp", "active": True, "unmanaged": False,
+        "rate": port_rate(host), "width": 4, "narrowed": False, **dict.fromkeys(_ERRORS, 0),
+    }  # fmt: skip
+    scopes = [adapter_scope(rail) for rail in range(devices)]
+    for name, value in values.items():
+        yield _metric(f"infiniband.{name}", dict.fromkeys(scopes, value))
+    yield _metric("infiniband.port_count", {"host": devices})
+    guids = {f"hca=mlx5_{rail}": Placeholder("port_guid", f'"5140:0001:%s:{rail:04x}"') for rail in range(devices)}
+    yield _metric("infiniband.hca.node_guid", guids)
+
+
+def port_values(number: int) -> dict[str, str]:
+    """Return the values of the placeholders for a host, by its number in the plan."""
+    return {"port_guid": f"{number:04x}"}
+
+
+def _metric(name: str, values: Mapping[str, Any]) -> Doc:
+    return {"name": name, "unit": READINGS[name].unit, "values": dict(values)}
+
+
+def verbs_seconds(plan: Plan, stage: str) -> float:
+    """Return how long `verbs` takes on the host with the most ports, or in the rounds of the largest gang."""
+    chosen = settings(VERBS, plan.stage(stage).benchmarks[VERBS])
+    in_gang = stage == GANG
+    tests = {(figure.test, *figure.params.items()) for figure in planned_figures(chosen, chosen["sharings"])}
+    runs = [name for name, *params in tests for _ in range(2 if in_gang and ("direction", "one_way") in params else 1)]
+    transfers = sum(name != "verbs.latency" for name in runs)
+    seconds = transfers * chosen["seconds"] + len(runs) * assumptions.PERFTEST_SETUP_S
+    if not in_gang:
+        return float(seconds * max(len(host.devices) for host in plan.hosts))
+    rounds = max((len(select_rounds(len(hosts), int(chosen["rounds"]))) for hosts in plan.gangs().values()), default=0)
+    return float(seconds * rounds)
+
+
+def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, first: int) -> Iterator[Doc]:
+    """Yield the figures of the ports in a stage, as the benchmark reports them.
+
+    Args:
+        plan: plan of the run.
+        host: a host of the kind.
+        stage: the stage.
+        partners: number of hosts with which it is paired, in a gang.
+        first: with how many of them the host comes first; these come first here. The first host of a pair measures the latency.
+    """
+    planned = plan.stage(stage).benchmarks
+    if VERBS not in planned:
+        return
+    chosen = settings(VERBS, planned[VERBS])
+    if stage != GANG:
+        for rail in range(len(host.devices)):
+            for figure in planned_figures(chosen, ("alone",)):
+                yield _observation(host, chosen, stage, figure, rail, adapter_scope(rail))
+        return
+    for partner in range(partners):
+        for rail in range(len(host.devices)):
+            scope = Placeholder(f"port_partner{partner}", f'"{adapter_scope(rail)},partner=%s"')
+            for figure in planned_figures(chosen, chosen["sharings"]):
+                if partner < first or figure.is_of_both_hosts:
+                    yield _observation(host, chosen, stage, figure, rail, scope, partner)
+    shares = [each for each in planned_figures(chosen, chosen["sharings"]) if _is_share(each)]
+    for rail in range(len(host.devices)) if shares and partners else ():
+        groups = tuple(_group(each, rail, partner) for partner in range(partners) for each in shares)
+        best = Greatest(texts=_texts(host, shares[0], in_gang=True), groups=groups)
+        yield {
+            "name": BEST,
+            "scope": adapter_scope(rail),
+            "stage": stage,
+            "unit": "1",
+            "status": MEASURED,
+            "params": {"rail": rail, "partners": partners},
+            "**": best,
+        }
+
+
+def _is_share(figure: PortFigure) -> bool:
+    return figure.name == "verbs.rate_ratio" and SHARE.items() <= figure.params.items()
+
+
+def _group(figure: PortFigure, rail: int, partner: int | str) -> str:
+    """Return the group of slots of one test, whose figures have one level."""
+    return f"{figure.test}/{rail}/{partner}/{sorted(figure.params.items())}"
+
+
+def _observation(
+    host: PlannedHost,
+    chosen: Mapping[str, Any],
+    stage: str,
+    figure: PortFigure,
+    rail: int,
+    scope: Any,
+    partner: int | str = "",
+) -> Doc:
+    kind, in_gang = figure.name.removeprefix(f"{VERBS}."), stage == GANG
+    size = chosen["size_bytes"] if figure.test == "verbs.bandwidth" else MESSAGE_B
+    numa = 2 * rail // len(host.devices)
+    params = {
+        "sharing": figure.params["sharing"],
+        "rail": rail,
+        "size_bytes": size,
+        **{key: value for key, value in figure.params.items() if key != "sharing"},
+        "mtu": MTU_B,
+        "gid_type": "IB",
+        "gid_index": 0,
+        "numa_node": str(numa),
+        "pci_path": f"pci0000:{16 + 8 * rail:02x}/0000:{16 + 8 * rail:02x}:01.0/0000:{17 + 8 * rail:02x}:00.0",
+    }
+    slot = Slot(texts=_texts(host, figure, in_gang=in_gang), group=_group(figure, rail, partner))
+    value = {"value": float(MTU_B)} if kind == "mtu" else {"**": slot}
+    head = {"name": figure.name, "scope": scope, "stage": stage, "unit": _UNITS[kind], "status": MEASURED}
+    return {**head, "params": params, **value}
+
+
+def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[str]:
+    """Return the member `value` as JSON at each level."""
+    kind = figure.name.removeprefix(f"{VERBS}.")
+    if kind in ("latency", "message_rate"):
+        median, deviation = (assumptions.PAIR_FIGURES if in_gang else assumptions.PORT_FIGURES)[kind]
+        return [f'"value":{text}' for text in json_numbers(_values(median, deviation))]
+    share, deviation = assumptions.PAIR_SHARE if in_gang else assumptions.PORT_SHARE
+    ways = 2 if figure.params["direction"] == "both_ways" else 1
+    factor = port_rate(host) * ways if kind == "bandwidth" else 1.0
+    return [f'"value":{text}' for text in json_numbers(value * factor for value in _values(share, deviation))]
+
+
+def _values(median: float, deviation: float) -> list[float]:
+    """Return the values at each level: within ±`deviation` of the median, a third of which is the standard deviation."""
+    return values_by_level([median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3])
+
+
+def update_best(document: Doc) -> None:
+    """Set the best share of each port to the greatest of its shares, after these have changed."""
+    shares: dict[str, list[float]] = {}
+    for item in document["observations"]:
+        if item["name"] == "verbs.rate_ratio" and SHARE.items() <= item["params"].items():
+            labels = Scope.parse(item["scope"]).labels
+            if "partner" in labels:
+                shares.setdefault(f"hca={labels['hca']},port={labels['port']}", []).append(item["value"])
+    for item in document["observations"]:
+        if item["name"] == BEST and item["scope"] in shares:
+            item["value"] = max(shares[item["scope"]])

@@ -1,0 +1,78 @@
+"""Figures of RDMA ports agree with each other and with the readings of the ports; else they are inconclusive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.records import Metric, Observation
+from schemas.reports import INCONCLUSIVE
+from tests.unit.fleet.judge.test_port_figures import PORT, RATE, findings, fleet, readings
+
+Change = Callable[[Observation], Observation]
+GUIDS = {f"hca=mlx5_{number}": f"b8ce:f603:0000:000{number}" for number in range(2)}
+
+
+def of_ports(rate: float = RATE, guids: Any = GUIDS) -> list[Metric]:
+    """Return the readings of two ports, the first of which has this rate."""
+    rates = {"hca=mlx5_0,port=1": rate, PORT: RATE}
+    return [
+        *readings(), Metric(name="infiniband.rate", unit="B/s", values=rates),
+        Metric(name="infiniband.hca.node_guid", unit="1", values=guids),
+    ]  # fmt: skip
+
+
+def changed(name: str, change: Change, *, partner: str = "", **params: Any) -> dict[str, Sequence[Observation]]:
+    """Return a fleet in which one figure of a port of h1, alone or with a partner, is changed."""
+    figures = fleet()
+    scope = f"{PORT},partner={partner}" if partner else PORT
+    wanted = next(item for item in figures["h1"] if item.name == f"verbs.{name}" and item.scope == scope
+                  and params.items() <= item.params.items())  # fmt: skip
+    return figures | {"h1": [change(item) if item is wanted else item for item in figures["h1"]]}
+
+
+def scaled(factor: float) -> Change:
+    return lambda item: replace(item, value=float(item.value or 0) * factor)
+
+
+def with_param(key: str, value: Any) -> Change:
+    return lambda item: replace(item, params={**item.params, key: value})
+
+
+@pytest.mark.parametrize(
+    ("figures", "scope"),
+    [
+        (changed("bandwidth", scaled(1.1), partner="h2"), f"{PORT},partner=h2"),
+        (changed("bandwidth", scaled(1000), partner="h2", direction="both_ways"), f"{PORT},partner=h2"),
+        (changed("rate_ratio", scaled(1.05), memory="gpu"), PORT),
+        (changed("mtu", scaled(2)), PORT),
+        (changed("latency", with_param("mtu", 1024)), PORT),
+        (changed("best_ratio", scaled(1.02)), PORT),
+        (changed("best_ratio", with_param("partners", 3)), PORT),
+    ],
+    ids=["bandwidth", "both ways", "share", "mtu", "mtu of another test", "best share", "partners"],
+)
+@pytest.mark.parametrize("metrics", [of_ports(), []], ids=["with readings", "without"])
+def test_figure_that_contradicts_another_is_inconclusive(
+    figures: dict[str, Sequence[Observation]], scope: str, metrics: list[Metric]
+) -> None:
+    assert ("h1", scope, "plan", INCONCLUSIVE) in findings(figures, metrics)
+
+
+def test_healthy_figures_agree() -> None:
+    assert findings(fleet(), of_ports()) == set()
+    assert findings(fleet()) == set()
+
+
+def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None:
+    found = findings(fleet(), of_ports(rate=RATE / 2))
+    assert {item[1].partition(",partner")[0] for item in found} == {"hca=mlx5_0,port=1"}
+
+
+def test_adapter_without_a_guid_in_a_snapshot_is_inconclusive() -> None:
+    lacking = of_ports(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
+    found = findings(fleet(), lacking, of="infiniband.hca.node_guid")
+    assert {(host, "hca=mlx5_1", "plan", INCONCLUSIVE) for host in ("h1", "h2", "h3")} <= found

@@ -1,0 +1,113 @@
+"""RDMA ports of simulated fleets: healthy ones pass, and a slow port, cable, path, switch or rail is the only cause."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.records.load import Run, load
+from fleet.report.merge import merge
+from fleet.simulate.fleet import Fleet, place_faults, write_run
+from fleet.simulate.records import JUDGED
+from rackproof.main import main
+from schemas.records import MEASURED
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport
+from schemas.scopes import Scope
+from tests import ROOT
+
+CREATED = "2026-11-21T04:00:00Z"
+PROFILE = str(ROOT / "docs/measurements/ports.yml")
+
+
+def run_of(directory: Path, *faults: str, **changed: Any) -> Run:
+    """Write a fleet of six hosts with three rails and two leaf switches for each rail, and return its run."""
+    settings = {"hosts": 6, "gpus": 3, "hosts_per_leaf": 3, "gang": "all", "profile": PROFILE, "readings": JUDGED}
+    fleet = Fleet(**{**settings, **changed})
+    plan = fleet.plan(directory.name, CREATED)
+    write_run(directory, fleet, place_faults(faults, plan, 0), plan)
+    return load(directory)
+
+
+def report_of(run: Run) -> FleetReport:
+    return merge(run.plan, run.evidence, read_packs([]), events=run.events, quarantined=run.quarantined)
+
+
+def test_healthy_ports_pass_and_have_every_figure_of_a_tournament(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    report = report_of(run)
+    assert [item.reason for item in report.verdicts if item.verdict != PASS] == []
+    assert report.acceptance.status == "SIMULATED PASS"
+    (gang,) = (record for record in run.evidence["r01-h02"].records if record.gang)
+    items = [item for item in gang.observations if item.name.startswith("verbs.")]
+    assert {item.status for item in items} == {MEASURED}
+    partners = {Scope.parse(item.scope).get("partner") for item in items} - {""}
+    assert partners == {f"r01-h0{number}" for number in (1, 3, 4, 5, 6)}, "one launch has all pairs of hosts"
+    with_latency = {Scope.parse(item.scope).get("partner") for item in items if item.name == "verbs.latency"}
+    assert with_latency == partners - {"r01-h01"}, "the first host of a pair measures the latency"
+    for rail in range(3):
+        port = f"hca=mlx5_{rail},port=1"
+        shares = [float(item.value or 0) for item in items if item.name == "verbs.rate_ratio" and item.scope.startswith(port)
+                  and item.params["direction"] == "one_way"]  # fmt: skip
+        (best,) = (item for item in items if item.name == "verbs.best_ratio" and item.scope == port)
+        assert (best.value, best.params["partners"], len(shares)) == (max(shares), 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "hosts", "parts", "words", "verdict"),
+    [
+        ("slow_nic:r01-h02:1", {"r01-h02"}, {"hca=mlx5_1"}, "suspect NIC r01-h02 rail 1", FAIL),
+        ("slow_cable:r01-h02:1", {"r01-h02"}, {"hca=mlx5_1"}, "suspect cable r01-h02 rail 1", FAIL),
+        ("slow_path:r01-h02:1", {"r01-h02", "r01-h03"}, {"gang=all"}, "link r01-h02 - r01-h03 rail 1", INCONCLUSIVE),
+        (
+            "slow_switch:r01-h02:1", {"r01-h01", "r01-h02", "r01-h03"}, {"switch=0x5140000000000001"},
+            "; the switch is leaf01-rail1", FAIL,
+        ),
+        ("slow_rail:r01-h02:1", {f"r01-h0{number}" for number in range(1, 7)}, {"rail=1"}, "rail 1", FAIL),
+    ],
+)  # fmt: skip
+def test_slow_part_of_the_fabric_is_the_only_cause(
+    tmp_path: Path, fault: str, hosts: set[str], parts: set[str], words: str, verdict: str
+) -> None:
+    report = report_of(run_of(tmp_path / "run", fault))
+    (cause,) = report.causes
+    assert (cause.problem, cause.verdict) == ("slow-network", verdict)
+    assert set(cause.hosts) == hosts
+    assert {part.scope for part in cause.parts} == parts
+    assert any(words in item.reason for item in report.verdicts if item.verdict == verdict)
+    assert {host.name for host in report.hosts if host.decision != "accepted"} == hosts
+    if verdict == FAIL and len(hosts) > 1:
+        assert cause.title.startswith(f"{parts.copy().pop().replace('=', ' ')} ({len(hosts)} hosts) is slow")
+
+
+def test_most_hosts_at_a_slow_switch_are_no_slow_rail(tmp_path: Path) -> None:
+    """Four of six hosts are at the slow switch. The others show that the rail is not slow."""
+    report = report_of(run_of(tmp_path / "run", "slow_switch:r01-h02:1", hosts_per_leaf=4))
+    (cause,) = report.causes
+    assert cause.part == "switch=0x5140000000000001"
+    assert len(cause.hosts) == 4
+
+
+def test_report_and_evidence_name_the_switch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    run_of(run, "slow_switch:r01-h02:1")
+    assert main(["report", str(run)]) == 1
+    assert "Check the switch: temperature and power" in capsys.readouterr().out
+    assert main(["rma", str(run), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["place"], row["serial"]) for row in rows} == {("switch=0x5140000000000001", "")}
+
+
+def test_command_sets_the_hosts_of_a_leaf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--hosts", "4", "--gpus", "1", "--hosts-per-leaf", "2", "--profile", PROFILE]
+    assert main(["simulate", str(tmp_path / "run"), *options]) == 0
+    switches = set()
+    for path in (tmp_path / "run/hosts").iterdir():
+        metrics = json.loads(path.read_text(encoding="utf-8"))["snapshots"][-1]["metrics"]
+        switches |= {
+            value for each in metrics if each["name"] == "infiniband.switch" for value in each["values"].values()
+        }
+    assert switches == {"leaf01-rail0", "leaf02-rail0"}
