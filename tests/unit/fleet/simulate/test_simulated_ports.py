@@ -41,6 +41,7 @@ def test_healthy_ports_pass_and_have_every_figure_of_a_tournament(tmp_path: Path
     report = report_of(run)
     assert [item.reason for item in report.verdicts if item.verdict != PASS] == []
     assert report.acceptance.status == "SIMULATED PASS"
+    assert [line.text for line in report.acceptance.lines if line.title == "RDMA ports"] == ["PASS"]
     (gang,) = (record for record in run.evidence["r01-h02"].records if record.gang)
     items = [item for item in gang.observations if item.name.startswith("verbs.")]
     assert {item.status for item in items} == {MEASURED}
