@@ -566,7 +566,7 @@ FAULTS = [
     *(
         fault(f"{counter} {when}", f"infiniband-{counter.replace('_', '-')}{suffix}", **{phase: ib_counter(counter, count)})
         for counter in ("local_ack_timeout_err", "packet_seq_err", "roce_adp_retrans")
-        for when, suffix, phase, count in (("before the run", "-rate", "before", 4_000_000), ("during the run", "", "later", 301))
+        for when, suffix, phase, count in (("before the run", "-rate", "before", 4_000_000), ("during the run", "", "later", 360))
     ),
 ]  # fmt: skip
 
