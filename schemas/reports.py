@@ -204,6 +204,40 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterReading:
+    """The last reading of one kind of an adapter, or of one of its ports or lanes."""
+
+    name: str
+    scope: str
+    unit: str
+    value: Value = None
+    """None if it could not be read."""
+    reason: str = ""
+    """Why it could not be read, with the status."""
+    increase: float | None = None
+    """Of a counter that is not 0: by how much it rose during the run."""
+    per_hour: float | None = None
+    """Of a counter that is not 0: its rate before the run, over the time since it was cleared or the host started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A network adapter of a host, and what is known about it and its ports."""
+
+    name: str
+    """`mlx5_0`; the interface if it is no adapter for RDMA."""
+    scopes: tuple[str, ...]
+    """Scopes under which it is observed: adapter, Ethernet interfaces of its ports, PCI device."""
+    slot: str = ""
+    """Its PCI address."""
+    gpus: tuple[str, ...] = ()
+    """Scopes of the GPUs to which no other adapter is nearer."""
+    path: str = ""
+    """The PCIe path to these GPUs: `PIX`, `PXB`, `NODE` or `SYS`."""
+    readings: tuple[AdapterReading, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostReport:
     """A host of the inventory, with or without a record."""
 
@@ -222,6 +256,8 @@ class HostReport:
     measurements: tuple[Observation, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     """Scope of a pair of GPUs (`gpu=0,peer=1`) -> the link between them in the last snapshot."""
+    adapters: tuple[Adapter, ...] = ()
+    """Its network adapters; empty if the report has no measurements of the host."""
     soak: Soak | None = None
     """Its soak, with fewer buckets than in the record."""
 

@@ -64,8 +64,7 @@ class OpticsCollector:
         families = empty_families(KINDS, (f"port.{name}" for name in COUNTERS), varying=KINDS)
         for name, family in families.items():
             family.labels = (*labels, "lane") if name in OF_LANES else labels
-        for name in ("optics.rx_power", "optics.tx_power"):
-            families[name].bounds = POWER_BOUNDS
+            family.bounds = POWER_BOUNDS if family.unit == "W" else None
         ethtool = Ethtool(find_program(self._root, "ethtool"))
         found = (find_program(self._root, tool) for tool in _TOOLS)
         tool = next((path for path in found if path), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectors.optics.module import FLAGS, LANE, MODULE
+from collectors.optics.module import FLAGS, LANE, LIMITS, MODULE
 from collectors.optics.port import COUNTERS, LINK, OF_LANE
 
 _UNITS = {"temperature": "Cel", "voltage": "V", "rx_power": "W", "tx_power": "W", "bias": "A"}
@@ -10,6 +10,14 @@ _NAMES = {
     "temperature": "Temperature of the module", "voltage": "Supply voltage of the module", "rx_power": "Power received",
     "tx_power": "Power sent", "bias": "Bias current of the laser",
 }  # fmt: skip
+
+
+def _limit_help(name: str) -> str:
+    quantity, limit = name.split(".")
+    level, side = limit.split("_")
+    return f"{_NAMES[quantity]}: {side} {level} limit of the module"
+
+
 KINDS = {
     "optics.module.vendor": ("1", "Vendor of the module or cable"),
     "optics.module.part_number": ("1", "Part number of the module or cable"),
@@ -26,6 +34,7 @@ KINDS = {
         f"optics.{name}.warning": ("1", f"{_NAMES[name]}: side of the module's warning limits")
         for name in (*MODULE, *LANE)
     },
+    **{f"optics.{name}": ("W", _limit_help(name)) for name in LIMITS},
     "optics.rx_los": ("1", "The lane receives no signal"),
     "optics.tx_fault": ("1", "The transmitter of the lane has a fault"),
     **{f"port.{name}": kind for name, kind in LINK.items()},

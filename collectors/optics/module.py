@@ -6,6 +6,7 @@ are read, and ethtool reads those of CMIS lanes with a wrong mask.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,9 +23,15 @@ FLAGS = ("rx_los", "tx_fault")
 IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "state")
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
+WITH_LIMITS = ("rx_power", "tx_power")
+"""Quantities whose limits are readings too: a figure of a lane means little without them."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
 """Values of `optics.*.alarm` and `optics.*.warning`: on which side of the module's limits the value is."""
+LIMITS = tuple(
+    f"{quantity}.{level}_{side}" for quantity in WITH_LIMITS for level in (ALARM, WARNING) for side in (LOW, HIGH)
+)
+"""Readings with the limits themselves."""
 
 Readings = dict[tuple[str, str], "Value | Absent"]
 """Name without the leading `optics.`, and lane (empty: the module) -> value."""
@@ -96,6 +103,7 @@ class Module:
         for quantity in MODULE:
             value = self.values.get(quantity, _NOT_REPORTED)
             readings |= self._with_sides(quantity, "", value)
+        readings |= self._limit_readings()
         for name in (*LANE, *FLAGS):
             readings |= self._lane_readings(name, has_link=has_link)
         return readings
@@ -108,6 +116,17 @@ class Module:
             side = limits.side(float(value)) if limits and not isinstance(value, Absent | str) else missing
             sides[f"{quantity}.{level}", lane] = value if isinstance(value, Absent) else side
         return sides
+
+    def _limit_readings(self) -> Readings:
+        """Return the limits in the EEPROM of the module for the power of a lane."""
+        readings: Readings = {}
+        for quantity, level in itertools.product(WITH_LIMITS, (ALARM, WARNING)):
+            limits = self.limits.get((quantity, level))
+            missing = Absent.unsupported(f"neither module nor tool reports {level} limits")
+            for side in (LOW, HIGH):
+                value = float(f"{getattr(limits, side):.6g}") if limits else missing
+                readings[f"{quantity}.{level}_{side}", ""] = value
+        return readings
 
     def _lane_readings(self, name: str, *, has_link: bool) -> Readings:
         """Return a reading of each lane, or one of the port if the module reports no lane."""
@@ -146,7 +165,8 @@ def _names(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _all_absent(absent: Absent) -> Readings:
-    return {key: absent for name in (*MODULE, *LANE, *FLAGS) for key in _names(name)}
+    keys = [key for name in (*MODULE, *LANE, *FLAGS) for key in _names(name)]
+    return dict.fromkeys((*keys, *((name, "") for name in LIMITS)), absent)
 
 
 def absent_module(absent: Absent) -> Readings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from collectors.base import Absent, Family, Value, add_parts
 from collectors.files import Files
@@ -14,22 +14,34 @@ PATHS = ("PIX", "PXB", "NODE", "SYS")
 NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
-def affinity_family(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> Family:
-    """Return the path of each GPU; with `absent`, that is the reason why no path is known."""
-    family = Family(
+def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> list[Family]:
+    """Return path and nearest adapters of each GPU; with `absent`, that is the reason why no path is known."""
+    path = Family(
         name="pcie.nic_path",
         unit="1",
         help="PCIe path between the GPU and its nearest network adapter: PIX, PXB, NODE or SYS, as in nvidia-smi topo -m",
+        varies=True,
     )
+    # An adapter may be lost while the host runs.
+    help_of_nearest = "PCI addresses of the network adapters at the end of that path"
+    nearest = Family(name="pcie.nearest_nics", unit="1", help=help_of_nearest, varies=True)
     gpus = {device.address: device for device in devices if device.kind == GPU}
     adapters = [device for device in devices if device.kind == NETWORK]
-    return add_parts(family, "pci", list(gpus), lambda address: absent or nearest_path(files, gpus[address], adapters))
+    of_gpu = {address: nearest_adapters(files, gpu, adapters) for address, gpu in gpus.items()}
+    add_parts(path, "pci", list(gpus), lambda address: absent or of_gpu[address][0])
+    add_parts(nearest, "pci", list(gpus), lambda address: absent or of_gpu[address][1])
+    return [path, nearest]
 
 
-def nearest_path(files: Files, gpu: Device, adapters: Iterable[Device]) -> Value | Absent:
-    """Return the shortest path between a GPU and any of the adapters."""
-    paths = [_path(files, gpu, adapter) for adapter in adapters]
-    return min(paths, key=PATHS.index) if paths else NO_ADAPTER
+def nearest_adapters(
+    files: Files, gpu: Device, adapters: Sequence[Device]
+) -> tuple[Value, Value] | tuple[Absent, Absent]:
+    """Return the shortest path between a GPU and any of the adapters, and the addresses of all adapters at its end."""
+    if not adapters:
+        return NO_ADAPTER, NO_ADAPTER
+    paths = {adapter.address: _path(files, gpu, adapter) for adapter in adapters}
+    shortest = min(paths.values(), key=PATHS.index)
+    return shortest, " ".join(sorted(address for address, path in paths.items() if path == shortest))
 
 
 def _path(files: Files, gpu: Device, adapter: Device) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.pcie.acs import acs_families
-from collectors.pcie.affinity import affinity_family
+from collectors.pcie.affinity import affinity_families
 from collectors.pcie.config import configuration_families
 from collectors.pcie.device import GPU, NETWORK, Device, PciBus
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
@@ -76,7 +76,7 @@ class PcieCollector:
         return [
             *configuration_families(self._files, devices),
             *acs_families(self._files, devices, is_virtual=is_virtual),
-            affinity_family(self._files, devices, absent=VIRTUAL if is_virtual else None),
+            *affinity_families(self._files, devices, absent=VIRTUAL if is_virtual else None),
         ]
 
     def _is_virtual(self) -> bool:

@@ -24,6 +24,7 @@ _FILES = "depends on the directory of another host, or on caches; the rate of cr
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
+_LIMIT = "a limit of the module, with which optics.*.alarm and .warning, which are judged, compare"
 _STUDY = "a scaling study measures and does not accept"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
@@ -154,6 +155,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "network.switch_port_label": "compared, like network.switch_port, with the manifest if that lists the cables",
     "network.tx_dropped": _CONGESTION,
     "optics.bias": "optics.bias.alarm and .warning, which are judged, compare it with the limits of the module",
+    **{f"optics.*.{level}_{side}": _LIMIT for level in ("alarm", "warning") for side in ("low", "high")},
     "optics.module.firmware_version": "modules of one order may have different firmware; the table of versions lists it",
     "optics.module.part_number": "cables differ in length; the table of versions lists it",
     "optics.module.serial": _NAME,
@@ -166,6 +168,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
     "pcie.generation": "links lower their speed when idle; pcie.slowed judges the best value of the run",
     "pcie.iommu.group": _NAME,
+    "pcie.nearest_nics": "pcie.nic_path, the path to these adapters, is compared",
     "pcie.port.address": _NAME,
     "pcie.power_state": "idle devices sleep",
     "port.allowance_exceeded": "shows the limit of a cloud instance, not a fault",

@@ -21,6 +21,7 @@ from fleet.judge.judge import by_criterion, host_views, judge_hosts, with_waiver
 from fleet.judge.passes import PassCounter, Remaining
 from fleet.judge.tally import Tally
 from fleet.records.versions import compared_criteria, version_names, versions
+from fleet.report.adapters import host_adapters
 from fleet.report.facts import FactCollector, HostFacts
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
@@ -182,14 +183,16 @@ class HostJudge:
             report = replace(
                 report, launches=evidence.launches(), measurements=tuple(evidence.benchmarks()), links=_links(evidence)
             )
+            is_kept = True
             if decision != ACCEPTED and not self._context.in_full:
-                report = self._limit_measurements(report)
+                report, is_kept = self._limit_measurements(report)
+            report = replace(report, adapters=host_adapters(view)) if is_kept else report
         else:
             report = without_measurements(report)
         self._results.hosts[name] = report
 
-    def _limit_measurements(self, report: HostReport) -> HostReport:
-        """Return the report on a host that is not accepted, without its measurements if enough earlier hosts keep theirs.
+    def _limit_measurements(self, report: HostReport) -> tuple[HostReport, bool]:
+        """Return the report on a host that is not accepted, and whether it keeps its measurements: enough earlier hosts may.
 
         The first MEASURED_HOSTS rejected hosts of the plan keep their measurements, and as many incomplete ones: the comparison
         with the manifest may still reject an incomplete host.
@@ -199,9 +202,9 @@ class HostJudge:
         if len(kept) > MEASURED_HOSTS:
             _, name = kept.pop()
             if name == report.name:
-                return without_measurements(report)
+                return without_measurements(report), False
             self._results.hosts[name] = without_measurements(self._results.hosts[name])
-        return report
+        return report, True
 
     def _software(self, view: HostView) -> Mapping[str, str]:
         """Return the versions that the host reported; the same object for hosts that report the same."""
@@ -244,12 +247,12 @@ def worst_decision(decisions: Iterable[str]) -> str:
 
 
 def without_measurements(report: HostReport) -> HostReport:
-    """Return the report on a host without its measurements, links, timelines and the output of its ranks."""
+    """Return the report on a host without its measurements, links, adapters, timelines and the output of its ranks."""
     launches = tuple(
         replace(launch, ranks=(), log_tail="", observations=(), timeline=None) for launch in report.launches
     )
     soak = replace(report.soak, timeline=replace(report.soak.timeline, series=(), events=())) if report.soak else None
-    return replace(report, launches=launches, measurements=(), links={}, soak=soak)
+    return replace(report, launches=launches, measurements=(), links={}, adapters=(), soak=soak)
 
 
 def _soak(evidence: Evidence) -> Soak | None:

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from fleet.report.formatting import clean
 from schemas.reports import FleetReport
+from schemas.scopes import Scope
 
 
 def host_anchor(host: str) -> str:
@@ -16,3 +17,12 @@ def host_anchor(host: str) -> str:
 def host_anchors(report: FleetReport) -> dict[str, str]:
     """Return the URL fragment of every host's page, by host name."""
     return {host.name: host_anchor(host.name) for host in report.hosts}
+
+
+def adapter_anchor(host: str, scope: str) -> str:
+    """Return the URL fragment of the page of a network adapter, `hca=HOST/NAME`; empty if the scope is of another part.
+
+    If the report has no page of the adapter, the fragment leads to the page of the host.
+    """
+    kind, _, name = Scope.parse(scope).device.partition("=")
+    return f"hca={quote(clean(f'{host}/{name}'), safe='')}" if kind in ("hca", "nic") else ""

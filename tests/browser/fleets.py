@@ -34,6 +34,7 @@ from schemas.reports import (
 )
 from schemas.trace import Trace
 from tests import builders
+from tests.fakes import adapters
 
 NOISE = 0.004
 _RATES = ("FLOP/s", "B/s", "images/s", "tokens/s")
@@ -117,14 +118,22 @@ def demo(racks: int = 2, hosts: int = 6, gpus: int = 8) -> FleetReport:
     names = list(evidence)
     evidence[names[2]] = slow_down(evidence[names[2]], "gpu=3", "gemm", 0.85)
     evidence[names[2]] = slow_down(evidence[names[2]], "gpu=3", "memory", 0.9)
-    errors = {f"gpu={index}": 3 if index == gpus - 3 else 0 for index in range(gpus)}
-    after = builders.snapshot(range(gpus), stage="benchmark", phase="after", gpu__ecc__uncorrectable_volatile=errors)
+    ecc = {f"gpu={index}": 3 if index == gpus - 3 else 0 for index in range(gpus)}
+    after = builders.snapshot(range(gpus), stage="benchmark", phase="after", gpu__ecc__uncorrectable_volatile=ecc)
     evidence[names[7]] = builders.with_snapshot(evidence[names[7]], after)
     evidence[names[9]] = slow_down(evidence[names[9]], f"gpu={gpus - 2}", "pairs", 0.55)
     hung = names[len(names) // 2 - 2]
     evidence[hung] = with_failed_launch(
         evidence[hung], "NCCL WARN socketProgress: Connection closed by remote peer\nkilled"
     )
+    for number, name in enumerate(names):
+        before = after = adapters.metrics(number, gpus=gpus)
+        if number == 2:
+            before, after = (
+                adapters.metrics(number, module, gpus=gpus, symbol_errors=errors)
+                for module, errors in ((adapters.HEALTHY, 2000), (adapters.DARK, 5000))
+            )
+        evidence[name] = adapters.with_adapters(evidence[name], before, after)
     evidence[names[-1]] = Evidence(problem="no record: it is missing")
     events = {names[-1]: ["unreachable at preflight: ssh: connect to host 10.0.0.24 port 22: Connection timed out"]}
     return merge(fleet_plan, evidence, read_packs([]), events=events)

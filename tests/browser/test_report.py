@@ -120,6 +120,33 @@ def test_click_opens_the_host_page_and_back_returns(watched: WatchedPage, files:
     assert not page.locator("#host-page").is_visible()
 
 
+def test_page_of_an_adapter_shows_its_lanes_counters_and_neighbor(watched: WatchedPage, files: dict[str, Path]) -> None:
+    page = watched.open(files["racks"], "#host=r01-h03")
+    host_page(page, "r01-h03")
+    page.get_by_role("link", name="mlx5_0", exact=True).click()
+    page.wait_for_url("**#hca=r01-h03%2Fmlx5_0")
+    text = host_page(page, "mlx5_0")
+    for expected in ("0000:1a:00.0", "nearest to GPU 0–1 (PIX)", "leaf01", "28.39.1002", "8.333 an hour", "AO800-2DR4"):
+        assert expected in text
+    picture = page.locator(".light svg").first
+    label = picture.get_attribute("aria-label") or ""
+    assert "5 no light" in label
+    assert "alarm limits" in label
+    assert picture.locator(".fail").count() == 1
+    assert page.title().startswith("mlx5_0 of r01-h03")
+    assert page.evaluate(LOW_CONTRAST) == []
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
+    page.get_by_role("link", name="mlx5_1", exact=True).click()
+    assert "no finding" in host_page(page, "mlx5_1")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
+    page.locator("#hosts").evaluate("location.hash = 'hosts'")
+    page.get_by_role("link", name="adapter mlx5_0", exact=True).click()
+    assert "failed" in host_page(page, "mlx5_0")
+    watched.open(files["racks"], "#hca=r01-h03/none").reload()
+    assert host_page(page, "r01-h03")
+
+
 def test_keyboard_opens_the_host_page_and_returns(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     page.keyboard.press("Tab")
@@ -246,7 +273,13 @@ def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPag
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    ("name", "fragment", "width"), [("racks", "", 1280), ("racks", "#host=r01-h03", 390), ("rehearsal", "", 390)]
+    ("name", "fragment", "width"),
+    [
+        ("racks", "", 1280),
+        ("racks", "#host=r01-h03", 390),
+        ("racks", "#hca=r01-h03/mlx5_0", 390),
+        ("rehearsal", "", 390),
+    ],
 )
 def test_axe_finds_nothing_serious(
     browser: Browser, files: dict[str, Path], scheme: Any, name: str, fragment: str, width: int
@@ -282,7 +315,7 @@ def test_navigation_is_visible_on_a_phone_and_marks_the_section(browser: Browser
 
 def test_plots_show_their_values_with_the_keyboard(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
-    plot = page.locator(".plot > svg[tabindex]").first
+    plot = page.locator(".plot > svg[tabindex]:has(circle ~ circle)").first
     plot.focus()
     first = page.locator("#tip").inner_text()
     page.keyboard.press("ArrowRight")

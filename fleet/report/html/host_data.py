@@ -15,6 +15,7 @@ from typing import Any
 from fleet.quantities import NONE
 from fleet.report.formatting import ACTIONS, clean, decision_name
 from fleet.report.html import pairs
+from fleet.report.html.adapter_data import adapter_pages
 from fleet.report.html.launch_traces import LaunchTrace, has_traces, hosts_with_traces, launch_traces
 from fleet.report.html.text_table import TextTable, as_json
 from fleet.report.tables import hosts
@@ -50,7 +51,7 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
 
     Within the budget, pages of hosts that are not accepted come first, then the serials for the search, then pages of accepted
-    hosts unless the report leaves out their verdicts, then sparklines.
+    hosts unless the report leaves out their verdicts, then sparklines, then pages of network adapters.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
@@ -71,7 +72,8 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     if report.detail == ALL:
         accepted = [item for item in numbered if item[1].decision == ACCEPTED]
         remaining = _add_pages(report, accepted, verdicts, causes, table, pages, remaining)
-    _add_traces(report, table, pages, remaining)
+    remaining = _add_traces(report, table, pages, remaining)
+    _add_adapters(report, verdicts, causes, table, pages, remaining)
     return as_json({**data, "pages": pages, "texts": table.texts})
 
 
@@ -155,8 +157,8 @@ def _add_pages(
     return budget
 
 
-def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> None:
-    """Add power, temperature and clocks over time to the existing pages, as far as the budget allows."""
+def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> int:
+    """Add power, temperature and clocks over time to the existing pages, as far as the budget allows; return what remains."""
     drawn = {host.name for host in hosts_with_traces(report)}
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
@@ -170,6 +172,30 @@ def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], bu
             table.restore(mark)
             traces, size = [], len(',"traces":[]')
         page["traces"] = traces  # if empty, the page names the command that draws them
+        budget -= size
+    return budget
+
+
+def _add_adapters(
+    report: FleetReport,
+    verdicts: VerdictsOfHost,
+    causes: CausesOfHost,
+    table: TextTable,
+    pages: dict[str, Any],
+    budget: int,
+) -> None:
+    """Add the pages of network adapters to the existing pages of hosts, as far as the budget allows."""
+    for number, host in enumerate(report.hosts):
+        page = pages.get(str(number))
+        if page is None or not host.adapters:
+            continue
+        mark = table.mark()
+        adapters = adapter_pages(host, verdicts[host.name], causes.get(host.name, ()), table)
+        size = len(as_json(adapters).encode()) + table.size - mark[1] + len(',"adapters":')
+        if size > budget:
+            table.restore(mark)
+            adapters, size = [], len(',"adapters":[]')
+        page["adapters"] = adapters  # if empty, the page names the command that writes them
         budget -= size
 
 

@@ -22,7 +22,7 @@ from fleet import quantities
 from fleet.report import formatting, grafana
 from fleet.report.hosts import MEASURED_HOSTS
 from fleet.report.html import host_data, launch_traces, pairs, strips
-from fleet.report.links import host_anchors
+from fleet.report.links import adapter_anchor, host_anchors
 from fleet.report.tables import (
     collectives,
     communication,
@@ -281,6 +281,7 @@ def environment(*directories: Path) -> Environment:
     templates.globals["id"] = id
     templates.globals["measured_hosts"] = MEASURED_HOSTS
     templates.globals["slot_of"] = _slot
+    templates.globals["adapter_anchor"] = adapter_anchor
     templates.filters["tone"] = headline.tone
     templates.filters["log"] = escape  # a log is already cleaned, and has several lines
     templates.filters["svg_path"] = Markup  # made of our own numbers, and longer than the limit of a text

@@ -277,6 +277,60 @@ function briefOf(number) {
     page.gpus.length > 0 && el("p", { class: "print-gpus" }, note("GPU: "), ...page.gpus.map(([state, index, , serial]) => [el("span", { class: state === "f" ? "off" : "" }, `${textAt(index)} `, code(textAt(serial))), " · "]).flat().slice(0, -1))];
 }
 
+// Network adapters: a table on the page of the host, and a page of each.
+const adapterLink = (number, name) => el("a", { href: `#hca=${encodeURIComponent(`${names[number]}/${name}`)}` }, name);
+const verdictCell = (kind) => kind ? el("span", { class: `verdict ${KIND[kind]}` }, icon(KIND[kind]), KIND[kind]) : "";
+
+function adapterTable(number, adapters) {
+  if (!adapters.length) return [el("h3", {}, "Network adapters"), el("p", { class: "empty" }, "Left out because of the size of this report. To write them, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
+  return [tableOf("Network adapters", ["Adapter", "Verdict", "PCI address", "Summary"], adapters.map(([name, kind, summary, slot]) =>
+    el("tr", {}, el("th", { scope: "row" }, adapterLink(number, textAt(name))), el("td", {}, verdictCell(kind)), el("td", {}, textAt(slot) ? code(textAt(slot)) : "\u2013"), el("td", {}, textAt(summary)))), "readings")];
+}
+
+function adapterPage(number, at, id) {
+  const page = data.pages[number], [name, kind, summary, slot, causes, sections, figures] = page.adapters[at];
+  const parts = [el("h2", { id }, icon(KIND[kind]), `${textAt(name)} `, el("span", { class: `word ${KIND[kind]}` }, kind === "p" ? "no finding" : kind === "f" ? "failed" : "inconclusive")),
+    el("p", { class: "lede" }, "Network adapter of ", link(number), textAt(slot) && [", PCI address ", code(textAt(slot))], textAt(summary) && `. ${textAt(summary)}`)];
+  if (causes.length) parts.push(el("h3", {}, "Causes"), el("ol", { class: "cards" }, ...causes.map((cause) => card(page.reasons[cause]))));
+  for (const section of sections) parts.push(...adapterSection(section));
+  if (figures.length) parts.push(tableOf("RDMA figures", ["Figure", "Settings", "Partners", "Value", "Worst partner", "Limit", "Verdict"], figures.map(([figure, settings, partners, value, worst, ...judged]) =>
+    tableRow(textAt(figure), textAt(settings), textAt(partners), textAt(value), textAt(worst), ...judgedCells(judged))), "readings"));
+  return parts;
+}
+
+const judgedCells = ([limit, criterion, kind]) => [[textAt(limit), kind && note(" ", textAt(criterion))].filter(Boolean), verdictCell(kind)].map((cell) => el("span", {}, ...[cell].flat()));
+
+function adapterSection([title, rows, zeros, absent, columns, lanes, pictures]) {
+  const name = textAt(title), parts = [el("h3", {}, name)];
+  if (rows.length) parts.push(tableOf(`Readings: ${name}`, ["Reading", "Value", "Rise in the run", "Before the run", "Limit", "Verdict"], rows.map(([reading, value, rise, rate, ...judged]) =>
+    tableRow(textAt(reading), textAt(value), textAt(rise), textAt(rate), ...judgedCells(judged))), "readings"));
+  if (pictures.length) parts.push(el("div", { class: "light" }, ...pictures.map((picture) => lanePicture(name, picture))));
+  if (lanes.length) parts.push(tableOf(`Lanes: ${name}`, ["Lane", ...columns.map(textAt), "Verdict"], lanes.map(([lane, cells, kind]) => tableRow(textAt(lane), ...cells.map(textAt), verdictCell(kind))), "readings"));
+  if (zeros.length) parts.push(el("details", { class: "data" }, el("summary", {}, `${plural(zeros.length, "counter")} at 0`), el("p", { class: "note" }, zeros.map(textAt).join("; "))));
+  if (absent.length) parts.push(el("details", { class: "data" }, el("summary", {}, "Without a value"), el("dl", {}, ...absent.map(([what, why]) => el("div", {}, el("dt", {}, textAt(why)), el("dd", { class: "note" }, textAt(what)))))));
+  return parts;
+}
+
+// Power of each lane in dBm between the limits of the module; a lane without light is a cross at the bottom.
+function lanePicture(port, [title, limits, lanes]) {
+  const known = [...limits, ...lanes.map(([, power]) => power)].filter((value) => value !== null);
+  const low = Math.min(...known, 0) - 1, high = Math.max(...known, 0) + 1, height = 130, left = 44, step = 24;
+  const y = (power) => (high - power) / (high - low) * height, width = left + Math.max(lanes.length, 6) * step;
+  const band = (bottom, top, css) => bottom !== null && top !== null && svg("rect", { class: css, x: left, y: y(top), width: width - left, height: y(bottom) - y(top) });
+  const dbm = (power) => power === null ? "no light" : `${String(power).replace("-", "\u2212")} dBm`;
+  const lines = limits.map((limit, at) => limit !== null && [svg("path", { class: at % 3 ? "warn" : "limit", d: `M${left} ${y(limit)}H${width}` }), at % 3 === 0 && svg("text", { x: left - 4, y: y(limit) + 4, "text-anchor": "end" }, String(limit).replace("-", "\u2212"))]);
+  const points = lanes.map(([lane, power, kind], at) => {
+    const x = left + (at + 0.5) * step, bad = kind === "f" || power === null, top = power === null ? height - 4 : y(power);
+    const shape = bad ? svg("path", { class: "point fail", d: `M${x - 4} ${top - 4}l8 8m0-8l-8 8` }, svg("title", {}, `lane ${textAt(lane)}: ${dbm(power)}`))
+      : svg("circle", { class: "point", cx: x, cy: top, r: 4 }, svg("title", {}, `lane ${textAt(lane)}: ${dbm(power)}`));
+    return [shape, svg("text", { x, y: height + 16, "text-anchor": "middle" }, textAt(lane))];
+  });
+  const range = limits[0] !== null && limits[3] !== null ? `; alarm limits ${dbm(limits[0])} and ${dbm(limits[3])}` : "; the module has no limits";
+  const summary = `${textAt(title)} of ${port} by lane: ${lanes.map(([lane, power]) => `${textAt(lane)} ${dbm(power)}`).join(", ")}${range}`;
+  return el("figure", {}, el("figcaption", {}, el("b", {}, textAt(title)), " ", note(`dBm by lane${range}`)),
+    svg("svg", { width, height: height + 22, role: "img", "aria-label": summary }, band(limits[0], limits[3], "range"), band(limits[1], limits[2], "inner"), ...[...lines, ...points].flat().filter(Boolean)));
+}
+
 function pageOf(number, id = "") {
   const page = data.pages[number];
   const states = gpusOf[number];
@@ -294,6 +348,7 @@ function pageOf(number, id = "") {
   parts.push(page.gpus.length ? tableOf("GPUs", ["Index", "Verdict", "Name", "Serial", "UUID", "PCI address"], page.gpus.map(([state, index, ...rest]) =>
     tableRow(textAt(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), textAt(rest[0]), ...rest.slice(1).map((text) => textAt(text) ? code(textAt(text)) : "–"))), "parts")
     : el("p", { class: "empty" }, textAt(page.no_gpu)));
+  if (page.adapters) parts.push(...adapterTable(number, page.adapters));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
   if (page.traces) parts.push(...overTime(number, page.traces));
   if (page.verdicts.length) parts.push(...verdictTables(page));
@@ -343,19 +398,30 @@ function nextNotAccepted(number, step) {
 }
 
 function show(number) {
-  const page = $("host-page");
-  if (page.hidden) overviewScroll = scrollY;
   const previous = nextNotAccepted(number, -1), next = nextNotAccepted(number, 1);
   const links = [el("a", { href: "#hosts" }, "← All hosts"), previous >= 0 && link(previous, `‹ ${names[previous]}`), next >= 0 && link(next, `${names[next]} ›`)];
-  page.replaceChildren(el("nav", { class: "host-nav", "aria-label": "Hosts that did not pass" }, ...links), ...pageOf(number, "host-name").filter(Boolean));
+  openPage("Hosts that did not pass", links, pageOf(number, "host-name"), names[number]);
+  $("announce").textContent = `Page of host ${names[number]}, ${decisionName(number)}`;
+}
+
+function showAdapter(number, at) {
+  const adapters = data.pages[number].adapters.map(([name]) => textAt(name)), name = adapters[at];
+  const links = [link(number, `← ${names[number]}`), at > 0 && adapterLink(number, adapters[at - 1]), at + 1 < adapters.length && adapterLink(number, adapters[at + 1])];
+  openPage("Network adapters of the host", links, adapterPage(number, at, "host-name"), `${name} of ${names[number]}`);
+  $("announce").textContent = `Page of adapter ${name} of host ${names[number]}`;
+}
+
+function openPage(label, links, content, heading) {
+  const page = $("host-page");
+  if (page.hidden) overviewScroll = scrollY;
+  page.replaceChildren(el("nav", { class: "host-nav", "aria-label": label }, ...links), ...content.filter(Boolean));
   $("overview").hidden = true;
   document.body.classList.add("on-host");
   page.hidden = false;
   page.setAttribute("aria-labelledby", "host-name");
-  document.title = `${names[number]} – ${title}`;
+  document.title = `${heading} – ${title}`;
   scrollTo(0, 0);
   page.focus({ preventScroll: true });
-  $("announce").textContent = `Page of host ${names[number]}, ${decisionName(number)}`;
 }
 
 function overview(target) {
@@ -374,8 +440,14 @@ function overview(target) {
 function route() {
   let fragment = location.hash.slice(1);
   try { fragment = decodeURIComponent(fragment); } catch { /* malformed: no such host */ }
-  const [, kind, rest] = /^(host|find|rack)=([^]*)$/.exec(fragment) || [];
+  const [, kind, rest] = /^(host|hca|find|rack)=([^]*)$/.exec(fragment) || [];
   if (kind === "host" && numberOf.has(rest)) return show(numberOf.get(rest));
+  if (kind === "hca") {
+    const [host, ...name] = rest.split("/"), number = numberOf.get(host), adapters = (data.pages[number] || {}).adapters || [];
+    const at = adapters.findIndex(([other]) => textAt(other) === name.join("/"));
+    if (at >= 0) return showAdapter(number, at);
+    if (number !== undefined) return show(number);
+  }
   overview(fragment);
   if (kind === "host") $("announce").textContent = `This report has no host ${rest}`;
   if (kind === "find" || kind === "rack") {

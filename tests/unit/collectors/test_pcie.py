@@ -11,7 +11,7 @@ import pytest
 from collectors.base import Absent, Value, scope
 from collectors.files import Files
 from collectors.pcie import PcieCollector
-from collectors.pcie.affinity import nearest_path
+from collectors.pcie.affinity import nearest_adapters
 from collectors.pcie.config import largest_bar
 from collectors.pcie.device import Device
 from collectors.pcie.links import parse_generation, parse_total
@@ -360,9 +360,9 @@ def test_gpu_without_an_adapter_on_its_switch_has_the_path_over_its_processor(ro
 def test_switch_below_a_switch_makes_the_path_pxb() -> None:
     gpu = Device(address="gpu", kind="gpu", bridges=("down", "up", "down0", "up0", "root"))
     near = Device(address="nic", kind="network", bridges=("down2", "up2", "down1", "up0", "root"))
-    assert nearest_path(Files(Path("/none")), gpu, [near]) == "PXB"
-    same_port = Device(address="nic", kind="network", bridges=("down", "up", "down0", "up0", "root"))
-    assert nearest_path(Files(Path("/none")), gpu, [near, same_port]) == "PIX"
+    assert nearest_adapters(Files(Path("/none")), gpu, [near]) == ("PXB", near.address)
+    same_port = Device(address="nic2", kind="network", bridges=("down", "up", "down0", "up0", "root"))
+    assert nearest_adapters(Files(Path("/none")), gpu, [near, same_port]) == ("PIX", same_port.address)
 
 
 def test_path_in_a_virtual_machine_is_not_that_of_the_host(tmp_path: Path) -> None:

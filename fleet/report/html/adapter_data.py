@@ -1,0 +1,257 @@
+"""Build the data of the pages of network adapters, one for each adapter of a host with a page.
+
+A page has all readings of the adapter, its ports, its modules and its PCI device with their verdicts, the power of each lane
+between the limits of the module, and the figures of the benchmark `verbs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fleet.diagnosis.words import label
+from fleet.quantities import NONE, PER_HOUR, finite, quantity
+from fleet.report.formatting import params_text, value_and_limit
+from fleet.report.html.text_table import TextTable
+from fleet.report.tables.verdict_rows import worst_verdict
+from fleet.scope_text import describe_scope, describe_scopes
+from schemas.readings import READINGS
+from schemas.records import MEASURED, Observation, Value
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Adapter, AdapterReading, Cause, HostReport, Verdict
+from schemas.scopes import Scope
+
+STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
+POWERS = ("optics.rx_power", "optics.tx_power")
+LIMITS = ("alarm_low", "warning_low", "warning_high", "alarm_high")
+_VERBS = "verbs."
+_OF_PLACE = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners")
+"""Parameters of figures that describe the port, not the test."""
+_SECTIONS = {"hca": "Adapter", "nic": "Interface", "pci": "PCI device"}
+_MAX_TEXT = 120
+
+Verdicts = Mapping[tuple[str, str], Sequence[Verdict]]
+"""Name and scope -> verdicts of one host."""
+
+
+def adapter_pages(
+    host: HostReport, verdicts: Iterable[Verdict], causes: Sequence[Cause], table: TextTable
+) -> list[list[Any]]:
+    """Return a page for each adapter of a host.
+
+    A page is: name, state, summary, slot, numbers of its causes on the page of the host, sections, figures.
+
+    Args:
+        host: the host.
+        verdicts: all its verdicts in the report.
+        causes: the causes on its page, in order.
+        table: the texts of the page's data.
+    """
+    by_scope: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    by_device: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        by_scope[verdict.name, verdict.scope].append(verdict)
+        for device in {Scope.parse(verdict.scope).device, Scope.parse(verdict.part_scope).device}:
+            by_device[device].append(verdict)
+    return [_page(host, adapter, by_scope, by_device, causes, table) for adapter in host.adapters]
+
+
+def _page(
+    host: HostReport,
+    adapter: Adapter,
+    by_scope: Verdicts,
+    by_device: Mapping[str, Sequence[Verdict]],
+    causes: Sequence[Cause],
+    table: TextTable,
+) -> list[Any]:
+    standing = [
+        verdict for scope in adapter.scopes for verdict in by_device.get(scope, ()) if verdict.blocks_acceptance
+    ]
+    parts = [{part.scope for part in cause.parts if part.host == host.name} for cause in causes]
+    own = [at for at, of_cause in enumerate(parts) if any(_is_in(adapter, scope) for scope in of_cause)]
+    readings: dict[str, list[AdapterReading]] = defaultdict(list)
+    for reading in adapter.readings:
+        readings[Scope.parse(reading.scope).around("lane")].append(reading)
+    order = {scope: position for position, scope in enumerate(adapter.scopes)}
+    sections = sorted(readings, key=lambda scope: (order.get(Scope.parse(scope).device, 0), scope))
+    return [
+        *table.numbers((adapter.name,)),
+        STATES[worst_verdict(standing)] if standing else "p",
+        *table.numbers((_summary(adapter), adapter.slot)),
+        own,
+        [_section(scope, readings[scope], by_scope, table) for scope in sections],
+        [_figure(group, by_scope, table) for group in _groups(host, adapter)],
+    ]
+
+
+def _is_in(adapter: Adapter, scope: str) -> bool:
+    return Scope.parse(scope).device in adapter.scopes
+
+
+def _summary(adapter: Adapter) -> str:
+    """Return state and rate of the ports, NUMA node and GPUs of an adapter in one line."""
+    by_name: dict[str, list[Value]] = defaultdict(list)
+    units = {}
+    for reading in adapter.readings:
+        if reading.value is not None:
+            by_name[reading.name].append(reading.value)
+            units[reading.name] = reading.unit
+    texts = []
+    for name in ("infiniband.hca.type", "infiniband.link_layer", "infiniband.rate", "network.speed"):
+        texts += [quantity(value, units[name]) for value in dict.fromkeys(by_name[name])]
+    texts += [f"NUMA node {quantity(value, '1')}" for value in by_name["infiniband.hca.numa_node"][:1]]
+    if adapter.gpus:
+        texts.append(f"nearest to {describe_scopes(adapter.gpus)} ({adapter.path})")
+    return ", ".join(text[:_MAX_TEXT] for text in texts)
+
+
+def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
+    """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures."""
+    title = f"Port {Scope.parse(scope).get('port')}" if scope.startswith("hca=") and "," in scope else _title(scope)
+    of_lanes = [reading for reading in readings if Scope.parse(reading.scope).kind == "lane"]
+    of_port = [reading for reading in readings if Scope.parse(reading.scope).kind != "lane"]
+    limits = {f"{name}.{limit}" for name in POWERS for limit in LIMITS}
+    shown = [item for item in of_port if item.value is not None and item.name not in limits]
+    zeros = [item for item in shown if _is_zero(item) and not _not_passing(item, by_scope)]
+    absent: dict[str, list[str]] = defaultdict(list)
+    for item in of_port:
+        if item.value is None:
+            absent[item.reason].append(item.name)
+    return [
+        table.number(title),
+        [_row(item, by_scope, table) for item in shown if item not in zeros],
+        table.numbers(READINGS[item.name].help for item in zeros),
+        [table.numbers((", ".join(READINGS[name].help for name in names), why)) for why, names in absent.items()],
+        *_lane_table(of_lanes, by_scope, table),
+        [picture for name in POWERS if (picture := _picture(name, readings, by_scope, table))],
+    ]
+
+
+def _title(scope: str) -> str:
+    kind, _, name = Scope.parse(scope).device.partition("=")
+    text = _SECTIONS.get(kind, kind)
+    return text if kind == "hca" else f"{text} {name}{', port and module' if ',' in scope else ''}"
+
+
+def _is_zero(item: AdapterReading) -> bool:
+    return READINGS[item.name].counter and not item.value
+
+
+def _not_passing(item: AdapterReading, by_scope: Verdicts) -> bool:
+    return any(verdict.verdict != PASS for verdict in by_scope.get((item.name, item.scope), ()))
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:
+    order = [FAIL, INCONCLUSIVE, PASS]
+    return min(verdicts, key=lambda verdict: order.index(verdict.verdict)) if verdicts else None
+
+
+def _judged(verdict: Verdict | None, table: TextTable) -> list[Any]:
+    """Return the texts of limit and criterion, and the letter of the verdict; the letter is empty if nothing judged it."""
+    if verdict is None:
+        return [*table.numbers(("", "")), ""]
+    limit = value_and_limit(verdict)[1] if verdict.limit is not None else ""
+    return [*table.numbers((limit, verdict.criterion)), STATES[verdict.verdict]]
+
+
+def _row(item: AdapterReading, by_scope: Verdicts, table: TextTable) -> list[Any]:
+    """Return texts of reading, value, increase during the run and rate before it, then limit, criterion and verdict."""
+    increase = "" if item.increase is None else quantity(item.increase, item.unit)
+    rate = "" if item.per_hour is None else quantity(item.per_hour, PER_HOUR)
+    texts = (READINGS[item.name].help, _text(item.name, item.value, item.unit), increase, rate)
+    return [*table.numbers(texts), *_judged(_worst(by_scope.get((item.name, item.scope), ())), table)]
+
+
+def _text(name: str, value: Value, unit: str) -> str:
+    power = finite(value) if name.startswith(POWERS) and unit == "W" else None
+    if power is None:
+        return quantity(value, unit)
+    return f"{quantity(power, unit)}, {_dbm(power)} dBm".replace("-", "−") if power > 0 else "no light"
+
+
+def _dbm(watts: float) -> float:
+    return round(10 * math.log10(watts / 1e-3), 2)
+
+
+def _lane_table(lanes: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> tuple[list[int], list[Any]]:
+    """Return the columns, and for each lane its number, its cells and the letter of its worst verdict."""
+    names = list(dict.fromkeys(item.name for item in lanes if item.value is not None))
+    columns = [name for name in names if not name.endswith((".alarm", ".warning"))]
+    rows: dict[str, dict[str, AdapterReading]] = defaultdict(dict)
+    for item in lanes:
+        rows[Scope.parse(item.scope).get("lane")][item.name] = item
+    result = []
+    for lane, cells in sorted(rows.items(), key=lambda row: (len(row[0]), row[0])):
+        texts = [_text(name, cells[name].value, cells[name].unit) if name in cells else NONE for name in columns]
+        verdicts = [verdict for item in cells.values() for verdict in by_scope.get((item.name, item.scope), ())]
+        letter = STATES[worst_verdict(verdicts)] if verdicts else ""
+        result.append([*table.numbers((lane,)), table.numbers(texts), letter])
+    return table.numbers(READINGS[name].help for name in columns), result if columns else []
+
+
+def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
+    """Return title, limits (`LIMITS`, dBm or None) and lanes (number, dBm or None for no light, letter); empty without light."""
+    powers = {
+        Scope.parse(item.scope).get("lane"): item
+        for item in readings
+        if item.name == name and finite(item.value) is not None
+    }
+    if not powers:
+        return []
+    known = {item.name: finite(item.value) for item in readings}
+    limits = [known.get(f"{name}.{limit}") for limit in LIMITS]
+    lanes = []
+    for lane, item in sorted(powers.items(), key=lambda each: (len(each[0]), each[0])):
+        power = finite(item.value) or 0.0
+        sides = [
+            verdict for end in ("", ".alarm", ".warning") for verdict in by_scope.get((name + end, item.scope), ())
+        ]
+        lanes.append(
+            [table.number(lane), _dbm(power) if power > 0 else None, STATES[worst_verdict(sides)] if sides else ""]
+        )
+    return [
+        table.number(READINGS[name].help),
+        [_dbm(limit) if limit and limit > 0 else None for limit in limits],
+        lanes,
+    ]
+
+
+def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
+    """Return the figures of the adapter's ports, those of one test with all partners together."""
+    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for item in host.measurements:
+        if item.name.startswith(_VERBS) and _is_in(adapter, item.scope):
+            scope = Scope.parse(item.scope)
+            settings = tuple((key, value) for key, value in item.params.items() if key not in _OF_PLACE)
+            groups[item.name, item.unit, scope.around("partner"), scope.kind == "partner", settings].append(item)
+    return list(groups.values())
+
+
+def _figure(group: Sequence[Observation], by_scope: Verdicts, table: TextTable) -> list[Any]:
+    """Return texts of figure, settings, partners, values and the worst partner, then limit, criterion and verdict."""
+    first = group[0]
+    values = {item.scope: value for item in group if (value := finite(item.value)) is not None}
+    with_partner = Scope.parse(first.scope).kind == "partner"
+    partners = f"{len(group)} partners" if len(group) > 1 else f"with {Scope.parse(first.scope).get('partner')}"
+    worst = ""
+    if not values:
+        text = next((f"{item.status}: {item.reason}" for item in group if item.status != MEASURED), NONE)
+    elif len(values) == 1:
+        text = quantity(next(iter(values.values())), first.unit)
+    else:
+        low, high = min(values.values()), max(values.values())
+        text = f"{quantity(low, first.unit, like=high)} … {quantity(high, first.unit)}"
+        pick = max if first.unit == "s" else min
+        worst = Scope.parse(pick(values, key=lambda scope: values[scope])).get("partner")
+    verdicts = [verdict for item in group for verdict in by_scope.get((item.name, item.scope), ())]
+    settings = params_text({key: value for key, value in first.params.items() if key not in _OF_PLACE})
+    port = describe_scope(Scope.parse(first.scope).around("partner")).partition(", ")[2]
+    texts = (
+        label(first.name),
+        ", ".join(filter(None, (port, settings))),
+        partners if with_partner else "",
+        text,
+        worst,
+    )
+    return [*table.numbers(texts), *_judged(_worst(verdicts), table)]
