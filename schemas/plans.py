@@ -17,7 +17,7 @@ from schemas.tournament import partners
 from schemas.waivers import Waiver
 
 PLAN_SCHEMA = "rackproof.plan/1"
-GPU, NIC, LINK = "gpu", "nic", "link"
+GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
 """Kinds of lines of a manifest: two parts, and the cable between a network port and a switch port."""
 
 
@@ -110,12 +110,12 @@ class Part:
 
     host: str
     kind: str
-    """`gpu`, `nic` or `link`."""
+    """`gpu`, `nic`, `module` (a transceiver, or an end of a cable with modules) or `link`."""
     serial: str = ""
-    """Serial of a GPU, or node GUID or MAC address of a NIC, as written in the manifest; empty for a link."""
+    """Serial of a GPU or module, or node GUID or MAC address of a NIC, as written in the manifest; empty for a link."""
     slot: str = ""
-    """PCI address in the notation of sysfs, NVML index of a GPU or name of a NIC; empty: anywhere in the host. For a link the
-    network port of the host: its interface, its adapter (`mlx5_0`), `mlx5_0/1` or its PCI address."""
+    """PCI address in the notation of sysfs, NVML index of a GPU or name of a NIC; empty: anywhere in the host. For a module or a
+    link the network port of the host: its interface, its adapter (`mlx5_0`), `mlx5_0/1` or its PCI address."""
     switch: str = ""
     """Name or ID of the switch of a link."""
     switch_port: str = ""

@@ -10,13 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fleet.inventory.manifest_file import LINK_COLUMNS, is_switch_text
+from fleet.inventory.manifest_file import COLUMNS, LINK_COLUMNS, MODULE_COLUMNS, is_module_serial, is_switch_text
+from fleet.judge.host_inventory import MODULE_SERIAL, HostInventory, host_inventory
 from fleet.judge.host_view import HostView
-from fleet.judge.wiring.links import HostLinks, PortLink, host_links
+from fleet.judge.wiring.links import HostLinks, PortLink, host_links, port_name
 from fleet.records.load import load
 from fleet.report.formatting import clean
 from schemas.errors import TROUBLE
-from schemas.plans import LINK
+from schemas.plans import LINK, MODULE
 
 COMPLETE = 0
 FORMULA = ("=", "+", "-", "@")
@@ -34,6 +35,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "2 some are not (standard error has the reasons), or there is no run; 64 wrong usage.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
+    verb.add_argument(
+        "--modules", action="store_true", help="also print the module or cable at each port, by its serial"
+    )
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.set_defaults(call=call)
 
@@ -41,17 +45,42 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     run = load(options.run_dir)
-    hosts = [host_links(HostView(run.plan, host, run.evidence[host.name], ())) for host in run.plan.hosts]
-    rows, missing = cable_rows(hosts)
+    views = [HostView(run.plan, host, run.evidence[host.name], ()) for host in run.plan.hosts]
+    rows, missing = cable_rows([host_links(view) for view in views])
+    modules, unread = module_rows([host_inventory(view) for view in views]) if options.modules else ([], [])
+    missing += unread
     if options.json:
-        lines = [dict(zip(LINK_COLUMNS, row, strict=True)) for row in rows]
-        print(json.dumps({"simulated": run.plan.simulated, "cables": lines, "not_listed": missing}, indent=1))
+        document = {"simulated": run.plan.simulated, "cables": _objects(LINK_COLUMNS, rows)}
+        document |= {"modules": _objects(MODULE_COLUMNS, modules)} if options.modules else {}
+        print(json.dumps({**document, "not_listed": missing}, indent=1))
     else:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerows([LINK_COLUMNS, *rows])
+        writer = csv.DictWriter(sys.stdout, COLUMNS if options.modules else LINK_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*_objects(LINK_COLUMNS, rows), *_objects(MODULE_COLUMNS, modules)])
     for line in missing:
         print(f"not listed: {line}", file=sys.stderr)
     return TROUBLE if missing or not rows else COMPLETE
+
+
+def _objects(columns: Sequence[str], rows: Iterable[Row]) -> list[dict[str, str]]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
+    """Return a row for the module or cable at each port, and the ports whose module did not report a serial, with the reasons.
+
+    Ports that need not have a module are left out.
+    """
+    rows: list[Row] = []
+    missing: list[str] = []
+    for host in hosts:
+        for part in (part for part in host.parts if part.name == MODULE_SERIAL):
+            if is_module_serial(part.serial):
+                rows.append((host.host, MODULE, port_name(part.scope), part.serial))
+            else:
+                missing.append(clean(f"{part.location}: a manifest cannot have the serial {part.serial}"))
+        missing += [clean(f"{host.host}: {port.reason}") for port in host.unread_ports if port.is_error]
+    return rows, missing
 
 
 def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:

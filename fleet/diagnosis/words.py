@@ -79,6 +79,7 @@ _FIGURES = {
     "host_memory.latency": "latency of the host's memory",
     "host_compute.throughput": "matrix products of the host's processors",
     "host_compute.clock": "clock of the host's processors under load",
+    "optics.module.serial": "module serial",
     "verbs.bandwidth": "RDMA bandwidth",
     "verbs.rate_ratio": "RDMA bandwidth, as a share of the port's rate,",
     "verbs.best_ratio": "RDMA bandwidth with the best partner, as a share of the port's rate,",

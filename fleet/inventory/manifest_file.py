@@ -10,16 +10,18 @@ from pathlib import Path
 
 import yaml
 
-from fleet.judge.manifest import identity
+from fleet.judge.host_inventory import identity
+from fleet.judge.manifest import PARTS
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.plans import GPU, LINK, NIC, Part
+from schemas.plans import GPU, LINK, MODULE, NIC, Part
 
 COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
 """Columns that a part or a cable needs besides; the other one must leave them empty."""
 LINK_COLUMNS = (*REQUIRED, *OF_LINK)
+MODULE_COLUMNS = (*REQUIRED, "slot", *OF_PART)
 MAX_BYTES = 16_000_000
 
 Row = tuple[int, Mapping[str, str]]
@@ -30,6 +32,7 @@ _GPU_SERIAL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PCI_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
 _GPU_INDEX = re.compile(r"(?:gpu\s*=?\s*)?(\d{1,3})")
 _ADAPTER_PORT = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}/\d{1,3}")
+_MODULE_SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ./_-]{0,63}")
 _SWITCH_TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,80}")
 _NIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
 
@@ -155,21 +158,32 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
         )
     if is_link:
         return _cable(where, row)
-    if kind not in (GPU, NIC):
-        kinds = (GPU, NIC, LINK)
-        raise UsageError(f"{where}: kind {row['kind']}{documents.nearest(kind, kinds)}: choose {GPU}, {NIC} or {LINK}")
+    if kind not in PARTS:
+        nearest = documents.nearest(kind, (*PARTS, LINK))
+        raise UsageError(f"{where}: kind {row['kind']}{nearest}: choose {', '.join(PARTS)} or {LINK}")
+    slot = row.get("slot", "")
     return Part(
         host=host,
         kind=kind,
         serial=_serial(where, kind, row["serial"]),
-        slot=_slot(where, kind, row.get("slot", "")),
+        slot=_port(where, slot) if kind == MODULE else _slot(where, kind, slot),
         origin=where,
     )
+
+
+def _port(where: str, port: str) -> str:
+    """Return the network port of a module or cable in the judge's form."""
+    return port if _ADAPTER_PORT.fullmatch(port) else _slot(where, NIC, port)
 
 
 def is_switch_text(text: str) -> bool:
     """Return whether the manifest may have this text as a switch or a switch port."""
     return bool(_SWITCH_TEXT.fullmatch(text))
+
+
+def is_module_serial(text: str) -> bool:
+    """Return whether the manifest may have this text as the serial of a module."""
+    return bool(_MODULE_SERIAL.fullmatch(text)) and bool(identity(MODULE, text))
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
@@ -185,7 +199,7 @@ def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
 
 def _cable(where: str, row: Mapping[str, str]) -> Part:
     """Return the cable of a line of kind `link`."""
-    port = row["port"] if _ADAPTER_PORT.fullmatch(row["port"]) else _slot(where, NIC, row["port"])
+    port = _port(where, row["port"])
     for name in ("switch", "switch_port"):
         if not is_switch_text(row[name]):
             raise UsageError(f"{where}: {name} {row[name][:100]!r}: give at most 80 printable characters")
@@ -195,7 +209,7 @@ def _cable(where: str, row: Mapping[str, str]) -> Part:
 
 
 def _serial(where: str, kind: str, serial: str) -> str:
-    if _ROUNDED_NUMBER.fullmatch(serial) and (kind == GPU or "+" in serial):
+    if _ROUNDED_NUMBER.fullmatch(serial) and (kind != NIC or "+" in serial):
         raise UsageError(
             f"{where}: serial {serial} was rounded by a spreadsheet, and its digits are lost: "
             "format the column as text, enter the serials again, and export again"
@@ -204,6 +218,12 @@ def _serial(where: str, kind: str, serial: str) -> str:
         if not _GPU_SERIAL.fullmatch(serial) or not identity(kind, serial):
             raise UsageError(
                 f"{where}: {serial!r} is not a valid GPU serial: give letters and digits, as nvidia-smi -q shows it"
+            )
+        return serial
+    if kind == MODULE:
+        if not is_module_serial(serial):
+            raise UsageError(
+                f"{where}: {serial!r} is not a valid serial of a module: give it as ethtool -m or mlxlink shows it"
             )
         return serial
     if not re.fullmatch(r"[0-9a-f]{12}|[0-9a-f]{16}", identity(kind, serial)):
@@ -230,13 +250,17 @@ def _slot(where: str, kind: str, slot: str) -> str:
 
 
 def _refuse_duplicates(parts: Iterable[Part]) -> None:
-    """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable."""
+    """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable.
+
+    The ends of a splitter cable may have one serial, if each line names its port.
+    """
     serials: dict[tuple[str, str], Part] = {}
     slots: dict[tuple[str, str, str], Part] = {}
     for part in parts:
         is_link = part.kind == LINK
         # A cable is identified by its switch port.
         label = f"{part.switch} {part.switch_port}".casefold() if is_link else identity(part.kind, part.serial)
+        label += f" at {part.host} {part.slot}" if part.kind == MODULE and part.slot else ""
         first = serials.setdefault((part.kind, label), part)
         if first is not part and is_link:
             raise UsageError(f"{part.origin}: {part.switch} {part.switch_port} has a cable already ({first.origin})")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fleet.judge.digests import DigestCounts
 from fleet.judge.evidence import Planned
 from fleet.judge.expectations import DuplicateSerials
+from fleet.judge.host_inventory import HostInventory, host_inventory
 from fleet.judge.host_view import HostView
 from fleet.judge.link_faults import LinkFaults
-from fleet.judge.manifest import HostInventory, host_inventory
 from fleet.judge.missing import SlotMap
 from fleet.judge.nvlink_domains import NvlinkDomains
 from fleet.judge.outliers import FleetFigures

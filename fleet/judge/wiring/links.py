@@ -64,10 +64,8 @@ class PortLink:
 
     @property
     def name(self) -> str:
-        """Return the name of the port in a manifest: `ens8f0np0`, `mlx5_0`, or `mlx5_0/2` for its second port."""
-        labels = Scope.parse(self.scope).labels
-        number = labels.get("port", "1")
-        return labels.get("nic") or (labels.get("hca", "") if number == "1" else f"{labels.get('hca')}/{number}")
+        """Return the name of the port in a manifest (`port_name`)."""
+        return port_name(self.scope)
 
     @property
     def own_end(self) -> str:
@@ -90,6 +88,13 @@ class HostLinks:
     host: str
     has_record: bool
     links: tuple[PortLink, ...] = ()
+
+
+def port_name(scope: str) -> str:
+    """Return the name of a port in a manifest: `ens8f0np0`, `mlx5_0`, or `mlx5_0/2` for its second port."""
+    labels = Scope.parse(scope).labels
+    number = labels.get("port", "1")
+    return labels.get("nic") or (labels.get("hca", "") if number == "1" else f"{labels.get('hca')}/{number}")
 
 
 def same_name(first: str, second: str) -> bool:

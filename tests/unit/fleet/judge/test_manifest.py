@@ -93,7 +93,7 @@ def line(text: str) -> str:
     ("content", "message"),
     [
         (line("r12-h03,gpu,,1"), "order.csv line 3: host r12-h03 is not in the inventory (did you mean r12-h0"),
-        (line("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): choose gpu, nic or link"),
+        (line("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): choose gpu, nic, module or link"),
         (
             line("r12-h02,gpu,,1.65E+12"),
             "line 3: serial 1.65E+12 was rounded by a spreadsheet, and its digits are lost",

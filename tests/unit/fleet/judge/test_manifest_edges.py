@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from fleet.judge.host_inventory import host_inventory, identity
 from fleet.judge.host_view import HostView
-from fleet.judge.manifest import host_inventory, identity, judge_manifest, manifest_summary
+from fleet.judge.manifest import judge_manifest, manifest_summary
 from schemas.plans import Part, Plan
 from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -148,6 +149,7 @@ def test_ordered_adapter_is_unknown_if_a_guid_cannot_be_read() -> None:
         "gpu.serial": "",
         HCA: "the host did not report the GUID of any NIC",
         "network.address": "the host did not report the address of any NIC",
+        "optics.module.serial": "the host did not report any module: ethtool or mlxlink is missing, or it has no port",
     }
     none = HostView(plan, plan.hosts[0], replace(host_evidence(plan), records=()), [pack()])
     assert set(host_inventory(none).unknown.values()) == {"the host left no record"}
