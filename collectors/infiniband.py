@@ -10,6 +10,7 @@ from pathlib import Path
 
 from collectors import network
 from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
+from collectors.efa import EFA_COUNTERS, read_efa
 from collectors.files import Files
 from collectors.sysfs import parse_natural, parse_numa_node, pci_address
 
@@ -62,6 +63,7 @@ COUNTERS = {
     **{f"infiniband.{name.lower()}": ("1", f"Port counter {name}") for name in ERRORS},
     **{f"infiniband.{name}": ("1", f"Hardware counter {name}") for name in HARDWARE},
     **{f"infiniband.{name}": ("B", f"Port counter {name}, in bytes") for name in DATA},
+    **{f"infiniband.{name}": ("1", text) for name, text in EFA_COUNTERS.items()},
 }
 
 Readings = dict[str, Value | Absent]
@@ -93,7 +95,9 @@ class InfinibandCollector:
                 families[f"infiniband.{name}"].add({"hca": hca}, value)
             for port in ports(self._files, hca):
                 port_count += 1
-                for name, value in self._port(f"{CLASS}/{hca}/ports/{port}").items():
+                path = f"{CLASS}/{hca}/ports/{port}"
+                efa = read_efa(self._files, path, partial(self._counter, parse=parse_natural))
+                for name, value in (self._port(path) | efa).items():
                     families[f"infiniband.{name}"].add({"hca": hca, "port": port}, value)
         families["infiniband.port_count"].add(HOST, port_count)
         return [family for family in families.values() if family.readings]

@@ -35,6 +35,9 @@ LINK_READINGS = frozenset(
         "status",
         "link_recoveries",
         "raw_errors",
+        "speed",
+        "enabled_speed",
+        "cable_speed",
     }
 )
 """Readings of a port that ethtool does not have, or only by lane."""

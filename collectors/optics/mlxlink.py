@@ -31,6 +31,10 @@ COUNTERS = {
     "symbol_errors": "Symbol Errors", "fec_uncorrectable": "Effective Physical Errors", "link_downs": "Link Down Counter",
     "link_recoveries": "Link Error Recovery Counter",
 }  # fmt: skip
+INFINIBAND_GIGABITS = {
+    "SDR": 10.0, "DDR": 20.0, "QDR": 40.0, "FDR10": 41.0, "FDR": 56.0, "EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0,
+}  # fmt: skip
+"""InfiniBand speed -> its signaling rate over four lanes, which orders the speeds."""
 _NOT_REPORTED = Absent.unsupported("mlxlink does not report it")
 
 Rows = Mapping[str, str]
@@ -146,7 +150,24 @@ def port_of(rows: Rows) -> PortReadings:
     readings["counter_age", ""] = none if minutes is None else minutes * 60
     readings["status_opcode", ""] = int(opcode) if is_up and opcode.isdecimal() else none
     readings["status", ""] = status if is_up and status else none
+    readings["speed", ""] = (clean_text(_text(rows.get("Speed"))) if is_up else "") or none
+    for name, key in (("enabled_speed", "Enabled Link Speed"), ("cable_speed", "Supported Cable Speed")):
+        speed = fastest(_text(rows.get(key) or rows.get(f"{key} (Ext.)")))
+        readings[name, ""] = (speed if is_up else "") or none
     return readings
+
+
+def fastest(text: str) -> str:
+    """Return the fastest of the speeds in `NDR,HDR,SDR` or `0x00018000 (400G_4X,200G_4X)`; empty if no speed is known."""
+    speeds = re.sub(r"^0x[0-9a-fA-F]+ \((.*)\)$", r"\1", text.strip()).split(",")
+    known = [(_gigabits(speed), speed) for speed in map(clean_text, speeds) if _gigabits(speed)]
+    return max(known)[1] if known else ""
+
+
+def _gigabits(speed: str) -> float:
+    """Return the rate of a speed as mlxlink names it: four lanes of InfiniBand, or the number in `200G_4X`; 0 if unknown."""
+    match = re.match(r"(\d{1,4}(?:\.\d)?)G", speed)
+    return float(match[1]) if match else INFINIBAND_GIGABITS.get(speed, 0.0)
 
 
 def _text(value: str | None) -> str:

@@ -12,6 +12,9 @@ LINK = {
     "counter_age": ("s", "Time since the counters of the port were cleared"),
     "status_opcode": ("1", "What the firmware of the adapter says about the link; 0: no issue"),
     "status": ("1", "The same in words"),
+    "speed": ("1", "Speed of the link, as mlxlink names it"),
+    "enabled_speed": ("1", "Fastest speed that the settings of the adapter allow, as mlxlink names it"),
+    "cable_speed": ("1", "Fastest speed that the module or cable supports, as mlxlink names it"),
 }
 """Name without the leading `port.` -> unit and help."""
 COUNTERS = {

@@ -25,6 +25,8 @@ _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
 _LIMIT = "a limit of the module, with which optics.*.alarm and .warning, which are judged, compare"
+_SRD = "SRD, the protocol of EFA, retransmits and changes paths in a healthy network too; the rates of the fabric are judged"
+_ENDED = "a peer that ends a launch causes them too; the rates of the fabric are judged"
 _STUDY = "a scaling study measures and does not accept"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
@@ -132,6 +134,14 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.swap.total": _VARIES,
     "host.swap.used": _LOAD,
     "host.system.serial": "nodes of one chassis may share it; GPUs and adapters identify the host",
+    "infiniband.efa.cmds_err": "counts commands that the adapter or its firmware does not support",
+    "infiniband.efa.impaired_remote_conn_events": _SRD,
+    "infiniband.efa.rdma_read_wr_err": _ENDED,
+    "infiniband.efa.rdma_write_wr_err": _ENDED,
+    "infiniband.efa.retrans_pkts": _SRD,
+    "infiniband.efa.retrans_timeout_events": _SRD,
+    "infiniband.efa.rx_drops": _CONGESTION,
+    "infiniband.efa.unresponsive_remote_events": _ENDED,
     "infiniband.hca.type": "infiniband.hca.board_id, which names the model too, is compared",
     "infiniband.hca.pci_address": _NAME,
     "infiniband.interface": _NAME,
@@ -181,6 +191,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "port.pfc_sent": _CONGESTION,
     "port.raw_errors": _CORRECTED,
     "port.rx_discards": _CONGESTION,
+    "port.speed": "infiniband.rate and network.speed, which are compared, are the same in numbers",
     "port.status": "explains port.status_opcode, which is judged",
     "port.tx_discards": _CONGESTION,
     "scaling.accuracy": _STUDY,

@@ -162,6 +162,28 @@ def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
         write(root, f"sys/class/net/{slave}/bonding_slave/mii_status", f"{state}\n")
 
 
+EFA, EFA_NIC = "rdmap163s0", "0000:a3:00.0"
+EFA_COUNTERS = {
+    "rx_drops": 18, "retrans_pkts": 3321, "retrans_timeout_events": 2, "unresponsive_remote_events": 0,
+    "impaired_remote_conn_events": 1, "rdma_read_wr_err": 0, "rdma_write_wr_err": 0, "keep_alive_rcvd": 9912,
+}  # fmt: skip
+
+
+def add_efa(root: Path) -> None:
+    """Add an EFA adapter, as in an instance of AWS: counters of its port, and errors of commands of the adapter."""
+    _device(root, ("0000:a0:01.0",), EFA_NIC, 1, ("0x1d0f", "0xefa2", "0x020000"))
+    folder = _class_device(root, "infiniband", EFA, EFA_NIC)
+    files = {
+        "fw_ver": "0.0.0.0", "node_guid": "0000:0000:0000:0000", "ports/1/link_layer": "Unspecified",
+        "ports/1/state": "4: ACTIVE", "ports/1/phys_state": "5: LinkUp", "ports/1/rate": "100 Gb/sec (4X EDR)",
+        "ports/1/lid": "0x0", "ports/1/sm_lid": "0x0", "hw_counters/cmds_err": "0",
+        **{f"ports/1/hw_counters/{name}": value for name, value in EFA_COUNTERS.items()},
+    }  # fmt: skip
+    for name, text in files.items():
+        write(folder, name, f"{text}\n")
+    (pci(root, EFA_NIC) / "driver").symlink_to("../../../bus/pci/drivers/efa")
+
+
 def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: int | None = None) -> bytes:
     """Return 4096 bytes: power management, PCI Express and, as extended capabilities, AER and ACS.
 

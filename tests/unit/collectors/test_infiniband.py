@@ -265,6 +265,28 @@ def test_adapter_without_ports_affects_only_its_ports(root: Path) -> None:
     assert observed["hca.type", f"hca={HCA}"] == "MT4129"
 
 
+def test_efa_adapter_reports_its_own_counters_and_other_adapters_do_not(root: Path) -> None:
+    links.add_efa(root)
+    efa = {key: value for key, value in readings(root).items() if key[0].startswith("efa.")}
+    expected = {**links.EFA_COUNTERS, "cmds_err": 0}
+    del expected["keep_alive_rcvd"]
+    assert efa == {(f"efa.{name}", f"hca={links.EFA},port=1"): value for name, value in expected.items()}
+    assert {name for name, _ in readings(root, full_snapshot=False)} >= {name for name, _ in efa}
+
+
+def test_efa_counters_of_an_older_driver_are_those_of_the_adapter(root: Path) -> None:
+    links.add_efa(root)
+    adapter = root / "sys/class/infiniband" / links.EFA
+    shutil.copytree(adapter / "ports/1/hw_counters", adapter / "hw_counters", dirs_exist_ok=True)
+    shutil.rmtree(adapter / "ports/1/hw_counters")
+    efa = readings(root)
+    assert efa["efa.retrans_pkts", f"hca={links.EFA},port=1"] == 3321
+    (adapter / "hw_counters/retrans_pkts").unlink()
+    missing = readings(root)["efa.retrans_pkts", f"hca={links.EFA},port=1"]
+    assert isinstance(missing, Absent)
+    assert missing.status == "unsupported"
+
+
 def test_refused_counter_is_read_again_after_an_hour(root: Path) -> None:
     """The kernel logs each refusal; an exporter would fill its log."""
     now = 1000.0

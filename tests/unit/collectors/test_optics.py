@@ -15,7 +15,7 @@ from collectors.base import Absent, ReadingError, Value, scope
 from collectors.optics import OpticsCollector
 from collectors.optics.ethtool_link import parse_fec, parse_statistics
 from collectors.optics.ethtool_module import parse_module
-from collectors.optics.mlxlink import has_link, module_of, parse_rows, port_of
+from collectors.optics.mlxlink import fastest, has_link, module_of, parse_rows, port_of
 from collectors.optics.module import MAX_TEXT, Readings, clean_text
 from collectors.optics.port import absent_port, merge
 from tests.fakes import links, optics
@@ -263,6 +263,27 @@ def test_healthy_port_has_no_error_and_the_sentinel_is_zero() -> None:
     )
     assert readings["counter_age", ""] == pytest.approx(1432.7 * 60)
     assert readings["status_opcode", ""] == 0
+
+
+@pytest.mark.parametrize("capture", LINK_CAPTURES)
+def test_speeds_of_link_settings_and_cable_are_read(capture: str) -> None:
+    rows = parse_rows(optics.mlxlink(capture))
+    speeds = [port_of(rows)[name, ""] for name in ("speed", "enabled_speed", "cable_speed")]
+    if has_link(rows):
+        assert speeds == (["200G", "400G_8X", "400G_4X"] if capture.startswith("cx6dx") else ["IB-NDR", "NDR", "NDR"])
+    else:
+        assert all(isinstance(speed, Absent) for speed in speeds)
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        ("SDR,EDR,NDR,HDR", "NDR"), ("0x000000f1 (HDR,EDR,SDR)", "HDR"), ("FDR10,QDR", "FDR10"), ("100G_2X,25G,50G", "100G_2X"),
+        ("2.5G,1G", "2.5G"), ("", ""), ("new,\x1b[0m", ""), ("0x0 ()", ""),
+    ],
+)  # fmt: skip
+def test_fastest_speed_of_a_list(text: str, speed: str) -> None:
+    assert fastest(text) == speed
 
 
 def test_bad_signal_shows_in_rates_counters_and_status() -> None:

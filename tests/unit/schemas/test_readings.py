@@ -30,6 +30,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
         whole.log(root, "mlx5_core 0000:0d:00.0: device's health compromised - reached miss count")
         links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
+        links.add_efa(root)
         yield whole.run_program(root, nvml.build(tmp_path_factory.mktemp("nvml")), "readings")
 
 

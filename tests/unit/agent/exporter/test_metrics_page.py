@@ -43,6 +43,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     whole.log(root, "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]")
     links.write(root, "proc/spl/kstat/zfs/tank/state", "ONLINE\n")
     links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
+    links.add_efa(root)
     return (
         root,
         nvml.build(directory / "nvml"),

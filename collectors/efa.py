@@ -1,0 +1,37 @@
+"""Counters of the Elastic Fabric Adapter (EFA) of AWS, which other adapters do not have.
+
+Names: Linux, drivers/infiniband/hw/efa/efa_verbs.c. Meaning: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from collectors.base import Absent, Value
+from collectors.files import Files
+
+DRIVER = "efa"
+_NAMES = (
+    "rx_drops", "retrans_pkts", "retrans_timeout_events", "impaired_remote_conn_events", "unresponsive_remote_events",
+    "rdma_read_wr_err", "rdma_write_wr_err", "cmds_err",
+)  # fmt: skip
+EFA_COUNTERS = {f"efa.{name}": f"Counter {name} of an EFA adapter" for name in _NAMES}
+"""Name without the leading `infiniband.` -> help."""
+
+
+def read_efa(files: Files, port: str, read: Callable[[str], Value | Absent]) -> Mapping[str, Value | Absent]:
+    """Return the counters of a port of an EFA adapter; empty for other adapters.
+
+    Args:
+        files: the file system.
+        port: directory of the port.
+        read: returns the counter in a file.
+    """
+    adapter = port.partition("/ports/")[0]
+    if files.target_name(f"{adapter}/device/driver") != DRIVER:
+        return {}
+    readings = {}
+    for name in _NAMES:
+        of_port = read(f"{port}/hw_counters/{name}")  # of the adapter in some versions of the driver
+        readings[f"efa.{name}"] = read(f"{adapter}/hw_counters/{name}") if isinstance(of_port, Absent) else of_port
+    return readings
