@@ -28,7 +28,7 @@ from tests import builders
 
 PACKS = read_packs([])
 MODELS = tuple(name for name in shipped_packs() if read_pack(name).gpu_names)
-SXM = ("a100-sxm-40", "a100-sxm-80", "h100-sxm", "h200-sxm", "b200", "b300", "gb200")
+SXM = ("a100-sxm-40", "a100-sxm-80", "h100-sxm", "h200-sxm", "b200", "b300", "gb200", "gb300")
 PCIE_ONLY = ("a10", "l40s", "rtx-pro-6000-server", "t4")
 GIB = 1 << 30
 UNITS = {"gemm.throughput": "FLOP/s", "stress.throughput": "FLOP/s", "stress.power": "W"}
@@ -715,3 +715,29 @@ def test_host_of_any_model_has_every_rate_judged_without_a_fleet(model: str, cou
     assert not any(
         "a median needs" in line or (line.startswith("Bandwidth") and "NOT JUDGED" in line) for line in lines
     )
+
+
+DOMAIN_RATES = (
+    ("gb200", GIB, (681.17, 724.06), "coreweave/nccl-tests pull request 43: 72 GPUs"),
+    ("gb200", 8 * GIB, (834.57, 846.82), "coreweave/nccl-tests pull request 43: 72 GPUs"),
+    ("gb300", 8 * GIB, (842,), "NVIDIA/aicr: 72 GPUs"),
+)
+
+
+@pytest.mark.parametrize(("model", "size", "rates", "source"), DOMAIN_RATES)
+def test_all_reduce_in_an_nvlink_domain_is_judged_by_nvlink_and_not_by_the_network(
+    model: str, size: int, rates: Sequence[float], source: str
+) -> None:
+    def verdicts(factor: float, transport: str) -> set[str]:
+        figures = [
+            figure(
+                "collective.all_reduce.busbw", rate * 1e9 * factor, scope="gang=all", stage="gang",
+                size_bytes=size, world_size=72, transport=transport,
+            )
+            for rate in rates
+        ]  # fmt: skip
+        return {verdict for item in figures for verdict in outcomes(model, [item], count=4, hosts=2, gbps=400)}
+
+    assert verdicts(1.0, "P2P/MNNVL") == {PASS}, source
+    assert verdicts(0.5, "P2P/MNNVL") == {FAIL}, source
+    assert verdicts(0.5, "NET/IB/GDRDMA+P2P/MNNVL") == {PASS}, "a launch over two domains is limited by the network"
