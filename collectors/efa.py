@@ -5,7 +5,7 @@ Names: Linux, drivers/infiniband/hw/efa/efa_verbs.c. Meaning: https://docs.aws.a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from collectors.base import Absent, Value
 from collectors.files import Files
@@ -19,7 +19,7 @@ EFA_COUNTERS = {f"efa.{name}": f"Counter {name} of an EFA adapter" for name in _
 """Name without the leading `infiniband.` -> help."""
 
 
-def read_efa(files: Files, port: str, read: Callable[[str], Value | Absent]) -> Mapping[str, Value | Absent]:
+def read_efa(files: Files, port: str, read: Callable[[str], Value | Absent]) -> dict[str, Value | Absent]:
     """Return the counters of a port of an EFA adapter; empty for other adapters.
 
     Args:
@@ -30,7 +30,7 @@ def read_efa(files: Files, port: str, read: Callable[[str], Value | Absent]) -> 
     adapter = port.partition("/ports/")[0]
     if files.target_name(f"{adapter}/device/driver") != DRIVER:
         return {}
-    readings = {}
+    readings: dict[str, Value | Absent] = {}
     for name in _NAMES:
         of_port = read(f"{port}/hw_counters/{name}")  # of the adapter in some versions of the driver
         readings[f"efa.{name}"] = read(f"{adapter}/hw_counters/{name}") if isinstance(of_port, Absent) else of_port

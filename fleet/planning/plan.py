@@ -133,7 +133,11 @@ def make_plan(
     """
     profile, run_variables = without_unnamed(profile, hosts.values()), _run_wide_variables(hosts)
     planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
-    stages = tuple(_planned_stage(name, content, run_variables) for name, content in profile["stages"].items())
+    has_domain = any(host.nvlink_domain for host in planned)
+    stages = tuple(
+        _planned_stage(name, content, run_variables, has_domain=has_domain)
+        for name, content in profile["stages"].items()
+    )
     plan = Plan(
         run_id=run_id,
         nonce=nonce,
@@ -255,8 +259,11 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
     return tuple(devices) if devices is not None else tuple(range(count))
 
 
-def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
-    """Return a stage of the profile, with the training settings of the inventory, or without training if it excludes that."""
+def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables, *, has_domain: bool) -> Stage:
+    """Return a stage of the profile, with the training settings of the inventory, or without training if it excludes that.
+
+    Benchmarks of NVLink domains are left out if the inventory has none.
+    """
     training = {
         "epochs": variables.get("rackproof_epochs"),
         "batch_size": variables.get("rackproof_batch_size"),
@@ -266,6 +273,7 @@ def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) 
         benchmark: {**settings, **(overrides if "epochs" in BENCHMARKS[benchmark].settings else {})}
         for benchmark, settings in content["benchmarks"].items()
         if not (BENCHMARKS[benchmark].trains and variables.get("rackproof_validation_only", False))
+        and (has_domain or not BENCHMARKS[benchmark].needs_nvlink_domain)
     }
     return Stage(
         name=name,

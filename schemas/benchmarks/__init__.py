@@ -74,6 +74,8 @@ class Benchmark:
     """Whether it uses the process group, so that a rank that cannot join the group cannot run it."""
     directories: str = ""
     """List of `PlannedHost` with the directories that it measures: `local_storage`. It is not planned if all hosts have none."""
+    needs_nvlink_domain: bool = False
+    """Whether it is planned only if the inventory has hosts in an NVLink domain."""
     trains: bool = False
     """Whether it trains a network, so that `--validation-only` leaves it out."""
 

@@ -206,7 +206,10 @@ def _find_nccl_choices(
             text += lines
             choices[case] = nccl_log.parse_choice(lines)
     disabled = nccl_log.disable()
-    transport, channels = _all_transports(context, nccl_log.parse_transport(text)), nccl_log.parse_channels(text)
+    transport, channels = (
+        all_transports(context, nccl_log.parse_transport(text), "transport"),
+        nccl_log.parse_channels(text),
+    )
     facts = {"transport": transport or None, "channels": channels and channels[0], "nvls": channels and channels[1] > 0}
     for name, value in facts.items():
         if value is not None:
@@ -226,14 +229,15 @@ def _find_nccl_choices(
     return {case: {**known, **choice} for case, choice in choices.items()}
 
 
-def _all_transports(context: Context, own: str) -> str:
+def all_transports(context: Context, own: str, key: str) -> str:
     """Return the transports of all ranks. A missing NVLink or GPUDirect shows only in the log of its rank.
 
-    A rank without a transport in its log counts as `unknown`. The result is empty if no log has one.
+    `key` is that of the launch's store under which the ranks exchange them. A rank without a transport in its log counts as
+    `unknown`. The result is empty if no log has one.
     """
-    context.store.set(f"transport/{context.rank}", own)
+    context.store.set(f"{key}/{context.rank}", own)
     context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key
-    by_rank = {context.store.get(f"transport/{rank}").decode() for rank in range(context.world_size)}
+    by_rank = {context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
     if by_rank == {""}:
         return ""
     return "+".join(sorted({transport or "unknown" for text in by_rank for transport in text.split("+")}))

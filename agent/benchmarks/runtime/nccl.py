@@ -44,6 +44,15 @@ class _UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_byte * ID_BYTES)]
 
 
+def load_library() -> ctypes.CDLL:
+    """Return the NCCL that torch has loaded. Raises OSError."""
+    library = ctypes.CDLL("libnccl.so.2")
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    if hasattr(library, "ncclGetLastError"):  # 2.13 and later
+        library.ncclGetLastError.restype = ctypes.c_char_p
+    return library
+
+
 class Buffer:
     """A tensor in NCCL's form: an address and a number of elements."""
 
@@ -85,16 +94,13 @@ class Communicator:
         """
         library, problem = None, "another rank has no libnccl.so.2"
         try:
-            library = ctypes.CDLL("libnccl.so.2")  # the one that torch has loaded
+            library = load_library()
         except OSError as error:
             problem = (
                 f"{error}: torch may have NCCL linked into it; install libnccl2, or a torch that uses NCCL's library"
             )
         if not context.min_max_over_ranks(int(library is not None))[0] or library is None:
             raise NcclError(problem)
-        library.ncclGetErrorString.restype = ctypes.c_char_p
-        if hasattr(library, "ncclGetLastError"):  # 2.13 and later
-            library.ncclGetLastError.restype = ctypes.c_char_p
         store = PrefixStore(name, context.store)
         return cls(library, store, context.rank, context.world_size, context.timeout_s)
 

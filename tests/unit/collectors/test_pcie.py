@@ -78,6 +78,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
         bar1__size=128 * links.GIB,
         acs__redirected=False,
         nic_path="PIX",
+        nearest_nics=links.HCAS[1],
     ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
 
 
@@ -103,7 +104,8 @@ def test_scrape_omits_constants(root: Path) -> None:
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
         "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.iommu.group",
         "pcie.iommu.type", "pcie.kind", "pcie.max_payload", "pcie.max_payload_supported", "pcie.max_read_request",
-        "pcie.nic_path", "pcie.numa_node", "pcie.port.address", "pcie.power_state", "pcie.relaxed_ordering.enabled",
+        "pcie.nearest_nics", "pcie.nic_path", "pcie.numa_node", "pcie.port.address", "pcie.power_state",
+        "pcie.relaxed_ordering.enabled",
     }  # fmt: skip
 
 
@@ -341,6 +343,17 @@ def without(root: Path, *addresses: str) -> None:
     """Remove devices from the bus."""
     for address in addresses:
         (root / "sys/bus/pci/devices" / address).unlink()
+
+
+def test_nearest_adapters_are_those_at_the_end_of_the_shortest_path(root: Path) -> None:
+    def nearest() -> dict[str, Value | Absent]:
+        return {scope: value for (name, scope), value in readings(root).items() if name == "pcie.nearest_nics"}
+
+    gpus = [f"pci={gpu}" for gpu in links.GPUS[:2]]
+    assert nearest() == dict(zip(gpus, links.HCAS[:2], strict=True))
+    (links.pci(root, links.ROCE_NIC) / "numa_node").write_text("0\n")
+    without(root, links.HCAS[1])
+    assert nearest() == {gpus[0]: links.HCAS[0], gpus[1]: f"{links.HCAS[0]} {links.ROCE_NIC}"}
 
 
 def test_gpu_without_an_adapter_on_its_switch_has_the_path_over_its_processor(root: Path) -> None:

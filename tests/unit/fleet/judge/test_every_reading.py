@@ -76,7 +76,10 @@ def _scopes(metric: Metric) -> list[str]:
 
 
 def not_on_this_host(name: str) -> Metric:
-    """Return a reading of a part that the host does not have, such as a bond."""
+    """Return a reading of a part that the host does not have, such as a bond, or that its adapters do not have."""
+    if name.startswith("infiniband."):
+        absent = {f"hca={links.IB[0]},port=1": "unsupported: the adapter has no such counter"}
+        return Metric(name=name, unit=READINGS[name].unit, values={}, absent=absent)
     scope = ",".join(f"{label}=0" for label in READINGS[name].labels) or "host"
     return Metric(name=name, unit=READINGS[name].unit, values={}, absent={scope: "unsupported: not on this host"})
 

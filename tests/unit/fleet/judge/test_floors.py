@@ -741,3 +741,23 @@ def test_all_reduce_in_an_nvlink_domain_is_judged_by_nvlink_and_not_by_the_netwo
     assert verdicts(1.0, "P2P/MNNVL") == {PASS}, source
     assert verdicts(0.5, "P2P/MNNVL") == {FAIL}, source
     assert verdicts(0.5, "NET/IB/GDRDMA+P2P/MNNVL") == {PASS}, "a launch over two domains is limited by the network"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "value", "expected"),
+    [
+        ("busbw", {"op": "all_reduce", "mnnvl": True, "transport": "P2P/MNNVL"}, 700e9, PASS),
+        ("busbw", {"op": "all_reduce", "mnnvl": True, "transport": "P2P/MNNVL"}, 400e9, FAIL),
+        ("busbw", {"op": "all_reduce", "mnnvl": False, "transport": "NET/IB/GDRDMA"}, 196.7e9, PASS),
+        ("busbw", {"op": "all_reduce", "mnnvl": False, "transport": "NET/IB/GDRDMA"}, 98e9, FAIL),
+        ("busbw", {"op": "all_gather", "mnnvl": False, "transport": "NET/IB/GDRDMA"}, 15e9, FAIL),
+        ("speedup", {"op": "all_gather"}, 3.0, PASS),
+        ("speedup", {"op": "all_gather"}, 0.9, FAIL),
+    ],
+)
+def test_collectives_with_and_without_nvlink_between_hosts_are_judged(
+    name: str, params: dict[str, Value], value: float, expected: str
+) -> None:
+    item = figure(f"mnnvl.{name}", value, scope="gang=g", stage="gang", size_bytes=GIB, world_size=12, **params)
+    item = replace(item, unit="1") if name == "speedup" else item
+    assert outcomes("gb200", [item], count=4, hosts=3, gbps=400) == [expected]

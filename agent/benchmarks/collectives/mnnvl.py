@@ -1,0 +1,158 @@
+"""Collectives of a launch in one NVLink domain of several hosts, with NVLink between the hosts and without it.
+
+NCCL reads NCCL_MNNVL_ENABLE once in a process. Therefore each rank starts a process of its own (`mnnvl_rank`) for each of the two
+measurements. A launch of hosts that are not in one domain by the inventory measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agent.benchmarks.collectives.collective import all_transports
+from agent.benchmarks.runtime import nccl_log
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.host_rank import read_request
+from schemas.benchmarks.communication import bus_factor
+from schemas.records import ERROR
+
+COMMAND = (sys.executable, "-m", "agent.benchmarks.collectives.mnnvl_rank")
+LIMIT_S = 120.0
+"""For the process of one measurement. It starts Python, torch and NCCL, and runs for a few seconds."""
+POLL_S = 0.05
+MAX_OUTPUT = 1 << 20
+Results = list[dict[str, Any]]
+
+
+class MeasurementError(Exception):
+    """The process of a rank has no result; the text says why."""
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `mnnvl.busbw` in B/s with NVLink between the hosts (`mnnvl`) and without it, and `mnnvl.speedup`, their ratio."""
+    if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
+        return
+    rates: dict[bool, dict[tuple[str, int], float]] = {}
+    for enabled in (True, False):
+        context.set_phase(f"mnnvl: {'with' if enabled else 'without'} NVLink between the hosts")
+        rates[enabled] = _measure(context, settings, enabled=enabled)
+    for (op, size), rate in rates[True].items():
+        if other := rates[False].get((op, size)):
+            figures: Any = {"mnnvl.speedup": (rate / other, "1")}
+            context.report_world(figures, op=op, size_bytes=size, world_size=context.world_size)
+
+
+def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) -> dict[tuple[str, int], float]:
+    """Measure on all ranks and report; return operation and size -> busbw, empty if a rank has no result."""
+    log = context.work / f"mnnvl{int(enabled)}.rank{context.rank}.log"
+    results: Results = []
+    problem = ""
+    try:
+        results = _run_rank(context, settings, log, enabled=enabled)
+    except MeasurementError as error:
+        problem = str(error)
+    if not context.min_max_over_ranks(int(not problem))[0]:
+        _report_absent(context, settings, problem or "another rank has no result", enabled=enabled)
+        return {}
+    text = log.read_text(errors="replace")[-MAX_OUTPUT:] if log.exists() else ""
+    transport = all_transports(context, nccl_log.parse_transport(text), f"mnnvl{int(enabled)}") or "unknown"
+    rates = {}
+    for item in results:
+        rate = item["moved"] / item["seconds"] * bus_factor(item["op"], context.world_size)
+        rates[item["op"], item["size_bytes"]] = rate
+        params = {"op": item["op"], "size_bytes": item["size_bytes"], "mnnvl": enabled, "transport": transport}
+        context.report_world({"mnnvl.busbw": (rate, "B/s")}, **params, world_size=context.world_size)
+    return rates
+
+
+def _report_absent(context: Context, settings: Mapping[str, Any], reason: str, *, enabled: bool) -> None:
+    for op in settings["ops"] if context.is_reporting_rank else ():
+        for size in settings["sizes_bytes"]:
+            context.report_absent(
+                "mnnvl.busbw", unit="B/s", scope=context.world_scope, status=ERROR, reason=reason,
+                op=op, size_bytes=size, mnnvl=enabled, world_size=context.world_size,
+            )  # fmt: skip
+
+
+def _run_rank(context: Context, settings: Mapping[str, Any], log: Path, *, enabled: bool) -> Results:
+    """Run the process of this rank, and return its results. Raises MeasurementError."""
+    request = {
+        "rank": context.rank, "world_size": context.world_size, "device": context.local_rank,
+        "ops": settings["ops"], "sizes_bytes": settings["sizes_bytes"], "timeout_s": LIMIT_S,
+    }  # fmt: skip
+    environment = {**os.environ, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH", "NCCL_DEBUG_FILE": str(log)}
+    if not enabled:
+        environment["NCCL_MNNVL_ENABLE"] = "0"
+    key, deadline = f"mnnvl/{int(enabled)}/id", time.monotonic() + LIMIT_S
+    with (
+        tempfile.TemporaryFile() as stdout,
+        subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.DEVNULL, env=environment
+        ) as process,
+    ):
+        try:
+            _send(process, request)
+            return _wait(context, process, stdout.fileno(), key, deadline)
+        finally:
+            process.kill()
+
+
+def _wait(context: Context, process: subprocess.Popen[bytes], output: int, key: str, deadline: float) -> Results:
+    """Pass the ID from the process of rank 0 to the others, and return the results of this rank's process."""
+    shared = False
+    while time.monotonic() < deadline:
+        context.heartbeat.record_progress()
+        has_ended, answer = process.poll() is not None, _answer(output)
+        if not shared and context.rank == 0 and "id" in answer:
+            context.store.set(key, answer["id"])
+            shared = True
+        elif not shared and context.rank and context.store.check([key]):
+            _send(process, {"id": context.store.get(key).decode()})
+            shared = True
+        if "error" in answer:
+            raise MeasurementError(str(answer["error"]))
+        if has_ended:
+            return _checked(answer, process.returncode)
+        time.sleep(POLL_S)
+    raise MeasurementError(f"no result within {LIMIT_S:g} s")
+
+
+def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
+    """Write a message to the process; one that has ended is noticed by its exit code."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            os.write(
+                process.stdin.fileno(), f"{json.dumps(message)}\n".encode()
+            )  # unbuffered: nothing is left to flush
+
+
+def _answer(file: int) -> dict[str, Any]:
+    """Return what the process has written so far, all lines together."""
+    answer: dict[str, Any] = {}
+    for item in _objects(os.pread(file, MAX_OUTPUT, 0).decode(errors="replace")):  # the process shares the position
+        answer |= item
+    return answer
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines(keepends=True):
+        if line.startswith("{") and line.endswith("\n"):
+            with suppress(ValueError):
+                yield json.loads(line)
+
+
+def _checked(answer: Mapping[str, Any], code: int) -> Results:
+    results: Results = answer.get("results", [])
+    if code or not results:
+        raise MeasurementError(f"the process ended with exit code {code} and no result")
+    if wrong := sum(item["wrong"] for item in results):
+        raise MeasurementError(f"{wrong} elements of the results are wrong")
+    return results

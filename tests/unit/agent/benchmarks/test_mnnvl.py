@@ -1,0 +1,124 @@
+"""Collectives with and without NVLink between hosts: each rank has a process of its own, whose end and errors are reported.
+
+The processes are stand-ins that speak the protocol of `mnnvl_rank`. On two GPUs the real ones were run by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from agent.benchmarks.collectives import mnnvl
+from agent.benchmarks.runtime.context import Context
+
+SETTINGS = {"ops": ["all_reduce"], "sizes_bytes": [1000]}
+RANK = """
+import json, os, sys
+request = json.loads(sys.stdin.readline())
+if request["rank"] == 0:
+    print(json.dumps({"id": "ab" * 4}), flush=True)
+else:
+    assert json.loads(sys.stdin.readline())["id"] == "ab" * 4
+off = os.environ.get("NCCL_MNNVL_ENABLE") == "0"
+with open(os.environ["NCCL_DEBUG_FILE"], "w") as log:
+    log.write("Channel 00/0 : 0[0] -> 1[0] via " + ("NET/IB/0" if off else "P2P/MNNVL") + chr(10))
+result = {"op": "all_reduce", "size_bytes": 1000, "moved": 1000, "seconds": 4.0 if off else 1.0, "wrong": 0}
+print("NCCL WARN not a line of the protocol")
+print(json.dumps({"results": [result]}))
+"""
+
+
+class Ranks:
+    """Two ranks of two hosts in one process, each with its own thread."""
+
+    def __init__(self, work: Path, domain: str) -> None:
+        self.reported: list[tuple[int, str, float, dict[str, Any]]] = []
+        self.absent: list[tuple[int, str]] = []
+        self._store, self._domain, self._work = HashStore(), domain, work
+        self._codes: list[int] = []
+        self._agree, self._left = threading.Barrier(2), threading.Barrier(2)
+
+    def run(self) -> None:
+        """Run the benchmark on both ranks."""
+        threads = [threading.Thread(target=mnnvl.run, args=(self._context(rank), SETTINGS)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    def _context(self, rank: int) -> Context:
+        def agree(code: int) -> tuple[int, int]:
+            self._codes.append(code)
+            self._agree.wait(60)
+            ends = min(self._codes), max(self._codes)
+            self._left.wait(60)
+            self._codes.clear()
+            return ends
+
+        def report(figures: Any, **params: Any) -> None:
+            self.reported += [(rank, name, value, params) for name, (value, _) in figures.items()]
+
+        return cast(
+            Context,
+            SimpleNamespace(
+                kind="gpu", rank=rank, local_rank=0, world_size=2, is_reporting_rank=True, world_scope="gang=all",
+                work=self._work, store=self._store, request=lambda: {"nvlink_domain": self._domain},
+                heartbeat=SimpleNamespace(record_progress=lambda: None), set_phase=lambda phase: None,
+                min_max_over_ranks=agree, report_world=report,
+                report_absent=lambda name, **over: self.absent.append((rank, over["reason"])),
+            ),
+        )  # fmt: skip
+
+
+def ranks_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, *, domain: str = "nvl1", limit_s: float = 30.0
+) -> Ranks:
+    monkeypatch.setattr(mnnvl, "COMMAND", (sys.executable, "-S", "-c", program))
+    monkeypatch.setattr(mnnvl, "LIMIT_S", limit_s)
+    ranks = Ranks(tmp_path, domain)
+    ranks.run()
+    return ranks
+
+
+def test_both_rates_and_their_ratio_are_reported_by_every_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ranks = ranks_with(monkeypatch, tmp_path, RANK)
+    assert ranks.absent == []
+    for rank in range(2):
+        own = [(name, value, params) for number, name, value, params in ranks.reported if number == rank]
+        assert [(name, value) for name, value, _ in own] == [
+            ("mnnvl.busbw", 1000.0), ("mnnvl.busbw", 250.0), ("mnnvl.speedup", 4.0),
+        ]  # fmt: skip
+        assert [(params.get("mnnvl"), params.get("transport")) for _, _, params in own] == [
+            (True, "P2P/MNNVL"), (False, "NET/IB"), (None, None),
+        ]  # fmt: skip
+
+
+def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ranks = ranks_with(monkeypatch, tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')", domain="")
+    assert not (tmp_path / "started").exists()
+    assert (ranks.reported, ranks.absent) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (RANK.replace('"wrong": 0', '"wrong": request["rank"]'), "1 elements of the results are wrong"),
+        ("import sys; sys.exit(3)", "the process ended with exit code 3 and no result"),
+        ('print(\'{"error": "NcclError: check the IMEX configuration"}\')', "NcclError: check the IMEX configuration"),
+        ("import time; time.sleep(60)", "no result within 2 s"),
+    ],
+)
+def test_rank_without_a_result_costs_the_figure_on_all_ranks_and_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, reason: str
+) -> None:
+    ranks = ranks_with(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
+    assert ranks.reported == []
+    assert len(ranks.absent) == 4, "with and without NVLink, on both hosts"
+    assert reason in {text for _, text in ranks.absent}
+    assert {text for _, text in ranks.absent} <= {reason, "another rank has no result"}
