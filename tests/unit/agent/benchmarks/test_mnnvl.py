@@ -5,6 +5,7 @@ The processes are stand-ins that speak the protocol of `mnnvl_rank`. On two GPUs
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -40,7 +41,8 @@ class Ranks:
     def __init__(self, work: Path, domain: str) -> None:
         self.reported: list[tuple[int, str, float, dict[str, Any]]] = []
         self.absent: list[tuple[int, str]] = []
-        self._store, self._domain, self._work = HashStore(), domain, work
+        self._store, self._work = HashStore(), work
+        (work / "request.json").write_text(json.dumps({"nvlink_domain": domain} if domain else {}))
         self._codes: list[int] = []
         self._agree, self._left = threading.Barrier(2), threading.Barrier(2)
 
@@ -68,7 +70,7 @@ class Ranks:
             Context,
             SimpleNamespace(
                 kind="gpu", rank=rank, local_rank=0, world_size=2, is_reporting_rank=True, world_scope="gang=all",
-                work=self._work, store=self._store, request=lambda: {"nvlink_domain": self._domain},
+                work=self._work, store=self._store,
                 heartbeat=SimpleNamespace(record_progress=lambda: None), set_phase=lambda phase: None,
                 min_max_over_ranks=agree, report_world=report,
                 report_absent=lambda name, **over: self.absent.append((rank, over["reason"])),
