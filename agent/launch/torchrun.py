@@ -88,7 +88,7 @@ def torchrun_command(
             "fabric": bool(host.fabric_gbps or host.infiniband_ports)
             and host.environment.get("NCCL_IB_DISABLE", "0") == "0",
             **{kind: list(paths) for kind in STORAGE if (paths := host.directories(kind))},
-            **({"nvlink_domain": domain} if (domain := _common_domain(plan, members)) else {}),
+            **({"nvlink_domain": domain} if (domain := common_domain(plan, members)) else {}),
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},
@@ -113,7 +113,7 @@ def torchrun_command(
     )
 
 
-def _common_domain(plan: Plan, members: Sequence[str]) -> str:
+def common_domain(plan: Plan, members: Sequence[str]) -> str:
     """Return the NVLink domain that the inventory names for all hosts of the launch; empty if they are not in one."""
     domains = {plan.host(name).nvlink_domain for name in members}
     return domains.pop() if len(domains) == 1 and len(members) > 1 else ""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.launch.torchrun import common_domain
 from fleet.inventory.ansible import check_addresses, check_names, check_variables, hosts_of, read_inventory
 from fleet.planning.plan import make_plan, read_profile
 from schemas import documents
@@ -356,3 +358,20 @@ def test_pairs_are_planned_on_the_gpus_that_both_hosts_have() -> None:
         others = [other for other in hosts if other != name]
         scopes = {f"gpu={index},partner={other}" for other in others for index in (0, 1)}
         assert set(plan.scopes_of(plan.host(name), item)) == scopes
+
+
+def test_collectives_without_nvlink_between_hosts_are_planned_only_with_a_domain_in_the_inventory() -> None:
+    for variables, is_planned in (({}, False), ({"rackproof_nvlink_domain": "nvl1"}, True)):
+        plan = builders.plan("h1", "h2", profile="standard", **variables)
+        assert ("mnnvl" in plan.stage("gang").benchmarks) is is_planned
+        assert any(item.params.get("benchmark") == "mnnvl" for item in plan.expected) is is_planned
+        assert not any(item.name.startswith("mnnvl.") for item in plan.expected)
+
+
+def test_launch_is_in_a_domain_if_the_inventory_names_the_same_one_for_all_of_its_hosts() -> None:
+    plan = builders.plan("h1", "h2", "h3", profile="standard", rackproof_nvlink_domain="nvl1")
+    other = replace(plan, hosts=(*plan.hosts[:2], replace(plan.hosts[2], nvlink_domain="")))
+    assert common_domain(plan, ["h1", "h2", "h3"]) == "nvl1"
+    assert common_domain(other, ["h1", "h2"]) == "nvl1"
+    assert common_domain(other, ["h1", "h2", "h3"]) == ""
+    assert common_domain(plan, ["h1"]) == "", "one host has no NVLink to another"
