@@ -69,7 +69,8 @@ def _drafts(view: HostView, devices: set[str]) -> list[_Draft]:
     in_adapters = {scope for of_adapter in interfaces.values() for scope in of_adapter}
     drafts = []
     for device in sorted(devices, key=_natural):
-        kind, _, name = device.partition("=")
+        kind = Scope.parse(device).device_kind
+        name = Scope.parse(device).get(kind)
         if kind == "hca" or (kind == "nic" and device not in in_adapters):
             address = addresses.get(device)
             slot = pci_address(str(address)) if address else ""
@@ -81,7 +82,8 @@ def _drafts(view: HostView, devices: set[str]) -> list[_Draft]:
 
 def _natural(device: str) -> tuple[str, int, str]:
     """Return a key that sorts `mlx5_9` before `mlx5_10`, and adapters for RDMA before other NICs."""
-    kind, _, name = device.partition("=")
+    kind = Scope.parse(device).device_kind
+    name = Scope.parse(device).get(kind)
     return kind, len(name), name
 
 

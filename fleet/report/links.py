@@ -24,5 +24,6 @@ def adapter_anchor(host: str, scope: str) -> str:
 
     If the report has no page of the adapter, the fragment leads to the page of the host.
     """
-    kind, _, name = Scope.parse(scope).device.partition("=")
-    return f"hca={quote(clean(f'{host}/{name}'), safe='')}" if kind in ("hca", "nic") else ""
+    parsed = Scope.parse(scope)
+    name = parsed.get(parsed.device_kind)
+    return f"hca={quote(clean(f'{host}/{name}'), safe='')}" if parsed.device_kind in ("hca", "nic") else ""

@@ -108,7 +108,9 @@ def _summary(adapter: Adapter) -> str:
 
 def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
     """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures."""
-    title = f"Port {Scope.parse(scope).get('port')}" if scope.startswith("hca=") and "," in scope else _title(scope)
+    parsed = Scope.parse(scope)
+    is_port = parsed.device_kind == "hca" and bool(parsed.below)
+    title = f"Port {parsed.get('port')}" if is_port else _title(parsed)
     of_lanes = [reading for reading in readings if Scope.parse(reading.scope).kind == "lane"]
     of_port = [reading for reading in readings if Scope.parse(reading.scope).kind != "lane"]
     limits = {f"{name}.{limit}" for name in POWERS for limit in LIMITS}
@@ -128,10 +130,10 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     ]
 
 
-def _title(scope: str) -> str:
-    kind, _, name = Scope.parse(scope).device.partition("=")
-    text = _SECTIONS.get(kind, kind)
-    return text if kind == "hca" else f"{text} {name}{', port and module' if ',' in scope else ''}"
+def _title(scope: Scope) -> str:
+    text = _SECTIONS.get(scope.device_kind, scope.device_kind)
+    name = scope.get(scope.device_kind)
+    return text if scope.device_kind == "hca" else f"{text} {name}{', port and module' if scope.below else ''}"
 
 
 def _is_zero(item: AdapterReading) -> bool:
