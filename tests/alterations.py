@@ -56,7 +56,7 @@ from schemas.plans import Plan
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Metric, Observation, Record
 from schemas.reports import ACCEPTED, INCOMPLETE
-from schemas.run_directory import record_names
+from schemas.run_directory import bmc_record_names, record_names
 from schemas.scopes import Scope
 from schemas.semantic_validation import COLLECTOR, metric_problem, record_problem
 from schemas.times import epoch_seconds
@@ -88,6 +88,7 @@ NAMED_BY = {"metrics": ("name",), "observations": ("name",), "snapshots": ("stag
 SIMULATED = {
     "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
     "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
+    "BMCs": ("--hosts", 3, "--gpus", 1, "--gang", "none", "--profile", "smoke", "--bmcs"),
     "three hosts": ("--hosts", 3, "--gpus", 4, "--profile", "smoke"),
     "RDMA ports": ("--hosts", 3, "--gpus", 2, "--profile", ROOT / "docs/measurements/ports.yml"),
 }
@@ -387,8 +388,9 @@ class AcceptedRun:
         self._directory = directory
         self._run = load(directory)
         self._plan, self._packs = self._run.plan, read_packs([])
-        names = record_names(self._plan)
-        self._hosts = {name: host for name, (host, _) in names.items() if (directory / name).exists()}
+        self._bmcs = bmc_record_names(self._plan)
+        names = {name: host for name, (host, _) in record_names(self._plan).items()} | self._bmcs
+        self._hosts = {name: host for name, host in names.items() if (directory / name).exists()}
         self._bytes = {name: (directory / name).read_bytes() for name in self._hosts}
         self.documents = {name: json.loads(text) for name, text in self._bytes.items()}
         self._reader = PartReader(self.documents.values())
@@ -480,6 +482,9 @@ class AcceptedRun:
             if record is None or record.host != host or (record.run_id, record.nonce) != run:
                 return INVALID
             before = evidence[host]
+            if name in self._bmcs:
+                evidence[host] = replace(before, bmc=record)
+                continue
             if record.gang not in {each.gang for each in before.records}:
                 return INVALID
             records = tuple(record if each.gang == record.gang else each for each in before.records)

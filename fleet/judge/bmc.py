@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge.credibility import Problem, incredible
 from fleet.judge.host_view import HostView
 from schemas.readings import BMC, READINGS
-from schemas.records import MEASURED, Metric, Snapshot, Value
+from schemas.records import MEASURED, Metric, Record, Snapshot, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
 from schemas.stages import PREFLIGHT
+from schemas.times import epoch_seconds
 
 READABLE, SEVERITY, MESSAGE, NEW = "bmc.readable", "bmc.event.severity", "bmc.event.message", "bmc.log.new_entries"
 GPU_SERIAL, HOST_SERIAL = "bmc.gpu.serial", "host.system.serial"
+FITTED, SUPPLIES = "bmc.power_supply.fitted", "bmc.power_supply.health"
+CLOCK_TOLERANCE_S = 300.0
+"""The system clock may be corrected during a run."""
 CRITERION = "bmc-serial"
 SOURCE = "a host and its BMC are one machine: the serials that both report are the same"
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
@@ -42,7 +48,7 @@ def judge_bmc(view: HostView) -> Iterator[Verdict]:
     for stage, phase in ((PREFLIGHT, "before"), *((stage.name, "after") for stage in view.plan.stages)):
         if (stage, phase) not in taken:
             yield view.inconclusive(READABLE, HOST, f"the BMC was not read {phase} {stage}", stage)
-    for name, scope, reason, stage in _problems(snapshots):
+    for name, scope, reason, stage in (*_wrong_times(view, view.evidence.bmc), *_problems(snapshots)):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
     yield from _compare_serials(view)
 
@@ -75,12 +81,8 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
     """Yield what is missing or changed in the readings of a BMC. One that could not be read is judged by `bmc-readable`."""
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
-    previous = ""
     for snapshot in snapshots:
         yield from incredible(snapshot, is_bmc=True)
-        if snapshot.at < previous:
-            yield READABLE, HOST, f"read at {snapshot.at}, before the reading that precedes it", snapshot.stage
-        previous = max(previous, snapshot.at)
         readings = {metric.name: metric for metric in snapshot.metrics}
         if not _is_readable(readings):
             if READABLE not in readings or not readings[READABLE].absent:
@@ -88,11 +90,32 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
             continue
         yield from _incomplete(snapshot, readings, known)
         yield from _event_problems(readings, snapshot.stage)
+        yield from _supply_problems(readings, snapshot.stage)
         for name in SERIALS:
             for scope, value in readings[name].values.items() if name in readings else ():
                 if serials.setdefault((name, scope), value) != value:
                     reason = f"changed during the run: {serials[name, scope]}, then {value}"
                     yield name, scope, reason, snapshot.stage
+
+
+def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
+    """Yield what is wrong with the times of the record: it is written with each reading, by the clock that dates the plan."""
+    times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
+    stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
+    for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
+        if not _seconds(later) >= _seconds(earlier) - CLOCK_TOLERANCE_S:  # not a number: no time
+            yield READABLE, HOST, f"is of {later}, although {earlier} was before", stage
+    if len({*times[2:]}) < len(times[2:]):
+        yield READABLE, HOST, "two readings are of the same time", ""
+    if record.snapshots and record.ended != record.snapshots[-1].at:
+        yield READABLE, HOST, f"the last reading is of {times[-1]}, but the record ended at {record.ended}", ""
+
+
+def _seconds(text: str) -> float:
+    try:
+        return epoch_seconds(text)
+    except ValueError:
+        return math.nan
 
 
 def _is_readable(readings: Mapping[str, Metric]) -> bool:
@@ -127,6 +150,15 @@ def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mappi
                 yield name, scope, f"missing {when}, but another reading of the BMC has it", snapshot.stage
 
 
+def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
+    """Yield a number of power supplies that is not the number of those that were read."""
+    fitted, supplies = readings.get(FITTED), readings.get(SUPPLIES)
+    if fitted and supplies and fitted.values:
+        number = len({*supplies.values, *supplies.absent} - {HOST})
+        if fitted.values.get(HOST) != number:
+            yield FITTED, HOST, f"is {fitted.values.get(HOST)}, but {number} power supplies were read", stage
+
+
 def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
     """Yield each log of which the entries differ from their stated number."""
     severity, message, new = (readings.get(name) for name in (SEVERITY, MESSAGE, NEW))
@@ -135,6 +167,8 @@ def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Prob
     listed = {*severity.values, *severity.absent} - {HOST}
     if listed != {*message.values}:
         yield SEVERITY, HOST, "the new entries of the event logs and their texts differ", stage
+    if not {*message.absent} <= {HOST} or (listed and message.absent):
+        yield MESSAGE, HOST, "an entry of an event log has no text", stage
     for scope, number in new.values.items():
         entries = sum(Scope.parse(entry).device == scope for entry in listed)
         if not isinstance(number, int) or entries != min(number, MAX_LISTED_EVENTS):

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     """Return the directory of a run of one healthy host, whose plan has a BMC."""
     directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",))
     plan = plan_of(directory)
-    changed = replace(plan, hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
+    changed = replace(plan, created=now(), hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
     documents.write(directory / "plan.json", to_json(changed))
     return directory
 

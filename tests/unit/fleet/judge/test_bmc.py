@@ -69,8 +69,8 @@ def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=1.0, metrics=metrics)
         for number, ((stage, phase), metrics) in enumerate(zip(MOMENTS, readings, strict=True))
     )
-    at = taken[0].at
-    return Record(run_id=PLAN.run_id, nonce=PLAN.nonce, host=host, began=at, ended=at, rackproof="0", snapshots=taken)
+    at, end = taken[0].at, taken[-1].at
+    return Record(run_id=PLAN.run_id, nonce=PLAN.nonce, host=host, began=at, ended=end, rackproof="0", snapshots=taken)
 
 
 def fleet(**changed: Record | None) -> dict[str, Evidence]:
@@ -126,7 +126,6 @@ def test_lost_supply_is_one_cause_with_the_redundancy_and_the_system() -> None:
         ("inlet.temperature", "sensor=Inlet", 41.0, "sensor Inlet of h2 has BMC inlet temperature 41 °C, the limit is ≤ 35 °C"),
         ("leak_detector.health", "detector=Plate", LEAK, f"leak detector Plate of h2 has the health {LEAK}"),
         ("firmware.version", "component=BMC", "1.1", "component BMC of h2 has BMC firmware version 1.1, most have 1.2"),
-        ("power_supply.fitted", "host", 1, "h2 has number of power supplies 1, most have 2"),
     ],
 )  # fmt: skip
 def test_bad_reading_names_the_part(name: str, scope: str, value: Any, title: str) -> None:
@@ -135,6 +134,15 @@ def test_bad_reading_names_the_part(name: str, scope: str, value: Any, title: st
     )
     assert cause.title == title
     assert cause.action in ("inspect_hardware", "configure")
+
+
+def test_host_with_fewer_supplies_than_the_others_is_named() -> None:
+    metrics = with_value(healthy("h2").metrics(), "power_supply.fitted", "host", 1)
+    metrics = tuple(
+        replace(item, values={"psu=PSU1": "OK"}) if item.name == "bmc.power_supply.health" else item for item in metrics
+    )
+    (cause,) = causes(fleet(h2=bmc_record("h2", *[metrics] * len(MOMENTS))))
+    assert cause.title == "h2 has number of power supplies 1, most have 2"
 
 
 def test_new_event_is_a_finding_on_its_stage_with_its_text() -> None:
