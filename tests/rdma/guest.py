@@ -1,7 +1,8 @@
-"""Run in a virtual machine of `rdma_machines.py`: measure verbs as a rank does, each time the test asks for it.
+"""Run in a virtual machine of `machines.py`: do what the test asks for.
 
-`rdma_guest.py HOST DIRECTORY`: DIRECTORY is shared with the test and with the other machines. For each request N.json in it, the
-machine runs the shell command for its host and writes its observations to N.HOST.json.
+`guest.py HOST DIRECTORY`: DIRECTORY is shared with the test and with the other machines. For each request N.json in it, the
+machine runs the shell command for its host, reads its ports as a snapshot does, or measures verbs as a rank does, and writes the
+result to N.HOST.json.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent.benchmarks.links import verbs
+from agent.sampling.snapshot import take_snapshot
+from collectors import COLLECTORS, CollectorOptions
+from schemas.records import to_json
 
 POLL_S = 0.1
+OF_PORTS = ("infiniband", "network", "wiring", "optics")
+"""The collectors that read ports."""
 
 
 class SharedStore:
@@ -62,7 +68,19 @@ def write(path: Path, text: str) -> None:
     part.rename(path)
 
 
-def measure(host: str, directory: Path, number: int, request: dict[str, Any]) -> None:
+def answer(host: str, directory: Path, number: int, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a request."""
+    if "stage" in request:
+        return {"observations": measure(host, directory, number, request)}
+    if command := request.get("commands", {}).get(host):
+        subprocess.run(["/bin/sh", "-exc", command], check=True)
+    if "snapshot" not in request:
+        return {}
+    readers = [COLLECTORS[name](CollectorOptions(full_snapshot=True)) for name in OF_PORTS]
+    return to_json(take_snapshot(readers, stage="preflight", phase="before")[0])
+
+
+def measure(host: str, directory: Path, number: int, request: dict[str, Any]) -> list[dict[str, Any]]:
     work = directory / f"{number}.{host}"
     work.mkdir()
     write(work / "request.json", json.dumps(request))
@@ -72,7 +90,7 @@ def measure(host: str, directory: Path, number: int, request: dict[str, Any]) ->
         heartbeat=SimpleNamespace(record_progress=lambda: None),
     )  # fmt: skip
     verbs.run(context, request["settings"])  # type: ignore[arg-type]
-    write(directory / f"{number}.{host}.json", json.dumps(context.observations))
+    return list(context.observations)
 
 
 def main(host: str, directory: Path) -> None:
@@ -86,9 +104,7 @@ def main(host: str, directory: Path) -> None:
         request = json.loads(path.read_text(encoding="utf-8"))
         if request.get("end"):
             return
-        if command := request["commands"].get(host):
-            subprocess.run(["/bin/sh", "-exc", command], check=True)
-        measure(host, directory, number, request)
+        write(directory / f"{number}.{host}.json", json.dumps(answer(host, directory, number, request)))
         number += 1
 
 

@@ -1,13 +1,15 @@
-"""Virtual machines with real verbs: Debian's kernel under QEMU without KVM, with Soft-RoCE on every interface and perftest.
+"""Virtual machines with real verbs: Debian's kernel under QEMU without KVM, with Soft-RoCE, perftest and lldpd.
 
-The machines see this machine's file system (read-only), so the agent and perftest need no image. Each rail is one virtual
-network. A machine boots in about five seconds of one processor.
+The machines see this machine's file system (read-only), so the agent and the programs need no image. `eth0` is the network for
+management; `eth1`, `eth2` … are the ports of the rails, each with a cable to the switch of its rail (`switches.py`), and `rxe1`,
+`rxe2` … their RDMA adapters. A machine boots in about five seconds of one processor.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import platform
 import re
 import shutil
@@ -19,6 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from schemas.records import Metric
+
+from .switches import Switches, switches
+
 ROOT = Path(__file__).parents[2]
 KERNEL = ROOT / "build" / "rdma-kernel"
 """Where Debian's kernel package is unpacked; git ignores it."""
@@ -28,7 +34,16 @@ MODULES = (
     "fscache", "9pnet", "9pnet_virtio", "9p", "sch_tbf",
 )  # fmt: skip
 """In the order in which they depend on each other."""
-BOOT_S, MEMORY_MB = 120.0, 384
+BOOT_S, MEMORY_MB = 300.0, 1024
+KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 no_timer_check clocksource=hpet tsc=unstable mitigations=off"
+"""The kernel cannot calibrate the TSC of a busy emulator. With mitigations, an emulated processor takes twice as long."""
+PORT_KBITS = 1000
+"""Rate of each port, so low that the 64 packets which Soft-RoCE has in flight last for half a second: a machine that
+waits that long for a processor loses no bandwidth."""
+LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 2s"
+"""tc(8): the queue holds all packets in flight."""
+QP_TIMEOUT = 20
+"""Exponent: 4 s until Soft-RoCE sends a packet again, instead of 67 ms."""
 INIT = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /root
 /bin/busybox --install -s /bin
@@ -38,54 +53,81 @@ for module in {modules}; do insmod /modules/$module.ko; done
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose root /root
 for directory in proc sys dev; do mount --bind /$directory /root/$directory; done
 mount -t tmpfs run /root/run # the checkout may be under /tmp
+mkdir -p /dev/shm /root/run/lldpd; mount -t tmpfs shm /dev/shm; mount -t tmpfs shm /root/dev/shm; hostname {host}
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none shared /root/mnt
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1 TMPDIR=/run
 {setup}
 chroot /root {python} {guest} {host} /mnt
 poweroff -f
 """
-RAIL = """chroot /root /bin/sh -exc 'ip link set lo up; ip addr add 10.{rail}.0.{number}/24 dev eth{rail}
-ip link set eth{rail} up
+SETUP = """chroot /root /bin/sh -exc 'ip link set lo up; ip addr add 10.0.0.{number}/24 dev eth0; ip link set eth0 up
+sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2' # the rails are one network beyond the switches
+"""
+RAIL = """chroot /root /bin/sh -exc 'ip addr add 10.{rail}.0.{number}/24 dev eth{rail}; ip link set eth{rail} up
 rdma link add rxe{rail} type rxe netdev eth{rail}
-tc qdisc add dev eth{rail} root tbf rate {rate} burst 16kb latency 500ms'
+tc qdisc add dev eth{rail} root {limit}'
+"""
+LLDPD = "chroot /root lldpd -I 'eth[1-9]' -O /dev/null\n"
+PERFTEST = """mkdir -p /root/run/bin; cp /root/mnt/clock.so /root/run/
+cat >/root/run/bin/ib_write_bw <<'end'
+#!/bin/sh
+LD_PRELOAD=/run/clock.so exec /usr/bin/ib_write_bw -u {timeout} "$@"
+end
+chmod +x /root/run/bin/ib_write_bw
+export PATH=/run/bin:$PATH
 """
 
 
 class Machines:
-    """Running machines. Observations are taken on all of them at once."""
+    """Running machines. All of them do the same at once."""
 
-    def __init__(self, hosts: Sequence[str], rails: int, rate: str, directory: Path) -> None:
+    def __init__(self, hosts: Sequence[str], rails: int, directory: Path, leaves: Switches) -> None:
         """
         Args:
             hosts: names of the machines.
-            rails: number of interfaces, and of networks.
-            rate: rate of every interface, as tc(8) writes it: `20mbit`.
+            rails: number of rails.
             directory: for the kernel's logs, and what the machines share.
+            leaves: the switches of the rails.
         """
-        self.hosts, self._directory = tuple(hosts), directory
-        self._shared, self._number = directory / "shared", 0
-        self._shared.mkdir(parents=True)
-        self._processes = [self._boot(number, rails, rate) for number in range(1, len(hosts) + 1)]
+        self.hosts, self._directory, self.switches = tuple(hosts), directory, leaves
+        self.addresses = {host: f"10.0.0.{number}" for number, host in enumerate(hosts, 1)}
+        self.shared, self._number = directory / "shared", 0
+        """Directory that the machines see as /mnt."""
+        self.shared.mkdir(parents=True)
+        clock = [str(Path(__file__).with_name("clock.c")), "-o", str(self.shared / "clock.so")]
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", *clock], check=True)
+        self._processes = [self._boot(number, rails) for number in range(1, len(hosts) + 1)]
+        for number in range(1, len(hosts) + 1):
+            for rail in range(1, rails + 1):
+                leaves.attach(_tap(number, rail), rail - 1, number)
 
-    def measure(
-        self, stage: str, settings: Mapping[str, Any], limit_s: float, **commands: str
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Run a shell command on the machines named, measure verbs on all, and return their observations.
+    def run(self, limit_s: float, **commands: str) -> None:
+        """Run a shell command on each machine named, or the command `all` on all of them."""
+        every = commands.pop("all", "")
+        self._answers({"commands": {host: commands.get(host, every) for host in self.hosts}}, limit_s)
 
-        Raises AssertionError, with the end of the kernel's log, if a machine does not answer in time.
-        """
-        addresses = {host: f"10.0.0.{number}" for number, host in enumerate(self.hosts, 1)}
+    def read(self, limit_s: float) -> dict[str, tuple[Metric, ...]]:
+        """Return the readings of the ports of each machine, from a full snapshot."""
+        answers = self._answers({"snapshot": True}, limit_s)
+        return {host: tuple(Metric(**metric) for metric in answer["metrics"]) for host, answer in answers.items()}
+
+    def measure(self, stage: str, settings: Mapping[str, Any], limit_s: float) -> dict[str, list[dict[str, Any]]]:
+        """Measure verbs on all machines, and return their observations."""
         members = list(self.hosts)
-        request = {"stage": stage, "settings": settings, "members": members, "gang": members, "addresses": addresses,
-                   "fabric": True, "commands": commands}  # fmt: skip
+        request = {"stage": stage, "settings": settings, "members": members, "gang": members, "addresses": self.addresses,
+                   "fabric": True}  # fmt: skip
+        return {host: answer["observations"] for host, answer in self._answers(request, limit_s).items()}
+
+    def _answers(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Raises AssertionError, with the end of the kernel's log, if a machine does not answer in time."""
         self._post(request)
-        paths = [self._shared / f"{self._number - 1}.{host}.json" for host in self.hosts]
+        paths = [self.shared / f"{self._number - 1}.{host}.json" for host in self.hosts]
         self._wait(paths, limit_s)
         return {host: json.loads(path.read_text()) for host, path in zip(self.hosts, paths, strict=True)}
 
     def wait_until_booted(self) -> None:
         """Wait until each machine waits for requests."""
-        self._wait([self._shared / f"ready.{host}" for host in self.hosts], BOOT_S)
+        self._wait([self.shared / f"ready.{host}" for host in self.hosts], BOOT_S)
 
     def end(self) -> None:
         """Turn the machines off."""
@@ -98,9 +140,9 @@ class Machines:
                 process.wait()
 
     def _post(self, request: Mapping[str, Any]) -> None:
-        part = self._shared / f"{self._number}.part"
+        part = self.shared / f"{self._number}.part"
         part.write_text(json.dumps(request))
-        part.rename(self._shared / f"{self._number}.json")
+        part.rename(self.shared / f"{self._number}.json")
         self._number += 1
 
     def _wait(self, paths: Sequence[Path], limit_s: float) -> None:
@@ -118,57 +160,44 @@ class Machines:
     def _log(self, host: str) -> Path:
         return self._directory / f"{host}.log"
 
-    def _boot(self, number: int, rails: int, rate: str) -> subprocess.Popen[bytes]:
+    def _boot(self, number: int, rails: int) -> subprocess.Popen[bytes]:
         host = self.hosts[number - 1]
-        setup = "".join(RAIL.format(rail=rail, number=number, rate=rate) for rail in range(rails))
+        limit = LIMIT_RATE.format(kbits=PORT_KBITS)
+        of_rails = "".join(RAIL.format(rail=rail, number=number, limit=limit) for rail in range(1, rails + 1))
         init = INIT.format(
             modules=" ".join(MODULES),
             root=ROOT,
-            setup=setup,
+            setup=SETUP.format(number=number) + of_rails + LLDPD + PERFTEST.format(timeout=QP_TIMEOUT),
             python=sys.executable,
             guest=ROOT / "tests/rdma/guest.py",
             host=host,
         )
         image = self._directory / f"{host}.initramfs.gz"
         _write_initramfs(image, init)
-        networks = [
-            option
-            for rail in range(rails)
-            for option in (
-                "-netdev", f"socket,id=net{rail},mcast=230.0.29.{1 + rail}:{_network_port(self._directory)},localaddr=127.0.0.1",
-                "-device", f"virtio-net-pci,netdev=net{rail},mac=52:54:00:29:{rail:02x}:{number:02x},romfile=",
-            )
-        ]  # fmt: skip
-        shares = [
-            *("-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"),
-            *("-virtfs", f"local,path={self._shared},mount_tag=shared,security_model=none"),
-        ]
         command = [
-            *(
-                "qemu-system-x86_64",
-                "-accel",
-                "tcg",
-                "-cpu",
-                "Nehalem",
-                "-m",
-                str(MEMORY_MB),
-                "-smp",
-                "2",
-                "-nographic",
-                "-no-reboot",
-            ),
-            *(
-                "-kernel",
-                str(next(KERNEL.glob("boot/vmlinuz-*"))),
-                "-initrd",
-                str(image),
-                "-append",
-                "console=ttyS0 quiet panic=-1 no_timer_check",
-            ),
-            *(*networks, *shares),
-        ]
+            *("qemu-system-x86_64", "-accel", "tcg", "-cpu", "Nehalem", "-m", str(MEMORY_MB), "-smp", "2", "-nographic"),
+            "-no-reboot",
+            *("-kernel", str(next(KERNEL.glob("boot/vmlinuz-*"))), "-initrd", str(image), "-append", KERNEL_ARGUMENTS),
+            *self._networks(number, rails),
+            *("-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"),
+            *("-virtfs", f"local,path={self.shared},mount_tag=shared,security_model=none"),
+        ]  # fmt: skip
         with self._log(host).open("wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    def _networks(self, number: int, rails: int) -> Iterator[str]:
+        for rail in range(rails + 1):
+            management = f"socket,id=net0,mcast=230.0.29.1:{_network_port(self._directory)},localaddr=127.0.0.1"
+            tap = f"tap,id=net{rail},ifname={_tap(number, rail)},script=no,downscript=no"
+            speed = f",speed={PORT_KBITS // 1000},duplex=full" if rail else ""
+            yield from ("-netdev", tap if rail else management)
+            mac = f"52:54:00:29:{rail:02x}:{number:02x}"
+            yield from ("-device", f"virtio-net-pci,netdev=net{rail},mac={mac}{speed},romfile=")
+
+
+def _tap(number: int, rail: int) -> str:
+    """Return the name of the interface of this machine at the other end of a port, until it is connected to a switch."""
+    return f"rp{os.getpid()}-{number}-{rail}"
 
 
 def _network_port(directory: Path) -> int:
@@ -177,15 +206,16 @@ def _network_port(directory: Path) -> int:
 
 
 @contextmanager
-def machines(hosts: Sequence[str], rails: int, rate: str, directory: Path) -> Iterator[Machines]:
+def machines(hosts: Sequence[str], rails: int, directory: Path) -> Iterator[Machines]:
     """Yield running machines."""
     _unpack_kernel()
-    running = Machines(hosts, rails, rate, directory)
-    try:
-        running.wait_until_booted()
-        yield running
-    finally:
-        running.end()
+    with switches(rails) as leaves:
+        running = Machines(hosts, rails, directory, leaves)
+        try:
+            running.wait_until_booted()
+            yield running
+        finally:
+            running.end()
 
 
 def _unpack_kernel() -> None:

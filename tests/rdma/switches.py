@@ -1,0 +1,100 @@
+"""Leaf switches of the virtual machines: a network namespace for each rail, with a bridge and a real lldpd.
+
+All leaf switches are connected to each other, as by a spine, so that two swapped cables still carry traffic. Like switches, the
+bridges do not forward LLDP.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LLDP_SETTINGS = (
+    "system capabilities enabled bridge",
+    "lldp portidsubtype ifname",
+    "lldp tx-interval 1",
+)
+WAIT_S = 60.0
+_SPINE = "spine"
+
+
+class Switches:
+    """Running leaf switches `leaf0`, `leaf1` …: one for each rail. Host number N is at port `swpN`."""
+
+    def __init__(self, rails: int) -> None:
+        self._namespaces = [f"rp-leaf{rail}-{os.getpid()}" for rail in range(rails)]
+        self._sockets = [Path("/run") / f"{name}.sock" for name in self._namespaces]
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Create the namespaces and start the daemons."""
+        for rail, (name, socket) in enumerate(zip(self._namespaces, self._sockets, strict=True)):
+            _run(f"ip netns add {name}")
+            _run(f"ip -n {name} link add br0 type bridge")
+            _run(f"ip -n {name} link set br0 up")
+            if rail:
+                _run(f"ip -n {name} link add {_SPINE} type veth peer name {_SPINE}{rail} netns {self._namespaces[0]}")
+                self._connect(rail, _SPINE)
+                self._connect(0, f"{_SPINE}{rail}")
+            command = f"ip netns exec {name} lldpd -d -u {socket} -I swp* -O /dev/null"
+            self._daemons.append(
+                subprocess.Popen(command.split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+        for rail, socket in enumerate(self._sockets):
+            for setting in (f"system hostname leaf{rail}", f"system chassisid 52540029ff{rail:02x}", *LLDP_SETTINGS):
+                _run_until_done(["lldpcli", "-u", str(socket), "configure", *setting.split()])
+
+    def attach(self, interface: str, rail: int, host: int) -> None:
+        """Connect an interface of this machine, which may not exist yet, to the switch of a rail."""
+        _run_until_done(["ip", "link", "show", "dev", interface])
+        _run(f"ip link set {interface} netns {self._namespaces[rail]} name swp{host}")
+        self._connect(rail, f"swp{host}")
+
+    def swap(self, first: int, second: int, host: int) -> None:
+        """Swap the two cables of a host at the switches of two rails."""
+        here, there = self._namespaces[first], self._namespaces[second]
+        _run(f"ip -n {here} link set swp{host} netns {there} name moved")
+        _run(f"ip -n {there} link set swp{host} netns {here}")
+        _run(f"ip -n {there} link set moved name swp{host}")
+        for rail in (first, second):
+            self._connect(rail, f"swp{host}")
+
+    def end(self) -> None:
+        """Stop the daemons and remove the namespaces."""
+        for daemon in self._daemons:
+            daemon.terminate()
+            daemon.wait()
+        for socket in self._sockets:
+            socket.unlink(missing_ok=True)
+        for name in self._namespaces:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    def _connect(self, rail: int, interface: str) -> None:
+        _run(f"ip -n {self._namespaces[rail]} link set {interface} master br0 up")
+
+
+@contextmanager
+def switches(rails: int) -> Iterator[Switches]:
+    """Yield running leaf switches."""
+    running = Switches(rails)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.end()
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+def _run_until_done(command: list[str]) -> None:
+    """Repeat a command until it succeeds."""
+    deadline = time.monotonic() + WAIT_S
+    while subprocess.run(command, capture_output=True, check=False).returncode:
+        assert time.monotonic() < deadline, f"no success within {WAIT_S:g} s: {' '.join(command)}"
+        time.sleep(0.1)
