@@ -24,6 +24,7 @@ _SETTINGS = ("op", "direction", "memory", "sharing")
 def port_problems(view: HostView) -> Iterator[Problem]:
     """Yield what cannot be right about the figures of ports, or about the adapters of the host."""
     yield from _changed_adapters(view)
+    yield from _changed_rates(view)
     measured = [item for name in (BANDWIDTH, RATIO) for item in view.observations[name] if item.status == MEASURED]
     if not measured:
         return
@@ -38,6 +39,17 @@ def port_problems(view: HostView) -> Iterator[Problem]:
                 item.stage,
             )
     yield from _different_mtu(view)
+
+
+def _changed_rates(view: HostView) -> Iterator[Problem]:
+    """Yield the ports whose link changed its rate during the run: figures from before and after are not comparable."""
+    seen: dict[str, dict[Value, str]] = defaultdict(dict)
+    for snapshot, metric in view.observations.metrics.get(RATE, ()):
+        for scope, value in metric.values.items():
+            seen[scope].setdefault(value, snapshot.stage)
+    for scope, values in seen.items():
+        if len(values) > 1:
+            yield RATE, scope, f"changed during the run: {', then '.join(map(str, values))}", [*values.values()][-1]
 
 
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:

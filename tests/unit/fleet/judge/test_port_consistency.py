@@ -72,6 +72,14 @@ def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None
     assert {item[1].partition(",partner")[0] for item in found} == {"hca=mlx5_0,port=1"}
 
 
+def test_rate_that_changes_during_the_run_is_inconclusive() -> None:
+    """Also without figures of the port, whose bandwidth would contradict one of the rates."""
+    before, after = of_ports(), of_ports(rate=RATE / 2)
+    changed_rate = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
+    assert changed_rate in findings({}, before, of="infiniband.rate", last=after)
+    assert changed_rate not in findings({}, before, of="infiniband.rate")
+
+
 def test_adapter_without_a_guid_in_a_snapshot_is_inconclusive() -> None:
     lacking = of_ports(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
     found = findings(fleet(), lacking, of="infiniband.hca.node_guid")

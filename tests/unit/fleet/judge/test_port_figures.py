@@ -79,6 +79,7 @@ def findings(
     readings: Sequence[Metric] = (),
     members: Sequence[str] = HOSTS,
     of: str = "verbs.",
+    last: Sequence[Metric] = (),
     **variables: Any,
 ) -> set[tuple[str, str, str, str]]:
     """Return host, scope, criterion and verdict of what does not pass on RDMA ports.
@@ -88,6 +89,7 @@ def findings(
         readings: every snapshot has these.
         members: the hosts of the launch. The others have no record of it.
         of: beginning of the names of the observations.
+        last: the readings of the last snapshot of a record, if they differ.
     """
     plan = builders.plan(*HOSTS, gpu_count=2, rackproof_gang="all", **variables)
     stages = {stage.name: {"verbs": stage.benchmarks["verbs"]} for stage in plan.stages if "verbs" in stage.benchmarks}
@@ -96,7 +98,10 @@ def findings(
         records = [
             replace(
                 record,
-                snapshots=tuple(replace(item, metrics=(*item.metrics, *readings)) for item in record.snapshots),
+                snapshots=tuple(
+                    replace(item, metrics=(*item.metrics, *(last if last and item is record.snapshots[-1] else readings)))
+                    for item in record.snapshots
+                ),
                 launches=tuple(replace(item, members=tuple(members) if record.gang else (host,)) for item in record.launches),
                 observations=(*record.observations, *(
                     item for item in figures.get(host, ()) if (item.stage == "gang") == bool(record.gang)
