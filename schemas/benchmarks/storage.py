@@ -67,7 +67,7 @@ STORAGE: Mapping[str, Benchmark] = {
             "metadata_ops": ["create", "stat", "remove"],
             "first_clients": 0,  # clients in the first step of the ramp, doubled in each step; 0: only all at once
             "rounds": 2,  # in each, every host writes its file, or reads that of another host; the best round counts
-            "seconds": 1,  # for each rate
+            "seconds": 1.0,  # for each rate
             "metadata_seconds": 0.3,  # for each rate of files
             "size_bytes": 16
             << 30,  # the most that a host writes, and at most half of the free space for all hosts together
