@@ -1,7 +1,7 @@
 """A checkpoint in a shared directory: each host writes a shard for each of its ranks, and others read and compare every byte.
 
-If a byte is wrong, the host that wrote the shard and a third host read it too. If all of them read it wrong, it is stored wrong;
-otherwise the client that read it wrong is at fault.
+If a byte is wrong, the host that wrote the shard and a third host read it too. If all of them read it wrong, or both hosts
+that did not write it, it is stored wrong; otherwise the client that read it wrong is at fault.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from agent.benchmarks.storage import shard
@@ -20,6 +21,9 @@ SLOWEST = 20e6
 MOST_DISPUTED = 16
 """Number of wrong shards of one host that are read again."""
 
+Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
+"""Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first."""
+
 
 class CheckpointShards:
     """The shards of this host, and those that it reads."""
@@ -27,7 +31,7 @@ class CheckpointShards:
     def __init__(self, clients: Clients, report: TargetReport, settings: Mapping[str, Any]) -> None:
         self._clients, self._report = clients, report
         self._shards = max(1, clients.context.local_world_size)
-        free = clients.target.free // 2 // max(1, len(clients.hosts)) // self._shards
+        free = clients.target.free // 4 // max(1, len(clients.hosts)) // self._shards
         self._size = max(1, min(settings["shard_bytes"], free) // shard.BLOCK) * shard.BLOCK
         self._sizes: dict[str, tuple[int, int, bool]] = {}
         """Host -> number and size of its shards."""
@@ -47,12 +51,25 @@ class CheckpointShards:
         self._rate("write", answers, self._size * self._shards)
         written = clients.step("checkpoint/write", {"shards": self._shards, "size": self._size}, self._limit_s)
         self._sizes = {host: (int(value["shards"]), int(value["size"]), direct) for host, value in written.items()}
-        owner = clients.next_host(1)
-        read = self._read(owner, range(self._sizes[owner][0]))
-        self._rate("read", read, self._sizes[owner][1] * self._sizes[owner][0])
-        wrong = self._wrong(owner, read)
-        first = clients.step("checkpoint/read", {"wrong": wrong}, self._limit_s)
-        self._settle({host: value["wrong"] for host, value in first.items()})
+        self._settle(self._read_all())
+
+    def _read_all(self) -> dict[str, list[list[Any]]]:
+        """Return reader -> wrong shards. If a reader is left out, another host reads the shards in its place."""
+        clients, wrong = self._clients, defaultdict[str, list[list[Any]]](list)
+        unread = set(clients.hosts)
+        for number in count():
+            readers = dict(zip((*clients.hosts[1:], *clients.hosts[:1]), clients.hosts, strict=True))
+            owner = clients.next_host(1)
+            read = self._read(owner, range(self._sizes[owner][0])) if owner in unread else {}
+            if not number:
+                self._rate("read", read, self._sizes[owner][1] * self._sizes[owner][0])
+            answers = clients.step(f"checkpoint/read/{number}", {"wrong": self._wrong(owner, read)}, self._limit_s)
+            for host, value in answers.items():
+                wrong[host] += value["wrong"]
+            unread = {host for host in unread & answers.keys() if readers[host] not in answers}
+            if not unread:
+                break
+        return wrong
 
     def _command(self, action: str, host: str, number: int, size: int, direct: bool) -> list[str]:
         path = self._clients.file_of(host, f"shard{number}")
@@ -94,26 +111,17 @@ class CheckpointShards:
 
     def _settle(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
         """Report the wrong bytes that this host stored, and those that only this host read."""
-        clients = self._clients
-        readings = _by_shard(first)
-        readers = {name: set(found) | {name[0]} for name, found in readings.items()}
-        if readings:
-            hosts = clients.hosts
-            for name, found in readings.items():
-                reader = next(iter(found))
-                third = next((host for host in hosts if host not in (reader, name[0])), "")
-                readers[name] |= {third} - {""}
-            again: list[list[Any]] = []
-            for owner, number in readings:
-                if clients.host in readers[owner, number] - set(readings[owner, number]):
-                    again += self._wrong(owner, self._read(owner, [number]))
-            second = clients.step("checkpoint/again", {"wrong": again}, self._limit_s)
-            for name, found in _by_shard({host: value["wrong"] for host, value in second.items()}).items():
-                readings.setdefault(name, {}).update(found)
+        clients, readings = self._clients, _by_shard(first)
+        readers = self._read_again(readings) if readings else {}
+        if any(found.keys() == readers[name] == {clients.host} != {name[0]} for name, found in readings.items()):
+            clients.target.problem = "this host read wrong bytes, and the other hosts that read them did not finish"
+            return
         stored, misread = 0, 0
         about: dict[str, Any] = {}
         for name, found in readings.items():
-            if len(found) == len(readers.get(name, ())):
+            if (
+                found.keys() == readers[name] or len(found.keys() - {name[0]}) > 1
+            ):  # an owner may have its own in a cache
                 if name[0] == clients.host:
                     bytes_, place = next(iter(found.values()))
                     stored += bytes_
@@ -124,11 +132,30 @@ class CheckpointShards:
         self._report.figure(clients.target, "shared_storage.wrong_bytes", stored, about)
         self._report.figure(clients.target, "shared_storage.misread_bytes", misread)
 
+    def _read_again(self, readings: Readings) -> dict[tuple[str, int], set[str]]:
+        """Add what the owner of each wrong shard and a third host read wrong; return the hosts that have read each of them."""
+        clients = self._clients
+        readers: dict[tuple[str, int], set[str]] = {}
+        for name, found in readings.items():
+            owner, reader = name[0], next(iter(found))
+            third = next((host for host in clients.hosts if host not in (reader, owner)), "")
+            # A host that was left out since has removed its shards.
+            readers[name] = {*found, *({owner, third} - {""} if owner in clients.hosts else ())}
+        again: list[list[Any]] = []
+        for owner, number in readings:
+            if clients.host in readers[owner, number] - set(readings[owner, number]):
+                again += self._wrong(owner, self._read(owner, [number]))
+        second = clients.step("checkpoint/again", {"wrong": again}, self._limit_s)
+        for name, found in _by_shard({host: value["wrong"] for host, value in second.items()}).items():
+            if name in readings:
+                readings[name].update(found)
+        return {name: {*readings[name], *(hosts & second.keys())} for name, hosts in readers.items()}
 
-def _by_shard(wrong: Mapping[str, Sequence[Sequence[Any]]]) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
+
+def _by_shard(wrong: Mapping[str, Sequence[Sequence[Any]]]) -> Readings:
     """Return owner and number of each shard -> reader -> wrong bytes and offset of the first."""
     shards: dict[tuple[str, int], dict[str, tuple[int, int]]] = defaultdict(dict)
     for reader, items in wrong.items():
-        for owner, number, count, place in items:
-            shards[str(owner), int(number)][reader] = (int(count), int(place))
+        for owner, number, bytes_, place in items:
+            shards[str(owner), int(number)][reader] = (int(bytes_), int(place))
     return dict(shards)

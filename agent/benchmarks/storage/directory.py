@@ -18,7 +18,6 @@ import shutil
 import stat
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +39,23 @@ def prepare(directory: str) -> dict[str, Any]:
     if not stat.S_ISDIR(status.st_mode):
         kind = "a device" if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode) else "a file"
         raise ValueError(f"it is {kind}, not a directory: name a directory of a mounted file system")
-    _remove_leftovers(directory)
     work = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     try:
+        _remove_leftovers(directory, Path(work).stat().st_mtime)
         direct = _supports_direct(work)
-    except OSError:
+        usage = os.statvfs(directory)
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        kind, source = mount_of(mounts, os.path.realpath(directory))
+        device, models, disks = disks_of(status.st_dev, source)
+    except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    usage = os.statvfs(directory)
-    kind, source = mount_of(Path("/proc/self/mountinfo").read_text(encoding="utf-8"), os.path.realpath(directory))
-    device, models, disks = disks_of(status.st_dev, source)
     return {
         "work": work,
         "free": usage.f_bavail * usage.f_frsize,
         "direct": direct,
         "filesystem": kind,
+        "pool": device or kind,
         "device": device or source,
         "model": models,
         "disks": disks,
@@ -80,14 +81,19 @@ def _supports_direct(work: str) -> bool:
     return False
 
 
-def _remove_leftovers(directory: str) -> None:
-    """Remove old subdirectories of our own, never through a link or of another user."""
+def _remove_leftovers(directory: str, now: float) -> None:
+    """Remove old subdirectories of our own, never through a link or of another user.
+
+    Args:
+        directory: the directory.
+        now: time of the file system. By a wrong clock of this host, subdirectories that other hosts use would be old.
+    """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if not entry.name.startswith(PREFIX) or not entry.is_dir(follow_symlinks=False):
                 continue
             status = entry.stat(follow_symlinks=False)
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > LEFTOVER_S:
+            if status.st_uid == os.geteuid() and now - status.st_mtime > LEFTOVER_S:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 

@@ -81,7 +81,8 @@ class FioPass:
         }  # fmt: skip
         if self.verify:
             options |= {"verify": "crc32c", "verify_interval": RANDOM_BYTES}
-            options |= {"do_verify": 0} if self.op == "write" else {"verify_fatal": 1}
+            # Without verify_state_save=0 fio leaves files in its current directory, which is /.
+            options |= {"do_verify": 0, "verify_state_save": 0} if self.op == "write" else {"verify_fatal": 1}
         else:
             options |= {"refill_buffers": 1} if self.op == "write" else {}
         if self.op == "write" and not direct:
@@ -92,6 +93,8 @@ class FioPass:
             options["time_based"] = 1
         if is_random:
             options |= {"norandommap": 1, "group_reporting": 1}
+            # Of two writes in flight to one block, a healthy disk may store parts of both.
+            options |= {"serialize_overlap": 1} if self.verify and self.op == "write" else {}
         return [f"--{key}={value}" for key, value in options.items()]
 
 
@@ -165,14 +168,30 @@ def program() -> str:
 
 
 def engine(path: str) -> str:
-    """Return the engine to use: the first of `ENGINES` that this fio lists."""
+    """Return the engine to use: the first of `ENGINES` that this fio lists and that the kernel permits.
+
+    A container or a sysctl may forbid io_uring, and databases may use all of fs.aio-max-nr.
+    """
     listed = ""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             [path, "--enghelp"], stdin=subprocess.DEVNULL, capture_output=True, timeout=HELP_S, check=False
         )
         listed = done.stdout.decode(errors="replace")
-    return next((name for name in ENGINES if re.search(rf"^\s*{name}\s*$", listed, re.MULTILINE)), ENGINES[-1])
+    for name in ENGINES[:-1]:
+        if re.search(rf"^\s*{name}\s*$", listed, re.MULTILINE) and _works(path, name):
+            return name
+    return ENGINES[-1]
+
+
+def _works(path: str, name: str) -> bool:
+    """Return whether the engine can read a block of /dev/zero."""
+    options = ("--name=probe", f"--ioengine={name}", "--filename=/dev/zero", "--rw=read", "--bs=4096", "--size=4096")
+    with suppress(OSError, subprocess.SubprocessError):
+        command = [path, *options, "--thread=1", "--output-format=json", "--eta=never"]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=HELP_S, check=False)
+        return done.returncode == 0
+    return False
 
 
 def _clean(text: str) -> str:

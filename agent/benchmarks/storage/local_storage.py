@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_rank
 from agent.benchmarks.storage import fio
 from agent.benchmarks.storage.child import Ended
-from agent.benchmarks.storage.target import FioRunner, Target, TargetReport, prepare_targets, remove_targets
+from agent.benchmarks.storage.target import (
+    FioRunner,
+    Target,
+    TargetReport,
+    little_space,
+    prepare_targets,
+    remove_targets,
+)
 
 if TYPE_CHECKING:
     from agent.benchmarks.runtime.context import Context
@@ -78,12 +85,14 @@ class _Passes:
         self._runner, self._report, self._targets = runner, report, targets
         self._sharing, self._settings = sharing, settings
         self._seconds = float(settings["seconds"])
-        on_device = Counter(target.about.get("device") for target in targets)
+        in_pool = Counter(target.pool for target in targets)
         self._regions: dict[str, tuple[str, int, int]] = {}
         for target in targets:
-            most = min(settings["size_bytes"], target.free // 2 // on_device[target.about.get("device")])
+            most = min(settings["size_bytes"], target.free // 2 // in_pool[target.pool])
             step = most // runner.jobs // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
             self._regions[target.path] = (f"{target.work}/{FILE}", step, step)
+            if not step:
+                target.problem = target.problem or little_space(target.free, in_pool[target.pool], "directories")
 
     def run(self) -> None:
         """Run all passes. A directory with a problem takes no part in the rest."""

@@ -10,7 +10,7 @@ from typing import Any
 from agent.benchmarks.storage import fio, shard
 from agent.benchmarks.storage.local_storage import MARGIN_S
 from agent.benchmarks.storage.shared_clients import Clients
-from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport
+from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, little_space
 
 FILE, DEPTH = "data", 4
 """Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
@@ -41,9 +41,12 @@ class SharedRates:
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
         """Reader -> rate and owner of the file, for each round with all clients."""
-        free = clients.target.free // 2 // max(1, len(clients.hosts))
+        # A quarter of the free space for the files of all hosts, and another one for the shards of their checkpoint.
+        free = clients.target.free // 4 // max(1, len(clients.hosts))
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
         size = min(settings["size_bytes"], free // len(self._counts)) // runner.jobs
+        if size < fio.SEQUENTIAL_BYTES:
+            clients.target.problem = little_space(clients.target.free, len(clients.hosts), "hosts")
         self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
 
     def run(self) -> None:
@@ -96,7 +99,8 @@ class SharedRates:
         if self._clients.host not in part:
             return ""
         order = [*part[(at := part.index(self._clients.host)) + 1 :], *part[: at + 1]]
-        readable = [host for host in order if host in regions]
+        # A host that was left out since removes its file.
+        readable = [host for host in order if host in regions and host in self._clients.hosts]
         others = [host for host in readable if host != self._clients.host] or readable
         return others[(distance - 1) % len(others)] if others else ""
 

@@ -39,6 +39,8 @@ class Target:
     direct: bool = False
     disks: frozenset[str] = frozenset()
     """The disks below it; empty if unknown."""
+    pool: str = ""
+    """Directories with the same may share their free space: the block device, or the type of a file system without one."""
     about: dict[str, Any] = field(default_factory=dict)
     """Parameters of its figures: file system, device, models of the disks."""
 
@@ -60,6 +62,7 @@ def prepare_targets(context: Context, paths: Sequence[str]) -> list[Target]:
         texts = {key: clean(answer.get(key, "")) for key in _TEXTS[1:]}
         target.work, target.free, target.direct = str(answer["work"]), int(answer["free"]), bool(answer["direct"])
         target.disks = frozenset(map(str, answer["disks"]))
+        target.pool = str(answer["pool"])
         target.about = {**texts, "direct": target.direct}
         if target.free < LEAST_BYTES:
             target.problem = f"{target.free / 1e6:.0f} MB are free, {LEAST_BYTES / 1e6:.0f} MB are needed: free space"
@@ -67,6 +70,11 @@ def prepare_targets(context: Context, paths: Sequence[str]) -> list[Target]:
         if len(targets) > 1 and target.disks:
             target.about["directories"] = sum(bool(other.disks & target.disks) for other in targets)
     return targets
+
+
+def little_space(free: int, users: int, kind: str) -> str:
+    """Return that the free space is too small for several directories or hosts, which share it."""
+    return f"{free / 1e6:.0f} MB are free, too little for {users} {kind}: free space"
 
 
 def remove_targets(context: Context, targets: Iterable[Target]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.benchmarks.storage import fio
 from agent.benchmarks.storage.fio import FioError, failure_reason, parse, wrong_blocks
 from tests import ROOT
 
@@ -86,3 +89,32 @@ def test_reason_is_one_short_line_without_control_characters() -> None:
     reason = failure_reason(1, [], "", "\x1b[31mred\x1b[0m\n" * 100)
     assert reason.isprintable()
     assert len(reason) <= 400
+
+
+def test_fio_leaves_no_state_of_a_verification_in_its_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    item = fio.FioPass(name="random write", op="write", pattern="random", seconds=0.1, verify=True)
+    arguments = item.arguments("data", engine="psync", direct=False, jobs=1, size_bytes=1 << 20, step_bytes=1 << 20)
+    done = subprocess.run(["fio", *arguments], capture_output=True, text=True, check=False)
+    assert fio.parse("write", done.returncode, done.stdout, done.stderr).bytes_per_second > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "forbidden", "expected"),
+    [
+        (("libaio", "io_uring", "psync"), (), "libaio"), (("io_uring", "psync"), (), "io_uring"),
+        (("io_uring", "psync"), ("io_uring",), "psync"), (("libaio", "io_uring"), ("libaio",), "io_uring"),
+        (("psync",), (), "psync"),
+    ],
+)  # fmt: skip
+def test_engine_that_the_kernel_forbids_is_not_used(
+    tmp_path: Path, listed: tuple[str, ...], forbidden: tuple[str, ...], expected: str
+) -> None:
+    program = tmp_path / "fio"
+    lines = [f'case "$*" in *--ioengine={name}*) exit 1;; esac' for name in forbidden]
+    program.write_text("\n".join(["#!/bin/sh", *lines, *(f"echo '  {name}'" for name in listed)]))
+    program.chmod(0o755)
+    assert fio.engine(str(program)) == expected

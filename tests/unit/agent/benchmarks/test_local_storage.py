@@ -131,6 +131,22 @@ def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
     assert measure(tmp_path / "work") == []
 
 
+def test_directory_that_cannot_be_described_keeps_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "disks_of", lambda number, source: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        directory.prepare(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_other_hosts_use_are_kept_by_a_host_whose_clock_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rackproof-storage-other").mkdir()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    directory.prepare(str(tmp_path))
+    assert (tmp_path / "rackproof-storage-other").is_dir()
+
+
 def test_leftovers_of_killed_measurements_are_removed_and_nothing_else(tmp_path: Path) -> None:
     names = {"rackproof-storage-old": 2, "rackproof-storage-new": 0, "other": 2}
     for name, days in names.items():

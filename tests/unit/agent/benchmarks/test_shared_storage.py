@@ -18,7 +18,7 @@ from agent.benchmarks.runtime import host_exchange
 from agent.benchmarks.storage import directory, shard, shared_clients, shared_storage, target
 from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
 from agent.benchmarks.storage.shared_clients import Clients
-from agent.benchmarks.storage.shared_rates import numbers_of_clients
+from agent.benchmarks.storage.shared_rates import SharedRates, numbers_of_clients
 from schemas.catalogue import expand, settings
 from tests.rdma.guest import Recorder
 
@@ -185,7 +185,9 @@ def test_host_whose_mount_hangs_is_named_and_the_others_are_measured(
     program = tmp_path / "directory.py"
     text = Path(directory.__file__).read_text()
     program.write_text(
-        text.replace('if __name__ == "__main__":', 'if "hanging" in sys.argv[2]:\n    time.sleep(600)\nelse:')
+        text.replace(
+            'if __name__ == "__main__":', 'if "hanging" in sys.argv[2]:\n    __import__("time").sleep(600)\nelse:'
+        )
     )
     monkeypatch.setattr(directory, "__file__", str(program))
     monkeypatch.setattr(target, "ACCESS_S", 2.0)
@@ -232,3 +234,67 @@ def test_shard_with_swapped_blocks_short_end_or_flipped_bits_is_wrong(tmp_path: 
         result = shard.read(str(path), "seed", size, False)
         assert result["wrong"] > 0, name
         assert result["first"] == {"swapped": 7, "short": size - 5, "flipped": 70, "empty": 0}[name]
+
+
+@pytest.mark.parametrize("broken", ["read/0/1", "checkpoint/read/0", "checkpoint/again"])
+def test_host_that_fails_costs_its_own_figures_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    step = Clients.step
+
+    def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
+        if (name, self.host) == ("checkpoint/write", "h2"):
+            with Path(self.file_of("h2", "shard0")).open("r+b") as file:
+                file.write(b"wrong")
+        if (name, self.host) == (broken, "h1"):
+            self.target.problem = "broken"
+        return step(self, name, *arguments)
+
+    monkeypatch.setattr(Clients, "step", flip_or_fail)
+    observed = measure(tmp_path, rounds=2)
+    assert set(problems(observed)) == {"h1"}
+    wrong = values(observed, "wrong_bytes")
+    assert wrong["h2"] > 0, "the shards that h1 was to read are read by another host"
+    assert wrong["h3"] == 0
+    misread = values(observed, "misread_bytes")
+    assert (misread["h2"], misread["h3"]) == (0, 0)
+
+
+def test_client_is_not_at_fault_if_no_other_host_has_read_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Clients.step
+
+    def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
+        if (name, self.host) == ("checkpoint/write", "h3"):
+            with Path(self.file_of("h3", "shard0")).open("r+b") as file:
+                file.write(b"wrong")
+        if name == "checkpoint/again" and self.host != "h2":
+            self.target.problem = "broken"
+        return step(self, name, *arguments)
+
+    monkeypatch.setattr(Clients, "step", flip_or_fail)
+    observed = measure(tmp_path)
+    assert "h2" not in values(observed, "misread_bytes")
+    assert any("the other hosts that read them did not finish" in reason for reason in problems(observed)["h2"])
+
+
+def test_all_hosts_together_use_at_most_half_of_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, used = 96 << 20, list[int]()
+    init = SharedRates.__init__
+
+    def with_little_space(self: SharedRates, clients: Clients, *arguments: Any) -> None:
+        clients.target.free = free
+        init(self, clients, *arguments)
+
+    step = Clients.step
+
+    def step_and_sum(self: Clients, name: str, value: Any, *arguments: Any) -> dict[str, Any]:
+        if name == "checkpoint/write":
+            used.append(value["shards"] * value["size"])
+        return step(self, name, value, *arguments)
+
+    monkeypatch.setattr(SharedRates, "__init__", with_little_space)
+    monkeypatch.setattr(Clients, "step", step_and_sum)
+    assert problems(measure(tmp_path, shards=2, shard_bytes=1 << 30)) == {}
+    assert 0 < sum(used) <= free // 4, "the other quarter is for the files of fio"
