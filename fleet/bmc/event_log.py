@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from fleet.bmc.client import MAX_PAGES, RedfishSession, Resource
 from fleet.bmc.health import OK, standard
@@ -66,16 +67,28 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
     count = first.get("Members@odata.count")
     total = count if type(count) is int and count >= 0 else len(first.get("Members") or ())
     newest, new = "", list[LogEntry]()
-    exceeds = False
     for entry in _newest_first(session, first, total):
         newest = newest or entry.mark
-        if mark is None or entry.mark == mark or _is_older(entry.created, mark):
-            break
-        if len(new) >= MAX_NEW:
-            exceeds = True
+        if mark is None or entry.mark == mark:
             break
         new.append(entry)
-    return LogReading(entries=total, newest=newest or EMPTY, new=tuple(new), new_entries=len(new) + exceeds)
+        if len(new) > MAX_NEW:
+            new = _not_older(new, mark)
+            break
+    else:
+        new = _not_older(new, mark) if mark else new
+    return LogReading(entries=total, newest=newest or EMPTY, new=tuple(new[:MAX_NEW]), new_entries=len(new))
+
+
+def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
+    """Return the entries before the first one that is older than the mark, which the log lacks: it was cleared, or is full.
+
+    As long as the log has the mark, times do not matter: the clock of a BMC may be set back.
+    """
+    number = next((number for number, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
+    if entries and not number:
+        raise BmcError("the log lacks the newest entry of the reading before, and all its entries are older")
+    return entries[:number]
 
 
 def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
@@ -132,7 +145,15 @@ def _members(page: Resource | None) -> list[object]:
 
 
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
-    """Return whether the first entry is older than the last one, by time or else by number."""
+    """Return whether most entries are older than the one that follows, or else the first than the last, by time or number.
+
+    Not the first and last only: one of them may be of a time at which the clock of the BMC was wrong.
+    """
+    texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
+    known = [moment for text in texts if (moment := _time(text))]
+    rising, falling = (sum(one < other for one, other in pairs) for pairs in (pairwise(known), pairwise(known[::-1])))
+    if rising != falling:
+        return rising > falling
     first, last = _entry(session, members[0]), _entry(session, members[-1])
     if first is None or last is None:
         return True

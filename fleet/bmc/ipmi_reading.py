@@ -14,7 +14,7 @@ from pyghmi.ipmi.command import Command
 from fleet.bmc.event_log import EMPTY, MAX_NEW, LogEntry
 from fleet.bmc.health import CRITICAL, OK, WARNING
 from fleet.bmc.readings import READABLE, Readings
-from fleet.bmc.redfish_reading import PLACES, Marks
+from fleet.bmc.redfish_reading import Marks, side_of
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 
 PORT = 623
@@ -96,10 +96,8 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
         value = f"{sensor.value:g} {sensor.units}: " if isinstance(sensor.value, int | float) else ""
         alarm = "none" if health in (OK, WARNING) else clean_text(f"{value}{states or health}")
         readings.add("bmc.sensor.alarm", (name,), alarm)
-        if sensor.type == "Temperature" and isinstance(sensor.value, int | float):
-            side = next((side for word, side in PLACES.items() if word in name.lower()), "")
-            if side:
-                readings.add(f"bmc.{side}.temperature", (name,), float(sensor.value))
+        if sensor.type == "Temperature" and isinstance(sensor.value, int | float) and (side := side_of(name)):
+            readings.add(f"bmc.{side}.temperature", (name,), float(sensor.value))
     readings.add("bmc.power_supply.fitted", (), supplies)
 
 

@@ -40,6 +40,11 @@ class Readings:
             self._absent[name][scope] = f"{ERROR}: {reason}"
         return scope
 
+    def lack(self, name: str, labels: tuple[str, ...], reason: str) -> None:
+        """Report that a part has no such reading at this moment. If it has one at another, none is missing."""
+        if len(self._absent[name]) < MAX_SCOPES and (scope := self.scope(name, *labels)):
+            self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
+
     def fail(self, name: str, reason: str) -> None:
         """Report that a reading of the whole host failed."""
         self._absent[name].setdefault("host", f"{ERROR}: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
@@ -13,9 +14,14 @@ from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 Marks = Mapping[str, str]
 """Scope of an event log -> mark of its newest entry at the reading before."""
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
+_NO_VALUE = "the BMC reports no value of the sensor at this moment"
 _NO_STATUS = "the BMC reports no health of it"
 MAX_FIRMWARE = 256
-PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
+_OF_A_PART = re.compile(
+    r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
+)
+"""Name or place of a sensor that is not in the air of the chassis: a power supply draws air that others have heated."""
+_PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
 """Word in the name or place of a temperature sensor -> the side of the chassis."""
 
 
@@ -122,21 +128,38 @@ def _read_redundancy(readings: Readings, name: str, groups: Iterable[Resource]) 
 def _read_sensor(readings: Readings, sensor: Resource) -> None:
     """Add whether a sensor is beyond its own critical limits, and the temperature at the inlet and outlet."""
     value = _number(next((sensor[key] for key in ("Reading", "ReadingCelsius", "ReadingVolts") if key in sensor), None))
-    if not is_there(sensor) or value is None:
+    if not is_there(sensor):
         return
     name = _name(sensor)
-    low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
-    if low is not None and value < low:
+    low, high = _limits(sensor)
+    if value is None:
+        if (low, high) != (None, None):
+            readings.lack("bmc.sensor.alarm", (name,), _NO_VALUE)
+    elif low is not None and value < low:
         readings.add("bmc.sensor.alarm", (name,), f"{value:g}, below its critical limit {low:g}")
     elif high is not None and value > high:
         readings.add("bmc.sensor.alarm", (name,), f"{value:g}, above its critical limit {high:g}")
     elif low is not None or high is not None:
         readings.add("bmc.sensor.alarm", (name,), "none")
     if "ReadingCelsius" in sensor or sensor.get("ReadingUnits") == "Cel":
-        place = f"{sensor.get('PhysicalContext', '')} {name}".lower()
-        side = next((side for word, side in PLACES.items() if word in place), "")
-        if side:
+        side = side_of(f"{sensor.get('PhysicalContext', '')} {name}")
+        if side and value is None:
+            readings.lack(f"bmc.{side}.temperature", (name,), _NO_VALUE)
+        elif side:
             readings.add(f"bmc.{side}.temperature", (name,), value)
+
+
+def side_of(place: str) -> str:
+    """Return the side of the chassis at which a sensor measures the air, by its place and name; empty for any other sensor."""
+    place = place.lower()
+    return "" if _OF_A_PART.search(place) else next((side for word, side in _PLACES.items() if word in place), "")
+
+
+def _limits(sensor: Resource) -> tuple[float | None, float | None]:
+    """Return the lower and upper critical limit. Services write 0 and 0, or an upper limit of 0, for limits that are not set."""
+    low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
+    is_unset = high is not None and (high == 0 or (low is not None and high <= low))
+    return (None, None) if is_unset else (low, high)
 
 
 def _limit(sensor: Resource, side: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -179,13 +180,17 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
     """Yield a verdict on each GPU, and on the host, whose serial the BMC reports too.
 
     The BMC may number the GPUs in another order, so a serial may be at any of its processors. Serials of different forms (a
-    serial of the board and one of the module) are not comparable and get no verdict.
+    serial of the board and one of the module) are not comparable and get no verdict. Nor does a serial that the BMC does not
+    report if it reports fewer than the host has GPUs, or only that of a chassis, which may differ from that of the system.
     """
-    gpus = [gpu for gpu in view.gpus if gpu.serial]
-    yield from _compare(view, [(f"gpu={gpu.index}", gpu.serial) for gpu in gpus], _reported(view, GPU_SERIAL))
+    gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus if gpu.serial]
+    reported = _reported(view, GPU_SERIAL)
+    number, needed = (Counter(map(_form, serials)) for serials in (reported, [serial for _, serial in gpus]))
+    yield from _compare(view, gpus, reported, {form for form in needed if number[form] >= needed[form]})
     own = [item for item in view.observations[HOST_SERIAL] if item.status == MEASURED]
-    chassis = [*_reported(view, "bmc.system.serial"), *_reported(view, "bmc.chassis.serial")]
-    yield from _compare(view, [(HOST, str(own[-1].value))] if own else [], chassis)
+    systems = _reported(view, "bmc.system.serial")
+    machines = [*systems, *_reported(view, "bmc.chassis.serial")]
+    yield from _compare(view, [(HOST, str(own[-1].value))] if own else [], machines, set(map(_form, systems)))
 
 
 def _reported(view: HostView, name: str) -> list[str]:
@@ -193,13 +198,16 @@ def _reported(view: HostView, name: str) -> list[str]:
     return [value for value in dict.fromkeys(values) if _is_serial(value)]
 
 
-def _compare(view: HostView, own: list[tuple[str, str]], reported: list[str]) -> Iterator[Verdict]:
-    forms = {_form(serial) for serial in reported}
+def _compare(
+    view: HostView, own: list[tuple[str, str]], reported: list[str], forms: set[tuple[int, bool]]
+) -> Iterator[Verdict]:
+    """Yield a verdict on each serial that is among those reported, or has a form in which the BMC reports all of its kind."""
+    folded = {serial.casefold() for serial in reported}
     others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
     for scope, serial in own:
-        if not _is_serial(serial) or not (serial in reported or _form(serial) in forms):
+        matches = serial.casefold() in folded
+        if not _is_serial(serial) or not (matches or _form(serial) in forms):
             continue
-        matches = serial in reported
         listed = ", ".join(others[:8])
         reason = f"the host reports the serial {serial}, its BMC {'the same' if matches else listed}"
         yield Verdict(

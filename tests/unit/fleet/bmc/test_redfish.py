@@ -14,8 +14,8 @@ import pytest
 
 from fleet.bmc import client
 from fleet.bmc.read_fleet import read_all
-from fleet.bmc.readings import NAMES
-from fleet.bmc.redfish_reading import Marks
+from fleet.bmc.readings import NAMES, Readings
+from fleet.bmc.redfish_reading import Marks, _read_sensor
 from fleet.bmc.target import BmcTarget, clean_text, label
 from schemas.records import Metric
 from tests.fakes import bmc
@@ -202,6 +202,32 @@ def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) 
     assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certificate: Path, newest_first: bool) -> None:
+    entries = [bmc.entry(number, f"event {number}") for number in range(5, 12)]
+    late = bmc.entry(12, "event 12", Created="2026-11-02T00:00:00Z")
+    listed = [late, *reversed(entries)] if newest_first else [*entries, late]
+    found, _ = new_entries(certificate, log_of(listed), entries[-2])
+    assert [text.partition(" ")[2] for text in found.values()] == ["event 12", "event 11"]
+
+
+def test_log_that_lost_its_newest_entry_and_has_older_ones_only_is_not_without_news(certificate: Path) -> None:
+    resources = log_of([bmc.entry(number) for number in range(1, 4)])
+    with service(certificate, resources) as served:
+        new = read(served.target(certificate), {LOG: "9 2026-11-04T00:00:00Z"})["bmc.log.new_entries"]
+    assert new.values == {}
+    assert "all its entries are older" in new.absent[LOG]
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_one_wrong_time_does_not_reverse_a_log(certificate: Path, newest_first: bool) -> None:
+    entries = [bmc.entry(number, f"event {number}") for number in range(1, 8)]
+    entries[0] |= {"Created": "2036-01-01T00:00:00Z"}
+    listed = [*reversed(entries)] if newest_first else entries
+    found, _ = new_entries(certificate, log_of(listed), entries[-2])
+    assert [text.partition(" ")[2] for text in found.values()] == ["event 7"]
+
+
 def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
     entries = [bmc.entry(100, "log cleared", Id="1"), bmc.entry(200, "AC lost", "Critical", Id="2")]
     found, _ = new_entries(certificate, log_of(entries), bmc.entry(50, Id="977"))
@@ -359,3 +385,40 @@ def test_target_shows_no_credentials() -> None:
     target = BmcTarget(host="h", address="a", user=bmc.USER, password=bmc.PASSWORD)
     assert "canary" not in repr(target)
     assert client._describe(ValueError(bmc.PASSWORD)) == "no valid answer (ValueError)"
+
+
+def sensor(**properties: Any) -> Readings:
+    readings = Readings()
+    _read_sensor(readings, {"Name": "Inlet Temp", "PhysicalContext": "Intake", "ReadingCelsius": 24, **properties})
+    return readings
+
+
+def metric(readings: Readings, name: str) -> Metric:
+    return next(item for item in readings.metrics() if item.name == f"bmc.{name}")
+
+
+@pytest.mark.parametrize("limits", [(0, 0), (None, 0), (10, 10), (10, 5)])
+def test_limits_that_are_not_set_raise_no_alarm(limits: tuple[int | None, int]) -> None:
+    readings = sensor(LowerThresholdCritical=limits[0], UpperThresholdCritical=limits[1])
+    assert metric(readings, "sensor.alarm").values == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "is_inlet"),
+    [
+        ("Inlet Temp", "Intake", True), ("System Board Inlet Temp", "SystemBoard", True), ("01-Inlet Ambient", "Intake", True),
+        ("Ambient Temp", None, True), ("Temps Inlet", "Chassis", True), ("PSU1 Inlet Temp", "Intake", False),
+        ("PS2 Ambient", None, False), ("Inlet", "PowerSupply", False), ("Coolant Inlet", None, False),
+        ("Inlet", "LiquidInlet", False), ("OCP_NIC_Ambient", None, False), ("VRM inlet", None, False),
+    ],
+)  # fmt: skip
+def test_only_air_of_the_chassis_is_inlet_temperature(name: str, context: str | None, is_inlet: bool) -> None:
+    readings = sensor(Name=name, PhysicalContext=context, ReadingCelsius=48)
+    assert bool(metric(readings, "inlet.temperature").values) is is_inlet
+
+
+def test_sensor_without_a_value_at_this_moment_is_not_missing() -> None:
+    readings = sensor(ReadingCelsius=None, UpperThresholdCritical=45)
+    for name in ("sensor.alarm", "inlet.temperature"):
+        (reason,) = metric(readings, name).absent.values()
+        assert reason.startswith("unsupported: the BMC reports no value")

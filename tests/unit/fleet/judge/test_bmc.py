@@ -167,9 +167,15 @@ def test_gpu_that_the_bmc_does_not_have_is_named(gpus: int) -> None:
     assert {cause.verdict for cause in found} == {FAIL}
 
 
-@pytest.mark.parametrize(("own", "reported", "verdict"), [("S1X", "S1X", PASS), ("S1X", "S2X", FAIL)])
-def test_serial_of_the_host_is_compared(own: str, reported: str, verdict: str) -> None:
-    metrics = with_value(healthy("h1").metrics(), "system.serial", "system=1", reported)
+@pytest.mark.parametrize(
+    ("own", "kind", "reported", "verdicts"),
+    [
+        ("S1X", "system", "S1X", [PASS]), ("S1X", "system", "S2X", [FAIL]), ("S1X", "system", "s1x", [PASS]),
+        ("S1X", "chassis", "S1X", [PASS]), ("S1X", "chassis", "C2X", []),
+    ],
+)  # fmt: skip
+def test_serial_of_the_host_is_compared(own: str, kind: str, reported: str, verdicts: list[str]) -> None:
+    metrics = with_value(healthy("h1").metrics(), f"{kind}.serial", f"{kind}=1", reported)
     evidence = fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS)))
     record = evidence["h1"].records[0]
     serial = Metric(name="host.system.serial", unit="1", values={"host": own})
@@ -178,8 +184,24 @@ def test_serial_of_the_host_is_compared(own: str, reported: str, verdict: str) -
         for item in record.snapshots
     )
     evidence["h1"] = replace(evidence["h1"], records=(replace(record, snapshots=taken),))
-    verdicts = judge(PLAN, evidence, PACKS)
-    assert [item.verdict for item in verdicts if item.name == "bmc.system.serial"] == [verdict]
+    found = judge(PLAN, evidence, PACKS)
+    assert [item.verdict for item in found if item.name == "bmc.system.serial"] == verdicts
+
+
+def serial_verdicts(metrics: tuple[Metric, ...]) -> dict[str, str]:
+    verdicts = judge(PLAN, fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS))), PACKS)
+    return {item.scope: item.verdict for item in verdicts if item.criterion == "bmc-serial" and item.host == "h1"}
+
+
+@pytest.mark.parametrize(("second", "expected"), [(None, {"gpu=1": PASS}), ("H1-0", {"gpu=0": PASS, "gpu=1": PASS})])
+def test_gpu_is_not_at_fault_if_its_bmc_reports_only_some_gpus(second: str | None, expected: dict[str, str]) -> None:
+    metrics = tuple(
+        replace(item, values={"processor=GPU1": "h1-1"} | ({"processor=GPU2": second} if second else {}))
+        if item.name == "bmc.gpu.serial"
+        else item
+        for item in healthy("h1").metrics()
+    )
+    assert serial_verdicts(metrics) == expected
 
 
 @pytest.mark.parametrize("reported", ["1650422000001", "0000000000000", "", "To Be Filled By O.E.M."])
