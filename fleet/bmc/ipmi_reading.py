@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from pyghmi.exceptions import IpmiException
@@ -21,6 +22,8 @@ PORT = 623
 PRIVILEGE_USER = 2
 """Reading sensors and events needs no more."""
 LOG = "SEL"
+NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
+"""Time of an event without one; below this, times are seconds since the BMC started (IPMI 2.0, 37)."""
 _ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
 _HEALTH = {0: OK, 1: WARNING, 2: CRITICAL, 4: CRITICAL}
 """pyghmi's Health, derived from the thresholds and states of the sensor, or from the event."""
@@ -130,10 +133,20 @@ def _entry(event: Mapping[str, Any]) -> LogEntry:
     texts = [str(event.get(key) or "") for key in ("component_type", "component", "event")]
     return LogEntry(
         id=clean_text(event.get("record_id", ""), 60),
-        created=clean_text(event.get("timestamp") or event.get("timecode") or "", 40),
+        created=_time_of(event.get("timecode")),
         severity=OK if event.get("deassertion") else _HEALTH.get(event.get("severity")),  # type: ignore[arg-type]
         message=clean_text(" ".join(filter(None, texts)) or "no text"),
     )
+
+
+def _time_of(seconds: object) -> str:
+    """Return the time of an event by the clock of the BMC; its seconds of uptime if the clock was not set; empty without a time.
+
+    Not the client's `timestamp`: it is relative to the present, so it differs by a second between two readings of one event.
+    """
+    if not isinstance(seconds, int) or not 0 <= seconds < NO_TIME:
+        return ""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}" if seconds >= UPTIME else f"uptime {seconds} s"
 
 
 def _read_serial(readings: Readings, command: Command) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pyghmi.exceptions import IpmiException
 
 from fleet.bmc import ipmi_reading
+from fleet.bmc.ipmi_reading import _entry
 from fleet.bmc.readings import NAMES, Readings
 from fleet.bmc.target import BmcError
 from tests import ROOT
@@ -106,3 +107,10 @@ def test_end_of_a_condition_is_ok_and_unknown_severity_is_an_error() -> None:
     assert metrics["bmc.event.severity"].values == {"log=SEL,entry=1": "OK"}
     assert set(metrics["bmc.event.severity"].absent) == {"log=SEL,entry=2"}
     assert all(str(text).isprintable() for text in metrics["bmc.event.message"].values.values())
+
+
+@pytest.mark.parametrize("timecode", [1_780_000_000, 75, 0xFFFFFFFF, None])
+def test_event_that_is_read_again_later_is_the_same(timecode: int | None) -> None:
+    event = {"record_id": 7, "timecode": timecode, "component": "Fan 1", "event": "Low", "severity": 2}
+    marks = {_entry({**event, "timestamp": f"2026-11-03T04:05:0{second}"}).mark for second in (6, 7)}
+    assert len(marks) == 1
