@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,6 +27,16 @@ def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
         if (record.run_id, record.nonce, record.host) == (plan.run_id, plan.nonce, host):
             return record
     return None
+
+
+def is_damaged(directory: Path, host: str) -> bool:
+    """Return whether there is a record of a BMC that cannot be read. A new one would hide that its readings are lost."""
+    path = RunDirectory(directory).bmc_record(host)
+    try:
+        record_from_json(documents.read(path, "record"), source=str(path))
+    except documents.DocumentError:
+        return os.path.lexists(path)
+    return False
 
 
 def marks(record: Record | None) -> dict[str, str] | None:

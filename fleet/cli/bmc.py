@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.bmc.read_fleet import read_all
 from fleet.bmc.readings import READABLE
-from fleet.bmc.record import add_snapshot, marks, now, read_record
+from fleet.bmc.record import add_snapshot, is_damaged, marks, now, read_record
 from fleet.bmc.target import REDFISH, BmcTarget
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
@@ -51,14 +51,20 @@ def call(options: argparse.Namespace) -> int:
     sys.stdin.close()
     if options.phase == DURING:
         time.sleep(DELAY_S)
-    refused = []
     with _locked(options.run_dir):
-        known = {target.host: read_record(options.run_dir, plan, target.host) for target in targets}
+        damaged = {target.host for target in targets if is_damaged(options.run_dir, target.host)}
+        refused = [f"{host}: its record is damaged, so nothing is added: start a new run" for host in damaged]
+        known = {
+            target.host: read_record(options.run_dir, plan, target.host)
+            for target in targets
+            if target.host not in damaged
+        }
         if options.phase == DURING and any(_is_over(record, options.stage) for record in known.values()):
             print("the stage is over")
             return 0
         began = now()
-        for target, metrics, duration_s in read_all((target, marks(known[target.host])) for target in targets):
+        jobs = [(target, marks(known[target.host])) for target in targets if target.host in known]
+        for target, metrics, duration_s in read_all(jobs):
             at = began if options.phase == "before" else now()
             taken = Snapshot(
                 stage=options.stage, phase=options.phase, at=at, duration_s=round(duration_s, 3), metrics=metrics

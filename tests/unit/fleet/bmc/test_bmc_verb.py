@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -143,3 +144,15 @@ def test_record_of_a_bmc_is_quarantined_if_it_is_invalid(run: Path) -> None:
     report = accepted.report_of(run)
     assert {item["path"] for item in report["quarantined"]} == {"bmcs/h1.json", "bmcs/h9.json"}
     assert any(item["reason"].startswith("rejected: bmcs/h1.json") for item in report["verdicts"])
+
+
+def test_damaged_record_is_not_replaced_by_one_that_hides_the_loss(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "bmcs" / "h1.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"h1": {"rackproof_bmc_address": "127.0.0.1:1"}}'))
+    accepted.call("bmc", run, "--stage=benchmark", "--phase=after")
+    assert path.read_text() == "{"
+    assert "h1: its record is damaged" in capsys.readouterr().err
