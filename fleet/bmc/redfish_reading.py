@@ -10,6 +10,7 @@ from fleet.bmc.event_log import is_event_log, read_log
 from fleet.bmc.health import CRITICAL, OK, health, is_there, leak_health, power_supply_health
 from fleet.bmc.readings import READABLE, Readings
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
+from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
 """Scope of an event log -> mark of its newest entry at the reading before."""
@@ -197,7 +198,7 @@ def _read_one_log(
     session: RedfishSession, readings: Readings, name: str, service: Resource, marks: Marks | None
 ) -> None:
     scope = readings.scope("bmc.log.entries", name)
-    log = scope.partition("=")[2]
+    log = Scope.parse(scope).get("log")
     try:
         reading = read_log(session, service, None if marks is None else marks.get(scope))
     except BmcError as error:
