@@ -2,7 +2,7 @@
 
 The ports that the machines read and measure replace the ports in the records of accepted GPU hosts, and the shipped criteria
 judge these. Soft-RoCE has no rate of its own (it states 2.5 Gb/s for every interface), and a port with itself measures the
-emulated processor. The limits on these are replaced; all others are the shipped ones.
+emulated processor. The limits on these are replaced, and the rate is that which tc sets; all others are the shipped ones.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ VERBS = {
 """perftest counts messages of more than 8 KiB one by one, and smaller ones by the hundred."""
 SETTINGS = {**settings("verbs", {}), **VERBS}
 LIMIT_S, LLDP_S, ATTEMPTS = 300.0, 60.0, 4
+SOFT_ROCE_RATE, PORT_RATE = 2.5e9 / 8, PORT_KBITS * 1e3 / 8
 NOT_CALIBRATED = "verbs.bandwidth is 0"
 OF_PORTS = ("infiniband.", "network.", "optics.", "port.")
 REPLACED = (
@@ -90,7 +91,9 @@ def judged(packs: Sequence[Pack], readings: Readings, figures: Figures) -> Fleet
         verbs = {"verbs": VERBS} if stage.name in measured_stages else {}
         stages.append(replace(stage, benchmarks=others | verbs))
     plan = replace(plan, stages=tuple(stages))
-    evidence = {host: with_ports(plan, host, readings[host], figures.get(host, ())) for host in HOSTS}
+    evidence = {
+        host: with_ports(plan, host, [*map(with_rate, readings[host])], figures.get(host, ())) for host in HOSTS
+    }
     report = merge(plan, evidence, packs)
     for cause in report.causes:
         print(cause.verdict, cause.problem, cause.title, "|", cause.why)
@@ -132,7 +135,21 @@ def measured(lab: Machines, stage: str) -> Figures:
                     figures[host][key] = Observation(stage=stage, **item)
         if not any(NOT_CALIBRATED in item.reason for of_host in figures.values() for item in of_host.values()):
             break
-    return {host: list(of_host.values()) for host, of_host in figures.items()}
+    return {host: [with_share_of_rate(item) for item in of_host.values()] for host, of_host in figures.items()}
+
+
+def with_share_of_rate(item: Observation) -> Observation:
+    """Return the figure. A share of the port's rate is that of the rate which tc sets, not of that which Soft-RoCE states."""
+    if item.name not in ("verbs.rate_ratio", "verbs.best_ratio") or not isinstance(item.value, float):
+        return item
+    return replace(item, value=item.value * SOFT_ROCE_RATE / PORT_RATE)
+
+
+def with_rate(metric: Metric) -> Metric:
+    """Return the reading, with the rate which tc sets."""
+    return (
+        replace(metric, values=dict.fromkeys(metric.values, PORT_RATE)) if metric.name == "infiniband.rate" else metric
+    )
 
 
 def read_when_switches_are_known(lab: Machines, switches: Mapping[str, Sequence[str]]) -> Readings:
