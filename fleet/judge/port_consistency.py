@@ -14,7 +14,7 @@ from schemas.scopes import Scope
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
-RATE, GUID, LAYER = "infiniband.rate", "infiniband.hca.node_guid", "infiniband.link_layer"
+RATE, WIDTH, GUID, LAYER = "infiniband.rate", "infiniband.width", "infiniband.hca.node_guid", "infiniband.link_layer"
 TOLERANCE = 0.01
 """Relative difference of a rate that is computed from rounded figures."""
 BANDWIDTH, RATIO, MTU = f"{VERBS}.bandwidth", f"{VERBS}.rate_ratio", f"{VERBS}.mtu"
@@ -24,7 +24,7 @@ _SETTINGS = ("op", "direction", "memory", "sharing")
 def port_problems(view: HostView) -> Iterator[Problem]:
     """Yield what cannot be right about the figures of ports, or about the adapters of the host."""
     yield from _changed_adapters(view)
-    yield from _changed_rates(view)
+    yield from _changed_links(view)
     measured = [item for name in (BANDWIDTH, RATIO) for item in view.observations[name] if item.status == MEASURED]
     if not measured:
         return
@@ -41,15 +41,16 @@ def port_problems(view: HostView) -> Iterator[Problem]:
     yield from _different_mtu(view)
 
 
-def _changed_rates(view: HostView) -> Iterator[Problem]:
-    """Yield the ports whose link changed its rate during the run: figures from before and after are not comparable."""
-    seen: dict[str, dict[Value, str]] = defaultdict(dict)
-    for snapshot, metric in view.observations.metrics.get(RATE, ()):
-        for scope, value in metric.values.items():
-            seen[scope].setdefault(value, snapshot.stage)
-    for scope, values in seen.items():
+def _changed_links(view: HostView) -> Iterator[Problem]:
+    """Yield the ports whose link changed its rate or width during the run: figures from before and after are not comparable."""
+    seen: dict[tuple[str, str], dict[Value, str]] = defaultdict(dict)
+    for name in (RATE, WIDTH):
+        for snapshot, metric in view.observations.metrics.get(name, ()):
+            for scope, value in metric.values.items():
+                seen[name, scope].setdefault(value, snapshot.stage)
+    for (name, scope), values in seen.items():
         if len(values) > 1:
-            yield RATE, scope, f"changed during the run: {', then '.join(map(str, values))}", [*values.values()][-1]
+            yield name, scope, f"changed during the run: {', then '.join(map(str, values))}", [*values.values()][-1]
 
 
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:

@@ -16,11 +16,12 @@ Change = Callable[[Observation], Observation]
 GUIDS = {f"hca=mlx5_{number}": f"b8ce:f603:0000:000{number}" for number in range(2)}
 
 
-def of_ports(rate: float = RATE, guids: Any = GUIDS) -> list[Metric]:
-    """Return the readings of two ports, the first of which has this rate."""
-    rates = {"hca=mlx5_0,port=1": rate, PORT: RATE}
+def of_ports(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Metric]:
+    """Return the readings of two ports, the first of which has this rate and width."""
+    rates, widths = {"hca=mlx5_0,port=1": rate, PORT: RATE}, {"hca=mlx5_0,port=1": width, PORT: 4}
     return [
         *readings(), Metric(name="infiniband.rate", unit="B/s", values=rates),
+        Metric(name="infiniband.width", unit="1", values=widths),
         Metric(name="infiniband.hca.node_guid", unit="1", values=guids),
     ]  # fmt: skip
 
@@ -72,12 +73,12 @@ def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None
     assert {item[1].partition(",partner")[0] for item in found} == {"hca=mlx5_0,port=1"}
 
 
-def test_rate_that_changes_during_the_run_is_inconclusive() -> None:
+@pytest.mark.parametrize(("name", "after"), [("rate", of_ports(rate=RATE / 2)), ("width", of_ports(width=2))])
+def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list[Metric]) -> None:
     """Also without figures of the port, whose bandwidth would contradict one of the rates."""
-    before, after = of_ports(), of_ports(rate=RATE / 2)
-    changed_rate = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
-    assert changed_rate in findings({}, before, of="infiniband.rate", last=after)
-    assert changed_rate not in findings({}, before, of="infiniband.rate")
+    changed_link = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
+    assert changed_link in findings({}, of_ports(), of=f"infiniband.{name}", last=after)
+    assert changed_link not in findings({}, of_ports(), of=f"infiniband.{name}")
 
 
 def test_adapter_without_a_guid_in_a_snapshot_is_inconclusive() -> None:
