@@ -142,6 +142,9 @@ def test_part_larger_than_the_whole_is_named(name: str) -> None:
     scope = AT[READINGS[name].labels]
     listing = list_of(name)
     more = [Metric(name=listing, unit="1", values={scope: 10})] if listing not in ("", name, WHOLES[name]) else []
+    if counted := COUNTS.get(WHOLES[name]):
+        (label,) = READINGS[counted].labels
+        more.append(Metric(name=counted, unit="1", values={f"{label}={number}": True for number in range(10)}))
 
     def found(value: int) -> list[tuple[str, str, str]]:
         reading = Metric(name=name, unit="1", values={scope: value})
