@@ -154,8 +154,13 @@ SHARED = {"bandwidth": 4 * GIB, "file_bandwidth": 4 * GIB, "metadata_rate": 3000
           "wrong_bytes": 0, "misread_bytes": 0}  # fmt: skip
 
 
-def shared_causes(change: Change = unchanged, *, together: float = 12 * GIB, **variables: Any) -> list[Cause]:
-    """Return the causes on four hosts that share a directory; `together`: bandwidth of all in B/s."""
+def shared_causes(
+    change: Change = unchanged, *, together: float = 12 * GIB, without: str = "", **variables: Any
+) -> list[Cause]:
+    """Return the causes on four hosts that share a directory.
+
+    `together` is the bandwidth of all in B/s; the records of all hosts are `without` this figure of all clients.
+    """
     named = {"rackproof_shared_storage": ["/mnt/shared"], **variables}
     hosts = (*HOSTS, "h4")
     plan = builders.plan(*hosts, gpu_count=2, rackproof_gang="all", **named)
@@ -174,6 +179,7 @@ def shared_causes(change: Change = unchanged, *, together: float = 12 * GIB, **v
         for name, value, clients in (
             ("aggregate_bandwidth", together, 4), ("ramp_bandwidth", 4 * GIB, 1), ("saturation_clients", 2, 4)
         )
+        if name != without
     )  # fmt: skip
     evidence = {
         host: Evidence(records=tuple(
@@ -232,3 +238,10 @@ def test_shared_directory_needs_a_gang_and_is_the_same_on_all_hosts() -> None:
     hosts["h2"]["rackproof_shared_storage"] = ["/mnt/shared"]
     with pytest.raises(UsageError, match="rackproof_shared_storage is"):
         make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
+
+
+@pytest.mark.parametrize("floors", [{}, "together"])
+def test_lost_bandwidth_of_all_clients_is_inconclusive(floors: Any) -> None:
+    (cause,) = shared_causes(without="aggregate_bandwidth", rackproof_storage_floors=floors)
+    assert (cause.verdict, cause.part, len(cause.hosts)) == ("inconclusive", "directory=mnt:shared", 4)
+    assert "the record has none of all clients together" in cause.why
