@@ -112,7 +112,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "launch of the other record": (
         False,
         launches(lambda item: replace(item, stage="gang")),
-        "the record has a launch of the stage, but no snapshot of it",
+        "the record of one host has a launch of the other one",
     ),
     "culprit of a finished launch": (
         True,
