@@ -75,7 +75,7 @@ def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch:
     run = alterations.simulated_run("one GPU", tmp_path)
     monkeypatch.setattr("fleet.judge.consistency.incredible", lambda snapshot: ())
     monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())
-    _, failures = alterations.alter(run, 600, seed=1)
+    _, failures = alterations.alter(run, 250, seed=1)
     assert any(": accepted: unit" in failure for failure in failures)
 
 
