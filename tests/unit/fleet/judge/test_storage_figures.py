@@ -238,10 +238,3 @@ def test_shared_directory_needs_a_gang_and_is_the_same_on_all_hosts() -> None:
     hosts["h2"]["rackproof_shared_storage"] = ["/mnt/shared"]
     with pytest.raises(UsageError, match="rackproof_shared_storage is"):
         make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
-
-
-@pytest.mark.parametrize("floors", [{}, "together"])
-def test_lost_bandwidth_of_all_clients_is_inconclusive(floors: Any) -> None:
-    (cause,) = shared_causes(without="aggregate_bandwidth", rackproof_storage_floors=floors)
-    assert (cause.verdict, cause.part, len(cause.hosts)) == ("inconclusive", "directory=mnt:shared", 4)
-    assert "the record has none of all clients together" in cause.why
