@@ -123,6 +123,10 @@ def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
     """
     read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
     for launch in record.launches:
+        if launch.succeeded and launch.stage == (BENCHMARK if record.gang else GANG):
+            reason = f"the record of {'a gang' if record.gang else 'one host'} has a launch of the other one"
+            yield f"stage.{launch.stage}", "host", reason, launch.stage
+            continue
         is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
         if launch.succeeded and is_watched and launch.stage not in read:
             reason = f"the launch took {launch.duration_s:.0f} s, but the record has no snapshot during it"

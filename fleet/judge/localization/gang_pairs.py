@@ -83,6 +83,8 @@ class GangPairs:
     """The pairs of one gang launch, their suspects and the verdicts."""
 
     benchmark = "pairs"
+    is_one_way = False
+    """Whether each end reports the data that it sent, not an exchange."""
 
     def __init__(
         self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
@@ -93,7 +95,7 @@ class GangPairs:
         self._members = members
         self._collective_slow = collective_slow
         self._rehearsal = next(iter(members.values())).plan.rehearsal
-        self._by_slower_end = self._rehearsal
+        self._by_slower_end = self._rehearsal or self.is_one_way
         """In a rehearsal, data that one end sent may only have reached a socket buffer."""
         self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
         self._pairs = self._measured_pairs()

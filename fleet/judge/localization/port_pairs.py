@@ -35,6 +35,7 @@ class VerbsPairs(GangPairs):
     """The pairs of RDMA ports: the same matrix below NCCL, in which an end is a port."""
 
     benchmark = "verbs"
+    is_one_way = True
 
     def __init__(
         self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool

@@ -109,6 +109,11 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         launches(lambda item: replace(item, duration_s=100.0, timeline=Trace(bucket_s=2.0))),
         "the launch took 100 s, but the record has no snapshot during it",
     ),
+    "launch of the other record": (
+        False,
+        launches(lambda item: replace(item, stage="gang")),
+        "the record of one host has a launch of the other one",
+    ),
     "culprit of a finished launch": (
         True,
         launches(lambda item: replace(item, culprit=Culprit(kind="rank_ended", hosts=("h1",), text="rank 1 ended"))),
