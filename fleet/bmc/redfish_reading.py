@@ -15,6 +15,10 @@ from schemas.scopes import Scope
 Marks = Mapping[str, str]
 """Scope of an event log -> mark of its newest entry at the reading before."""
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
+_SPARE_IMAGE = re.compile(
+    r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE
+)
+"""Images that do not run. Healthy hosts have different ones, according to what was installed before."""
 _NO_VALUE = "the BMC reports no value of the sensor at this moment"
 _NO_STATUS = "the BMC reports no health of it"
 MAX_FIRMWARE = 256
@@ -180,8 +184,10 @@ def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) 
     inventory = session.linked(session.linked(root, "UpdateService"), "FirmwareInventory")
     for item in session.members(inventory, MAX_FIRMWARE):
         version = clean_text(item.get("Version") or "", 100)
-        if version.lower() not in _NOT_A_VERSION and is_there(item):
-            readings.add("bmc.firmware.version", (label(item.get("Id", "component")),), version)
+        component = clean_text(item.get("Id") or "component", 100)
+        if version.lower() not in _NOT_A_VERSION and is_there(item) and not _SPARE_IMAGE.search(component):
+            # Dell's Id contains the version: it would be another component on a host with another version.
+            readings.add("bmc.firmware.version", (label(component.replace(f"-{version}", "")),), version)
 
 
 def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:

@@ -143,6 +143,23 @@ def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str,
         assert values(read(served.target(certificate)), name)[scope] == expected
 
 
+@pytest.mark.parametrize(
+    ("component", "expected"),
+    [
+        ("HGX_FW_BMC_0", "component=HGX_FW_BMC_0"),
+        ("Installed-159-2.10.2__BIOS.Setup.1-1", "component=Installed-159_BIOS.Setup.1-1"),
+        *((spare, "") for spare in ("Previous-159-2.10.2__BIOS.Setup.1-1", "Available-159-2.10.2__BIOS.Setup.1-1",
+                                    "Backup_BMC", "Staged_BIOS", "bmc_standby", "HGX_FW_ERoT_Rollback", "Golden_BIOS")),
+    ],
+)  # fmt: skip
+def test_only_firmware_that_runs_is_read_by_component(certificate: Path, component: str, expected: str) -> None:
+    resources = bmc.old_shape()
+    resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] |= {"Id": component, "Version": "2.10.2"}
+    with service(certificate, resources) as served:
+        metrics = read(served.target(certificate))
+    assert values(metrics, "firmware.version") == ({expected: "2.10.2"} if expected else {})
+
+
 def test_leak_is_critical_although_its_state_is_not_enabled(certificate: Path) -> None:
     resources = bmc.new_shape()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
