@@ -41,6 +41,7 @@ from fleet.judge.port_coverage import silent_pairs, silent_ports, unmeasured_por
 from fleet.judge.presence import judge_presence
 from fleet.judge.refusals import refused_readings
 from fleet.judge.shared_gpus import with_other_processes
+from fleet.judge.storage_coverage import silent_totals
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.vulnerabilities import with_advisory, with_scores
@@ -206,6 +207,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
     yield from unmeasured_ports(view)
     yield from silent_ports(view)
     yield from silent_nodes(view)
+    yield from silent_totals(view)
     yield from refused_readings(view)
     yield from judge_bmc(view)
     yield from judge_soak(view)

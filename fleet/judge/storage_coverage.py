@@ -1,0 +1,29 @@
+"""Demand the bandwidth of all clients of a shared directory together, which the plan does not list, if it has a floor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleet.judge.host_view import HostView
+from schemas.records import MEASURED
+from schemas.reports import Verdict
+from schemas.scopes import Scope
+
+BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_bandwidth"
+
+
+def silent_totals(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for each directory with a bandwidth of this client, but none of all clients for the floor.
+
+    A client that was left out has a reason at a figure of its own, which is reported.
+    """
+    totals = {
+        (item.stage, Scope.parse(item.scope).get("directory"), item.params.get("op"))
+        for item in view.observations[TOGETHER]
+    }
+    for item in view.observations[BANDWIDTH] if view.host.storage_floors else ():
+        directory, op = Scope.parse(item.scope).get("directory"), item.params.get("op")
+        has_floor = f"shared_{op}" in view.host.storage_floors
+        if has_floor and item.status == MEASURED and (item.stage, directory, op) not in totals:
+            reason = "this client has a bandwidth, but the record has none of all clients together"
+            yield view.inconclusive(TOGETHER, item.scope, reason, item.stage, {"op": op})
