@@ -24,8 +24,6 @@ from schemas.stages import GANG
 CABLE = "cable"
 NORMAL_ALONE = 0.9
 """Share of its rate that a healthy port reaches with itself: the limit of the criterion verbs-port-rate."""
-LEAST_SHARE = 0.8
-"""Share of its rate that a healthy port reaches with a partner: the limit of the criterion verbs-best-partner."""
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
 MAX_ID = 64
@@ -86,9 +84,10 @@ class VerbsPairs(GangPairs):
             ]
             known = [float(rate) for each in values if isinstance(rate := each.get(scope), int | float)]
             rates[host, rail] = max(known, default=0.0)
+        share = least_share(next(iter(self._members.values())))
         least: dict[PairKind, float] = {}
         for pair in self._pairs:
-            rate = LEAST_SHARE * min(rates.get((pair.a, pair.rail), 0.0), rates.get((pair.b, pair.rail), 0.0))
+            rate = share * min(rates.get((pair.a, pair.rail), 0.0), rates.get((pair.b, pair.rail), 0.0))
             least[pair.kind] = min(least.get(pair.kind, rate), rate)
         return least
 
@@ -155,6 +154,12 @@ class VerbsPairs(GangPairs):
         )
         note = f"with itself the port reaches {100 * share:.0f} % of its rate: {place}"
         return replace(verdict, reason=f"{verdict.reason}; {note}", detail=f"{verdict.detail}; {note}")
+
+
+def least_share(view: HostView) -> float:
+    """Return the share of its rate that a healthy port reaches with a partner: the limit of the criterion; 0 without one."""
+    limits = (item.value for item in view.criteria().values() if item.name == BEST and item.operator == "ge")
+    return max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
 
 
 def _identifier(text: str) -> str:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from fleet.judge.criteria import read_pack
 from fleet.judge.host_view import HostView
 from fleet.judge.localization import Pair, find_suspects, judge_pairs
+from fleet.judge.localization.port_pairs import least_share
 from schemas.plans import Plan
 from schemas.records import Observation
 from schemas.reports import Verdict
@@ -220,6 +222,20 @@ def test_most_rails_may_be_slow_if_the_rate_of_the_ports_is_known(slow: set[int]
     suspects = find_suspects(pairs, least={pair.kind: 0.8 * RATE for pair in pairs})
     assert {(suspect.kind, suspect.rails) for suspect in suspects} == {("rail", (rail,)) for rail in slow}
     assert len(find_suspects(pairs)) == (len(slow) if len(slow) <= 2 else 0)
+
+
+@pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
+def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(limit: float | None, share: float) -> None:
+    """A site may replace the criterion. Without it, no rate is too low by itself."""
+    pack = read_pack("verbs")
+    others = [item for item in pack.criteria if item.name != "verbs.best_ratio"]
+    (best,) = [item for item in pack.criteria if item.name == "verbs.best_ratio"]
+    chosen = (*others, replace(best, value=limit)) if limit else tuple(others)
+    (view, *_) = views(plan_of(Fleet(4, 2)), Fleet(4, 2))
+    assert (
+        least_share(HostView(view.plan, view.host, view.evidence, [replace(pack, criteria=chosen, chosen=True)]))
+        == share
+    )
 
 
 def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
