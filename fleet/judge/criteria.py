@@ -25,7 +25,7 @@ RESERVED_IDS = frozenset(
 """Ids of the verdicts that need no criterion."""
 
 
-Range = Mapping[str, float]
+Range = dict[str, float]
 """Bounds of a number, both included: `ge` and `le`, or one of them."""
 Where = Mapping[str, Value | Range]
 MODEL = "model"

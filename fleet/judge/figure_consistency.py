@@ -138,6 +138,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
     # once for all rounds.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
+    settings_of_plan: dict[tuple[str, str], Mapping[str, Any]] = {}
     settings: dict[tuple[str, ...], tuple[str, ...]] = {}
     required: dict[tuple[str, str], frozenset[str]] = {}
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -155,7 +156,11 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
             problems.append((position, reason))
         else:
             most[-1] = most_of_figure(view.shipped_criteria, item)
-        if reason := _wrong_param(view, item):
+        benchmark = _benchmark(item)
+        fixed = settings_of_plan.get((item.stage, benchmark))
+        if fixed is None:
+            fixed = settings_of_plan[(item.stage, benchmark)] = _fixed_settings(view, item.stage, benchmark)
+        if reason := _wrong_param(view, item, fixed):
             problems.append((position, reason))
         figure = (*kind, item.scope, *params.values())
         seen[figure] += 1
@@ -251,9 +256,8 @@ def _problem(item: Observation, reason: str) -> Problem:
     return item.name, item.scope, reason, item.stage
 
 
-def _wrong_param(view: HostView, item: Observation) -> str:
-    """Return why a parameter of a figure cannot be right; empty if all can."""
-    planned = _fixed_settings(view, item.stage, _benchmark(item))
+def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) -> str:
+    """Return why a parameter of a figure cannot be right; empty if all can. `planned`: its `_fixed_settings`."""
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"

@@ -19,7 +19,7 @@ from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
-from fleet.judge.outliers import FigureKey, model_readings
+from fleet.judge.outliers import FigureKey, compared_names, model_readings
 from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
@@ -232,11 +232,10 @@ class Gatherer:
     def _compile_figures(self, host: HostValues, layout: _Layout) -> None:
         """Add the positions of figures, ranks and bandwidths. Raises KeyError if one has no fixed position."""
         view, positions = host.view, host.positions()
-        for name in view.observations.benchmark_names():
-            if any(item.vs_fleet and item.matches_name(name) for item in view.criteria().values()):
-                for (key, scope), item in self._stats.figures.latest(view, name).items():
-                    figures = layout.gang_figures if Scope.parse(scope).is_gang else layout.figures
-                    figures.append((key, host.layout_scope(scope), positions[id(item)]))
+        for name in compared_names(view, view.observations.benchmark_names()):
+            for (key, scope), item in self._stats.figures.latest(view, name).items():
+                figures = layout.gang_figures if Scope.parse(scope).is_gang else layout.figures
+                figures.append((key, host.layout_scope(scope), positions[id(item)]))
         for kind, figure, item in ranks_of(view):
             layout.ranks.append((kind, figure, positions[id(item)]))
         names = {name for name in view.observations.benchmark_names() if is_bandwidth_name(name)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from fleet.judge.criteria import Criterion, Range
 from schemas.records import Observation, Value
@@ -15,21 +14,20 @@ def matches(criterion: Criterion, observation: Observation, *, any_stage: bool =
 
     The caller must already have matched the name (`Criterion.matches_name`).
     """
+    if criterion.stage and not any_stage and criterion.stage != observation.stage:
+        return False
     scope = Scope.parse(observation.scope)
     if criterion.scope and criterion.scope != scope.kind:
         return False
-    if criterion.stage and not any_stage and criterion.stage != observation.stage:
-        return False
-    if not criterion.where:
-        return True
-    return all(
-        _fits(observation.params.get(key, scope.labels.get(key)), wanted) for key, wanted in criterion.where.items()
-    )
+    for key, wanted in criterion.where.items():  # noqa: SIM110 - faster than `all`, and called most of all
+        if not _fits(observation.params.get(key, scope.labels.get(key)), wanted):
+            return False
+    return True
 
 
 def _fits(value: Value, wanted: Value | Range) -> bool:
     """Return whether a parameter has the wanted value, or is a number within the wanted bounds."""
-    if not isinstance(wanted, Mapping):
+    if not isinstance(wanted, dict):
         return value == wanted
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and wanted.get("ge", -math.inf) <= value <= wanted.get("le", math.inf)  # type: ignore[operator]

@@ -39,6 +39,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         self._others = dict(others)
         self._built: dict[str, list[Observation]] = {}
         self._by_scope: dict[str, dict[str, list[Observation]]] = {}
+        self._last_values: dict[str, Mapping[str, Value]] = {}
 
     def __getitem__(self, name: str) -> list[Observation]:
         observations = self._built.get(name)
@@ -70,6 +71,14 @@ class ObservationIndex(Mapping[str, list[Observation]]):
             for observation in self[name]:
                 by_scope.setdefault(observation.scope, []).append(observation)
         return by_scope
+
+    def last_values(self, name: str) -> Mapping[str, Value]:
+        """Return the last value of that name in each scope that has one."""
+        values = self._last_values.get(name)
+        if values is None:
+            values = {item.scope: item.value for item in self[name] if item.status == MEASURED}
+            self._last_values[name] = values
+        return values
 
     def __contains__(self, name: object) -> bool:
         return name in self.metrics or name in self._others

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,7 +107,7 @@ class FleetFigures:
 
     def add(self, view: HostView) -> None:
         """Add the figures of one host."""
-        for name in compared_names(view):
+        for name in compared_names(view, view.observations):
             for key, scope, number in self.figures(view, name):
                 self.add_figures(key, scope, [number])
 
@@ -197,10 +197,11 @@ def model_readings(criterion: Criterion) -> tuple[str, ...]:
     return (MODULE_MODEL,) if criterion.vs_fleet and criterion.name.startswith(MODULE_READINGS) else ()
 
 
-def compared_names(view: HostView) -> list[str]:
-    """Return the names of the host's observations that a criterion compares with the fleet."""
+def compared_names(view: HostView, names: Collection[str]) -> list[str]:
+    """Return those of the names whose observations a criterion compares with the fleet."""
     criteria = [item for item in view.criteria().values() if item.vs_fleet]
-    return [name for name in view.observations if any(item.matches_name(name) for item in criteria)]
+    compared = {name for criterion in criteria for name in criterion.matched(names)}
+    return [name for name in names if name in compared]
 
 
 def has_enough_peers(criterion: Criterion, peers: PeerGroup) -> bool:

@@ -267,7 +267,7 @@ def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
     """
     drives: set[str] = set()
     if criterion.name.startswith(SLOT_READINGS):
-        drives = {scope for scope, kind in _last_values(view, PCI_KIND).items() if kind == DRIVE}
+        drives = {scope for scope, kind in view.observations.last_values(PCI_KIND).items() if kind == DRIVE}
     for observation in with_matching_name(view, criterion):
         if observation.scope not in drives and matches(criterion, observation):
             yield observation
@@ -375,10 +375,10 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> Value
     most of them must agree. If the inventory states how many ports must be up, the others may be down.
     """
     scope = Scope.parse(item.scope)
-    kinds = [_last_values(view, name) for name in criterion.group_by]
+    kinds = [view.observations.last_values(name) for name in criterion.group_by]
     own = _kind_of(scope, kinds)
     group = ValueGroup(what="GPU" if scope.is_one_device else scope.kind)
-    for other, value in _last_values(view, item.name).items():
+    for other, value in view.observations.last_values(item.name).items():
         parsed = Scope.parse(other)
         if criterion.among == DEVICE:
             alike = parsed.device == scope.device and parsed.kind == scope.kind
@@ -396,10 +396,6 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> Value
 def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value, ...]:
     """Return the value of each reading for this part, or else for the device that it belongs to; None if there is none."""
     return tuple(values.get(scope.text, values.get(scope.device)) for values in kinds)
-
-
-def _last_values(view: HostView, name: str) -> dict[str, Value]:
-    return {item.scope: item.value for item in view.observations[name] if item.status == MEASURED}
 
 
 def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: ValueGroup) -> Verdict:
