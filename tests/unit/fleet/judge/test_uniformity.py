@@ -34,9 +34,8 @@ FOUR = ("h1", "h2", "h3", "h4")
 
 
 def uniform_plan(*hosts: str, **variables: Any) -> Plan:
-    return builders.plan(
-        *hosts, **({"rackproof_gang": "all"} if len(hosts) > 1 else {"rackproof_gang": "none"}) | variables
-    )
+    gang = "all" if len(hosts) > 1 else "none"
+    return builders.plan(*hosts, **{"profile": "smoke", "rackproof_gang": gang, **variables})
 
 
 def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
@@ -345,7 +344,7 @@ def test_links_of_a_gpu_that_are_down_fail_unless_the_board_leaves_them_unused()
 @pytest.mark.parametrize(("name", "bad"), [("gpu.fabric.cluster_uuid", "b"), ("gpu.fabric.clique_id", 2)])
 def test_gpus_of_a_rack_are_in_one_nvlink_domain(name: str, bad: Any) -> None:
     good = "a" if isinstance(bad, str) else 1
-    plan = builders.plan(*FOUR, rackproof_gang="all")
+    plan = uniform_plan(*FOUR)
     plan = replace(
         plan,
         hosts=tuple(replace(host, rack="r1" if host.name < "h3" else "r2", gpu_model="gb200") for host in plan.hosts),
