@@ -108,6 +108,15 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
             yield READABLE, HOST, f"is of {later}, although {earlier} was before", stage
     if len({*times[2:]}) < len(times[2:]):
         yield READABLE, HOST, "two readings are of the same time", ""
+    read = [item.at for item in record.snapshots if _is_readable({metric.name: metric for metric in item.metrics})]
+    began = [launch.began for launch in view.evidence.launches()]
+    if read and any(_seconds(read[0]) > _seconds(at) + CLOCK_TOLERANCE_S for at in began):
+        yield (
+            READABLE,
+            HOST,
+            f"was first read at {read[0]}, after a launch: what it logged before that is unknown",
+            PREFLIGHT,
+        )
     if record.snapshots and record.ended != record.snapshots[-1].at:
         yield READABLE, HOST, f"the last reading is of {times[-1]}, but the record ended at {record.ended}", ""
 

@@ -19,7 +19,7 @@ from fleet.bmc.readings import unreadable
 from fleet.bmc.record import add_snapshot, is_readable, marks, now, read_record
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
-from schemas.records import Snapshot, to_json
+from schemas.records import Record, Snapshot, to_json
 from tests import ROOT, accepted
 from tests.fakes import bmc
 from tests.fakes.bmc import SEL
@@ -30,11 +30,22 @@ CANARIES = (bmc.USER, bmc.PASSWORD)
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return the directory of a run of one healthy host, whose plan has a BMC."""
-    directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",))
+    directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",), change=of_today)
     plan = plan_of(directory)
     changed = replace(plan, created=now(), hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
     documents.write(directory / "plan.json", to_json(changed))
     return directory
+
+
+def of_today(record: Record) -> Record:
+    """Return the record with the times of a run that began a minute ago, since these tests read BMCs now."""
+    began = time.time() - 60
+    at = [
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began + 2 * step)) for step in range(len(record.snapshots) + 2)
+    ]
+    snapshots = tuple(replace(item, at=at[step]) for step, item in enumerate(record.snapshots))
+    launches = tuple(replace(item, began=at[1]) for item in record.launches)
+    return replace(record, began=at[0], ended=at[-1], snapshots=snapshots, launches=launches)
 
 
 def plan_of(directory: Path) -> Plan:

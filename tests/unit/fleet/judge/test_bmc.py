@@ -18,7 +18,7 @@ from fleet.judge.judge import judge
 from fleet.report.merge import merge
 from schemas.plans import Plan
 from schemas.records import Metric, Record, Snapshot
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, Cause, Verdict
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, Verdict
 from tests import builders
 
 HOSTS = ("h1", "h2", "h3")
@@ -89,6 +89,16 @@ def causes(evidence: dict[str, Evidence]) -> list[Cause]:
 
 def decision(evidence: dict[str, Evidence]) -> str:
     return merge(PLAN, evidence, PACKS).decision
+
+
+def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
+    """A record that is lost before a run is resumed starts anew: what the BMC logged until then would count as old."""
+    record = bmc_record("h2")
+    late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
+    record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
+    (verdict,) = findings(fleet(h2=record))
+    assert (verdict.host, verdict.name, verdict.verdict) == ("h2", "bmc.readable", INCONCLUSIVE)
+    assert "was first read at 2026-11-21T05:00:00Z, after a launch" in verdict.reason
 
 
 def test_healthy_bmcs_are_accepted() -> None:
