@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from fleet.diagnosis import words
+from fleet.judge.advisories import PRODUCTS
+from fleet.judge.vulnerabilities import SCORES
 from schemas.records import ERROR, SKIPPED
 from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
@@ -362,6 +364,12 @@ PROBLEMS = (
     ),
     Problem(id="bmc-event", title=words.bmc_event, shown_by=("bmc.event.severity", "bmc.log.new_entries")),
     Problem(id="far-adapter", title=words.far_adapter, shown_by=("pcie.nic_path",)),
+    # A version with a published vulnerability is to be replaced, whether or not the other hosts have it.
+    *(
+        Problem(id=f"{SCORES}{key}", title=words.describe, shown_by=(f"{SCORES}{key}",), explains=(product.reading,))
+        for key, product in PRODUCTS.items()
+        if product.reading
+    ),
     Problem(id="differs", title=words.differs, shown_by=_ALL, kinds=(VerdictKind.PEERS,)),
     Problem(
         id="transport",
