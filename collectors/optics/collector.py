@@ -2,7 +2,7 @@
 
 A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`), another Ethernet port that of the
 `network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an Ethernet interface;
-mlxlink reads adapters of NVIDIA. Of a RoCE port, both read, and ethtool has precedence.
+mlxlink reads adapters of NVIDIA. Both read a RoCE port; where both have a reading, that of ethtool is used.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OpticsCollector:
         return families.values()
 
     def _ports(self) -> list[Port]:
-        """Return the ports that a tool can read. An adapter without an interface that is not of NVIDIA (EFA) has none."""
+        """Return the ports that a tool can read. No tool reads an EFA adapter, which has no Ethernet interface."""
         files, ports = self._files, []
         try:
             interfaces = files.names(network.CLASS)
