@@ -32,13 +32,8 @@ SLOWEST_FILES = (
     # These follow, in an order in which the workers with the longest files above get short ones next.
     *("lab/test_mpi", "lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
-    *(
-        "lab/test_parts_over_ssh",
-        "lab/test_hostile_host",
-        "lab/test_strangers",
-        "lab/test_monitoring",
-        "lab/test_run_host",
-    ),
+    *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),
+    *("lab/test_monitoring", "lab/test_run_host"),
     *("unit/playbooks/test_collection", "unit/playbooks/test_trust_boundary", "unit/roles/test_roles"),
     *("unit/agent/benchmarks/test_training_benchmarks", "unit/fleet/judge/test_judge"),
     *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),

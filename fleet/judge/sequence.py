@@ -35,6 +35,7 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
     """Yield a problem for each part of a record that is out of order, duplicated or missing."""
     yield from _snapshot_order_problems(record)
     yield from _launch_order_problems(record)
+    yield from _misplaced_launches(record)
     yield from _missing_snapshots_during(record)
     yield from _missing_snapshot_after_soak(record)
     for launch in record.launches:
@@ -116,6 +117,15 @@ def _launch_order_problems(record: Record) -> Iterator[Problem]:
             yield f"stage.{later.stage}", "host", reason, later.stage
 
 
+def _misplaced_launches(record: Record) -> Iterator[Problem]:
+    """Check that a record of one host has no finished launch of the gang, and the record of a gang none of one host."""
+    misplaced = BENCHMARK if record.gang else GANG
+    for launch in record.launches:
+        if launch.succeeded and launch.stage == misplaced:
+            whose = "a gang" if record.gang else "one host"
+            yield f"stage.{misplaced}", "host", f"a launch of stage {misplaced} is in the record of {whose}", misplaced
+
+
 def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
     """Check that the record has a `during` snapshot of each stage that the agent polled for longer than UNREAD_S.
 
@@ -123,10 +133,6 @@ def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
     """
     read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
     for launch in record.launches:
-        if launch.succeeded and launch.stage == (BENCHMARK if record.gang else GANG):
-            reason = f"the record of {'a gang' if record.gang else 'one host'} has a launch of the other one"
-            yield f"stage.{launch.stage}", "host", reason, launch.stage
-            continue
         is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
         if launch.succeeded and is_watched and launch.stage not in read:
             reason = f"the launch took {launch.duration_s:.0f} s, but the record has no snapshot during it"

@@ -21,9 +21,12 @@ def silent_totals(view: HostView) -> Iterator[Verdict]:
         (item.stage, Scope.parse(item.scope).get("directory"), item.params.get("op"))
         for item in view.observations[TOGETHER]
     }
-    for item in view.observations[BANDWIDTH] if view.host.storage_floors else ():
+    for item in view.observations[BANDWIDTH]:
         directory, op = Scope.parse(item.scope).get("directory"), item.params.get("op")
-        has_floor = f"shared_{op}" in view.host.storage_floors
-        if has_floor and item.status == MEASURED and (item.stage, directory, op) not in totals:
+        if (
+            f"shared_{op}" in view.host.storage_floors
+            and item.status == MEASURED
+            and (item.stage, directory, op) not in totals
+        ):
             reason = "this client has a bandwidth, but the record has none of all clients together"
             yield view.inconclusive(TOGETHER, item.scope, reason, item.stage, {"op": op})

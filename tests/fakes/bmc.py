@@ -204,7 +204,9 @@ def write_mockup(resources: Mapping[str, Any], directory: Path) -> Path:
     for path, document in resources.items():
         file = directory / path.strip("/") / "index.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(document), encoding="utf-8")
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(document), encoding="utf-8")
+        part.rename(file)  # a server that reads meanwhile gets the old or the new document
     return directory / V1.strip("/")
 
 

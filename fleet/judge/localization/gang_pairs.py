@@ -96,7 +96,7 @@ class GangPairs:
         self._collective_slow = collective_slow
         self._rehearsal = next(iter(members.values())).plan.rehearsal
         self._by_slower_end = self._rehearsal or self.is_one_way
-        """In a rehearsal, data that one end sent may only have reached a socket buffer."""
+        """The ends of a pair report different rates. In a rehearsal, what one end sent may only have reached a socket buffer."""
         self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
         self._pairs = self._measured_pairs()
         self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}

@@ -22,8 +22,8 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 CABLE = "cable"
-NORMAL_ALONE = 0.9
-"""Share of its rate that a healthy port reaches with itself: the limit of the criterion verbs-port-rate."""
+ALONE = "verbs.rate_ratio"
+"""Share of its rate that a port reaches with itself."""
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
 MAX_ID = 64
@@ -84,16 +84,19 @@ class VerbsPairs(GangPairs):
             ]
             known = [float(rate) for each in values if isinstance(rate := each.get(scope), int | float)]
             rates[host, rail] = max(known, default=0.0)
-        share = least_share(next(iter(self._members.values())))
+        share = self._least_share(BEST)
         least: dict[PairKind, float] = {}
         for pair in self._pairs:
             rate = share * min(rates.get((pair.a, pair.rail), 0.0), rates.get((pair.b, pair.rail), 0.0))
             least[pair.kind] = min(least.get(pair.kind, rate), rate)
         return least
 
+    def _least_share(self, name: str) -> float:
+        return least_share(next(iter(self._members.values())), name)
+
     def _kind_name(self, suspect: Suspect) -> str:
         """Return `cable` for a port that is slow with every partner, but not with itself."""
-        if suspect.kind == NIC and self._share_alone(suspect) >= NORMAL_ALONE:
+        if suspect.kind == NIC and 0.0 < self._least_share(ALONE) <= self._share_alone(suspect):
             return CABLE
         return super()._kind_name(suspect)
 
@@ -104,7 +107,7 @@ class VerbsPairs(GangPairs):
         scope = self._scope_of_end(view, rail)
         shares = (
             item.value
-            for item in view.observations["verbs.rate_ratio"]
+            for item in view.observations[ALONE]
             if item.scope == scope and item.stage != GANG and item.status == MEASURED and self._is_compared(item)
         )
         return min((float(share) for share in shares if isinstance(share, int | float)), default=0.0)
@@ -144,21 +147,21 @@ class VerbsPairs(GangPairs):
                 yield replace(verdict, scope=scope, part=part, detail=detail, reason=reason)
 
     def _with_share_alone(self, verdict: Verdict, suspect: Suspect) -> Verdict:
-        share = self._share_alone(suspect)
-        if not share:
+        share, least = self._share_alone(suspect), self._least_share(ALONE)
+        if not share or not least:
             return verdict
         place = (
             "the cause is its cable, a module or the switch port"
-            if share >= NORMAL_ALONE
+            if share >= least
             else "the cause is the port, its PCIe slot or its settings, not the cable"
         )
         note = f"with itself the port reaches {100 * share:.0f} % of its rate: {place}"
         return replace(verdict, reason=f"{verdict.reason}; {note}", detail=f"{verdict.detail}; {note}")
 
 
-def least_share(view: HostView) -> float:
-    """Return the share of its rate that a healthy port reaches with a partner: the limit of the criterion; 0 without one."""
-    limits = (item.value for item in view.criteria().values() if item.name == BEST and item.operator == "ge")
+def least_share(view: HostView, name: str) -> float:
+    """Return the share of its rate that every healthy port reaches: the highest limit of a criterion on `name`; 0 without one."""
+    limits = (item.value for item in view.criteria().values() if item.name == name and item.operator == "ge")
     return max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
 
 

@@ -112,7 +112,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "launch of the other record": (
         False,
         launches(lambda item: replace(item, stage="gang")),
-        "the record of one host has a launch of the other one",
+        "a launch of stage gang is in the record of one host",
     ),
     "culprit of a finished launch": (
         True,

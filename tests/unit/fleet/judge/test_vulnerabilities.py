@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.diagnosis.diagnose import diagnose
 from fleet.judge import vulnerabilities
-from fleet.judge.advisories import Advisories, Advisory, AffectedRange
+from fleet.judge.advisories import PRODUCTS, Advisories, Advisory, AffectedRange
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.report.merge import merge
 from schemas.records import Metric
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, FleetReport
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
 from tests import ROOT, builders
 
 
@@ -106,6 +107,20 @@ def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: t
     (cause,) = rejected.causes
     assert cause.title == "h1 has NVIDIA driver with a published vulnerability of CVSS 8.8"
     assert failed.detail in cause.why
+
+
+@pytest.mark.parametrize("key", [key for key, product in PRODUCTS.items() if product.reading])
+def test_version_that_also_differs_from_other_hosts_is_one_cause_for_its_own_product_only(key: str) -> None:
+    def failed(name: str, kind: str = "") -> Verdict:
+        return Verdict(
+            host="h1", scope="host", name=name, verdict=FAIL, criterion="site", kind=kind, value=9.0, limit=7.0,
+            operator="lt", unit="1", action="configure", source="site", reason="r", stage="preflight",
+        )  # fmt: skip
+
+    other = next(each.reading for name, each in PRODUCTS.items() if name != key and each.reading)
+    of_peers = [failed(reading, VerdictKind.PEERS) for reading in (PRODUCTS[key].reading, other)]
+    causes = diagnose([failed(f"vulnerability.{key}"), *of_peers], {})
+    assert sorted(cause.problem for cause in causes) == ["differs", f"vulnerability.{key}"]
 
 
 @pytest.mark.parametrize(

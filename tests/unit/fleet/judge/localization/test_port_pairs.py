@@ -225,17 +225,18 @@ def test_most_rails_may_be_slow_if_the_rate_of_the_ports_is_known(slow: set[int]
 
 
 @pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
-def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(limit: float | None, share: float) -> None:
+@pytest.mark.parametrize("name", ["verbs.best_ratio", "verbs.rate_ratio"])
+def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(
+    name: str, limit: float | None, share: float
+) -> None:
     """A site may replace the criterion. Without it, no rate is too low by itself."""
     pack = read_pack("verbs")
-    others = [item for item in pack.criteria if item.name != "verbs.best_ratio"]
-    (best,) = [item for item in pack.criteria if item.name == "verbs.best_ratio"]
-    chosen = (*others, replace(best, value=limit)) if limit else tuple(others)
+    others = tuple(item for item in pack.criteria if item.name != name)
+    criterion = next(item for item in pack.criteria if item.name == name)
+    criteria = (*others, replace(criterion, value=limit)) if limit else others
     (view, *_) = views(plan_of(Fleet(4, 2)), Fleet(4, 2))
-    assert (
-        least_share(HostView(view.plan, view.host, view.evidence, [replace(pack, criteria=chosen, chosen=True)]))
-        == share
-    )
+    view = HostView(view.plan, view.host, view.evidence, [replace(pack, criteria=criteria, chosen=True)])
+    assert least_share(view, name) == share
 
 
 def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
