@@ -30,7 +30,7 @@ STORAGE: Mapping[str, Benchmark] = {
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],
             "sharings": ["together"],  # all directories at once, or one after the other
-            "seconds": 1,  # for each rate; what was written in this time is read back whole
+            "seconds": 1.0,  # for each rate; what was written in this time is read back whole
             "size_bytes": 32 << 30,  # the most to write in a directory, and at most half of its free space
             "jobs": 4,
         },
