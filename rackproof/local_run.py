@@ -79,6 +79,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
     run.add_argument("--host", help="name of this machine in the report (default: its host name)")
     run.add_argument("--validation-only", action="store_true", help="skip the training")
+    run.add_argument("--duration", help="about how long the profile extended measures, such as 20m or 2h (default: 1h)")
     run.add_argument("--epochs", type=int, help="epochs of the training")
     run.add_argument("--batch-size", type=int, help="training images per rank and step")
     run.add_argument("--share-gpus", action="store_true", help="measure even if other processes use the GPUs")
@@ -194,6 +195,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
         "rackproof_validation_only": options.validation_only,
         "rackproof_share_gpus": options.share_gpus,
         **({"rackproof_criteria": options.criteria} if options.criteria else {}),
+        **({"rackproof_extended_duration": options.duration} if options.duration else {}),
         **({"rackproof_epochs": options.epochs} if options.epochs else {}),
         **({"rackproof_batch_size": options.batch_size} if options.batch_size else {}),
         **({"rackproof_gpu_model": options.model} if options.model else {}),

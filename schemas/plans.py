@@ -182,6 +182,8 @@ class Plan:
     """The accepted records that the run is compared with."""
     study: Study | None = None
     """Set for a scaling study, in which nothing is judged and each cell is a separate launch."""
+    durations_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Stage -> benchmark -> seconds that it took in an earlier run with the same settings and devices, if there is one."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import threading
 import time
@@ -21,8 +22,10 @@ from pathlib import Path
 from agent.exporter.figures import Json, RankFiles, newest_figures
 from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
+from agent.run.work_directory import benchmark_start_times
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS
+from schemas.durations import expected_durations, remaining_s, stage_s
 from schemas.records import Launch, Observation, Record, to_json
 from schemas.stages import SOAK
 from schemas.timeline import Soak
@@ -51,6 +54,10 @@ class Span:
         remaining = max(self.ends - round_began, 1.0)
         done = self.progress + (1 - self.progress) * (now - round_began) / remaining
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
+
+    def expected_end(self, round_ends: float, round_s: float) -> float:
+        """Return when the last round is expected to end: a round that began before `ends` is finished."""
+        return round_ends + math.ceil(max(0.0, self.ends - round_ends) / round_s) * round_s
 
 
 class LivePublisher(threading.Thread):
@@ -85,8 +92,11 @@ class LivePublisher(threading.Thread):
         super().__init__(name="live", daemon=True)
         self._run, self._stage, self._states = run, stage, states
         self._began, self._deadline_s, self._span = time.time(), deadline_s, span
-        self._files = [RankFiles(work, rank) for rank in ranks]
+        self._start, self._work, self._ranks = time.monotonic(), work, tuple(ranks)
+        self._files = [RankFiles(work, rank) for rank in self._ranks]
         self._expected = expected_count(run, stage)
+        planned = next((item for item in run.plan.stages if item.name == stage), None)
+        self._durations = expected_durations(run.plan, run.host, planned) if planned else {}
         self._ended = threading.Event()
 
     def __enter__(self) -> LivePublisher:
@@ -126,9 +136,24 @@ class LivePublisher(threading.Thread):
             "figures": figures,
             "left_out": left_out,
         }
-        if self._expected:
+        if self._durations:
+            fields |= self._time_fields(time.monotonic() - self._start)
+        elif self._expected:
             fields["progress"] = min(1.0, _count(observations) / self._expected)
         return fields | (self._span.fields(time.time(), self._began) if self._span else {})
+
+    def _time_fields(self, elapsed_s: float) -> Json:
+        """Return the share of the launch's time that has passed, and when the stage is expected to end.
+
+        Counting observations instead would show 95 % long before the end: most of them are of a few short benchmarks.
+        """
+        start_times = benchmark_start_times(self._work, self._ranks).items()
+        began = {name: at - self._start for name, at in start_times if name in self._durations}
+        left_s = remaining_s(self._durations, began, elapsed_s)
+        ends = time.time() + left_s
+        if self._span:
+            ends = self._span.expected_end(ends, stage_s(self._durations))
+        return {"progress": elapsed_s / (elapsed_s + left_s), "expected_end": ends}
 
 
 def publish_record(run: HostRun, record: Record | None = None) -> None:

@@ -90,7 +90,12 @@ Sample = tuple[str, dict[str, str], float]
 def _stage_samples(stage: Mapping[str, Any], state: str) -> Iterator[Sample]:
     for each in STATES:
         yield "rackproof_stage_state", {"state": each}, each == state
-    for key, name in (("began", "started"), ("deadline", "deadline"), ("ended", "ended")):
+    for key, name in (
+        ("began", "started"),
+        ("deadline", "deadline"),
+        ("expected_end", "expected_end"),
+        ("ended", "ended"),
+    ):
         if key in stage:
             yield f"rackproof_stage_{name}_timestamp_seconds", {}, stage[key]
     if "progress" in stage:

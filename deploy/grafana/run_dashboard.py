@@ -39,7 +39,8 @@ def _progress() -> Section:
     stages = query(f"max by (host, stage) ({numbers})", "{{host}} {{stage}}")
     progress = f"max by (host, stage) (rackproof_stage_progress_ratio{{{RUN}}})"
     running = 'on (instance, stage) rackproof_stage_state{state="running"} == 1'
-    remaining = f"max by (host, stage) (rackproof_stage_deadline_timestamp_seconds{{{RUN}}} - time() and {running})"
+    ends = " or ".join(f"rackproof_stage_{end}_timestamp_seconds{{{RUN}}}" for end in ("expected_end", "deadline"))
+    remaining = f"max by (host, stage) (({ends}) - time() and {running})"
     return Section(
         title="Progress",
         panels=[

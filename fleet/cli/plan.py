@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.inventory import command_line
 from fleet.inventory.ansible import Variables, check_listing, read_inventory
 from fleet.planning.begin import begin
-from fleet.planning.duration import estimate_duration, past_run
+from fleet.planning.duration import earlier_durations, estimate_duration, past_run
 from fleet.planning.plan_run import PlanRequest, plan_run
 from fleet.planning.test_selection import selection_table
 from fleet.records.newest import RUNS
@@ -60,6 +61,10 @@ def call(options: argparse.Namespace) -> int:
         profile=options.profile, budget=options.budget, history=options.history, run_dir=options.run_dir
     )
     plan = plan_run(hosts, request, datetime.now(UTC))
+    directory = options.run_dir
+    runs = options.history or (directory.parent if directory else RUNS)
+    past = None if plan.study else past_run(plan, runs, directory)
+    plan = replace(plan, durations_s=earlier_durations(plan, past))
     document = to_json(plan)
     if options.run_dir:
         take_over = bool(next(iter(hosts.values())).get("rackproof_take_over", False))
@@ -69,9 +74,7 @@ def call(options: argparse.Namespace) -> int:
         return 0
     print(f"run {document['run_id']}: {_summary(plan)}")
     if not plan.study:
-        directory = options.run_dir
-        runs = options.history or (directory.parent if directory else RUNS)
-        print(f"time: {estimate_duration(plan, past_run(plan, runs, directory))}")
+        print(f"time: {estimate_duration(plan, past)}")
     if plan.choice:
         print(selection_table(plan.choice))
     return 0

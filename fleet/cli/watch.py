@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from fleet.records.newest import run_or_newest
 from fleet.watch.lines import HeartbeatLines, changes
@@ -126,9 +126,17 @@ def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
 
 
 def _stable_fields(view: View) -> dict[str, object]:
-    """Return the view without the fields that change although nothing happens."""
+    """Return the view without the fields that change although nothing happens, and with progress in whole percent."""
     document = {key: value for key, value in view.json().items() if key not in ("at", "judged")}
-    return {**document, "hosts": [{**host, "last_seen": None, "remaining_s": None} for host in document["hosts"]]}
+    return {**document, "hosts": [_stable_host(host) for host in document["hosts"]]}
+
+
+def _stable_host(host: dict[str, Any]) -> dict[str, object]:
+    cells = {
+        stage: {**cell, "progress": None if cell["progress"] is None else round(cell["progress"], 2)}
+        for stage, cell in host["cells"].items()
+    }
+    return {**host, "cells": cells, "last_seen": None, "remaining_s": None, "expected_s": None}
 
 
 def _print_heartbeats(watcher: Watcher, every_s: float) -> None:

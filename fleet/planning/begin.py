@@ -60,7 +60,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
         raise RunError(
             f"{error}: the plan is damaged or was written by another version of Rackproof: choose another rackproof_run_id"
         ) from None
-    compared = {*document, *plan} - {"nonce", "created"}
+    compared = {*document, *plan} - {"nonce", "created", "durations_s"}  # newer runs may have other times
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
         raise UsageError(

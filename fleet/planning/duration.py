@@ -8,12 +8,11 @@ from pathlib import Path
 
 from fleet.judge.drift import format_span
 from fleet.planning.history import history
-from fleet.planning.test_selection import START_S, UNKNOWN_COST_S, PastRun
-from schemas.catalogue import BENCHMARKS
-from schemas.plans import Plan
+from fleet.planning.test_selection import PastRun
+from schemas.durations import END_S, START_S, expected_durations, stage_s
+from schemas.plans import Plan, Stage
+from schemas.stages import GANG
 
-CATALOGUE_PROFILE = "standard"
-"""Profile of the times in the catalogue."""
 _MAX_RUNS = 3
 """Number of earlier runs to read, the newest first; reading one takes up to a second."""
 
@@ -47,28 +46,46 @@ def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
     return next((run for run in newest if run.profile == plan.profile and run.cost_s), None)
 
 
+def earlier_durations(plan: Plan, past: PastRun | None) -> dict[str, dict[str, float]]:
+    """Return `Plan.durations_s`: the times of an earlier run, of those benchmarks that had the same settings and devices."""
+    if past is None or past.devices != max(len(host.devices) for host in plan.hosts):
+        return {}
+    durations = {
+        stage.name: {
+            name: round(past.cost_s[(stage.name, name)], 3)
+            for name, chosen in stage.benchmarks.items()
+            if (stage.name, name) in past.cost_s and past.settings.get((stage.name, name)) == chosen
+        }
+        for stage in plan.stages
+    }
+    return {stage: times for stage, times in durations.items() if times}
+
+
 def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
     """Return how long a run of the plan takes per host. Hosts, and gangs, are measured in parallel.
 
     Args:
-        plan: the plan.
-        past: an earlier run of the same profile; None: the times in the catalogue are used.
+        plan: the plan, with the times of the earlier run.
+        past: the earlier run of the same profile; None: the times of the catalogue are used.
     """
     longest_s = sum(stage.longest_s for stage in plan.stages)
-    if past is None and plan.rehearsal:
+    stages_s = {
+        stage.name: stage.duration_s + END_S + START_S if stage.duration_s else _slowest_s(plan, stage)
+        for stage in plan.stages
+    }
+    if not all(stages_s.values()):
         return Estimate(
             stages_s={}, longest_s=longest_s, source="no earlier run of this profile has measured the times"
         )
-    costs = past.cost_s if past else {}
-    stages_s = {
-        stage.name: START_S
-        + (stage.duration_s or sum(costs.get((stage.name, name), _default_s(name)) for name in stage.benchmarks))
-        for stage in plan.stages
-    }
-    other = "" if plan.profile == CATALOGUE_PROFILE else "; the tests of this profile may take a different time"
-    source = f"times of run {past.run_id}" if past else f"times of profile {CATALOGUE_PROFILE} on four GPUs{other}"
+    source = f"times of run {past.run_id}" if past and plan.durations_s else "times of the catalogue of benchmarks"
     return Estimate(stages_s=stages_s, longest_s=longest_s, source=source)
 
 
-def _default_s(name: str) -> float:
-    return BENCHMARKS[name].cost_s if name in BENCHMARKS else UNKNOWN_COST_S
+def _slowest_s(plan: Plan, stage: Stage) -> float:
+    """Return the seconds of a stage on the host with the most to do; 0 if the times are unknown."""
+    kinds = {
+        (len(host.devices), host.gang if stage.name == GANG else "", host.infiniband_ports > 0): host
+        for host in plan.hosts
+    }
+    durations = [expected_durations(plan, host, stage) for host in kinds.values()]
+    return max(stage_s(times) if times else 0.0 for times in durations)

@@ -158,6 +158,10 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
         measured={key: count for key, count in measured.items() if count},
         findings={key: len(names) for key, names in failed.items()},
         cost_s=_costs(directory) if timed else {},
+        settings={
+            (stage["name"], name): chosen for stage in plan["stages"] for name, chosen in stage["benchmarks"].items()
+        },
+        devices=max(len(host["devices"]) for host in plan["hosts"]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,13 @@ from typing import Any
 
 from fleet.inventory.ansible import Variables
 from fleet.planning.scaling_matrix import study_of
+from fleet.planning.stage_times import (
+    EXTENDED_DURATION,
+    SOAK_DURATION,
+    check_scaled_settings,
+    duration_s,
+    scale_stages,
+)
 from fleet.planning.storage import local_directories, shared_directories, storage_floors, without_unnamed
 from fleet.yaml_files import read_yaml
 from schemas import documents
@@ -22,7 +28,6 @@ from schemas.stages import GANG, SOAK
 from schemas.timeline import STOP_ON
 from schemas.waivers import Waiver
 
-MAX_SOAK_S = 31 * 86400
 PROFILES = Path(__file__).parent / "profiles"
 
 
@@ -50,6 +55,7 @@ def read_profile(name: str) -> dict[str, Any]:
     for stage, content in profile["stages"].items():
         for benchmark, profile_settings in content["benchmarks"].items():
             _check_settings(f"{path.name}: stage {stage}", benchmark, profile_settings)
+    check_scaled_settings(profile, path.name)
     return {**profile, "name": path.stem}
 
 
@@ -161,6 +167,7 @@ def make_plan(
     )
     if plan.study:
         return plan  # a study is not judged, and its cells may have one host
+    plan = scale_stages(plan, profile, run_variables)
     _check_manifest(plan)
     _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))
     return replace(plan, expected=expectations(plan.stages, rehearsal=plan.rehearsal))
@@ -183,7 +190,8 @@ RUN_WIDE_VARIABLES = (
     "rackproof_validation_only",
     "rackproof_epochs",
     "rackproof_batch_size",
-    "rackproof_soak_duration",
+    SOAK_DURATION,
+    EXTENDED_DURATION,
     "rackproof_soak_stop_on",
     "rackproof_reason",
     "rackproof_budget_s",
@@ -286,19 +294,10 @@ def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables, 
 
 def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
     """Return the duration of a burn-in in seconds, and the condition that ends it early."""
-    duration = variables.get("rackproof_soak_duration")
-    duration_s = float(content["duration_s"]) if duration is None else parse_duration(str(duration))
-    if not 0 < duration_s <= MAX_SOAK_S:
-        raise UsageError(f"rackproof_soak_duration {duration}: give more than 0 and at most {MAX_SOAK_S // 86400} d")
-    return {"duration_s": duration_s, "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0]))}
-
-
-def parse_duration(text: str) -> float:
-    """Return a duration such as `24h`, `45m`, `1h30m`, `90s` or `2d` in seconds. Raise UsageError if it is invalid."""
-    if not text or not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", text):
-        raise UsageError(f"rackproof_soak_duration {text!r}: write a duration such as 24h, 45m, 1h30m or 2d")
-    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-    return float(sum(int(count) * units[unit] for count, unit in re.findall(r"(\d+)([dhms])", text)))
+    return {
+        "duration_s": duration_s(variables, SOAK_DURATION, float(content["duration_s"])),
+        "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0])),
+    }
 
 
 def _check_manifest(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from schemas.catalogue import BENCHMARKS
+from schemas.durations import END_S, START_S, Size, expected_s
 from schemas.errors import UsageError
 from schemas.plans import BenchmarkChoice, BudgetSelection, Plan
 from schemas.reports import LineKind, SummaryLine
@@ -23,14 +24,14 @@ Key = tuple[str, str]
 """Stage and benchmark."""
 Stages = Mapping[str, Sequence[str]]
 
-START_S = 15.0
-"""Time for the ranks of a stage to start and to rendezvous: 10 to 16 s on hosts with four GPUs."""
+LAUNCH_S = START_S + END_S
+"""Time for the ranks of a stage to start and to end."""
+DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
+"""Sizes for the costs that no earlier run has measured: of a host alone, and of a gang."""
 WEEK_S = 7 * 86400.0
 """Time after which the risk of a test that has not run doubles. Each further week adds the same amount to the risk."""
 NEVER_RUN_S = 12 * WEEK_S
 """Extra age of a test that never ran, added to the time since the first known run."""
-UNKNOWN_COST_S = 30.0
-"""Seconds that a benchmark outside the catalogue is assumed to take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,10 @@ class PastRun:
     """Hosts on which a check of the test failed."""
     cost_s: Mapping[Key, float] = field(default_factory=dict)
     """Seconds that the test took on the slowest of a few hosts."""
+    settings: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of the test that differ from the catalogue."""
+    devices: int = 0
+    """Most devices of a host; 0: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +118,9 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
     costs_s = costs_s or [run.cost_s[key] for run in past if key in run.cost_s]
     benchmark = BENCHMARKS.get(key[1])
     parts = tuple(benchmark.parts) if benchmark else ("unknown parts",)
-    default_cost_s = benchmark.cost_s if benchmark else UNKNOWN_COST_S
     return _Candidate(
         key=key,
-        cost_s=max(0.1, median(costs_s)) if costs_s else default_cost_s,
+        cost_s=max(0.1, median(costs_s)) if costs_s else _default_cost_s(key),
         measured=sum(run.measured[key] for run in runs_with_key),
         findings=sum(run.findings.get(key, 0) for run in past),
         age_s=max(0.0, epoch_seconds(now) - epoch_seconds(last)) + (0.0 if runs_with_key else NEVER_RUN_S),
@@ -125,9 +129,13 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
     )
 
 
+def _default_cost_s(key: Key) -> float:
+    return expected_s(key[1], {}, DEFAULT_SIZE if key[0] == BENCHMARK else DEFAULT_GANG)
+
+
 def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:
     """Return the cost, including the start of the ranks for the first test of a stage."""
-    return item.cost_s + (0.0 if any(other.key[0] == item.key[0] for other in picked) else START_S)
+    return item.cost_s + (0.0 if any(other.key[0] == item.key[0] for other in picked) else LAUNCH_S)
 
 
 def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], remaining_s: float) -> list[_Candidate]:

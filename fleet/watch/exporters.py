@@ -41,6 +41,8 @@ class StageReport:
     progress: float | None = None
     remaining_s: float | None = None
     """Seconds until the deadline, by the host's clock."""
+    expected_s: float | None = None
+    """Seconds until it is expected to end, by the host's clock."""
     benchmark: str = ""
     """The benchmark that most ranks run."""
 
@@ -172,14 +174,21 @@ def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
         stage, state = labels.get("stage", ""), labels.get("state", "")
         if name != "rackproof_stage_state" or value != 1 or state not in _STATES:
             continue
-        deadline = values.get(("rackproof_stage_deadline_timestamp_seconds", stage))
+        ends = {
+            key: values.get((f"rackproof_stage_{key}_timestamp_seconds", stage)) for key in ("deadline", "expected_end")
+        }
         progress = values.get(("rackproof_stage_progress_ratio", stage))
         is_running = state == "running"
+        left_s = {
+            key: end - updated if is_running and end is not None and updated is not None else None
+            for key, end in ends.items()
+        }
         reports[stage] = StageReport(
             state=state,
             at=at,
             progress=min(1.0, max(0.0, progress)) if progress is not None else None,
-            remaining_s=deadline - updated if is_running and deadline is not None and updated is not None else None,
+            remaining_s=left_s["deadline"],
+            expected_s=left_s["expected_end"],
             benchmark=_main_benchmark(samples, stage) if is_running else "",
         )
     return reports

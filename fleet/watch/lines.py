@@ -85,7 +85,7 @@ def _stage_start(view: View) -> str:
 
 
 def _heartbeat(view: View) -> tuple[str, str]:
-    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, at most 2 min 10 s left`.
+    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, about 1 min 10 s left` (without an estimate, `at most`).
 
     Both are empty if no host is pending.
     """
@@ -97,9 +97,16 @@ def _heartbeat(view: View) -> tuple[str, str]:
     if not view.waiting_for:
         since = f" for {duration(view.at - view.task_since)}" if view.task_since else ""
         return f"{view.task}: {done}, {join_names(view.pending)} still running", since
+    return f"{view.waiting_for}: {done}, {_progress(pending, view.waiting_for)}", _time_left(pending)
+
+
+def _time_left(pending: list[HostStatus]) -> str:
+    """Return how long the slowest host is expected to take if all are known, else the time until the last deadline."""
+    expected_s = [host.expected_s for host in pending if host.expected_s is not None]
+    if expected_s and len(expected_s) == len(pending):
+        return f", about {duration(max(expected_s))} left"
     remaining_s = [host.remaining_s for host in pending if host.remaining_s is not None]
-    time_left = f", at most {duration(max(remaining_s))} left" if remaining_s else ""
-    return f"{view.waiting_for}: {done}, {_progress(pending, view.waiting_for)}", time_left
+    return f", at most {duration(max(remaining_s))} left" if remaining_s else ""
 
 
 def _progress(pending: list[HostStatus], stage: str) -> str:

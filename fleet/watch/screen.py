@@ -219,10 +219,12 @@ def _cell_text(view: View, host: HostStatus, title: str) -> tuple[str, str]:
 
 
 def _time_left(host: HostStatus) -> str:
-    """Return the time until the deadline of the running stage."""
+    """Return the time until the running stage is expected to end; if it is unknown, the time until its deadline."""
+    if host.expected_s is not None:
+        return duration(host.expected_s)
     if host.remaining_s is None:
         return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.benchmark else ""
-    return duration(host.remaining_s) if host.remaining_s > 0 else "overdue"
+    return f"at most {duration(host.remaining_s)}" if host.remaining_s > 0 else "overdue"
 
 
 def _note(host: HostStatus) -> str:

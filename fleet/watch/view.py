@@ -19,7 +19,7 @@ class StageCell:
 
     state: str
     progress: float | None = None
-    """Share of the expected observations; None: unknown."""
+    """Share of the expected time that has passed; None: unknown."""
     since: float | None = None
     """When the host entered that state, in seconds since 1970; None: unknown."""
 
@@ -35,6 +35,8 @@ class HostStatus:
     """When the host last answered."""
     remaining_s: float | None
     """Seconds until the deadline of its running stage; None: no stage runs, or unknown."""
+    expected_s: float | None
+    """Seconds until its running stage is expected to end, at least 0; None: no stage runs, or unknown."""
     benchmark: str
     """The benchmark that is running."""
     trouble: str

@@ -208,6 +208,7 @@ class Watcher:
             cells=cells,
             last_seen=last_seen or None,
             remaining_s=self._remaining_s(progress, running, running_report, now),
+            expected_s=_expected_s(running_report, now),
             benchmark=running_report.benchmark if running_report else "",
             trouble=self._trouble(host.name, progress, running_report),
             failed=findings.failed.get(host.name, ()),
@@ -269,6 +270,13 @@ class Watcher:
         if has_failed or not self._run_progress.has_events:
             return event
         return "its supervisor is silent" if stage_report and stage_report.state == "silent" else ""
+
+
+def _expected_s(stage_report: StageReport | None, now: float) -> float | None:
+    """Return the seconds until the running stage is expected to end; None if its exporter does not report it."""
+    if stage_report is None or stage_report.expected_s is None:
+        return None
+    return max(0.0, stage_report.expected_s - (now - stage_report.at))
 
 
 def _is_readable(path: str) -> bool:

@@ -46,6 +46,28 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A part of a benchmark's duration that depends on its settings, or on how many GPUs and hosts there are.
+
+    `(seconds + the settings in `timed`) × the settings in `over` × the number that `per` names`.
+    """
+
+    seconds: float = 0.0
+    timed: Sequence[str] = ()
+    """Settings in seconds that are used up in full."""
+    over: Sequence[str] = ()
+    """Settings that multiply it: of a list its length, of a number its value."""
+    per: str = ""
+    """One of `PER`, or empty: 1."""
+
+
+PER = ("gpu", "further_gpu", "pair", "peers", "doubling", "round", "rdma")
+"""`gpu`: GPUs of the host. `further_gpu`: those after the first. `pair`: ordered pairs of its GPUs. `peers`: 1 if there are two
+ranks or more, else 0. `doubling`: binary logarithm of the number of ranks. `round`: rounds between hosts
+(`schemas/tournament.py`). `rdma`: 1 on a host with RDMA ports, else 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """A benchmark: its settings with their defaults, its outputs, and what the control node needs to know about it."""
 
@@ -57,9 +79,11 @@ class Benchmark:
     settings: Settings
     outputs: Sequence[Output]
     cost_s: float
-    """Duration in seconds in profile `standard` on four H200. Used until the fleet itself has measured the duration."""
+    """Duration in seconds without `costs`; `schemas/durations.py` adds these. Used until the fleet itself has measured it."""
     parts: Sequence[str]
     """Kinds of parts that it tests. Between hosts it tests the fabric instead of NVLink."""
+    costs: Sequence[Cost] = ()
+    """What its duration consists of besides `cost_s`: fitted to the runs of docs/measurements, with one, two and four GPUs."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     """Parameters of its observations, in addition to those in `Output.over`."""
     adapted: Sequence[str] = ()

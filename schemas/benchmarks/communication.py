@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.benchmarks import BACKENDS, DTYPES, OPS, Benchmark, Output, make_outputs
+from schemas.benchmarks import BACKENDS, DTYPES, OPS, Benchmark, Cost, Output, make_outputs
 
 _NCCL_CHOICE = {
     "algorithm": ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"),
@@ -60,7 +60,12 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         ],
         params={"dtype": DTYPES, "world_size": int},
         cpu_settings={"sizes_bytes": [8, 1 << 16, 1 << 20]},
-        cost_s=48.0,
+        cost_s=0.0,
+        costs=[
+            Cost(seconds=-0.125, timed=["seconds"], over=["ops", "placements", "sizes_bytes"], per="peers"),
+            Cost(seconds=0.0565, over=["ops", "placements", "sizes_bytes"], per="doubling"),
+            Cost(seconds=0.6, over=["graph_ops"], per="peers"),
+        ],
         parts=["NVLink"],
         needs_peers=True,
         needs_group=True,
@@ -77,7 +82,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         outputs=make_outputs("pairs", {"bandwidth": "B/s", "latency": "s"}, "peers"),
         params={"rail": int, "round": int, "size_bytes": int, "world_size": int},
         adapted=["size_bytes"],
-        cost_s=15.0,
+        cost_s=0.0,
+        costs=[Cost(seconds=0.1, timed=["seconds"], per="round")],
         parts=["NVLink"],
         needs_peers=True,
         needs_group=True,
@@ -118,7 +124,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         ],
         params={"rail": int},
         adapted=["size_bytes"],
-        cost_s=40.0,
+        cost_s=0.5,
+        costs=[Cost(seconds=40.0, per="rdma")],
         parts=["fabric"],
     ),
     "mnnvl": Benchmark(

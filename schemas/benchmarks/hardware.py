@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.benchmarks import DTYPES, PRECISION, THROTTLE_REASONS, Benchmark, Output, make_outputs
+from schemas.benchmarks import DTYPES, PRECISION, THROTTLE_REASONS, Benchmark, Cost, Output, make_outputs
 
 HARDWARE: Mapping[str, Benchmark] = {
     "gemm": Benchmark(
@@ -15,7 +15,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         outputs=make_outputs("gemm", {"throughput": "FLOP/s"}, "device", over={"dtype": "dtypes"}),
         params={"size": int},
         cpu_settings={"dtypes": ["fp32", "bf16"], "size": 512},
-        cost_s=4.0,
+        cost_s=0.5,
+        costs=[Cost(seconds=0.15, timed=["seconds"], over=["dtypes"])],
         parts=["compute"],
     ),
     "memory": Benchmark(
@@ -26,7 +27,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         outputs=make_outputs("memory", {"bandwidth": "B/s"}, "device", over={"op": "ops"}),
         params={"size_bytes": int},
         cpu_settings={"size_bytes": 1 << 24},
-        cost_s=1.0,
+        cost_s=0.2,
+        costs=[Cost(seconds=0.12, over=["ops"])],
         parts=["GPU memory"],
     ),
     "host_copy": Benchmark(
@@ -48,7 +50,11 @@ HARDWARE: Mapping[str, Benchmark] = {
         ),
         params={"devices": int, "numa": ("local", "remote", "unknown"), "size_bytes": int},
         cpu_settings=None,
-        cost_s=15.0,
+        cost_s=0.5,
+        costs=[
+            Cost(seconds=0.9, over=["directions"]),
+            Cost(seconds=0.55, over=["directions"], per="gpu"),
+        ],
         parts=["PCIe", "CPU"],
     ),
     "peer_copy": Benchmark(
@@ -65,7 +71,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         ],
         params={"access": bool, "size_bytes": int},
         cpu_settings=None,
-        cost_s=8.0,
+        cost_s=0.0,
+        costs=[Cost(seconds=0.12, timed=["seconds"], over=["directions"], per="pair")],
         parts=["NVLink"],
     ),
     "integrity": Benchmark(
@@ -94,7 +101,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         ],
         params={"bytes": int, "free_bytes": int},
         cpu_settings={"most_bytes": 1 << 26},
-        cost_s=5.0,
+        cost_s=1.2,
+        costs=[Cost(seconds=0.23, over=["patterns"])],
         parts=["GPU memory"],
     ),
     "stress": Benchmark(
@@ -138,7 +146,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         ],
         params={"samples_per_second": float, "size": int},
         cpu_settings={"dtypes": ["fp32"], "size": 256, "seconds": 1.0, "settle_seconds": 0.2},
-        cost_s=22.0,
+        cost_s=0.8,
+        costs=[Cost(timed=["seconds", "settle_seconds"], over=["dtypes"])],
         parts=["compute", "power", "cooling"],
     ),
     "host_memory": Benchmark(
@@ -180,7 +189,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         ],
         adapted=["size_bytes"],
         cpu_settings={"size_bytes": 1 << 18, "seconds": 0.05},
-        cost_s=5.0,
+        cost_s=2.6,
+        costs=[Cost(timed=["seconds"], over=["ops"]), Cost(timed=["seconds"], over=["ops", "placements"])],
         parts=["host memory"],
     ),
     "host_compute": Benchmark(
@@ -194,7 +204,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         ],
         params={"size": int, "threads": int},
         cpu_settings={"size": 128, "seconds": 0.1},
-        cost_s=2.5,
+        cost_s=1.0,
+        costs=[Cost(timed=["seconds"])],
         parts=["CPU"],
     ),
     "digest": Benchmark(
@@ -205,7 +216,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         outputs=make_outputs("digest", {"value": "1", "mismatches": "1"}, "device", over={"workload": "workloads"}),
         params={"repetitions": int, "size": int},
         cpu_settings={"size": 256, "seconds": 0.5},
-        cost_s=4.0,
+        cost_s=0.6,
+        costs=[Cost(timed=["seconds"])],
         parts=["compute"],
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.benchmarks import BACKENDS, DATA_SETS, DTYPES, THROTTLE_REASONS, Benchmark, Output, make_outputs
+from schemas.benchmarks import BACKENDS, DATA_SETS, DTYPES, THROTTLE_REASONS, Benchmark, Cost, Output, make_outputs
 
 _NETWORKS = ("convnet", "resnet18")
 _DIRECTORIES = ["/usr/share/datasets"]
@@ -37,7 +37,8 @@ TRAINING: Mapping[str, Benchmark] = {
         ),
         params={"backend": BACKENDS, "batch_size": int, "data": DATA_SETS, "epochs": int, "world_size": int},
         cpu_settings={"networks": ["convnet"], "max_steps": 20},
-        cost_s=4.0,
+        cost_s=1.5,
+        costs=[Cost(seconds=0.9, over=["epochs"])],
         parts=["compute", "CPU"],
         needs_group=True,
         trains=True,
@@ -64,7 +65,8 @@ TRAINING: Mapping[str, Benchmark] = {
         },
         adapted=["learning_rate"],
         cpu_settings={"epochs": 1, "max_steps": 20},
-        cost_s=3.0,
+        cost_s=0.1,
+        costs=[Cost(seconds=0.045, over=["epochs"])],
         parts=["compute", "NVLink"],
         needs_group=True,
         trains=True,
@@ -90,7 +92,11 @@ TRAINING: Mapping[str, Benchmark] = {
         ],
         params={"data": DATA_SETS, "graphed": bool, "world_size": int},
         cpu_settings={"variants": ["fp32"], "batch_sizes": [16], "compiled_variants": [], "steps": 3},
-        cost_s=72.0,
+        cost_s=0.0,
+        costs=[
+            Cost(seconds=1.1, over=["variants", "batch_sizes"]),
+            Cost(seconds=33.0, over=["compiled_variants", "compiled_batch_sizes"]),
+        ],
         parts=["compute"],
         needs_group=True,
         trains=True,
@@ -102,7 +108,7 @@ TRAINING: Mapping[str, Benchmark] = {
         settings={"steps": 5, "batch_size": 32},
         outputs=make_outputs("checkpoint", {"identical": "1", "save_time": "s", "restore_time": "s"}, "world"),
         params={"batch_size": int, "network": _NETWORKS, "optimizer": str, "steps": int, "world_size": int},
-        cost_s=2.0,
+        cost_s=0.5,
         parts=["disk"],
         needs_group=True,
         trains=True,
@@ -115,7 +121,7 @@ TRAINING: Mapping[str, Benchmark] = {
         outputs=make_outputs("model_parallel", {"step_time": "s", "loss_ratio": "1"}, "world"),
         params=dict.fromkeys(("batch_size", "left_out", "replicas", "steps", "width", "world_size"), int),
         cpu_settings={"width": 128, "batch_size": 32},
-        cost_s=2.0,
+        cost_s=0.3,
         parts=["NVLink"],
         needs_peers=True,
         needs_group=True,
@@ -140,7 +146,8 @@ TRAINING: Mapping[str, Benchmark] = {
         },
         adapted=["layers"],  # fewer on a GPU with little memory
         cpu_settings={"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2},
-        cost_s=6.0,
+        cost_s=3.4,
+        costs=[Cost(seconds=0.13, over=["steps"])],
         parts=["compute", "GPU memory", "NVLink"],
         needs_group=True,
         trains=True,
@@ -153,7 +160,7 @@ TRAINING: Mapping[str, Benchmark] = {
         outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
         params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},
         cpu_settings={"size": 256, "size_bytes": 1 << 20},
-        cost_s=2.0,
+        cost_s=0.3,
         parts=["compute", "NVLink"],
         needs_peers=True,
         needs_group=True,
@@ -169,7 +176,8 @@ TRAINING: Mapping[str, Benchmark] = {
         ],
         params={"batch_size": int, "cpus_per_rank": float, "network": _NETWORKS},
         cpu_settings={"workers": [1], "batch_size": 64},
-        cost_s=20.0,
+        cost_s=6.7,
+        costs=[Cost(seconds=0.2, timed=["seconds"], over=["workers"]), Cost(seconds=1.0, per="further_gpu")],
         parts=["CPU"],
     ),
     "straggler": Benchmark(
@@ -213,7 +221,8 @@ TRAINING: Mapping[str, Benchmark] = {
             **dict.fromkeys(("batch_size", "layers", "sequence", "width"), int),
         },
         cpu_settings={"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 4, "seconds": 0.5},
-        cost_s=8.0,
+        cost_s=2.0,
+        costs=[Cost(timed=["seconds"])],
         parts=["compute", "CPU", "NVLink"],
         needs_peers=True,
         needs_group=True,

@@ -25,6 +25,7 @@ from agent.exporter.metric_names import EVERY, label_name
 from agent.exporter.run_metrics import RunSource
 from agent.run.record import HostRun
 from schemas import documents
+from schemas.durations import remaining_s, stage_s
 from schemas.records import Launch, to_json
 from tests import ROOT, builders
 from tests.launches import launch_program
@@ -198,6 +199,45 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
     assert state(exported, "benchmark") == ["finished"]
     for outcome in ("deadline", "failed", "finished"):
         assert exported[("stage_finished", (("outcome", outcome), ("stage", "benchmark")))] == 1
+
+
+def publisher(
+    tmp_path: Path, begun: dict[str, float], profile: str, span: live.Span | None = None
+) -> live.LivePublisher:
+    """Return the publisher of a launch that began a minute ago; `begun`: benchmark -> seconds after that."""
+    plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
+    stage = plan.stages[0]
+    host_run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
+    work = tmp_path / "work"
+    work.mkdir()
+    thread = live.LivePublisher(
+        host_run, list, stage=stage.name, deadline_s=stage.deadline_s, work=work, ranks=[0], span=span
+    )
+    thread._start -= 60.0
+    state = {"phase": "stress", "exit_code": None, "begun": {name: thread._start + at for name, at in begun.items()}}
+    (work / "rank0.state.json").write_text(json.dumps(state))
+    return thread
+
+
+def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
+    """The ranks have made none of their observations, as in the middle of a long benchmark."""
+    thread = publisher(tmp_path, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, "standard")
+    fields = thread._running_fields()
+    left_s = remaining_s(thread._durations, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, 60.0)
+    assert left_s > 60
+    assert fields["progress"] == pytest.approx(60 / (60 + left_s), abs=0.01)
+    assert fields["expected_end"] == pytest.approx(time.time() + left_s, abs=2)
+
+
+def test_soak_is_expected_to_end_after_its_last_round(tmp_path: Path) -> None:
+    now = time.time()
+    span = live.Span(began=now - 60, ends=now + 300, deadline=now + 1200, progress=0.0)
+    thread = publisher(tmp_path, {"stress": 30.0}, "soak", span)
+    round_s, left_s = stage_s(thread._durations), remaining_s(thread._durations, {"stress": 30.0}, 60.0)
+    rounds = 3 if left_s + 2 * round_s < 300 else 2
+    fields = thread._running_fields()
+    assert left_s + (rounds - 1) * round_s < 300 <= left_s + rounds * round_s
+    assert fields["expected_end"] == pytest.approx(now + left_s + rounds * round_s, abs=3)
 
 
 def test_run_outside_a_runs_directory_publishes_nothing(tmp_path: Path) -> None:

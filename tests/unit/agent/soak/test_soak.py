@@ -29,7 +29,7 @@ from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import rate_course
 from fleet.judge.judge import judge
-from fleet.planning.plan import parse_duration
+from fleet.planning.stage_times import parse_duration
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fleet.inventory.ansible import check_addresses, hosts_of, read_inventory
-from fleet.planning.plan import make_plan, parse_duration, read_profile
+from fleet.planning.plan import make_plan, read_profile
+from fleet.planning.stage_times import parse_duration
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation
 from schemas.errors import UsageError

@@ -339,6 +339,7 @@ def page(run_id: str = "r1", updated: float = 1000.0, **more: str) -> str:
         'rackproof_stage_state{stage="benchmark",state="running"}': "1.0",
         'rackproof_stage_state{stage="benchmark",state="finished"}': "0.0",
         'rackproof_stage_deadline_timestamp_seconds{stage="benchmark"}': f"{updated + 130}",
+        'rackproof_stage_expected_end_timestamp_seconds{stage="benchmark"}': f"{updated + 70}",
         'rackproof_stage_progress_ratio{stage="benchmark"}': "0.61",
         'rackproof_stage_ranks{stage="benchmark",benchmark="gemm"}': "1.0",
         'rackproof_stage_ranks{stage="benchmark",benchmark="stress"}': "7.0",
@@ -391,12 +392,18 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
     assert first.remaining_s == pytest.approx(130, abs=3)  # by the clock of the host, which may differ
+    assert first.expected_s == pytest.approx(70, abs=3)
+    assert second.expected_s is None
     assert (first.benchmark, second.benchmark) == ("stress", "")
     assert second.cells["benchmark"].progress is None
     assert third.cells["benchmark"].progress is None
     note = next(note for note in view.notes if note.startswith("progress unknown"))
     assert "1 more host" in note
-    assert "61 %" in "\n".join(render(view, 120))
+    assert re.search(r"^h1 .* 61 % .* 1 min (10|0\d) s +stress", "\n".join(render(view, 120)), re.M)
+    beats = HeartbeatLines(0)
+    beats.due(replace(view, pending=("h1",), answered=2))
+    (line,) = beats.due(replace(view, at=view.at + 1, pending=("h1",), answered=2))
+    assert re.fullmatch(r"\S+ benchmark: 2 of 3 hosts done, h1 61 %, about 1 min (10|0\d) s left", line)
 
 
 @pytest.mark.parametrize(

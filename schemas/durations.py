@@ -1,0 +1,109 @@
+"""How long benchmarks take: from an earlier run of the same settings, or else from the table of benchmarks.
+
+A host derives from it how much of a stage is done and how long it still takes. The control node estimates a run with it, and
+scales a profile to a duration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.benchmarks import Cost
+from schemas.catalogue import BENCHMARKS, settings
+from schemas.plans import Plan, PlannedHost, Stage
+from schemas.stages import GANG
+from schemas.tournament import select_rounds
+
+START_S, END_S = 7.5, 1.2
+"""Time for the ranks of a stage to start and to rendezvous, and to end. In docs/measurements: 3.4 to 12.9 s, the
+first time after a boot the longest, and 0.5 to 3.9 s."""
+UNKNOWN_S = 30.0
+"""Duration that a benchmark outside the catalogue is assumed to have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The GPUs and hosts of a launch."""
+
+    gpus: int
+    """GPUs of one host."""
+    hosts: int = 1
+    rdma: bool = False
+    """Whether the hosts have RDMA ports."""
+
+
+def expected_s(benchmark: str, chosen: Mapping[str, Any], size: Size) -> float:
+    """Return the seconds that a benchmark is expected to take on GPUs with these settings."""
+    entry = BENCHMARKS.get(benchmark)
+    if entry is None:
+        return UNKNOWN_S
+    values = settings(benchmark, chosen)
+    return entry.cost_s + sum(_cost_s(cost, values, size) for cost in entry.costs)
+
+
+def _cost_s(cost: Cost, values: Mapping[str, Any], size: Size) -> float:
+    seconds = cost.seconds + sum(float(values[key]) for key in cost.timed)
+    repetitions = math.prod(
+        len(value) if isinstance(value := values[key], list | tuple) else value for key in cost.over
+    )
+    return seconds * repetitions * _factor(cost.per, values, size)
+
+
+def _factor(per: str, values: Mapping[str, Any], size: Size) -> float:
+    if per == "round":
+        return len(select_rounds(size.hosts, int(values["rounds"])))
+    return {
+        "": 1.0,
+        "gpu": size.gpus,
+        "further_gpu": size.gpus - 1,
+        "pair": size.gpus * (size.gpus - 1),
+        "peers": float(size.gpus * size.hosts > 1),
+        "doubling": math.log2(size.gpus * size.hosts),
+        "rdma": float(size.rdma),
+    }[per]
+
+
+def size_of(plan: Plan, host: PlannedHost, stage: str) -> Size:
+    """Return the size of the host's launches in a stage."""
+    hosts = len(plan.gangs().get(host.gang, ())) if stage == GANG else 1
+    rdma = bool(host.infiniband_ports or host.verbs_required)
+    return Size(gpus=len(host.devices), hosts=max(1, hosts), rdma=rdma)
+
+
+def expected_durations(plan: Plan, host: PlannedHost, stage: Stage) -> dict[str, float]:
+    """Return benchmark -> expected seconds, in the order in which they run; empty if they are unknown.
+
+    In a rehearsal only an earlier run shows them: the table of benchmarks is for GPUs.
+    """
+    measured = plan.durations_s.get(stage.name, {})
+    if plan.rehearsal and not measured.keys() >= stage.benchmarks.keys():
+        return {}
+    size = size_of(plan, host, stage.name)
+    # Ranks run the benchmarks that need the process group last.
+    names = sorted(stage.benchmarks, key=lambda name: name in BENCHMARKS and BENCHMARKS[name].needs_group)
+    return {
+        name: measured[name] if name in measured else expected_s(name, stage.benchmarks[name], size) for name in names
+    }
+
+
+def stage_s(durations: Mapping[str, float]) -> float:
+    """Return the seconds of a launch of these benchmarks, with the start and the end of the ranks."""
+    return START_S + sum(durations.values()) + END_S
+
+
+def remaining_s(durations: Mapping[str, float], began: Mapping[str, float], elapsed_s: float) -> float:
+    """Return the seconds until a launch is expected to end.
+
+    Args:
+        durations: of all its benchmarks, from `expected_durations`.
+        began: benchmark -> seconds from the start of the launch to its begin, for those that have begun.
+        elapsed_s: seconds since the start of the launch.
+    """
+    waiting = sum(seconds for name, seconds in durations.items() if name not in began) + END_S
+    if not began:
+        return max(0.0, START_S - elapsed_s) + waiting
+    current = max(began, key=lambda name: began[name])
+    return max(0.0, durations.get(current, 0.0) - (elapsed_s - began[current])) + waiting

@@ -1,0 +1,113 @@
+"""Replay the launches of real hardware: the share that is shown and the time left are right within 10 % of the launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from schemas.benchmarks import PER
+from schemas.catalogue import BENCHMARKS
+from schemas.durations import END_S, START_S, Size, expected_durations, expected_s, remaining_s, stage_s
+from schemas.plans import Plan, plan_from_json
+from tests import ROOT, builders
+
+MEASUREMENTS = ROOT / "docs" / "measurements"
+TOLERANCE = 0.10
+WITHOUT_A_FABRIC = ("h100x2-two-hosts", "h200x2-two-hosts")
+"""Their gang launches communicate over loopback sockets: without an earlier run no table has their times."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A launch, as its host recorded it."""
+
+    plan: Plan
+    host: str
+    stage: str
+    began: dict[str, float]
+    total_s: float
+    measured: dict[str, float]
+
+    def errors(self, plan: Plan) -> Iterator[float]:
+        """Yield the errors of share and time left at each begin of a benchmark and at the end, as shares of the launch."""
+        durations = expected_durations(plan, plan.host(self.host), plan.stage(self.stage))
+        for at in (0.0, *self.began.values(), self.total_s):
+            left_s = remaining_s(durations, {name: begin for name, begin in self.began.items() if begin <= at}, at)
+            yield abs(left_s - (self.total_s - at)) / self.total_s
+            yield abs(at / (at + left_s) - at / self.total_s)
+
+
+def replays(run: str) -> Iterator[Replay]:
+    """Yield the launches of a run that have the times at which the benchmarks began."""
+    plan = plan_from_json(json.loads((MEASUREMENTS / run / "plan.json").read_text()))
+    for path in sorted((MEASUREMENTS / run).glob("hosts/*.json")) + sorted((MEASUREMENTS / run).glob("gangs/*/*.json")):
+        record = json.loads(path.read_text())
+        for launch in record["launches"]:
+            if began := launch.get("timeline", {}).get("began_s"):
+                measured = {
+                    item["params"]["benchmark"]: item["value"]
+                    for item in record["observations"]
+                    if item["name"] == "benchmark.duration" and item["stage"] == launch["stage"]
+                }
+                yield Replay(plan, record["host"], launch["stage"], began, launch["duration_s"], measured)
+
+
+KEPT = [
+    *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-compared"),
+    *("h100x2-slowed-0.2", "h200x1-slowed-0.2", "h200x2-slowed-0.2", *WITHOUT_A_FABRIC),
+]
+
+
+@pytest.mark.parametrize("run", KEPT)
+def test_progress_and_time_left_are_right_within_ten_percent(run: str) -> None:
+    launches = [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage != "gang"]
+    assert launches
+    for launch in launches:
+        assert max(launch.errors(launch.plan)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("run", ["h100x1", "h100x2", "h200x1", "h200x2", *WITHOUT_A_FABRIC])
+def test_times_of_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
+    """Also of a gang without a fabric: the earlier run is one in which each benchmark took 3 % longer."""
+    for launch in [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage == "gang"]:
+        earlier = {name: seconds * 1.03 for name, seconds in launch.measured.items()}
+        assert max(launch.errors(replace(launch.plan, durations_s={launch.stage: earlier}))) <= TOLERANCE
+
+
+def test_host_orders_benchmarks_as_its_ranks_run_them() -> None:
+    for launch in replays("h200x2"):
+        durations = expected_durations(launch.plan, launch.plan.host(launch.host), launch.plan.stage(launch.stage))
+        assert list(durations) == list(launch.began)
+
+
+def test_rehearsal_has_no_times_until_a_run_has_measured_all() -> None:
+    plan = builders.plan("h1", "h2", profile="rehearsal")
+    stage = plan.stage("benchmark")
+    assert expected_durations(plan, plan.hosts[0], stage) == {}
+    some = replace(plan, durations_s={"benchmark": {"gemm": 1.0}})
+    assert expected_durations(some, plan.hosts[0], stage) == {}
+    every = replace(plan, durations_s={"benchmark": dict.fromkeys(stage.benchmarks, 1.0)})
+    assert set(expected_durations(every, plan.hosts[0], stage).values()) == {1.0}
+
+
+def test_time_left_never_falls_below_what_has_not_begun() -> None:
+    durations = {"gemm": 4.0, "stress": 30.0}
+    assert remaining_s(durations, {}, 0.0) == stage_s(durations) == START_S + 34.0 + END_S
+    assert remaining_s(durations, {}, 100.0) == 34.0 + END_S
+    assert remaining_s(durations, {"gemm": 8.0}, 10.0) == 2.0 + 30.0 + END_S
+    assert remaining_s(durations, {"gemm": 8.0}, 90.0) == 30.0 + END_S
+    assert remaining_s(durations, {"gemm": 8.0, "stress": 13.0}, 23.0) == 20.0 + END_S
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_costs_name_settings_of_the_benchmark(name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    for cost in benchmark.costs:
+        assert {*cost.timed, *cost.over} <= benchmark.settings.keys()
+        assert all(isinstance(benchmark.settings[key], int | float) for key in cost.timed)
+        assert cost.per in ("", *PER)
+    for size in (Size(gpus=1), Size(gpus=8), Size(gpus=8, hosts=64, rdma=True)):
+        assert 0 <= expected_s(name, {}, size) < 300
