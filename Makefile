@@ -105,9 +105,10 @@ test: ## Run all linters, and all tests that need no GPU
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
-golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/checks.md, the alert rules, the role READMEs and docs/variables.md
+golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/checks.md, the tables of docs/criteria.md, the alert rules, the role READMEs and docs/variables.md
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/agent/exporter/test_metrics_page.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/fleet/integrations/test_alerts.py # with the new catalogue
+	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/docs/test_detection.py
 	$(BIN)/python -m deploy.galaxy.role_readmes
 
 alter: $(STAMP) ## Alter the evidence of accepted runs a million times (ALTERATIONS, SEED, RUNS), and check that only allowed changes are accepted

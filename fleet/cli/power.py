@@ -1,43 +1,106 @@
-"""`rackproof power`: what a limit can detect, and how often it fails a healthy part."""
+"""`rackproof power`: what each criterion can detect, and how often it fails a healthy part."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.judge.criteria import Pack
+from fleet.judge.detection import Detection, detection
+from fleet.judge.pack_selection import criteria_by_id
 from fleet.judge.power import MIN_RUNS, power
-from fleet.records.load import load
+from fleet.planning.plan import read_profile
+from fleet.records.load import Run, load
+from fleet.report.detection import markdown_detection, render_detection
+from fleet.report.detection_logic import Stages
 from fleet.report.power import render_power
 from schemas.errors import UsageError
+
+REPORTED_PROFILES = ("smoke", "standard", "extended", "soak")
+"""Profiles of the tables with --markdown."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add power to the command."""
     verb = verbs.add_parser(
         "power",
-        help="estimate from several runs what each limit detects, and how often it fails a healthy part",
-        epilog="example: rackproof power runs/a runs/b runs/c",
+        help="estimate from several runs of healthy parts what each criterion detects, and how often it fails a healthy part",
+        epilog="examples: rackproof power runs/a runs/b runs/c; of different hosts: rackproof power --pool runs/*",
     )
-    verb.add_argument("run_dirs", type=Path, nargs="+", metavar="run_dir", help="directory of a run; three or more")
+    verb.add_argument(
+        "run_dirs",
+        type=Path,
+        nargs="+",
+        metavar="run_dir",
+        help="directory of a run; three or more, or any number with --pool",
+    )
+    verb.add_argument(
+        "--pool",
+        action="store_true",
+        help="the runs may be of different hosts: what each criterion detects by GPU model, without the table of floors",
+    )
     verb.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     verb.add_argument("--json", action="store_true", help="print JSON")
+    verb.add_argument("--markdown", action="store_true", help="with --pool, print the tables of docs/criteria.md")
     verb.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    if len(options.run_dirs) < MIN_RUNS:
+    if len(options.run_dirs) < MIN_RUNS and not options.pool:
         raise UsageError(
             f"{len(options.run_dirs)} run directories: give at least {MIN_RUNS}; noise cannot be estimated from fewer runs"
         )
+    if options.markdown and not options.pool:
+        raise UsageError("--markdown prints the tables of pooled runs: give --pool too")
     runs = [load(directory) for directory in options.run_dirs]
     packs = checked_packs([*runs[0].plan.criteria, *options.criteria])
-    estimate = power([(run.plan, run.evidence) for run in runs], packs)
+    pairs = [(run.plan, run.evidence) for run in runs]
+    estimate = None if options.pool else power(pairs, packs)
+    _refuse_repeated_runs(runs)
+    detections = detection(pairs, packs)
     simulated = any(run.plan.simulated for run in runs)
-    document = {**dataclasses.asdict(estimate), "simulated": simulated}
-    head = "SIMULATED: figures come from rackproof simulate, not from hardware\n" if simulated else ""
-    print(json.dumps(document, indent=1) if options.json else f"{head}{render_power(estimate)}")
+    if options.json:
+        document = {**(dataclasses.asdict(estimate) if estimate else {}), "simulated": simulated}
+        print(json.dumps({**document, "detection": [dataclasses.asdict(item) for item in detections]}, indent=1))
+        return 0
+    if options.markdown:
+        print(pooled_markdown(runs, packs, detections), end="")
+        return 0
+    if simulated:
+        print("SIMULATED: figures come from rackproof simulate, not from hardware")
+    if estimate:
+        print(f"{render_power(estimate)}\n")
+    print(render_detection(detections))
     return 0
+
+
+def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequence[Detection]) -> str:
+    """Return the tables of docs/criteria.md for pooled runs."""
+    models = {item.key.model for item in detections}
+    criteria = {name: item for pack in packs if pack.name in models for name, item in criteria_by_id([pack]).items()}
+    return markdown_detection(detections, _profiles(runs), [*criteria.values()])
+
+
+def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
+    """Return the stages of REPORTED_PROFILES; of a profile that is scaled to a duration, those of its runs too."""
+    profiles: dict[str, list[Stages]] = {}
+    for name in REPORTED_PROFILES:
+        profile = read_profile(name)
+        profiles[name] = [{stage: content["benchmarks"] for stage, content in profile["stages"].items()}]
+        if "duration_s" in profile:
+            plans = [run.plan for run in runs if run.plan.profile == name]
+            profiles[name] += [{stage.name: stage.benchmarks for stage in plan.stages} for plan in plans]
+    return profiles
+
+
+def _refuse_repeated_runs(runs: Sequence[Run]) -> None:
+    nonces: set[str] = set()
+    for run in runs:
+        if run.plan.nonce in nonces:
+            raise UsageError(f"run {run.plan.run_id} is given twice: comparing it with itself would show no noise")
+        nonces.add(run.plan.nonce)

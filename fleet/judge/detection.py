@@ -1,0 +1,235 @@
+"""Estimate what each criterion detects, from the values of healthy parts in some runs, and how often it fails a healthy part.
+
+A figure that varies is judged by its spread: from part to part, and from run to run of the same part. With few parts the spread
+itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction interval), with the
+degrees of freedom of Satterthwaite (Biometrics 2, 1946). A value that does not vary, a count and a comparison for equality are
+judged by logic: any value beyond the limit is found, whatever the spread. Nothing is stated for fewer than MIN_PARTS parts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.judge.criteria import Pack
+from fleet.judge.evidence import Evidence, Planned, from_benchmark
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import judge
+from fleet.judge.student import t_cdf, t_quantile
+from schemas.catalogue import BENCHMARKS, settings
+from schemas.plans import Plan
+from schemas.records import Value
+from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
+
+DETECTION_PROBABILITY, MAX_FALSE_ALARM = 0.99, 0.001
+MIN_PARTS = 3
+"""With two parts, one in a thousand lies 318 standard deviations from the mean: nothing useful can be stated."""
+
+RELATIVE, ABSOLUTE, LOGIC = "relative", "absolute", "logic"
+"""How a fault is stated: as a share of the healthy value, in the unit of the figure, or as any value beyond the limit."""
+
+Run = tuple[Plan, Mapping[str, Evidence]]
+Part = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateKey:
+    """A criterion applied to one figure, measured with the same settings, on GPUs of one model."""
+
+    model: str
+    """Name of the criteria pack."""
+    stage: str
+    name: str
+    criterion: str
+    params: tuple[tuple[str, Value], ...]
+    settings: str
+    """Settings of the benchmark as JSON; empty for a reading."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """What a criterion detects."""
+
+    key: GateKey
+    operator: str
+    unit: str
+    limit: Value
+    """None if it differs between parts or runs."""
+    peers: bool
+    """Whether the value is compared with that of other parts of the run."""
+    change: bool
+    """Whether the increase over the run is judged."""
+    kind: str
+    """RELATIVE, ABSOLUTE or LOGIC."""
+    values: int
+    """Healthy values: parts times runs."""
+    parts: int
+    failed: int
+    """Healthy values that failed."""
+    fault: float | None = None
+    """Smallest fault that is found with DETECTION_PROBABILITY: as a share, or in `unit`. None: by logic, or not stated."""
+    false_alarm: float | None = None
+    """Probability that a further healthy part fails."""
+    freedom: float = 0.0
+    """Degrees of freedom of the spread."""
+
+    @property
+    def is_stated(self) -> bool:
+        """Return whether a fault can be stated: there are enough parts, or none are needed."""
+        return self.kind == LOGIC or self.parts >= MIN_PARTS
+
+    @property
+    def is_reliable(self) -> bool:
+        """Return whether at most MAX_FALSE_ALARM of healthy parts fail."""
+        return self.false_alarm is not None and self.false_alarm <= MAX_FALSE_ALARM
+
+
+@dataclass
+class _Series:
+    """The verdicts of one gate."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    parts: dict[Part, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
+
+
+def detection(runs: Sequence[Run], packs: Sequence[Pack]) -> list[Detection]:
+    """Return what each criterion detects that judged these runs, in order of the criteria.
+
+    The runs must be of healthy parts. They may be of different hosts: the same GPU in two runs, by its serial, is one part.
+    """
+    series: dict[GateKey, _Series] = defaultdict(_Series)
+    for plan, evidence in runs:
+        planned = Planned(plan)
+        gang_values: set[tuple[GateKey, Part]] = set()
+        views = {host.name: HostView(plan, host, evidence.get(host.name, Evidence()), packs) for host in plan.hosts}
+        for verdict in judge(plan, evidence, packs):
+            view = views.get(verdict.host)
+            if not view or not verdict.operator or verdict.verdict not in (PASS, FAIL):
+                continue
+            key, part = _key(view, verdict, planned), _part(view, verdict)
+            if Scope.parse(verdict.scope).is_gang:  # every host of the gang has a verdict on the same value
+                if (key, part) in gang_values:
+                    continue
+                gang_values.add((key, part))
+            series[key].verdicts.append(verdict)
+            series[key].parts[part].append(verdict)
+    return [_detection(key, gate) for key, gate in series.items()]
+
+
+def settings_text(benchmark: str, chosen: Mapping[str, object]) -> str:
+    """Return all settings of a benchmark as `GateKey.settings`, for a comparison."""
+    return json.dumps(settings(benchmark, chosen), sort_keys=True)
+
+
+def _key(view: HostView, verdict: Verdict, planned: Planned) -> GateKey:
+    benchmark = verdict.name.split(".")[0]
+    stages = {stage.name: stage.benchmarks for stage in view.plan.stages}
+    chosen = stages.get(verdict.stage, {}).get(benchmark)
+    is_measured = from_benchmark(verdict.name)
+    model = next((pack.name for pack in view.packs if pack.gpu_names), "")
+    return GateKey(
+        model=model,
+        stage=verdict.stage if is_measured else "",
+        name=verdict.name,
+        criterion=verdict.criterion,
+        params=tuple(planned.params(verdict).items()) if is_measured else (),
+        settings=settings_text(benchmark, chosen) if chosen is not None and benchmark in BENCHMARKS else "",
+    )
+
+
+def _part(view: HostView, verdict: Verdict) -> Part:
+    """Return the part of a verdict: a GPU by its serial, so that it is the same part in another slot or run."""
+    scope = Scope.parse(verdict.scope)
+    serials = tuple(sorted(view.serials.values()))
+    if scope.is_gang:
+        return (*view.plan.gangs().get(view.host.gang, ()), verdict.scope)
+    serial = view.serials.get(scope.device)
+    return (serial, verdict.scope.partition(",")[2]) if serial else (*serials, verdict.scope)
+
+
+def _detection(key: GateKey, gate: _Series) -> Detection:
+    first = gate.verdicts[0]
+    numbers = {part: list(_margins(verdicts)) for part, verdicts in gate.parts.items()}
+    flat = [margin for margins in numbers.values() for margin in margins]
+    kind = _kind(gate.verdicts, flat, len(gate.parts))
+    result = Detection(
+        key=key,
+        operator=first.operator,
+        unit=first.unit,
+        limit=first.limit if all(item.limit == first.limit for item in gate.verdicts) else None,
+        peers=first.kind == VerdictKind.PEERS,
+        change=first.kind == VerdictKind.CHANGE,
+        kind=kind,
+        values=len(gate.verdicts),
+        parts=len(gate.parts),
+        failed=sum(item.verdict == FAIL for item in gate.verdicts),
+    )
+    if kind == LOGIC or not result.is_stated:
+        return result
+    chosen = 0 if kind == RELATIVE else 1
+    fault, alarm, freedom = _fault(
+        [[pair[chosen] for pair in pairs] for pairs in numbers.values()], first.operator, kind
+    )
+    return Detection(**{**vars(result), "fault": fault, "false_alarm": alarm, "freedom": freedom})
+
+
+def _margins(verdicts: Sequence[Verdict]) -> Iterator[tuple[float, float]]:
+    """Yield value / limit and value - limit, with NaN as the ratio to a limit that is not positive."""
+    for verdict in verdicts:
+        value, limit = _number(verdict.value), _number(verdict.limit)
+        if value is not None and limit is not None:
+            yield (value / limit if limit > 0 else math.nan), value - limit
+
+
+def _number(value: Value) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _kind(verdicts: Sequence[Verdict], margins: Sequence[tuple[float, float]], parts: int) -> str:
+    first = verdicts[0]
+    is_compared = first.operator == "eq" or first.kind in (VerdictKind.PEERS, VerdictKind.CHANGE)
+    is_constant = parts >= MIN_PARTS and len({_number(item.value) for item in verdicts}) == 1
+    if is_compared or is_constant or _is_count(verdicts) or len(margins) < len(verdicts):
+        return LOGIC
+    is_share = first.unit == "Cel" or any(math.isnan(ratio) or ratio <= 0 for ratio, _ in margins)
+    return ABSOLUTE if is_share else RELATIVE
+
+
+def _is_count(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether all values are whole numbers without a unit."""
+    values = [_number(verdict.value) for verdict in verdicts]
+    return verdicts[0].unit == "1" and all(value is None or value == int(value) for value in values)
+
+
+def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[float, float, float]:
+    """Return the smallest fault that is found, the probability of a false alarm, and the degrees of freedom.
+
+    Args:
+        parts: for each part its values in the runs: divided by the limit, or minus the limit.
+        operator: `ge`, `gt`: a fault lowers the value. `le`, `lt`: it raises the value.
+        kind: RELATIVE or ABSOLUTE.
+    """
+    means = [statistics.fmean(values) for values in parts]
+    mean, between = statistics.fmean(means), statistics.variance(means)
+    repeats = sum(len(values) - 1 for values in parts)
+    within = sum(statistics.variance(values) * (len(values) - 1) for values in parts if len(values) > 1) / (
+        repeats or 1
+    )
+    # The means scatter by the parts' own spread, and by that between runs divided by the number of runs.
+    rest = within * (1 - statistics.fmean(1 / len(values) for values in parts))
+    of_means = between * (1 + 1 / len(parts))
+    terms = [(of_means, len(parts) - 1), (rest, repeats)]
+    variance = of_means + rest
+    freedom = variance**2 / sum(term**2 / count for term, count in terms if term) if variance else len(parts) - 1
+    freedom = math.floor(freedom * 10) / 10  # rounded down, which gives larger faults
+    sigma, limit = math.sqrt(variance), 1.0 if kind == RELATIVE else 0.0
+    margin = mean - limit if operator in ("ge", "gt") else limit - mean
+    alarm = 1 - t_cdf(margin / sigma, freedom) if sigma else float(margin < 0)
+    fault = max(0.0, margin + t_quantile(DETECTION_PROBABILITY, freedom) * sigma)
+    return (fault / mean if kind == RELATIVE else fault), alarm, freedom

@@ -1,0 +1,218 @@
+"""Render what each criterion detects: as text for a terminal, and as the tables of docs/criteria.md."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.detection import (
+    ABSOLUTE,
+    DETECTION_PROBABILITY,
+    LOGIC,
+    MAX_FALSE_ALARM,
+    MIN_PARTS,
+    Detection,
+    settings_text,
+)
+from fleet.judge.evidence import from_benchmark
+from fleet.quantities import number, quantity
+from fleet.report.detection_logic import CONFIDENCE, Stages, logic_false_alarms, logic_groups, not_judged, unmeasured
+from fleet.report.formatting import clean
+from fleet.report.titles import benchmark_title
+from schemas.catalogue import BENCHMARKS
+
+TOO_FEW = "too few"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One criterion on figures of one benchmark with the same settings, on each GPU model."""
+
+    profiles: tuple[str, ...]
+    stage: str
+    test: str
+    criterion: str
+    name: str
+    cells: Mapping[str, str]
+    """GPU model -> what is detected."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether no model has enough parts."""
+        return all(cell.startswith(TOO_FEW) for cell in self.cells.values())
+
+
+def rows(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]]) -> list[Row]:
+    """Return the criteria whose faults have a size, in order of the benchmarks. Of several settings the worst one counts.
+
+    Args:
+        detections: from `detection`.
+        profiles: name -> its stages, with other settings if it is scaled to a duration. Rows of settings that no profile
+            has get no profile.
+    """
+    groups: dict[tuple[str, str, str, str], list[Detection]] = defaultdict(list)
+    for item in detections:
+        if item.kind != LOGIC:
+            groups[(item.key.stage, item.key.settings, item.key.criterion, _figure(item))].append(item)
+    result = []
+    for (stage, settings, criterion, name), members in groups.items():
+        models = sorted({item.key.model for item in members})
+        result.append(
+            Row(
+                profiles=_profiles(stage, settings, name, profiles),
+                stage=stage,
+                test=benchmark_title(name.split(".")[0]) if from_benchmark(name) else "Readings",
+                criterion=criterion,
+                name=name,
+                cells={model: _cell([item for item in members if item.key.model == model]) for model in models},
+            )
+        )
+    order = {benchmark_title(name): position for position, name in enumerate(BENCHMARKS)}
+    return sorted(result, key=lambda row: (row.stage, order.get(row.test, len(order)), row.name, row.criterion))
+
+
+def _figure(item: Detection) -> str:
+    """Return the name of the figure, with `*` for the operation of a collective."""
+    parts = item.key.name.split(".")
+    return ".".join((parts[0], "*", *parts[2:])) if parts[0] == "collective" and len(parts) > 2 else item.key.name
+
+
+def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Sequence[Stages]]) -> tuple[str, ...]:
+    """Return the profiles that measure the figure with these settings."""
+    benchmark = name.split(".")[0]
+    if not settings:
+        return tuple(profiles)
+    return tuple(
+        profile
+        for profile, choices in profiles.items()
+        if any(
+            benchmark in stages.get(stage, {}) and settings_text(benchmark, stages[stage][benchmark]) == settings
+            for stages in choices
+        )
+    )
+
+
+def _cell(items: Sequence[Detection]) -> str:
+    """Return what is detected, with the number of parts and of values; of several settings the worst."""
+    stated = [item for item in items if item.is_stated]
+    if not stated:
+        parts = max(item.parts for item in items)
+        return f"{TOO_FEW}: {parts}"
+    worst = max(stated, key=lambda item: (not item.is_reliable, item.fault if item.fault is not None else math.inf))
+    text = fault_text(worst)
+    if not worst.is_reliable:
+        text += f"; false alarms {probability_text(worst.false_alarm or 0.0)}"
+    return f"{text} ({worst.parts}, {worst.values})"
+
+
+def fault_text(item: Detection) -> str:
+    """Return the smallest fault as text: `5.9 % less`, `4.3 times as much`, `12 °C more`, `nothing`."""
+    fault, is_floor = item.fault, item.operator in ("ge", "gt")
+    if fault is None:
+        return "any value beyond the limit"
+    if item.kind == ABSOLUTE:
+        return f"{quantity(_rounded(fault), item.unit)} {'less' if is_floor else 'more'}"
+    if is_floor:
+        return "nothing" if fault >= 1 else f"{number(_rounded(fault * 100), 3)} % less"
+    return (
+        f"{number(_rounded(fault * 100), 3)} % more" if fault < 1 else f"{number(_rounded(1 + fault), 3)} times as much"
+    )
+
+
+def _rounded(value: float) -> float:
+    """Return the value rounded up to three digits, so that the fault is not understated."""
+    if value <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / step - 1e-9) * step
+
+
+def probability_text(share: float) -> str:
+    """Return a probability in percent, rounded up."""
+    return "< 0.0001 %" if share < 1e-6 else f"{number(_rounded(share * 100), 2)} %"
+
+
+ASSUMPTIONS = (
+    f"Smallest fault that is found with {DETECTION_PROBABILITY:.0%} probability, relative to the healthy mean. A further "
+    f"healthy part fails with a probability of at most {MAX_FALSE_ALARM:.1%}; a higher one is stated. In brackets: parts, and "
+    "values (parts times runs). A normal distribution is assumed, with quantiles of Student's t: fewer parts give larger faults "
+    f"and more false alarms. Nothing is stated for fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
+)
+
+
+def render_detection(detections: Sequence[Detection]) -> str:
+    """Return the detection of every criterion as text for a terminal."""
+    lines = ["What each criterion detects", ASSUMPTIONS, ""]
+    for row in rows(detections, {}):
+        cells = "; ".join(f"{model}: {cell}" if model else cell for model, cell in row.cells.items())
+        stage = "" if row.stage in ("", "benchmark") else f" ({row.stage})"
+        lines.append(f"{row.criterion}  {row.name}{stage}  {cells}")
+    values, failed, most = logic_false_alarms(detections)
+    if values:
+        lines += ["", "Found by logic, whatever the spread:"]
+        for title, limits in logic_groups(detections).items():
+            lines.append(f"- {title}: {', '.join(_with_limit(name, limit) for name, limit in limits.items())}")
+        lines.append(f"{failed} of {values} healthy values failed these" + _bound(most))
+    return "\n".join(clean(line, 20_000) for line in lines)
+
+
+def _with_limit(name: str, limit: str) -> str:
+    return f"{name} ({limit})" if limit else name
+
+
+def _bound(most: float) -> str:
+    return f" (with {CONFIDENCE:.0%} confidence at most {probability_text(most)})." if most < 1 else "."
+
+
+def markdown_detection(
+    detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]], criteria: Sequence[Criterion]
+) -> str:
+    """Return the tables of docs/criteria.md. Rows of settings that no profile has are left out."""
+    table = [row for row in rows(detections, profiles) if row.profiles]
+    models = sorted({model for row in table for model in row.cells})
+    lines = [
+        f"{ASSUMPTIONS} Of several settings of a figure the worst is shown.",
+        "",
+        f"| profile | test | criterion | {' | '.join(models)} |",
+        f"|---|---|---|{'---|' * len(models)}",
+    ]
+    for row in [row for row in table if not row.is_unknown]:
+        names = "all" if len(row.profiles) == len(profiles) else ", ".join(row.profiles)
+        stage = "" if row.stage in ("", "benchmark") else f", {row.stage}"
+        cells = " | ".join(row.cells.get(model, "") for model in models)
+        lines.append(f"| {names} | {row.test}{stage} | `{row.criterion}` | {cells} |")
+    values, failed, most = logic_false_alarms(detections)
+    lines += ["", "**Found by logic**, with certainty if the fault changes the value that is read:", ""]
+    for title, limits in logic_groups(detections, criteria).items():
+        lines.append(f"- {title}: {', '.join(_code(name, limit) for name, limit in limits.items())}")
+    lines += [
+        "",
+        "These have no spread from which a false-alarm rate follows. "
+        f"{failed} of {values} healthy values in these runs failed them{_bound(most)}",
+        "A fault that does not change the value while it is read is not found: "
+        "a digest shows a wrong result only of what was computed.",
+        "",
+        "**Nothing is stated**, because these runs show no spread:",
+        "",
+    ]
+    shown = {row.criterion for row in table if not row.is_unknown} | {
+        item.key.criterion for item in detections if item.kind == LOGIC
+    }
+    unknown = sorted({item.key.criterion for item in detections} - shown)
+    if unknown:
+        names = ", ".join(f"`{name}`" for name in unknown)
+        lines.append(f"- fewer than {MIN_PARTS} parts, or measured with the settings of no profile: {names}")
+    lines += [
+        f"- profile `{name}`, not measured with its settings: {', '.join(tests)}"
+        for name, tests in unmeasured(detections, profiles).items()
+    ]
+    for reason, ids in not_judged(criteria, detections).items():
+        lines.append(f"- {reason}: {', '.join(f'`{name}`' for name in ids)}")
+    return "\n".join(lines) + "\n"
+
+
+def _code(name: str, limit: str) -> str:
+    return f"`{name}` {limit}" if limit else f"`{name}`"

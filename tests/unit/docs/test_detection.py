@@ -1,0 +1,46 @@
+"""The tables of docs/criteria.md show what `rackproof power --pool --markdown` prints for the accepted runs of real hardware."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from fleet.judge.criteria import model_packs, read_packs
+from fleet.judge.pack_selection import criteria_by_id
+from rackproof.main import main
+from tests import ROOT
+
+PAGE, MEASUREMENTS = ROOT / "docs" / "criteria.md", ROOT / "docs" / "measurements"
+BEGIN, END = "<!-- detection: generated, do not edit -->\n", "<!-- detection: end -->\n"
+ACCEPTED = re.compile(r"^\| \[`(\S+)`\]\(\S+\) \|.*\| accepted \|", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def printed() -> str:
+    """Return what the command prints, with the runs named as in the command of the page."""
+    runs = ACCEPTED.findall((MEASUREMENTS / "README.md").read_text(encoding="utf-8"))
+    assert len(runs) > 5
+    with pytest.MonkeyPatch.context() as patch:
+        output: list[str] = []
+        patch.setattr("builtins.print", lambda text="", end="\n": output.append(f"{text}{end}"))
+        assert main(["power", "--pool", "--markdown", *(str(MEASUREMENTS / run) for run in runs)]) == 0
+    return f"RUNS: {' '.join(runs)}\n\n" + "".join(output)
+
+
+def test_tables_are_current(printed: str) -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    tables, _, after = rest.partition(END)
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGE.write_text(f"{before}{BEGIN}\n{printed}\n{END}{after}", encoding="utf-8")
+        return
+    assert tables.strip("\n") == printed.strip("\n"), "run `make golden`"
+
+
+def test_every_criterion_of_the_models_is_in_the_tables(printed: str) -> None:
+    packs = {pack.name: pack for pack in read_packs([])}
+    models = [name for name in model_packs() if f"| {name} " in printed]
+    assert models == ["h100-sxm", "h200-sxm"]
+    ids = {name for model in models for name in criteria_by_id([packs[model]])}
+    assert [name for name in sorted(ids) if f"`{name}`" not in printed] == []
