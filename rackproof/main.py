@@ -34,6 +34,7 @@ VERBS = {
     # compare
     "diff": "fleet.cli.diff",
     "baseline": "fleet.cli.baseline",
+    "history": "fleet.cli.history",
     "judge": "fleet.cli.judge",
     # criteria
     "criteria": "fleet.cli.criteria",
@@ -78,6 +79,7 @@ GROUPS = {
 EXTRAS = {
     "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "pyghmi", "redfish", "rich", "shtab"),
     "bench": ("numpy", "torch", "torchvision"),
+    "history": ("duckdb",),
     "parquet": ("pyarrow",),
 }
 """Extra of the package -> modules that only this extra installs."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.history.feed import feed_history
 from fleet.inventory.waivers_file import with_waivers
 from fleet.progress import progress_bar
 from fleet.records import run_lock
-from fleet.records.load import load
+from fleet.records.load import Run, load
 from fleet.records.newest import run_or_newest
 from fleet.report import formats, one_host
 from fleet.report.judge_run import EXIT_CODES, judge_run
@@ -37,6 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     report.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
+    report.add_argument("--history", type=Path, help="add the run to the history in this directory (docs/history.md)")
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     formats.add_flags(report)
     one_host.add_option(report)
@@ -54,7 +56,8 @@ def call(options: argparse.Namespace) -> int:
         packs = checked_packs([*run.plan.criteria, *options.criteria])
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     with progress_bar(sys.stderr), gc_off():
-        report, document = _judge_and_write(options, flags)
+        run, report, document = _judge_and_write(options, flags)
+        notes = feed_history(options.history, run, report) if options.history else []
     if options.json:
         summary = {
             "decision": report.decision,
@@ -66,13 +69,15 @@ def call(options: argparse.Namespace) -> int:
     else:
         print(render_screen(report, width=width_of(), colour=has_colour(options.color)))
         print(f"report: {RunDirectory(options.run_dir).page}")
+    for note in notes:
+        print(f"rackproof: {note}", file=sys.stderr)
     if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]
 
 
-def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tuple[FleetReport, dict[str, Any]]:
-    """Judge the run, write its report in the selected formats, release its lock, and return the report and its JSON document."""
+def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tuple[Run, FleetReport, dict[str, Any]]:
+    """Judge the run, write its report in the selected formats and release its lock; return run, report and JSON document."""
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     document = to_json(report)
     documents.validate(document, "report", source="generated report")
@@ -81,7 +86,7 @@ def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tupl
         documents.write_text(RunDirectory(options.run_dir).report, text)
         formats.write_formats(options.run_dir, formats.RenderInput(report=report, run=run, flags=flags))
         run_lock.release(options.run_dir, report.decision)
-    return report, document
+    return run, report, document
 
 
 def _note_in_progress(run_dir: Path) -> None:

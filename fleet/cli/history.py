@@ -1,0 +1,252 @@
+"""`rackproof history`: add runs to the history of the fleet, and ask it questions."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fleet.history.answer import QUANTITIES, SHARES, Answer, Section
+from fleet.history.database import History
+from fleet.history.figure import Selection, figure_answer
+from fleet.history.index import DEFAULT, KINDS, home, read_index
+from fleet.history.part import part_answer
+from fleet.history.racks import racks_answer
+from fleet.history.repeated import drivers_answer, lemons_answer
+from fleet.history.rows import run_rows
+from fleet.history.store import add_run, clock_note, merge_runs
+from fleet.progress import progress_bar
+from fleet.quantities import quantity
+from fleet.records import run_lock
+from fleet.report.formatting import clean
+from fleet.report.judge_run import judge_run
+from fleet.report.observations import cell
+from fleet.report.terminal import add_color_option, has_colour, plain_table, render_blocks, width_of
+from schemas.baselines import REAL
+from schemas.errors import TROUBLE, RackproofError, UsageError
+
+WHAT = ("import", "merge", "part", "figure", "lemons", "drivers", "racks", "sql")
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add history to the command."""
+    verb = verbs.add_parser(
+        "history",
+        help="the figures and causes of all runs: add runs, follow a part, compare a figure, find what fails or drifts; "
+        "exits 0, or 2 if a run could not be added",
+        epilog="examples: rackproof history import runs/*; rackproof history part 1652826070058; "
+        "rackproof history figure gemm.throughput --settings dtype=bf16 --value 7.1e14; rackproof history lemons; "
+        'rackproof history sql "select host, count(*) from causes group by host"',
+    )
+    verb.add_argument(
+        "what",
+        choices=WHAT,
+        help="import: add run directories; merge: merge the files of single runs by month; part: the life of a serial or host; "
+        "figure: distribution of a figure; lemons: what fails repeatedly or drifts; drivers: figures that changed with the "
+        "driver; racks: a row for each rack; sql: one SELECT",
+    )
+    verb.add_argument("names", nargs="*", metavar="NAME", help="run directories; a serial or host; a figure; a SELECT")
+    verb.add_argument("--history", type=Path, default=DEFAULT, help="directory of the history (default: %(default)s)")
+    verb.add_argument(
+        "--kind", choices=KINDS, default=REAL, help="kind of runs that is asked about (default: %(default)s)"
+    )
+    verb.add_argument("--settings", default="", help="figure: settings that it must have: 'dtype=bf16 size=8192'")
+    verb.add_argument("--stage", default="", help="figure: stage")
+    verb.add_argument("--model", default="", help="figure: GPU model, such as 'NVIDIA H200'")
+    verb.add_argument("--value", type=float, help="figure: value in its SI unit, whose place is asked for")
+    verb.add_argument("--all", action="store_true", help="figure: also hosts that were not accepted")
+    verb.add_argument("--values", action="store_true", help="part: every single value too")
+    verb.add_argument("--criteria", action="append", default=[], help="import: as given to rackproof report")
+    verb.add_argument("--waivers", action="append", default=[], help="import: as given to rackproof report")
+    form = verb.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--csv", action="store_true", help="print CSV")
+    add_color_option(verb)
+    verb.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    if options.what == "import":
+        return _import(options)
+    if options.what == "merge":
+        _no_names(options)
+        read = read_index(options.history, options.kind)
+        if read is None:
+            raise UsageError(f"history merge: no history of kind {options.kind} in {options.history}")
+        print(f"{merge_runs(options.history, options.kind)} runs merged in {home(options.history, options.kind)}")
+        return 0
+    history = History(options.history, options.kind)
+    for problem in history.problems:
+        print(f"rackproof: {problem}", file=sys.stderr)
+    if options.what == "sql":
+        columns, rows = history.select(_one_name(options, "a SELECT"))
+        _print_rows(options, columns, [dict(zip(columns, row, strict=True)) for row in rows])
+        return 0
+    answer = _QUESTIONS[options.what](history, options)
+    note = clock_note(history.index, _now())
+    _print_answer(options, answer, [*([note] if note else []), *answer.notes])
+    return 0
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _no_names(options: argparse.Namespace) -> None:
+    if options.names:
+        raise UsageError(f"history {options.what}: unexpected argument: {options.names[0]}")
+
+
+def _one_name(options: argparse.Namespace, what: str) -> str:
+    if len(options.names) != 1:
+        raise UsageError(f"history {options.what}: give {what}")
+    return str(options.names[0])
+
+
+def _part(history: History, options: argparse.Namespace) -> Answer:
+    return part_answer(history, _one_name(options, "one serial or host"), values=options.values)
+
+
+def _figure(history: History, options: argparse.Namespace) -> Answer:
+    selection = Selection(
+        name=_one_name(options, "the name of one figure"),
+        settings=options.settings,
+        stage=options.stage,
+        model=options.model,
+        accepted_only=not options.all,
+    )
+    return figure_answer(history, selection, options.value)
+
+
+def _without_name(answer: Callable[[History], Answer]) -> Callable[[History, argparse.Namespace], Answer]:
+    def ask(history: History, options: argparse.Namespace) -> Answer:
+        _no_names(options)
+        return answer(history)
+
+    return ask
+
+
+_QUESTIONS: dict[str, Callable[[History, argparse.Namespace], Answer]] = {
+    "part": _part,
+    "figure": _figure,
+    "lemons": _without_name(lemons_answer),
+    "drivers": _without_name(drivers_answer),
+    "racks": _without_name(racks_answer),
+}
+
+
+def _import(options: argparse.Namespace) -> int:
+    if not options.names:
+        raise UsageError("history import: give run directories, such as runs/*")
+    failed, added = 0, []
+    with progress_bar(sys.stderr):
+        for name in options.names:
+            try:
+                added.append(_import_run(options, Path(name)))
+            except (RackproofError, OSError) as error:
+                print(f"rackproof: {name} was not added: {error}", file=sys.stderr)
+                failed += 1
+    if options.json:
+        print(json.dumps({"added": added, "failed": failed}, indent=1))
+    else:
+        print(f"{len(added)} added to {options.history}" + (f", {failed} not added" if failed else ""))
+    return TROUBLE if failed else 0
+
+
+def _import_run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Judge a run and add it; print its notes."""
+    if owner := run_lock.active_holder(directory):
+        raise UsageError(
+            f"the run is in progress, locked by {owner.who()} since {owner.since}: import it when it is finished"
+        )
+    run, report = judge_run(directory, options.criteria, options.waivers)
+    rows = run_rows(run, report)
+    notes = add_run(options.history, rows)
+    for note in notes:
+        print(f"rackproof: {directory}: note: {note}", file=sys.stderr)
+    return {"run": rows.entry["run"], "kind": rows.kind, "decision": report.decision, "notes": notes}
+
+
+def _print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:
+    if options.json:
+        sections = {section.name: section.rows for section in answer.sections}
+        print(json.dumps({"kind": options.kind, **sections, "notes": list(notes)}, indent=1, default=str))
+    elif options.csv:
+        main = answer.sections[-1] if options.values else answer.sections[0]
+        _print_csv(list(main.columns), main.rows)
+    else:
+        mark = "" if options.kind == REAL else f"{options.kind.upper()}: not figures of GPUs\n"
+        blocks = [block for section in answer.sections for block in _blocks(section)]
+        text = render_blocks(blocks, width=width_of(), colour=has_colour(options.color))
+        print("\n".join([f"{mark}{text}", *(f"note: {clean(note)}" for note in notes)]))
+
+
+def _print_rows(options: argparse.Namespace, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    if options.json:
+        print(json.dumps(rows, indent=1, default=str))
+    elif options.csv:
+        _print_csv(columns, rows)
+    else:
+        table = plain_table(*columns)
+        for row in rows:
+            table.add_row(*(clean(_text(row[name])) for name in columns))
+        print(render_blocks([table], width=width_of(), colour=has_colour(options.color)))
+
+
+def _print_csv(columns: Sequence[str], rows: Sequence[Any]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([cell(_plain(row.get(name))) for name in columns] for row in rows)
+    print(text.getvalue(), end="")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, int | float):
+        return value
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else _text(value)
+
+
+def _blocks(section: Section) -> list[Table | Text]:
+    """Return the heading and the table of a section."""
+    if not section.rows and not section.empty:
+        return []
+    heading: list[Table | Text] = [Text(""), Text(f"{section.title}:", style="bold")]
+    if not section.rows:
+        return [*heading, Text(f"  {section.empty}")]
+    table = plain_table(*section.columns.values())
+    for row in section.rows:
+        table.add_row(*(clean(_shown(name, row)) for name in section.columns))
+    return [*heading, table]
+
+
+def _shown(name: str, row: Any) -> str:
+    """Return a cell as text: figures with their unit, shares in percent, times without seconds."""
+    value = row[name]
+    if value is None:
+        return ""
+    if name in QUANTITIES:
+        return quantity(value, row["unit"], 4)
+    if name in SHARES:
+        return f"{100 * value:.3g} %" if name in ("error", "accepted_share") else f"{100 * value:+.3g} %"
+    if name in ("began", "first", "last"):
+        return str(value)[:16].removesuffix(" 00:00")
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

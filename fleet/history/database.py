@@ -1,0 +1,138 @@
+"""Read a history: views over its Parquet files, which can read these files only and write nothing.
+
+A file that is missing, cut off or changed is named in `problems` and left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet.history import tables
+from fleet.history.engine import connect, error_type
+from fleet.history.index import Index, StoredFile, damage, home, read_index
+from schemas.baselines import REAL
+from schemas.errors import RunError, UsageError
+
+Rows = list[tuple[Any, ...]]
+
+
+class History:
+    """The history of a fleet, opened for reading."""
+
+    def __init__(self, directory: Path, kind: str = REAL) -> None:
+        """Open the history in `directory`.
+
+        Raises:
+            RunError: there is no history, DuckDB is missing, or the index cannot be read.
+        """
+        self.directory, self.kind = directory, kind
+        self.problems: list[str] = []
+        """Files that were left out, and why."""
+        self._open(complete=False)
+
+    def _open(self, *, complete: bool) -> None:
+        index = read_index(self.directory, self.kind)
+        if index is None:
+            raise RunError(
+                f"no history of kind {self.kind} in {self.directory}: add runs first: rackproof history import "
+                f"runs/* --history {self.directory}"
+            )
+        self.index = index
+        self._database = connect()
+        place = home(self.directory, self.kind).absolute()
+        files = self._undamaged(place, index, complete=complete)
+        for table in tables.COLUMNS:
+            self._create_view(table, [place / item.path for item in files if item.table == table])
+        self._create_runs(index)
+        self._create_trends(place, files)
+        allowed = tables.paths(place / item.path for item in files)
+        self._database.execute(f"set allowed_paths = {allowed}")
+        self._database.execute("set enable_external_access = false")
+        self._database.execute("set lock_configuration = true")
+
+    def _undamaged(self, place: Path, index: Index, *, complete: bool) -> list[StoredFile]:
+        files, self.problems = [], []
+        for item in index.files:
+            if reason := damage(place, item, complete=complete):
+                runs = ", ".join(sorted(index.runs[nonce]["run"] for nonce in item.runs if nonce in index.runs)[:5])
+                lost = f" (runs {runs}{' …' if len(item.runs) > 5 else ''}; import them again)" if runs else ""
+                self.problems.append(f"{place / item.path}: {reason}: left out{lost}")
+            else:
+                files.append(item)
+        return files
+
+    def _create_view(self, table: str, files: Sequence[Path]) -> None:
+        query = f"select * from read_parquet({tables.paths(files)})" if files else tables.empty(table)
+        self._database.execute(f"create view {table} as {query}")
+
+    def _create_runs(self, index: Index) -> None:
+        self._database.execute(
+            'create table runs (run varchar, nonce varchar, "began" timestamp, ended timestamp, profile varchar, '
+            "decision varchar, rackproof varchar, hosts bigint, gpus bigint, notes varchar[])"
+        )
+        rows = [
+            (run["run"], nonce, *(run[name] for name in ("began", "ended", "profile", "decision", "rackproof")),
+             run["hosts"], run["gpus"], run["notes"])
+            for nonce, run in index.runs.items()
+        ]  # fmt: skip
+        if rows:
+            self._database.executemany("insert into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _create_trends(self, place: Path, files: Sequence[StoredFile]) -> None:
+        """Create the view `series`: the sums of the merged months, and those of the runs that are not merged."""
+        loose = {
+            table: [place / item.path for item in files if item.table == table and not item.month]
+            for table in ("figures", "levels")
+        }
+        sums = ""
+        if loose["figures"] and loose["levels"]:
+            relations = [f"read_parquet({tables.paths(loose[table])})" for table in ("figures", "levels")]
+            sums = f" union all by name {tables.trend_sums(*relations)}"
+        self._database.execute(f"create view series as select * from trends{sums}")
+
+    def rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> Rows:
+        """Return the result of one of our own queries. If a file turns out to be damaged, it is left out.
+
+        Raises:
+            RunError: the query fails although every file is undamaged.
+        """
+        try:
+            return list(self._database.execute(query, values).fetchall())
+        except error_type():
+            self._open(complete=True)  # also if another process replaced files after the index was read
+        try:
+            return list(self._database.execute(query, values).fetchall())
+        except error_type() as error:
+            raise RunError(f"the history in {self.directory} cannot be read: {error}") from None
+
+    def records(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[dict[str, Any]]:
+        """Return the result of a query as one dictionary a row; raises like `rows`."""
+        rows = self.rows(query, values)
+        names = [column[0] for column in self._database.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def select(self, query: str) -> tuple[list[str], Rows]:
+        """Return the columns and rows of the operator's query, which must be one SELECT.
+
+        Raises:
+            UsageError: it is something else, it fails, or it reads another file.
+        """
+        duckdb = importlib.import_module("duckdb")
+        try:
+            statements = duckdb.extract_statements(query)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise UsageError(
+                    "history sql: give one SELECT: the history can be read only, and one statement at a time"
+                )
+            result = self._database.execute(statements[0])
+            return [column[0] for column in result.description], list(result.fetchall())
+        except duckdb.Error as error:
+            raise UsageError(f"history sql: {' '.join(str(error).split())}") from None
+
+
+def open_history(directory: Path, kind: str = REAL) -> History | None:
+    """Return the history, or None if there is none of this kind; other errors are raised as by `History`."""
+    return History(directory, kind) if read_index(directory, kind) is not None else None

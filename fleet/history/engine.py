@@ -1,0 +1,35 @@
+"""Open DuckDB, which reads and writes the Parquet files: in memory, without extensions from the network."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from schemas.errors import RunError
+
+LIBRARY, EXTRA = "duckdb", "history"
+
+
+def connect() -> Any:
+    """Return a connection to a new database in memory.
+
+    Raises:
+        RunError: DuckDB is not installed.
+    """
+    try:
+        duckdb = importlib.import_module(LIBRARY)
+    except ImportError:
+        raise RunError(
+            f"{LIBRARY} is not installed: install rackproof with the extra `{EXTRA}`: pip install 'rackproof[{EXTRA}]', "
+            f"in a checkout '.[{EXTRA}]'"
+        ) from None
+    settings = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "temp_directory": ""}
+    connection = duckdb.connect(config=settings)
+    connection.execute("set timezone = 'UTC'")
+    connection.execute("set enable_progress_bar = false")
+    return connection
+
+
+def error_type() -> type[Exception]:
+    """Return the base class of DuckDB's errors. Call it after `connect`."""
+    return importlib.import_module(LIBRARY).Error  # type: ignore[no-any-return]

@@ -1,0 +1,152 @@
+"""The distribution of a figure, over models, racks, drivers and months, and where a value lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.history.answer import Answer, Section
+from fleet.history.database import History
+from schemas import documents
+from schemas.errors import UsageError
+
+_SPREAD = (
+    "count(*) as values, count(distinct host || ' ' || serial) as parts, min(value) as least, "
+    "quantile_cont(value, 0.05) as p05, median(value) as median, quantile_cont(value, 0.95) as p95, max(value) as most"
+)
+_SPREAD_COLUMNS = {
+    "values": "values", "parts": "parts", "least": "least", "p05": "5 %", "median": "median", "p95": "95 %", "most": "most",
+}  # fmt: skip
+GROUPS = {"rack": "rack", "driver": "driver", "month": "strftime(\"began\", '%Y-%m')"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which figures are asked for."""
+
+    name: str
+    settings: str = ""
+    """Texts like `dtype=bf16`, separated by spaces, that the settings must have."""
+    stage: str = ""
+    model: str = ""
+    accepted_only: bool = True
+    """Only figures of hosts that were accepted."""
+
+    def where(self) -> tuple[str, dict[str, str]]:
+        """Return the condition in SQL, and its values."""
+        terms, values = ["name = $name", "not duplicate"], {"name": self.name}
+        for column in ("stage", "model"):
+            if text := getattr(self, column):
+                terms.append(f"{column} = ${column}")
+                values[column] = text
+        for number, word in enumerate(self.settings.split()):
+            terms.append(f"list_contains(string_split(settings, ' '), $word{number})")
+            values[f"word{number}"] = word
+        return " and ".join([*terms, *(["accepted"] if self.accepted_only else [])]), values
+
+
+def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
+    """Return the distribution of a figure. By rack, driver and month too, if the selection leaves one figure.
+
+    Args:
+        history: the history.
+        selection: the figure.
+        value: a value in the figure's SI unit, whose place is asked for.
+
+    Raises:
+        UsageError: the history has no such figure.
+    """
+    where, values = selection.where()
+    figures = history.records(
+        f"select name, settings, stage, model, unit, {_SPREAD} from figures where {where} "
+        "group by name, settings, stage, model, unit order by model, stage, settings",
+        values,
+    )
+    imported = _imported(history, selection, value)
+    if not figures and not imported:
+        raise _unknown(history, selection)
+    head = {"model": "model", "stage": "stage", "settings": "settings"}
+    sections = [Section(name="figures", title=f"{selection.name}, own fleet", rows=figures, columns={**head, **_SPREAD_COLUMNS},
+                        empty="no accepted host has this figure")]  # fmt: skip
+    kinds = {(row["settings"], row["stage"], row["unit"]) for row in figures}
+    if len(kinds) == 1:
+        for name, expression in GROUPS.items():
+            sections.append(_by(history, name, expression, where, values))
+    if value is not None:
+        sections.insert(1, _place(history, where, values, value))
+    if imported:
+        columns = {"source": "source", "version": "version", "file": "file", "model": "model", "settings": "settings",
+                   **_SPREAD_COLUMNS, **({"percentile": "percentile of the value"} if value is not None else {})}  # fmt: skip
+        del columns["parts"]
+        sections.append(Section(name="imported", title="Figures from elsewhere", rows=imported, columns=columns))
+    several = len(kinds) > 1
+    note = "several settings or stages: choose one with --settings and --stage to see racks, drivers and months"
+    return Answer(sections=sections, notes=[note] if several else [])
+
+
+def _by(history: History, name: str, expression: str, where: str, values: Mapping[str, str]) -> Section:
+    rows = history.records(
+        f"select model, {expression} as {name}, any_value(unit) as unit, {_SPREAD} from figures where {where} "
+        "group by 1, 2 order by 1, 2",
+        values,
+    )
+    return Section(
+        name=f"by_{name}", title=f"By {name}", rows=rows, columns={"model": "model", name: name, **_SPREAD_COLUMNS}
+    )
+
+
+def _place(history: History, where: str, values: Mapping[str, str], value: float) -> Section:
+    """Return where the value lies among the figures of the own fleet, by model, driver, stage and settings."""
+    rows = history.records(
+        f"""select 'own fleet' as source, model, driver, stage, settings, any_value(unit) as unit, $value::double as value,
+        round(100 * (count(*) filter (value < $value) + 0.5 * count(*) filter (value = $value)) / count(*), 1) as percentile,
+        count(*) as values, count(distinct host || ' ' || serial) as parts
+        from figures where {where} group by model, driver, stage, settings order by model, stage, settings, driver""",
+        {**values, "value": value},
+    )
+    columns = {"source": "source", "model": "model", "driver": "driver", "stage": "stage", "settings": "settings",
+               "value": "value", "percentile": "percentile", "values": "values", "parts": "parts"}  # fmt: skip
+    return Section(
+        name="place", title="Where the value lies", rows=rows, columns=columns, empty="no accepted host has this figure"
+    )
+
+
+def _imported(history: History, selection: Selection, value: float | None) -> list[dict[str, Any]]:
+    """Return the distribution of the same figure in each imported file."""
+    terms, values = ["name = $name"], {"name": selection.name}
+    if selection.model:
+        terms.append("model = $model")
+        values["model"] = selection.model
+    for number, word in enumerate(selection.settings.split()):
+        terms.append(f"list_contains(string_split(settings, ' '), $word{number})")
+        values[f"word{number}"] = word
+    place = ""
+    if value is not None:
+        values["value"] = value  # type: ignore[assignment]
+        place = (
+            ", round(100 * (count(*) filter (value < $value) + 0.5 * count(*) filter (value = $value)) / count(*), 1) "
+            "as percentile"
+        )
+    spread = _SPREAD.replace("count(distinct host || ' ' || serial) as parts, ", "")
+    return history.records(
+        f"select source, version, file, model, settings, any_value(unit) as unit, {spread}{place} from imported "
+        f"where {' and '.join(terms)} group by source, version, file, model, settings order by source, file, settings",
+        values,
+    )
+
+
+def _unknown(history: History, selection: Selection) -> UsageError:
+    names = [
+        row[0] for row in history.rows("select distinct name from figures union select distinct name from imported")
+    ]
+    if selection.name in names:
+        return UsageError(
+            f"no figure {selection.name} with these settings, stage and model in accepted hosts: "
+            "give fewer of --settings, --stage and --model, or --all"
+        )
+    near = documents.nearest(selection.name, names)
+    return UsageError(
+        f"no figure {selection.name!r} in the history of kind {history.kind} in {history.directory}{near}: list them with: "
+        'rackproof history sql "select distinct name from figures"'
+    )

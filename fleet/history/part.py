@@ -1,0 +1,168 @@
+"""The life of a part or host: where it was, its figures, its causes, and what was repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.history.answer import Answer, Section
+from fleet.history.database import History
+from fleet.history.peers import PeerFigure, percentiles
+from schemas import documents
+from schemas.errors import UsageError
+
+MAX_KNOWN = 100_000
+_PART = "(serial = $id or (serial = '' and host = $id) or (part = 'host' and host = $id))"
+
+
+def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
+    """Return the life of a part by its serial, or of a host by its name.
+
+    Raises:
+        UsageError: the history has no such part.
+    """
+    places = history.records(
+        f"""
+        with ordered as (
+          select *, lag((host, slot)) over (order by began) is distinct from (host, slot) as moved from parts where {_PART}
+        ), numbered as (select *, sum(moved::int) over (order by began rows unbounded preceding) as number from ordered)
+        select any_value(part) as part, host, rack, slot, any_value(model) as model, min(began)::varchar as first,
+          max(began)::varchar as last, count(distinct nonce) as runs, count(*) filter (decision = 'accepted') as accepted,
+          list_sort(list(distinct driver) filter (driver <> '')) as drivers
+        from numbered group by number, host, rack, slot order by first""",
+        {"id": name},
+    )
+    if not places:
+        raise _unknown(history, name)
+    is_host = places[-1]["part"] == "host"
+    causes = _causes(history, name, is_host=is_host)
+    sections = [
+        Section(name="places", title="Where it was", rows=places, columns={
+            "first": "first run", "last": "last run", "host": "host", "rack": "rack", "slot": "slot", "model": "model",
+            "runs": "runs", "accepted": "accepted", "drivers": "drivers"}),
+        Section(name="causes", title="Causes of failures", rows=causes, empty="no failure was attributed to it", columns={
+            "began": "run began", "run": "run", "host": "host", "slot": "slot", "problem": "problem", "title": "cause",
+            "action": "action", "waived": "waived"}),
+        Section(name="repairs", title="Repairs", rows=[*_replacements(history, places), *_solved(history, name, causes)],
+                columns={"began": "run began", "run": "run", "text": "what changed"}),
+        Section(name="figures", title="Figures", rows=_figures(history, name, is_host=is_host), columns={
+            "name": "figure", "settings": "settings", "stage": "stage", "within": "within", "runs": "runs",
+            "last_value": "last", "median": "median", "least": "least", "most": "most",
+            "percentile": "percentile of the last", "peers": "parts compared"}),
+    ]  # fmt: skip
+    if values:
+        sections.append(_values(history, name, is_host=is_host))
+    return Answer(sections=sections, notes=_notes(history, name))
+
+
+def _unknown(history: History, name: str) -> UsageError:
+    known = [
+        row[0] for row in history.rows(f"select distinct unnest([serial, host]) from parts limit {MAX_KNOWN}") if row[0]
+    ]
+    near = documents.nearest(name, known)
+    return UsageError(
+        f"{name!r} is no serial and no host in the history of kind {history.kind} in {history.directory}{near}: "
+        'list the parts with: rackproof history sql "select distinct serial, host, slot from parts"'
+    )
+
+
+def _where(*, is_host: bool) -> str:
+    return "host = $id and serial = ''" if is_host else "serial = $id"
+
+
+def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any]]:
+    where = "host = $id" if is_host else "serial = $id"
+    return history.records(
+        "select began::varchar as began, run, nonce, host, slot, problem, any_value(title) as title, "
+        f"any_value(action) as action, bool_or(waived) as waived from causes where {where} group by all order by began, problem",
+        {"id": name},
+    )
+
+
+def _replacements(history: History, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return when another part was in the slot afterwards."""
+    result = []
+    for place in places:
+        if not place["slot"]:
+            continue
+        rows = history.rows(
+            "select began::varchar, run, serial from parts where host = $host and slot = $slot and part = $part "
+            "and began > $last::timestamp order by began limit 1",
+            {key: place[key] for key in ("host", "slot", "part", "last")},
+        )
+        result += [
+            {"began": began, "run": run, "text": f"{place['host']} {place['slot']} has part {serial} from then on"}
+            for began, run, serial in rows
+        ]
+    return result
+
+
+def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first run after each problem in which the same part does not have it."""
+    result = []
+    for problem in dict.fromkeys(item["problem"] for item in causes):
+        last = [item for item in causes if item["problem"] == problem][-1]
+        rows = history.rows(
+            f"select began::varchar, run from parts where {_PART} and began > $last::timestamp order by began limit 1",
+            {"id": name, "last": last["began"]},
+        )
+        result += [
+            {"began": began, "run": run, "text": f"{problem} is gone, last in run {last['run']}"} for began, run in rows
+        ]
+    return result
+
+
+def _figures(history: History, name: str, *, is_host: bool) -> list[dict[str, Any]]:
+    """Return a row for each figure of the part, with the percentile of its last value."""
+    rows = history.records(
+        f"""select name, settings, stage, within, unit, count(*) as runs, arg_max(value, began) as last_value,
+        median(value) as median, min(value) as least, max(value) as most, arg_max(model, began) as model,
+        arg_max(driver, began) as driver, arg_max(nonce, began) as nonce
+        from figures where {_where(is_host=is_host)} group by name, settings, stage, within, unit
+        order by name, settings, stage, within""",
+        {"id": name},
+    )
+    asked = [
+        PeerFigure(value=row["last_value"], is_gpu=not is_host,
+                   **{key: row[key] for key in ("name", "settings", "stage", "model", "driver")})
+        for row in rows
+    ]  # fmt: skip
+    for row, place in zip(rows, percentiles(history, asked), strict=True):
+        row["percentile"] = round(100 * place.below, 1) if place else None
+        row["peers"] = place.parts if place else 0
+        del row["nonce"]
+    return rows
+
+
+def _values(history: History, name: str, *, is_host: bool) -> Section:
+    rows = history.records(
+        "select began::varchar as began, run, host, slot, driver, name, settings, stage, within, unit, value from figures "
+        f"where {_where(is_host=is_host)} order by name, settings, stage, within, figures.began",
+        {"id": name},
+    )
+    columns = {"name": "figure", "settings": "settings", "stage": "stage", "within": "within", "began": "run began",
+               "run": "run", "driver": "driver", "value": "value"}  # fmt: skip
+    return Section(name="values", title="Every value", rows=rows, columns=columns)
+
+
+def _notes(history: History, name: str) -> list[str]:
+    """Return a note if the serial was in several places in one run, or in runs that overlap."""
+    twice = history.rows(
+        "select run, string_agg(host || ' ' || slot, ', ' order by host, slot) from parts where serial = $id and duplicate "
+        "group by run, nonce, began order by began",
+        {"id": name},
+    )
+    notes = [
+        f"run {run} has this serial in several places: {places}; these figures are in no trend" for run, places in twice
+    ]
+    overlapping = history.rows(
+        "select distinct a.run, a.host, b.run, b.host from parts a join parts b on a.serial = b.serial and a.host <> b.host "
+        "and a.nonce <> b.nonce and a.began <= b.began join runs r on r.nonce = a.nonce and r.ended > b.began "
+        "where a.serial = $id",
+        {"id": name},
+    )
+    notes += [
+        f"runs {first} ({host}) and {second} ({other}) overlap: the serial was in two hosts at the same time, or a clock is wrong"
+        for first, host, second, other in overlapping
+    ]
+    return notes

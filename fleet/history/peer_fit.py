@@ -1,0 +1,132 @@
+"""Compare one part with its peers over all runs, free of what joining and leaving peers do to the median of a single run.
+
+Model: the logarithm of a value is the level of its part plus the effect of its run. Levels and effects of the peers are fitted in
+turn by medians (median polish, Tukey 1977), without the part itself. What remains of the part is its own course.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fleet.history.database import History
+
+ITERATIONS = 10
+MIN_FITTED_PEERS = 2
+STEP_RATIO = 0.5
+"""If a step leaves less than this share of the line's squared residuals, the change is a step."""
+MIN_AT_EDGE = 2
+"""Points that each side of a step must have."""
+DAY_S = 86400.0
+_TABLES = {"gpu": ("figures", "serial", "not duplicate"), "host": ("levels", "id", "level = 'host'"),
+           "rack": ("levels", "id", "level = 'rack'")}  # fmt: skip
+_PEERS = {("gpu", "host"): "a.host = b.host", ("host", "rack"): "a.rack = b.rack"}
+"""Level and reference -> the condition beside the run; other references have all parts of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """The course of a part beside its peers."""
+
+    slope: float
+    """Per day, of the logarithm."""
+    error: float
+    """Standard error of the slope."""
+    z: float
+    """Normal deviate of the slope."""
+    change: float
+    """Slope times the observed time."""
+    step_at: str
+    """Date of a step; empty if a line describes the course as well."""
+
+
+def course(history: History, series: Mapping[str, Any]) -> Course | None:
+    """Return the course of a series (a row of `trends._CANDIDATES`); None if it has too few peers or points to fit them."""
+    points: dict[str, tuple[datetime, float]] = {}
+    others: dict[str, dict[str, float]] = defaultdict(dict)
+    for nonce, began, part, value in _rows(history, series):
+        if part == series["id"]:
+            points[nonce] = (began, value)
+        else:
+            others[part][nonce] = value
+    effects = _run_effects(others)
+    own = sorted((began, value - effects[nonce]) for nonce, (began, value) in points.items() if nonce in effects)
+    if len(others) < MIN_FITTED_PEERS or len(own) < 2 * MIN_AT_EDGE + 1:
+        return None
+    days = [moment.timestamp() / DAY_S for moment, _ in own]
+    values = [value for _, value in own]
+    slope, error, z = fit_line(days, values)
+    return Course(slope=slope, error=error, z=z, change=slope * (days[-1] - days[0]), step_at=_step(days, values))
+
+
+def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return run, time, part and logarithm of the part and its peers, in the runs in which the part was measured."""
+    table, part, condition = _TABLES[series["level"]]
+    peers = _PEERS.get((series["level"], series["reference"]), "true")
+    figure = "name = $name and settings = $settings and stage = $stage and model = $model and value > 0"
+    within = "within = $within" if series["level"] != "gpu" else "regexp_replace(within, '=[^,]*', '=*', 'g') = $kind"
+    chosen = f"(select * from {table} where {condition} and {figure} and {within})"
+    keys = ("id", "name", "settings", "stage", "model", "within")
+    values = {key: series[key] for key in keys}
+    if series["level"] == "gpu":
+        values["kind"] = ",".join(f"{label.partition('=')[0]}=*" for label in series["within"].split(",") if label)
+    label = f"case when b.{part} = $id then $id else b.{part} || ' ' || b.within end"
+    return history.rows(
+        f"""select b.nonce, b."began", {label}, ln(b.value) from {chosen} a join {chosen} b
+        on a.nonce = b.nonce and a.driver = b.driver and {peers} and (b.{part} <> $id or b.within = $within)
+        where a.{part} = $id and a.within = $within""",
+        values,
+    )
+
+
+def _run_effects(others: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return run -> effect, fitted to the peers that were measured in at least half of the runs."""
+    runs = {nonce for values in others.values() for nonce in values}
+    kept = {part: values for part, values in others.items() if 2 * len(values) >= len(runs)}
+    effects = dict.fromkeys({nonce for values in kept.values() for nonce in values}, 0.0)
+    for _ in range(ITERATIONS):
+        levels = {
+            part: statistics.median(value - effects[nonce] for nonce, value in values.items())
+            for part, values in kept.items()
+        }
+        residuals: dict[str, list[float]] = defaultdict(list)
+        for part, values in kept.items():
+            for nonce, value in values.items():
+                residuals[nonce].append(value - levels[part])
+        effects = {nonce: statistics.median(values) for nonce, values in residuals.items()}
+    return effects
+
+
+def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+    """Return slope, its standard error and the normal deviate of the least squares line through three or more points."""
+    slope, intercept = statistics.linear_regression(times, values)
+    freedom = len(times) - 2
+    middle = statistics.fmean(times)
+    spread = sum((time - middle) ** 2 for time in times)
+    squares = sum((value - intercept - slope * time) ** 2 for time, value in zip(times, values, strict=True))
+    error = math.sqrt(max(squares, 1e-14 * len(times)) / freedom / spread)
+    return slope, error, normal_deviate(slope / error, freedom)
+
+
+def normal_deviate(t: float, freedom: float) -> float:
+    """Return the normal deviate with the same two-sided probability as t: Wallace, Ann. Math. Statist. 30 (1959) 1121."""
+    return math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
+
+
+def _step(days: Sequence[float], values: Sequence[float]) -> str:
+    """Return the date of a step if two levels describe the values much better than a line does; else an empty string."""
+    slope, intercept = statistics.linear_regression(days, values)
+    line = sum((value - intercept - slope * day) ** 2 for day, value in zip(days, values, strict=True))
+    cuts = range(MIN_AT_EDGE, len(values) - MIN_AT_EDGE + 1)
+    best, cut = min((_squares(values[:cut]) + _squares(values[cut:]), cut) for cut in cuts)
+    return f"{datetime.fromtimestamp(days[cut] * DAY_S):%Y-%m-%d}" if best < STEP_RATIO * line else ""
+
+
+def _squares(values: Sequence[float]) -> float:
+    middle = statistics.fmean(values)
+    return sum((value - middle) ** 2 for value in values)

@@ -1,0 +1,54 @@
+"""The answers about what fails repeatedly, what drifts, and what changed with the driver."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fleet.history.answer import Answer, Section
+from fleet.history.database import History
+from fleet.history.lemons import lemons
+from fleet.history.trends import drifts, driver_effects
+
+_REPEATED = {
+    "kind": "kind", "id": "part", "host": "last in", "slot": "slot", "episodes": "episodes", "runs": "runs",
+    "problems": "problems", "serials": "serials", "first": "first", "last": "last", "by_chance": "expected by chance",
+    "is_lemon": "lemon",
+}  # fmt: skip
+_DRIFTS = {
+    "level": "kind", "id": "part", "rack": "rack", "meaning": "change is", "shape": "shape", "at": "at", "name": "figure",
+    "settings": "settings", "per_year": "per year", "error": "± (95 %)", "change": "in all", "points": "points",
+    "first": "first", "last": "last", "others": "other figures",
+}  # fmt: skip
+_DRIVERS = {
+    "name": "figure", "settings": "settings", "stage": "stage", "model": "model", "old": "old driver", "new": "new driver",
+    "change": "change", "error": "± (95 %)", "hosts": "hosts", "meaning": "change is",
+}  # fmt: skip
+
+
+def lemons_answer(history: History) -> Answer:
+    """Return what failed repeatedly, and what drifts."""
+    repeated = [asdict(item) for item in lemons(history)]
+    drifting = [asdict(item) for item in drifts(history)]
+    sections = [
+        Section(name="repeated", title="Failed repeatedly", rows=repeated, columns=_REPEATED,
+                empty="no part, slot or host failed again after it had passed"),
+        Section(name="drifts", title="Drifting away from their peers", rows=drifting, columns=_DRIFTS,
+                empty="no part, host or rack drifts by more than the noise"),
+    ]  # fmt: skip
+    return Answer(sections=sections)
+
+
+def drivers_answer(history: History) -> Answer:
+    """Return the figures whose level changed with the driver."""
+    rows = [asdict(item) for item in driver_effects(history)]
+    return Answer(
+        sections=[
+            Section(
+                name="drivers",
+                title="Figures that changed with the driver",
+                rows=rows,
+                columns=_DRIVERS,
+                empty="no figure changed with the driver by more than the noise, on hosts with runs under both",
+            )
+        ]
+    )

@@ -1,0 +1,191 @@
+"""Convert a judged run to rows of the history: its figures, its parts and its causes.
+
+Text from hosts is cleaned here, once, so that no question and no page has to do it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from fleet.judge.baseline import identity
+from fleet.records.baseline_store import kind_of
+from fleet.records.host_state import HostState, host_state
+from fleet.records.load import Run
+from schemas.records import Gpu
+from schemas.reports import ACCEPTED, FAIL, FleetReport, HostReport
+from schemas.scopes import Scope
+from schemas.times import epoch_seconds
+
+TEXT_LIMIT = 300
+DRIVER = "driver.version"
+CLOCK_TOLERANCE_S = 86400.0
+"""Difference between the clocks of hosts and control node, and between runs, that is not worth a note."""
+Row = dict[str, Any]
+
+
+@lru_cache(maxsize=1 << 16)
+def clean_text(text: str) -> str:
+    """Return `text` on one line, without characters that cannot be printed, at most TEXT_LIMIT characters."""
+    return "".join(character if character.isprintable() else " " for character in text[:TEXT_LIMIT]).strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRows:
+    """The rows of one host of a run."""
+
+    parts: tuple[Row, ...]
+    figures: tuple[Row, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRows:
+    """A run in the form in which the store keeps it."""
+
+    kind: str
+    """`gpu`, `rehearsal` or `simulated`: each kind has a store of its own."""
+    nonce: str
+    """Identity of the run: a run that is judged again, copied or signed keeps it."""
+    entry: Mapping[str, Any]
+    """The run in the index of the store."""
+    causes: tuple[Row, ...]
+    hosts: Iterable[HostRows] = field(repr=False)
+    """Made on access, because the figures of a large fleet do not fit into memory. Can be read once."""
+
+
+def run_rows(run: Run, report: FleetReport) -> RunRows:
+    """Return the rows of a judged run. Its records are read when the rows of its hosts are."""
+    plan = run.plan
+    hosts = {host.name: host for host in report.hosts}
+    entry = {
+        "run": clean_text(plan.run_id),
+        "began": timestamp(plan.created),
+        "ended": timestamp(report.ended),
+        "profile": clean_text(plan.profile),
+        "decision": report.decision,
+        "rackproof": clean_text(report.rackproof),
+        "hosts": len(hosts),
+        "gpus": sum(len(host.gpus) for host in report.hosts),
+        "notes": [clean_text(note) for note in _clock_notes(plan.created, report.ended)],
+    }
+    return RunRows(
+        kind=kind_of(plan),
+        nonce=plan.nonce,
+        entry=entry,
+        causes=tuple(_causes(report, hosts)),
+        hosts=(_host_rows(host, host_state(run.evidence[name])) for name, host in hosts.items()),
+    )
+
+
+def _host_rows(host: HostReport, state: HostState) -> HostRows:
+    return HostRows(parts=tuple(_parts(host, state)), figures=tuple(_figures(host, state)))
+
+
+def timestamp(text: str) -> str:
+    """Return a time in UTC without its zone, as DuckDB's TIMESTAMP reads it."""
+    return text.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
+
+
+def _clock_notes(created: str, ended: str) -> Iterator[str]:
+    """Yield a note if the last record ended before the run began, which only a wrong clock can do."""
+    if ended and epoch_seconds(ended) < epoch_seconds(created) - CLOCK_TOLERANCE_S:
+        yield f"a clock is wrong: the run began at {created} and its last record ended at {ended}"
+
+
+def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
+    """Yield the host, its GPUs and its other parts that have a serial."""
+    model = host_model(host.gpus)
+    common: Row = {
+        "host": clean_text(host.name),
+        "rack": clean_text(host.rack),
+        "driver": clean_text(host.software.get(DRIVER, "")),
+        "decision": host.decision,
+    }
+    serials = {part.slot: part.serial for part in state.parts if part.kind == "host"}
+    yield {**common, "part": "host", "slot": "", "serial": clean_text(serials.get("host", "")), "model": model}
+    for gpu in host.gpus:
+        serial = clean_text(identity(gpu))
+        yield {**common, "part": "gpu", "slot": f"gpu={gpu.index}", "serial": serial, "model": clean_text(gpu.name)}
+    for part in state.parts:
+        if part.kind != "host":
+            slot, serial = clean_text(part.slot), clean_text(part.serial)
+            yield {**common, "part": clean_text(part.kind), "slot": slot, "serial": serial, "model": ""}
+
+
+def host_model(gpus: Iterable[Gpu]) -> str:
+    """Return the model of the GPUs of a host; of mixed GPUs all models."""
+    return ", ".join(sorted({clean_text(gpu.name) for gpu in gpus}))
+
+
+def duplicates(parts: Iterable[Row]) -> dict[str, list[str]]:
+    """Return serial -> places of each GPU serial that is in more than one place of the run."""
+    places: dict[str, list[str]] = {}
+    for row in parts:
+        if row["part"] == "gpu" and row["serial"]:
+            places.setdefault(row["serial"], []).append(f"{row['host']} {row['slot']}")
+    return {serial: slots for serial, slots in places.items() if len(slots) > 1}
+
+
+def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Row]:
+    """Yield a row for each part of each cause that is a failure. Missing evidence is no property of a part."""
+    for cause in report.causes:
+        if cause.verdict != FAIL:
+            continue
+        for part in cause.parts:
+            host = hosts.get(part.host)
+            serial = part.serial or _serial(host, part.scope)
+            yield {
+                "host": clean_text(part.host),
+                "rack": clean_text(host.rack if host else ""),
+                "slot": "" if part.scope == "host" else clean_text(part.scope),
+                "serial": clean_text(serial),
+                "problem": clean_text(cause.problem),
+                "title": clean_text(cause.title),
+                "action": cause.action,
+                "severity": cause.severity,
+                "confidence": cause.confidence,
+                "waived": cause.waiver is not None,
+            }
+
+
+def _serial(host: HostReport | None, scope: str) -> str:
+    device = Scope.parse(scope).device
+    return next((identity(gpu) for gpu in host.gpus if f"gpu={gpu.index}" == device), "") if host else ""
+
+
+def _figures(host: HostReport, state: HostState) -> Iterator[Row]:
+    """Yield the figures of a host that a baseline would have (`is_baseline_figure`)."""
+    gpus = {identity(gpu): gpu for gpu in host.gpus}
+    for serial, figures in state.figures.items():
+        gpu = gpus.get(serial)
+        common: Row = {
+            "host": clean_text(host.name),
+            "rack": clean_text(host.rack),
+            "slot": f"gpu={gpu.index}" if gpu else "",
+            "serial": clean_text(serial),
+            "model": clean_text(gpu.name) if gpu else host_model(host.gpus),
+            "driver": clean_text(host.software.get(DRIVER, "")),
+            "accepted": host.decision == ACCEPTED,
+        }
+        for (name, stage, within, settings), item in figures.items():
+            yield {
+                **common,
+                "name": name,
+                "stage": stage,
+                "within": clean_text(within),
+                "settings": settings_text(dict(settings)),
+                "unit": item.level.unit,
+                "value": item.level.value,
+            }
+
+
+def settings_text(settings: Mapping[str, object]) -> str:
+    """Return the settings of a figure as text: `dtype=bf16 size=8192`, in the order of their names."""
+    return clean_text(" ".join(f"{key}={_plain(value)}" for key, value in sorted(settings.items())))
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

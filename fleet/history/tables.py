@@ -1,0 +1,191 @@
+"""The tables of the history, and the SQL that writes them as Parquet files.
+
+Beside the value of each figure the store has `relative`: the logarithm of the value divided by the median of its peers in the
+same run and with the same driver. Common causes (another driver, a warm week, another version of the benchmark) cancel out in
+it. The peers of a GPU are the GPUs of its host, those of a host the hosts of its rack, those of a rack all racks; with fewer than
+MIN_PEERS of them the next larger group. `reference` names the group. A run without any such group has the logarithm of the value
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MIN_PEERS = 3
+RUN = {"run": "VARCHAR", "nonce": "VARCHAR", "began": "TIMESTAMP"}
+PLACE = {"host": "VARCHAR", "rack": "VARCHAR", "slot": "VARCHAR", "serial": "VARCHAR"}
+FIGURE = dict.fromkeys(("name", "stage", "within", "settings", "unit"), "VARCHAR")
+INPUT: Mapping[str, Mapping[str, str]] = {
+    "figures": {**PLACE, "model": "VARCHAR", "driver": "VARCHAR", "accepted": "BOOLEAN", **FIGURE, "value": "DOUBLE"},
+    "parts": {**PLACE, "part": "VARCHAR", "model": "VARCHAR", "driver": "VARCHAR", "decision": "VARCHAR"},
+    "causes": {
+        **PLACE,
+        **dict.fromkeys(("problem", "title", "action", "severity", "confidence"), "VARCHAR"),
+        "waived": "BOOLEAN",
+    },
+    "imported": {
+        **dict.fromkeys(("source", "version", "file", "tool_name", "name", "settings", "unit"), "VARCHAR"),
+        "host": "VARCHAR",
+        "slot": "VARCHAR",
+        "model": "VARCHAR",
+        "driver": "VARCHAR",
+        "value": "DOUBLE",
+    },
+}
+"""Table -> columns and types of the rows of `rows.py`, and of those of `imports`."""
+TREND_KEY = ("level", "id", "rack", "model", "name", "settings", "stage", "within", "unit", "driver", "reference")
+TREND: Mapping[str, str] = {
+    **dict.fromkeys(TREND_KEY, "VARCHAR"),
+    **dict.fromkeys(("n", "sx", "sy", "sxx", "sxy", "syy", "log_sum"), "DOUBLE"),
+    "first": "TIMESTAMP",
+    "last": "TIMESTAMP",
+}
+COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "figures": {**RUN, **INPUT["figures"], "duplicate": "BOOLEAN", "relative": "FLOAT", "reference": "VARCHAR"},
+    "levels": {
+        **RUN,
+        **dict.fromkeys(("level", "id", "rack", "model", "driver", *FIGURE), "VARCHAR"),
+        "accepted": "BOOLEAN",
+        "value": "DOUBLE",
+        "relative": "FLOAT",
+        "reference": "VARCHAR",
+    },
+    "parts": {**RUN, **INPUT["parts"], "duplicate": "BOOLEAN"},
+    "causes": {**RUN, **INPUT["causes"]},
+    "trends": TREND,
+    "imported": INPUT["imported"],
+}
+"""Table -> columns and types of its Parquet files. `trends` has sums over months of runs: they are exact and can be added."""
+SORTED = {
+    "figures": "name, settings, stage, within, serial, host, began",
+    "levels": "level, name, settings, stage, within, id, began",
+    "parts": "serial, host, slot, began",
+    "causes": "serial, host, began",
+    "trends": "level, name, settings, stage, within, id, driver",
+    "imported": "source, name, settings",
+}
+PER_RUN = ("figures", "levels", "parts", "causes")
+"""The tables that have a file of each run."""
+ROW_GROUP = 16384
+"""Rows of a row group in the file of one run: a question about one figure reads only the groups that have its name."""
+ROW_GROUP_MERGED = 122_880
+DAYS = '(epoch("began") / 86400.0 - 18262.0)'
+"""Days since 2020-01-01, the time of all trends."""
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def paths(files: Iterable[Path]) -> str:
+    """Return a list of files as a literal of SQL."""
+    return "[" + ", ".join(literal(str(path)) for path in files) + "]"
+
+
+def empty(table: str) -> str:
+    """Return a query with the columns of a table and no rows."""
+    return "select " + ", ".join(f'null::{kind} as "{name}"' for name, kind in COLUMNS[table].items()) + " where false"
+
+
+def read_rows(table: str, file: Path) -> str:
+    """Return the table function that reads rows of `rows.py` from lines of JSON."""
+    columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in INPUT[table].items())
+    return f"read_json({literal(str(file))}, format = 'newline_delimited', columns = {{{columns}}})"
+
+
+def copy(query: str, table: str, path: Path, *, merged: bool = False) -> str:
+    """Return the statement that writes the result of a query as the Parquet file of a table."""
+    columns = ", ".join(f'"{name}"::{kind} as "{name}"' for name, kind in COLUMNS[table].items())
+    size = ROW_GROUP_MERGED if merged else ROW_GROUP
+    return (
+        f"copy (select {columns} from ({query}) order by {SORTED[table]}) to {literal(str(path))} "
+        f"(format parquet, compression zstd, row_group_size {size})"
+    )
+
+
+def run_columns(nonce: str, entry: Mapping[str, Any]) -> str:
+    """Return the columns that all rows of a run share."""
+    return f'{literal(entry["run"])} as run, {literal(nonce)} as nonce, {literal(entry["began"])}::timestamp as "began"'
+
+
+WITHIN_KIND = "regexp_replace(within, '=[^,]*', '=*', 'g')"
+"""The scope below the part without names: `peer=*` for every peer. Figures of all links or peers are peers of each other."""
+_KEY = "name, settings, stage, within_kind, model, driver"
+_RELATIVE = """
+create temp table figures_with_peers as
+with base as (
+  select *, {within} as within_kind, serial in (select unnest({duplicates}::varchar[])) as duplicate,
+    case when value > 0 then ln(value) end as log_value
+  from {source}
+), of_host as (
+  select host, {key}, median(log_value) as middle, count(distinct serial) as peers
+  from base where serial <> '' and not duplicate group by all
+), of_run as (
+  select {key}, serial <> '' as of_gpu, median(log_value) as middle, count(distinct host || serial) as peers
+  from base where not duplicate group by all
+)
+select base.*, case when h.peers >= {least} then 'host' when r.peers >= {least} then 'run' else '' end as reference,
+  log_value - case when h.peers >= {least} then h.middle when r.peers >= {least} then r.middle else 0 end as relative
+from base
+left join of_host h on base.serial <> '' and h.host = base.host and h.name = base.name and h.settings = base.settings
+  and h.stage = base.stage and h.within_kind = base.within_kind and h.model = base.model and h.driver = base.driver
+left join of_run r on r.of_gpu = (base.serial <> '') and r.name = base.name and r.settings = base.settings
+  and r.stage = base.stage and r.within_kind = base.within_kind and r.model = base.model and r.driver = base.driver
+"""
+_LEVELS = """
+create temp table group_levels as
+with hosts as (
+  select 'host' as level, host as id, any_value(rack) as rack, model, driver, name, settings, stage, within_kind as within,
+    any_value(unit) as unit, bool_and(accepted) as accepted, median(log_value) as middle
+  from figures_with_peers where log_value is not null and not duplicate group by host, {key}
+), racks as (
+  select 'rack' as level, rack as id, rack, model, driver, name, settings, stage, within, any_value(unit) as unit,
+    bool_and(accepted) as accepted, median(middle) as middle, count(*) as peers
+  from hosts group by rack, {figure}
+), fleet as (
+  select {figure}, median(middle) as middle, count(*) as peers from racks group by {figure}
+), every_host as (
+  select {figure}, median(middle) as middle, count(*) as peers from hosts group by {figure}
+)
+select hosts.*, exp(hosts.middle) as "value",
+  case when racks.peers >= {least} then 'rack' when e.peers >= {least} then 'run' else '' end as reference,
+  hosts.middle - case when racks.peers >= {least} then racks.middle when e.peers >= {least} then e.middle else 0 end
+    as relative
+from hosts join racks using (rack, {figure}) join every_host e using ({figure})
+union all by name
+select racks.* exclude (peers), exp(racks.middle) as "value", case when fleet.peers >= {least} then 'run' else '' end
+  as reference, racks.middle - case when fleet.peers >= {least} then fleet.middle else 0 end as relative
+from racks join fleet using ({figure})
+"""
+
+
+def with_peers(source: str, duplicates: Iterable[str]) -> str:
+    """Return the statement that makes the table `figures_with_peers` from the rows of one run."""
+    serials = "[" + ", ".join(map(literal, duplicates)) + "]"
+    return _RELATIVE.format(source=source, duplicates=serials, key=_KEY, within=WITHIN_KIND, least=MIN_PEERS)
+
+
+def group_levels() -> str:
+    """Return the statement that makes the table `group_levels`, of hosts and racks, from `figures_with_peers`."""
+    return _LEVELS.format(key=_KEY, figure=_KEY.replace("within_kind", "within"), least=MIN_PEERS)
+
+
+def trend_sums(figures: str, levels: str) -> str:
+    """Return the query of the sums of each series, over all runs of the given relations.
+
+    A series is one figure of one part, host or rack under one driver with one kind of reference. x is in days.
+    """
+    points = f"""
+      select 'gpu' as level, serial as id, rack, model, name, settings, stage, within, unit, driver, reference,
+        "began", relative as y, ln(value) as log_value
+      from {figures} where serial <> '' and not duplicate and relative is not null and isfinite(relative)
+      union all
+      select level, id, rack, model, name, settings, stage, within, unit, driver, reference,
+        "began", relative, ln(value) from {levels} where relative is not null and isfinite(relative)"""
+    key = ", ".join(TREND_KEY)
+    return f"""select {key}, count(*) as n, sum({DAYS}) as sx, sum(y) as sy, sum({DAYS} ** 2) as sxx, sum({DAYS} * y) as sxy,
+      sum(y::double ** 2) as syy, sum(log_value) as log_sum, min("began") as first, max("began") as last
+      from ({points}) group by {key}"""

@@ -1,0 +1,234 @@
+"""Find figures that drift slowly, and figures whose level changed with the driver, in the sums of all runs.
+
+Drift: least squares of `relative` over time. Peers have the same driver; a part without peers has a level of its own under
+each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal
+deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni). A part is
+compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what happens to
+a rack is found once, for the rack, and not for each of its GPUs. What is found is confirmed beside the fitted peers
+(`peer_fit`), because the median of a host moves when one of its GPUs is replaced.
+
+Driver: per host the mean of the logarithm under each driver; their difference, as the median over all hosts with both.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from fleet.history.database import History
+from fleet.history.peer_fit import course
+from fleet.judge.baseline import direction
+from fleet.judge.power import robust_sigma
+
+FALSE_FINDINGS = 0.01
+"""Expected number of false findings in one question, if the noise is normal and independent."""
+MIN_POINTS = 8
+MIN_DAYS = 60.0
+MIN_EFFECT = 0.01
+"""Change over the observed time, as a share, below which a drift is not listed."""
+MIN_DRIVER_EFFECT = 0.005
+MIN_HOSTS = 5
+"""Hosts with runs under both drivers, below which the driver's effect is not estimated."""
+DAYS_PER_YEAR = 365.25
+_FIGURE = "name, settings, stage, within, model, unit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """A part, host or rack that became slower or faster than its peers."""
+
+    level: str
+    """`gpu`, `host` or `rack`."""
+    id: str
+    rack: str
+    name: str
+    settings: str
+    stage: str
+    within: str
+    model: str
+    unit: str
+    per_year: float
+    """Slope as a share per year; -0.05: 5 % less each year."""
+    error: float
+    """Half of the 95 % confidence interval of `per_year`."""
+    change: float
+    """Slope times the observed time, as a share."""
+    points: int
+    first: str
+    last: str
+    z: float
+    meaning: str
+    """`worse`, `better`, or `unknown` for a figure without better and worse."""
+    shape: str
+    """`drift`, or `step` if it changed at once, on the date `at`."""
+    at: str = ""
+    others: tuple[str, ...] = ()
+    """Other figures of the same part that drift too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverEffect:
+    """A figure whose level differs between two drivers."""
+
+    name: str
+    settings: str
+    stage: str
+    within: str
+    model: str
+    unit: str
+    old: str
+    new: str
+    change: float
+    """(new - old) / old."""
+    error: float
+    """Half of the 95 % confidence interval of `change`."""
+    hosts: int
+    meaning: str
+
+
+def drifts(history: History) -> list[Drift]:
+    """Return one drift for each part, host and rack: the figure with the clearest one; the worst first."""
+    candidates, count = _candidates(history)
+    limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, count))
+    clear = [item for item in candidates if item["z"] >= limit and abs(item["change"]) >= MIN_EFFECT]
+    found = [item for item in clear if _is_confirmed(history, item, limit)]
+    parents = {(item["level"], item["id"], *_figure(item)) for item in found}
+    by_part: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for item in found:
+        if not _is_of_parent(item, parents):
+            by_part[(item["level"], item["id"])].append(item)
+    result = [_drift(items) for items in by_part.values()]
+    return sorted(result, key=lambda item: (item.meaning != "worse", -item.z, item.level, item.id))
+
+
+def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
+    """Return whether the drift is as clear beside the fitted peers; update its slope, error and shape with theirs."""
+    own = course(history, item) if item["reference"] else None
+    item["at"] = own.step_at if own else ""
+    if own is None:
+        return True
+    item |= {"slope": own.slope, "error": own.error, "z": own.z, "change": math.expm1(own.change)}
+    return own.z >= limit and abs(item["change"]) >= MIN_EFFECT
+
+
+def _figure(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return item["name"], item["settings"], item["stage"], item["model"]
+
+
+def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> bool:
+    """Return whether the rack drifts, and the part was compared with more than its rack or host."""
+    return (
+        item["level"] != "rack"
+        and item["reference"] in ("run", "")
+        and ("rack", item["rack"], *_figure(item)) in parents
+    )
+
+
+def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
+    """Return the series that may drift, and the number of all series that were tested."""
+    # The median slope of all parts is subtracted where no peers were in the run, as in runs of a single host.
+    query = f"""
+    with eras as (
+      select level, id, max(rack) as rack, {_FIGURE}, reference, sum(n) as n, sum(sx) as sx, sum(sy) as sy,
+        sum(sxx) as sxx, sum(sxy) as sxy, sum(syy) as syy, min(first) as first, max(last) as last
+      from series group by level, id, {_FIGURE}, reference, case when reference = '' then driver end
+    ), pooled as (
+      select level, id, max(rack) as rack, {_FIGURE}, reference, sum(n) as n, count(*) as levels,
+        sum(sxx - sx * sx / n) as sxx, sum(sxy - sx * sy / n) as sxy, sum(syy - sy * sy / n) as syy,
+        min(first) as first, max(last) as last
+      from eras group by level, id, {_FIGURE}, reference
+    ), slopes as (
+      select *, sxy / sxx as raw_slope, n - levels - 1 as freedom, date_diff('second', first, last) / 86400.0 as days
+      from pooled where n >= {MIN_POINTS} and n - levels - 1 >= {MIN_POINTS - 3} and sxx > 0
+        and date_diff('second', first, last) / 86400.0 >= {MIN_DAYS}
+    ), corrected as (
+      select *, raw_slope - case when reference = '' and count(*) over siblings >= 3
+        then median(raw_slope) over siblings else 0 end as slope
+      from slopes window siblings as (partition by level, {_FIGURE}, reference)
+    ), tested as (
+      select *, sqrt(greatest(syy - sxy * sxy / sxx, 1e-14 * n) / freedom / sxx) as error, count(*) over () as tests
+      from corrected
+    )
+    select level, id, rack, {_FIGURE}, reference, n::bigint as points, first, last, days, slope, error, tests,
+      slope * days as change,
+      sqrt(freedom * ln(1 + (slope / error) ** 2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3) as z
+    from tested qualify z >= 3.5 or row_number() over () = 1"""
+    records = history.records(query)
+    for item in records:
+        item["change"] = math.expm1(max(-50.0, min(50.0, item["change"])))
+    return records, records[0]["tests"] if records else 0
+
+
+def meaning(name: str, unit: str, change: float) -> str:
+    """Return whether a change of a figure is `worse` or `better`; `unknown` if the figure has neither."""
+    sign = direction(name, unit) * change
+    return "worse" if sign < 0 else "better" if sign > 0 else "unknown"
+
+
+def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
+    """Return the drift of one part: its clearest figure, worse before better, and the names of the others."""
+    ordered = sorted(
+        items, key=lambda item: (meaning(item["name"], item["unit"], item["change"]) != "worse", -item["z"])
+    )
+    lead = ordered[0]
+    others = dict.fromkeys(f"{item['name']} {item['settings']}".strip() for item in ordered[1:])
+    return Drift(
+        **{key: lead[key] for key in ("level", "id", "rack", "name", "settings", "stage", "within", "model", "unit")},
+        per_year=math.expm1(lead["slope"] * DAYS_PER_YEAR),
+        error=1.96 * lead["error"] * DAYS_PER_YEAR,
+        change=lead["change"],
+        points=lead["points"],
+        first=f"{lead['first']:%Y-%m-%d}",
+        last=f"{lead['last']:%Y-%m-%d}",
+        z=lead["z"],
+        meaning=meaning(lead["name"], lead["unit"], lead["change"]),
+        shape="step" if lead["at"] else "drift",
+        at=lead["at"],
+        others=tuple(others),
+    )
+
+
+def driver_effects(history: History) -> list[DriverEffect]:
+    """Return the figures whose level differs between one driver and the next, the largest change first."""
+    query = f"""
+    with means as (
+      select id, {_FIGURE}, driver, sum(log_sum) / sum(n) as mean, min(first) as first
+      from series where level = 'host' and driver <> '' group by id, {_FIGURE}, driver
+    ), ordered as (
+      select *, lag(driver) over (partition by id, {_FIGURE} order by first) as old,
+        lag(mean) over (partition by id, {_FIGURE} order by first) as old_mean
+      from means
+    )
+    select {_FIGURE}, old, driver as new, list(mean - old_mean) as changes
+    from ordered where old is not null group by all having count(*) >= {MIN_HOSTS}"""
+    records = history.records(query)
+    limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, len(records)))
+    found = (effect for item in records if (effect := _effect(item, limit)))
+    return sorted(found, key=lambda item: (-abs(item.change), item.name, item.settings))
+
+
+def _effect(item: Mapping[str, Any], limit: float) -> DriverEffect | None:
+    """Return the effect of a driver on one figure; None if it is small or within the noise."""
+    changes: Sequence[float] = item["changes"]
+    change = statistics.median(changes)
+    error = 1.2533 * robust_sigma(changes) / math.sqrt(len(changes))  # of a median, for many normal values
+    if abs(math.expm1(change)) < MIN_DRIVER_EFFECT or abs(change) < limit * error:
+        return None
+    return DriverEffect(
+        **{key: item[key] for key in ("name", "settings", "stage", "within", "model", "unit", "old", "new")},
+        change=math.expm1(change),
+        error=1.96 * error,
+        hosts=len(changes),
+        meaning=meaning(item["name"], item["unit"], change),
+    )
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """Return the probability of `count` or more events, if `mean` are expected."""
+    terms: Iterable[float] = (math.exp(-mean) * mean**number / math.factorial(number) for number in range(count))
+    return max(0.0, 1.0 - sum(terms))

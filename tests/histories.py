@@ -1,0 +1,234 @@
+"""Make the history of a simulated fleet over two years, with known faults, below the import of the history.
+
+    .venv/bin/python -m tests.histories /tmp/fleet --racks 40 --hosts 8 --gpus 8 --months 24
+
+writes the history, asks it, and prints what was planted and what was found. Exit code 1 if they differ.
+
+Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. Parts fail once at
+random and are repaired or replaced. Planted on top: GPUs that age, one that lost speed at once, one drifting rack, drivers that
+change figures, a GPU that fails again and again, a slot in which every GPU fails, and a host that fails itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fleet.history.database import History
+from fleet.history.lemons import lemons
+from fleet.history.rows import HostRows, RunRows
+from fleet.history.store import add_run
+from fleet.history.trends import drifts, driver_effects
+from schemas.baselines import SIMULATED
+
+MODEL = "NVIDIA H200"
+START = datetime(2024, 1, 15, 6)
+DRIVERS = ("560.35.03", "570.86.15", "580.65.06")
+FIGURES = {
+    "gemm.throughput": ("dtype=bf16 size=8192", "FLOP/s", 7.1e14),
+    "memory.bandwidth": ("op=copy", "B/s", 4.2e12),
+    "stress.throughput": ("dtype=bf16", "FLOP/s", 6.4e14),
+    "host_copy.bandwidth": ("direction=host_to_device sharing=alone", "B/s", 5.5e10),
+}
+"""Figures of each GPU: settings, unit, level."""
+HOST_FIGURE = ("collective.all_reduce.busbw", "dtype=fp32 size_bytes=8589934592", "B/s", 4.7e11)
+DRIVER_EFFECTS = {
+    ("gemm.throughput", DRIVERS[0], DRIVERS[1]): 0.02,
+    ("memory.bandwidth", DRIVERS[1], DRIVERS[2]): -0.015,
+}
+AGING_PER_YEAR, RACK_PER_YEAR, STEP = -0.06, -0.05, -0.04
+FAILURES_PER_YEAR = 0.01
+"""Random failures of each GPU."""
+
+
+@dataclass(kw_only=True)
+class Planted:
+    """What must be found, and nothing else."""
+
+    drifts: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Level and id -> shape."""
+    lemons: set[tuple[str, str]] = field(default_factory=set)
+    """Kind and id."""
+    effects: set[tuple[str, str, str]] = field(default_factory=lambda: set(DRIVER_EFFECTS))
+    """Figure, old and new driver."""
+
+
+class FleetHistory:
+    """A fleet, month by month."""
+
+    def __init__(self, *, racks: int, hosts: int, gpus: int, months: int, seed: int = 0) -> None:
+        self.racks, self.hosts, self.gpus, self.months = racks, hosts, gpus, months
+        self._random = random.Random(seed)  # noqa: S311
+        self._levels: dict[str, float] = {}
+        self._serial_count = 0
+        self.serials = {place: self._new_serial() for place in self._places()}
+        self.planted = Planted()
+        self._plant()
+
+    def _places(self) -> Iterator[tuple[str, str]]:
+        for rack in range(self.racks):
+            for host in range(self.hosts):
+                for gpu in range(self.gpus):
+                    yield f"r{rack:02}-h{host:02}", f"gpu={gpu}"
+
+    def _new_serial(self) -> str:
+        self._serial_count += 1
+        return f"16528{self._serial_count:08}"
+
+    def _plant(self) -> None:
+        """Choose the faulty parts, each in a rack of its own."""
+        racks = self._random.sample(range(self.racks), 6)
+        aging = [(f"r{racks[0]:02}-h{host:02}", f"gpu={host}") for host in (0, 1)] + [(f"r{racks[1]:02}-h01", "gpu=2")]
+        self._aging = {self.serials[place] for place in aging}
+        self._stepped = self.serials[(f"r{racks[2]:02}-h00", "gpu=1")]
+        self._rack = f"r{racks[3]:02}"
+        self._lemon = self.serials[(f"r{racks[4]:02}-h00", "gpu=0")]
+        self._bad_slot = (f"r{racks[4]:02}-h01", "gpu=3")
+        self._bad_host = f"r{racks[5]:02}-h02"
+        self.planted.drifts = {
+            **{("gpu", serial): "drift" for serial in self._aging},
+            ("gpu", self._stepped): "step",
+            ("rack", self._rack): "drift",
+        }
+        self.planted.lemons = {
+            ("part", self._lemon), ("slot", " ".join(self._bad_slot)), ("host", self._bad_host),
+        }  # fmt: skip
+        untouchable = {self._lemon, self._stepped, *self._aging}
+        self._kept = {place for place, serial in self.serials.items() if serial in untouchable} | {self._bad_slot}
+
+    def _level(self, key: str, sigma: float) -> float:
+        if key not in self._levels:
+            self._levels[key] = self._random.gauss(0, sigma)
+        return self._levels[key]
+
+    def _driver(self, rack: int, month: int) -> str:
+        """Return the driver of a rack: half of the racks change one month later."""
+        late = rack % 2
+        return DRIVERS[(month >= self.months // 3 + late) + (month >= 2 * self.months // 3 + late)]
+
+    def runs(self) -> Iterator[RunRows]:
+        """Yield one run a month over the whole fleet."""
+        for month in range(self.months):
+            causes = list(self._causes(month))
+            failed = {cause["host"] for cause in causes}
+            hosts = [self._host(rack, host, month, failed) for rack in range(self.racks) for host in range(self.hosts)]
+            began = START + timedelta(days=30.4 * month)
+            yield RunRows(
+                kind=SIMULATED,
+                nonce=f"{month:032x}",
+                entry={
+                    "run": f"fleet-{began:%Y%m%d}", "began": f"{began:%Y-%m-%d %H:%M:%S}",
+                    "ended": f"{began + timedelta(minutes=8):%Y-%m-%d %H:%M:%S}", "profile": "standard",
+                    "decision": "rejected" if causes else "accepted", "rackproof": "2.0.0", "hosts": len(hosts),
+                    "gpus": len(hosts) * self.gpus, "notes": [],
+                },
+                causes=tuple(causes),
+                hosts=iter(hosts),
+            )  # fmt: skip
+            self._repair(causes)
+
+    def _causes(self, month: int) -> Iterator[dict[str, Any]]:
+        failing = {place for place in self.serials
+                   if place not in self._kept and self._random.random() < FAILURES_PER_YEAR / 12}  # fmt: skip
+        for place, serial in self.serials.items():
+            is_lemon = serial == self._lemon and month % 4 == 1
+            is_bad_slot = place == self._bad_slot and month % 4 == 2
+            if place in failing or is_lemon or is_bad_slot:
+                yield _cause(*place, serial, "gpu-memory", "rma")
+        if month % 4 == 3:
+            yield _cause(self._bad_host, "", "", "power-supply", "inspect_hardware")
+        yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # never a property of the part
+
+    def _repair(self, causes: list[dict[str, Any]]) -> None:
+        """Replace the failed GPUs; the lemon is only reset, and passes again."""
+        for cause in causes:
+            if cause["slot"] and cause["serial"] != self._lemon:
+                self.serials[(cause["host"], cause["slot"])] = self._new_serial()
+
+    def _host(self, rack: int, number: int, month: int, failed: set[str]) -> HostRows:
+        name, years, driver = f"r{rack:02}-h{number:02}", month / 12, self._driver(rack, month)
+        decision = "rejected" if name in failed else "accepted"
+        place = {"host": name, "rack": name[:3], "model": MODEL, "driver": driver}
+        parts = [{**place, "slot": "", "serial": f"S-{name}", "part": "host", "decision": decision}]
+        figures = []
+        for index in range(self.gpus):
+            slot = f"gpu={index}"
+            serial = self.serials[(name, slot)]
+            parts.append({**place, "slot": slot, "serial": serial, "part": "gpu", "decision": decision})
+            for figure, (settings, unit, level) in FIGURES.items():
+                change = self._change(figure, serial, name, driver, years, month)
+                figures.append(_figure(place, slot, serial, figure, settings, unit, level * math.exp(change), decision))
+        figure, settings, unit, level = HOST_FIGURE
+        noise = self._level(f"{name} {figure}", 0.005) + self._random.gauss(0, 0.003)
+        figures.append(_figure(place, "", "", figure, settings, unit, level * math.exp(noise), decision))
+        return HostRows(parts=tuple(parts), figures=tuple(figures))
+
+    def _change(self, figure: str, serial: str, host: str, driver: str, years: float, month: int) -> float:
+        """Return the logarithm of a figure divided by the level of the model."""
+        change = self._level(f"{serial} {figure}", 0.008) + self._level(f"{host} {figure}", 0.004)
+        change += self._level(f"{host[:3]} {figure}", 0.004) + self._random.gauss(0, 0.003)
+        change += sum(math.log1p(effect) for (name, _, new), effect in DRIVER_EFFECTS.items()
+                      if name == figure and DRIVERS.index(driver) >= DRIVERS.index(new))  # fmt: skip
+        if figure == "stress.throughput":
+            change -= 0.02 * math.sin(2 * math.pi * years) ** 2  # summer
+            change += RACK_PER_YEAR * years * (host[:3] == self._rack)
+        if figure in ("gemm.throughput", "stress.throughput"):
+            change += AGING_PER_YEAR * years * (serial in self._aging)
+        if figure == "memory.bandwidth":
+            change += STEP * (serial == self._stepped and month >= self.months // 2)
+        return change
+
+
+def _cause(host: str, slot: str, serial: str, problem: str, action: str) -> dict[str, Any]:
+    title = f"{host} {slot}: {problem}"
+    return {"host": host, "rack": host[:3], "slot": slot, "serial": serial, "problem": problem, "title": title, "action": action,
+            "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
+
+
+def _figure(place: dict[str, str], slot: str, serial: str, name: str, settings: str, unit: str, value: float,
+            decision: str) -> dict[str, Any]:  # fmt: skip
+    return {**place, "slot": slot, "serial": serial, "name": name, "stage": "benchmark", "within": "", "settings": settings,
+            "unit": unit, "value": value, "accepted": decision == "accepted"}  # fmt: skip
+
+
+def found(history: History) -> Planted:
+    """Return what the questions find."""
+    return Planted(
+        drifts={(item.level, item.id): item.shape for item in drifts(history)},
+        lemons={(item.kind, item.id) for item in lemons(history) if item.is_lemon},
+        effects={(item.name, item.old, item.new) for item in driver_effects(history)},
+    )
+
+
+def main() -> int:
+    """Write a history, ask it, and print what was planted and found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("directory", type=Path)
+    for name, default in (("racks", 40), ("hosts", 8), ("gpus", 8), ("months", 24), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    fleet = FleetHistory(**{key: value for key, value in vars(options).items() if key != "directory"})
+    began = time.monotonic()
+    for rows in fleet.runs():
+        add_run(options.directory, rows)
+    history = History(options.directory, SIMULATED)
+    imported = time.monotonic()
+    result = found(history)
+    print(f"{options.racks * options.hosts * options.gpus} GPUs, {options.months} runs, imported in {imported - began:.1f} s, "
+          f"asked in {time.monotonic() - imported:.1f} s")  # fmt: skip
+    for name in ("drifts", "lemons", "effects"):
+        print(f"{name}:\n  planted {sorted(getattr(fleet.planted, name))}\n  found   {sorted(getattr(result, name))}")
+    print("equal" if result == fleet.planted else "DIFFERENT")
+    return result != fleet.planted
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What was planted in a simulated fleet over almost two years is found, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fleet.history.database import History
+from fleet.history.figure import Selection, figure_answer
+from fleet.history.lemons import lemons
+from fleet.history.part import part_answer
+from fleet.history.peers import PeerFigure, percentiles
+from fleet.history.store import add_run, merge_runs
+from fleet.history.trends import drifts
+from schemas.baselines import SIMULATED
+from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, FleetHistory, Planted, found
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path]:
+    """Return what was planted, and the history, of which the last two runs are not merged."""
+    directory = tmp_path_factory.mktemp("history")
+    simulated = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1)
+    for number, rows in enumerate(simulated.runs()):
+        add_run(directory, rows)
+        if number == 17:
+            assert merge_runs(directory, SIMULATED) == 18
+    return simulated.planted, directory
+
+
+def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) -> None:
+    planted, directory = fleet
+    assert found(History(directory, SIMULATED)) == planted
+
+
+def test_slope_is_the_planted_one_and_its_interval_is_narrow(fleet: tuple[Planted, Path]) -> None:
+    history = History(fleet[1], SIMULATED)
+    aging = [item for item in drifts(history) if item.level == "gpu" and item.shape == "drift"]
+    assert len(aging) == 3
+    for item in aging:
+        assert item.per_year == pytest.approx(math.expm1(AGING_PER_YEAR), abs=0.008)
+        assert 0.001 < item.error < 0.008
+        assert item.meaning == "worse"
+        assert item.others  # gemm and stress both drift, and are one finding
+
+
+def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Planted, Path]) -> None:
+    (slot,) = (item for item in lemons(History(fleet[1], SIMULATED)) if item.kind == "slot" and item.is_lemon)
+    assert slot.episodes == len(slot.serials) == 5
+
+
+def test_life_of_a_replaced_part(fleet: tuple[Planted, Path]) -> None:
+    history = History(fleet[1], SIMULATED)
+    (slot,) = (item for item in lemons(history) if item.kind == "slot" and item.is_lemon)
+    sections = {section.name: section.rows for section in part_answer(history, slot.serials[0], values=True).sections}
+    (place,) = sections["places"]
+    assert (place["host"], place["slot"], place["runs"]) == (slot.host, slot.slot, 3)
+    assert [row["problem"] for row in sections["causes"]] == ["gpu-memory"]
+    assert slot.serials[1] in sections["repairs"][0]["text"]
+    assert {row["runs"] for row in sections["figures"]} == {3}
+    assert len(sections["values"]) == 3 * len(sections["figures"])
+    assert all(0 <= row["percentile"] <= 100 and row["peers"] > 20 for row in sections["figures"])
+
+
+def test_distribution_has_a_row_for_each_rack_driver_and_month(fleet: tuple[Planted, Path]) -> None:
+    history = History(fleet[1], SIMULATED)
+    answer = figure_answer(
+        history, Selection(name="gemm.throughput", settings="dtype=bf16", accepted_only=False), 7.1e14
+    )
+    sections = {section.name: section.rows for section in answer.sections}
+    assert (len(sections["by_rack"]), len(sections["by_driver"]), len(sections["by_month"])) == (7, 3, 20)
+    first, second, third = (row["median"] for row in sections["by_driver"])
+    assert second / first == pytest.approx(1.02, abs=0.005)
+    assert third / second == pytest.approx(1.0, abs=0.005)
+    assert [row["percentile"] > 30 for row in sections["place"]] == [True, False, False]
+
+
+def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(fleet: tuple[Planted, Path]) -> None:
+    history = History(fleet[1], SIMULATED)
+
+    def figure(value: float, **changed: object) -> PeerFigure:
+        fields: dict[str, object] = {
+            "name": "memory.bandwidth", "settings": "op=copy", "stage": "benchmark", "model": MODEL, "driver": DRIVERS[0],
+            "value": value, **changed,
+        }  # fmt: skip
+        return PeerFigure(**fields)  # type: ignore[arg-type]
+
+    same = history.rows(
+        "select value from figures where accepted and name = 'memory.bandwidth' and driver = $driver",
+        {"driver": DRIVERS[0]},
+    )
+    values = sorted(row[0] for row in same)
+    low, middle, high, *others = percentiles(history, [
+        figure(values[0] / 2), figure(values[len(values) // 4]), figure(values[-1] * 2), figure(1.0, driver="unknown"),
+        figure(1.0, model="NVIDIA H100"), figure(1.0, stage="soak"), figure(1.0, is_gpu=False),
+    ])  # fmt: skip
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    assert (low.below, high.below, low.values, low.parts) == (0.0, 1.0, len(values), high.parts)
+    assert middle.below == pytest.approx(0.25, abs=0.01)
+    assert others == [None] * 4

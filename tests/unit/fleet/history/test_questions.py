@@ -1,0 +1,130 @@
+"""Questions of the operator: unknown names, SQL that cannot write, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.history.rows import run_rows
+from fleet.history.store import add_run
+from fleet.report.judge_run import judge_run
+from tests.accepted import Done, rackproof, run_directory, slowed
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a history with a healthy run and one in which GPU 0 of h1 is slow."""
+    directory = tmp_path_factory.mktemp("questions")
+    healthy = run_directory(directory / "r1", created="2026-01-01T00:00:00Z")
+    slow = run_directory(directory / "r2", created="2026-02-01T00:00:00Z", change=slowed("stress.throughput", 0.5))
+    for run in (healthy, slow):
+        add_run(directory / "h", run_rows(*judge_run(run, [])))
+    return directory / "h"
+
+
+def ask(store: Path, *arguments: str) -> Done:
+    return rackproof("history", *arguments, "--history", store)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "copy (select 1) to '{out}'",
+        "copy (select 1) to '{store}/figures/new.parquet' (format parquet)",
+        "explain analyze copy (select 1) to '{out}'",
+        "create table t as select 1",
+        "insert into runs select * from runs",
+        "drop view figures",
+        "attach '{out}'",
+        "set enable_external_access = true",
+        "install httpfs",
+        "export database '{out}'",
+        "select 1; select 2",
+        "select * from read_text('/etc/hostname')",
+        "select * from read_csv('/etc/hostname')",
+        "select * from '{store}/index.json'",
+        "select * from glob('/etc/*')",
+        "",
+        "nonsense",
+    ],
+)
+def test_sql_can_neither_write_nor_read_another_file(store: Path, tmp_path: Path, query: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    done = ask(store, "sql", query.format(out=tmp_path / "out", store=store / "gpu"))
+    assert (done.returncode, done.stdout) == (64, ""), query
+    assert done.stderr.startswith("rackproof: history sql: ")
+    assert not list(tmp_path.iterdir())
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+
+
+def test_sql_answers_in_text_json_and_csv(store: Path) -> None:
+    query = "select run, decision from runs order by run"
+    assert ask(store, "sql", query).stdout == "run  decision\nr1   accepted\nr2   rejected\n"
+    assert json.loads(ask(store, "sql", query, "--json").stdout)[1] == {"run": "r2", "decision": "rejected"}
+    assert ask(store, "sql", query, "--csv").stdout == "run,decision\nr1,accepted\nr2,rejected\n"
+
+
+def test_cell_of_csv_is_no_formula(store: Path) -> None:
+    assert "'=1+1" in ask(store, "sql", "select '=1+1' as cell", "--csv").stdout
+
+
+@pytest.mark.parametrize(
+    "question", [["part", "h1-0"], ["figure", "stress.throughput"], ["lemons"], ["drivers"], ["racks"]]
+)
+def test_each_question_answers_in_json_and_csv(store: Path, question: list[str]) -> None:
+    document = json.loads(ask(store, *question, "--json").stdout)
+    assert document["kind"] == "gpu"
+    assert "notes" in document
+    header, *rows = csv.reader(io.StringIO(ask(store, *question, "--csv").stdout))
+    assert all(len(row) == len(header) for row in rows)
+    assert ask(store, *question).returncode == 0
+
+
+def test_part_has_its_causes_and_values(store: Path) -> None:
+    document = json.loads(ask(store, "part", "h1-0", "--json", "--values").stdout)
+    assert [cause["run"] for cause in document["causes"]] == ["r2"]
+    assert [place["runs"] for place in document["places"]] == [2]
+    stress = [row["value"] for row in document["values"] if row["name"] == "stress.throughput"]
+    assert stress == pytest.approx([7.0e14, 3.5e14])
+    (last,) = (row for row in document["figures"] if row["name"] == "stress.throughput")
+    assert (last["percentile"], last["peers"]) == (0.0, 4)
+
+
+def test_host_has_a_life_too(store: Path) -> None:
+    document = json.loads(ask(store, "part", "h1", "--json").stdout)
+    assert document["places"][0]["part"] == "host"
+    assert [cause["slot"] for cause in document["causes"]] == ["gpu=0"]
+
+
+def test_figure_of_hosts_that_were_not_accepted_is_left_out_unless_asked_for(store: Path) -> None:
+    def values(*options: str) -> int:
+        return int(
+            json.loads(ask(store, "figure", "stress.throughput", "--json", *options).stdout)["figures"][0]["values"]
+        )
+
+    assert (values(), values("--all")) == (6, 8)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (["part", "h1-00"], "is no serial and no host in the history of kind gpu"),
+        (["figure", "stress.thruput"], "did you mean stress.throughput?"),
+        (
+            ["figure", "stress.throughput", "--model", "NVIDIA B200"],
+            "give fewer of --settings, --stage and --model, or --all",
+        ),
+        (["figure", "stress.throughput", "--settings", "dtype=fp4"], "give fewer of --settings"),
+        (["part"], "give one serial or host"),
+        (["lemons", "h1"], "unexpected argument: h1"),
+        (["import"], "give run directories"),
+    ],
+)
+def test_wrong_question_is_explained(store: Path, question: list[str], message: str) -> None:
+    done = ask(store, *question)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert message in done.stderr

@@ -1,0 +1,319 @@
+"""Runs are added once, kinds are never mixed, and no damage, lock or missing package stops a report or changes a decision."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.history import index as index_module
+from fleet.history.database import History
+from fleet.history.index import StoredFile, read_index, writer
+from fleet.history.rows import run_rows
+from fleet.history.store import add_run, merge_runs
+from fleet.records.load import Run
+from fleet.report.judge_run import judge_run
+from schemas import documents
+from schemas.baselines import REAL, SIMULATED
+from schemas.errors import RunError
+from schemas.records import Record
+from schemas.reports import FleetReport
+from tests.accepted import nonce, rackproof, run_directory, slowed, swapped
+
+Judged = tuple[Run, FleetReport]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judged]:
+    """Return two judged runs, so that tests of the store need not judge."""
+    directory = tmp_path_factory.mktemp("runs")
+    created = {"r1": "2026-01-01T00:00:00Z", "r2": "2026-02-01T00:00:00Z"}
+    return {name: judge_run(run_directory(directory / name, created=time), []) for name, time in created.items()}
+
+
+def add(history: Path, *runs: Judged) -> None:
+    for run in runs:
+        add_run(history, run_rows(*run))
+
+
+def import_runs(history: Path, *runs: Path) -> None:
+    done = rackproof("history", "import", *runs, "--history", history)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def counts(history: Path, kind: str = REAL) -> dict[str, int]:
+    database = History(history, kind)
+    assert database.problems == []
+    tables = ("figures", "levels", "parts", "causes", "runs")
+    return {table: len(database.rows(f"from {table}")) for table in tables}
+
+
+def files(history: Path, kind: str = REAL) -> list[Path]:
+    return sorted((history / kind).glob("*/*.parquet"))
+
+
+def test_run_is_added_with_its_figures_parts_and_decision(tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "r1", change=slowed("stress.throughput", 0.5))
+    import_runs(tmp_path / "h", run)
+    history = History(tmp_path / "h")
+    assert history.rows("select host, slot, serial from parts where part = 'gpu' order by all") == [
+        (host, f"gpu={index}", f"{host}-{index}") for host in ("h1", "h2") for index in (0, 1)
+    ]
+    assert history.rows("select run, decision, hosts, gpus from runs") == [("r1", "rejected", 2, 4)]
+    assert history.rows("select accepted, count(*) > 10 from figures group by accepted order by 1") == [
+        (False, True),
+        (True, True),
+    ]
+    (cause,) = history.records("select host, serial, action from causes")
+    assert (cause["host"], cause["serial"]) == ("h1", "h1-0")
+    ((value,),) = history.rows("select value from figures where serial = 'h1-0' and name = 'stress.throughput'")
+    assert value == pytest.approx(3.5e14)
+
+
+def test_same_run_counts_once_judged_again_copied_or_merged(tmp_path: Path) -> None:
+    store = tmp_path / "h"
+    run = run_directory(tmp_path / "r1", change=slowed("stress.throughput", 0.5))
+    import_runs(store, run)
+    first, written = counts(store), files(store)
+    copy = tmp_path / "copy"
+    (tmp_path / "r1").rename(copy)
+    import_runs(store, copy)
+    assert counts(store) == first
+    assert not set(written) & set(files(store)), "the files of the earlier judgement are removed"
+    assert merge_runs(store, REAL) == 1
+    import_runs(store, copy)
+    assert counts(store) == first
+
+
+def test_merging_changes_no_answer(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    store = tmp_path / "h"
+    add(store, *judged.values())
+    query = ("select level, id, name, settings, sum(n), round(sum(syy), 6) from series group by all order by all",
+             "select * exclude (nonce) from figures order by all")  # fmt: skip
+    before = [History(store).rows(text) for text in query]
+    assert merge_runs(store, REAL) == 2
+    assert [History(store).rows(text) for text in query] == before
+    assert {path.parent.name for path in files(store)} == {"figures", "levels", "parts", "causes", "trends"}
+    assert merge_runs(store, REAL) == 0
+
+
+def test_rehearsals_and_simulations_are_kept_apart(tmp_path: Path) -> None:
+    store = tmp_path / "h"
+
+    def simulated(record: Record) -> Record:
+        return replace(record, simulated=True)
+
+    import_runs(
+        store, run_directory(tmp_path / "real"), run_directory(tmp_path / "sim", simulated=True, change=simulated)
+    )
+    assert counts(store, REAL)["runs"] == counts(store, SIMULATED)["runs"] == 1
+    done = rackproof("history", "racks", "--history", store, "--kind", SIMULATED)
+    assert done.stdout.startswith("SIMULATED: not figures of GPUs\n")
+    assert (
+        "no history of kind rehearsal"
+        in rackproof("history", "racks", "--history", store, "--kind", "rehearsal").stderr
+    )
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def overwrite(path: Path) -> None:
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[:4] + bytes(middle) + content[4 + middle :])
+
+
+@pytest.mark.parametrize("damage", [cut_off, overwrite, Path.unlink, lambda path: path.write_bytes(b"text")])
+def test_damaged_file_is_named_and_left_out(
+    tmp_path: Path, damage: Callable[[Path], Any], judged: dict[str, Judged]
+) -> None:
+    store = tmp_path / "h"
+    add(store, *judged.values())
+    first = read_index(store, REAL)
+    assert first
+    (file,) = (
+        store / REAL / item.path for item in first.files if item.table == "figures" and item.runs == (nonce("r1"),)
+    )
+    damage(file)
+    history = History(store)
+    assert history.rows("select distinct run from figures where value > 0") == [("r2",)]
+    assert [
+        problem for problem in history.problems if str(file) in problem and "(runs r1; import them again)" in problem
+    ]
+    add(store, judged["r1"])
+    assert {row[0] for row in History(store).rows("select distinct run from figures where value > 0")} == {"r1", "r2"}
+    assert History(store).problems == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": "rackproof.history/2"}', "written by another version of Rackproof (rackproof.history/2"),
+        ('{"schema": "rackproof.history/1"', "import the runs again"),
+        ("[]", "import the runs again"),
+    ],
+)
+def test_index_of_another_version_or_a_damaged_one_is_refused(
+    tmp_path: Path, text: str, message: str, judged: dict[str, Judged]
+) -> None:
+    add(tmp_path / "h", judged["r1"])
+    path = tmp_path / "h" / REAL / "index.json"
+    path.write_text(text)
+    asked = rackproof("history", "racks", "--history", tmp_path / "h")
+    assert asked.returncode == 2
+    assert message in asked.stderr
+    with pytest.raises(RunError, match=re.escape(message)):
+        add(tmp_path / "h", judged["r2"])
+    assert path.read_text() == text
+
+
+def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    add(tmp_path / "h", judged["r1"])
+    path = tmp_path / "h" / REAL / "index.json"
+    document = json.loads(path.read_text())
+    document["files"][0]["path"] = "figures/../../../secret.parquet"
+    path.write_text(json.dumps(document))
+    assert "import the runs again" in rackproof("history", "racks", "--history", tmp_path / "h").stderr
+
+
+def test_two_writers_at_once_both_succeed(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    threads = [threading.Thread(target=add, args=(tmp_path / "h", run)) for run in judged.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts(tmp_path / "h")["runs"] == 2
+
+
+def test_lock_that_is_never_released_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
+) -> None:
+    monkeypatch.setattr(index_module, "LOCK_WAIT_S", 0.0)
+    with writer(tmp_path / "h", REAL), pytest.raises(RunError, match="another process has changed the history"):
+        add(tmp_path / "h", judged["r1"])
+
+
+def test_killed_writer_leaves_the_earlier_history(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    add(tmp_path / "h", judged["r1"])
+    before = counts(tmp_path / "h")
+
+    def killed() -> None:
+        with writer(tmp_path / "h", REAL) as index:
+            index.files.append(StoredFile(table="figures", path="figures/0.parquet", bytes=1, sha256="0" * 64))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    assert counts(tmp_path / "h") == before
+
+
+def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "r1", change=swapped("h2", 1, "h1-0"))
+    done = rackproof("history", "import", run, "--history", tmp_path / "h")
+    assert "GPU serial h1-0 is in 2 places: h1 gpu=0, h2 gpu=1" in done.stderr
+    assert "in several places" in rackproof("history", "part", "h1-0", "--history", tmp_path / "h").stdout
+    assert History(tmp_path / "h").rows("select count(*) from series where id = 'h1-0'") == [(0,)]
+
+
+def test_clock_that_went_back_is_reported(tmp_path: Path) -> None:
+    ahead = run_directory(tmp_path / "r1", created="2099-01-01T00:00:00Z")
+    done = rackproof("history", "import", ahead, "--history", tmp_path / "h")
+    assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
+    assert "1 runs began after the present time" in rackproof("history", "racks", "--history", tmp_path / "h").stdout
+
+
+def test_part_in_overlapping_runs_of_two_hosts_is_reported(tmp_path: Path) -> None:
+    def ended_late(record: Record) -> Record:
+        return replace(record, ended="2026-11-21T05:00:00Z")
+
+    first = run_directory(tmp_path / "r1", change=ended_late)
+    second = run_directory(
+        tmp_path / "r2", hosts=("h3", "h4"), change=swapped("h3", 0, "h1-0"), created="2026-11-21T04:30:00Z"
+    )
+    import_runs(tmp_path / "h", first, second)
+    done = rackproof("history", "part", "h1-0", "--history", tmp_path / "h", "--json")
+    assert [note for note in json.loads(done.stdout)["notes"] if "overlap" in note]
+
+
+def test_text_of_a_host_is_cleaned_and_cut(tmp_path: Path) -> None:
+    evil = "\x1b[31m'; drop table figures; --\n" + "x" * 400
+    run = run_directory(tmp_path / "r1", change=swapped("h1", 0, evil))
+    import_runs(tmp_path / "h", run)
+    ((serial,),) = History(tmp_path / "h").rows(
+        "select serial from parts where part = 'gpu' and starts_with(serial, '[31m')"
+    )
+    assert serial.isprintable()
+    assert len(serial) <= 300
+    assert rackproof("history", "part", serial, "--history", tmp_path / "h").returncode == 0
+
+
+def test_report_feeds_the_history(tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "r1")
+    plain = rackproof("report", run)
+    fed = rackproof("report", run, "--history", tmp_path / "h")
+    assert (fed.returncode, fed.stdout, fed.stderr) == (0, plain.stdout, "")
+    assert counts(tmp_path / "h")["runs"] == 1
+
+
+@pytest.mark.parametrize("fault", ["no duckdb", "damaged index", "not a directory"])
+def test_fault_of_the_history_costs_one_warning_and_no_decision(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, store = run_directory(tmp_path / "r1"), tmp_path / "h"
+    plain = rackproof("report", run)
+    before = documents.read_bytes(run / "report.json", max_bytes=10_000_000)
+    if fault == "no duckdb":
+        monkeypatch.setitem(sys.modules, "duckdb", None)
+    elif fault == "damaged index":
+        (store / REAL).mkdir(parents=True)
+        (store / REAL / "index.json").write_text("{")
+    else:
+        store.write_text("a file")
+    done = rackproof("report", run, "--history", store)
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rackproof: warning: the run was not added to the history: ")
+    assert documents.read_bytes(run / "report.json", max_bytes=10_000_000) == before
+
+
+def test_missing_package_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
+) -> None:
+    add(tmp_path / "h", judged["r1"])
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    done = rackproof("history", "racks", "--history", tmp_path / "h")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'rackproof[history]'" in done.stderr
+
+
+def test_directory_without_a_run_is_not_added_and_the_others_are(tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "r1")
+    done = rackproof("history", "import", tmp_path / "missing", run, "--history", tmp_path / "h")
+    assert done.returncode == 2
+    assert "missing was not added" in done.stderr
+    assert counts(tmp_path / "h")["runs"] == 1
+
+
+def test_figures_relative_to_peers_ignore_what_all_share(tmp_path: Path) -> None:
+    """A run in which every GPU is slower has the same relative figures."""
+
+    def slower(record: Record) -> Record:
+        return replace(record, observations=tuple(
+            replace(item, value=float(item.value or 0) * 0.9) if item.name == "memory.bandwidth" else item
+            for item in record.observations))  # fmt: skip
+
+    import_runs(tmp_path / "h", run_directory(tmp_path / "r1"), run_directory(tmp_path / "r2", change=slower))
+    history = History(tmp_path / "h")
+    query = "select relative, reference from figures where run = $run and name = 'memory.bandwidth' order by all"
+    first, second = (history.rows(query, {"run": run}) for run in ("r1", "r2"))
+    assert [value for value, _ in first] == pytest.approx([value for value, _ in second], abs=1e-6)
+    assert {reference for _, reference in first} == {"run"}
