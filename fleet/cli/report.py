@@ -57,7 +57,8 @@ def call(options: argparse.Namespace) -> int:
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     with progress_bar(sys.stderr), gc_off():
         run, report, document = _judge_and_write(options, flags)
-        notes = feed_history(options.history, run, report) if options.history else []
+        history = getattr(options, "history", None)  # `judge --write` has no such option
+        notes = feed_history(history, run, report) if history else []
     if options.json:
         summary = {
             "decision": report.decision,
