@@ -1,9 +1,13 @@
 """Faults of adapters, disks, memory, processors and PCIe links that the kernel writes to its log.
 
-An event of several lines is counted once. The texts are from the sources of Linux: drivers/net/ethernet
-(mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c),
-drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce, drivers/edac/mce_amd.c, kernel (watchdog.c, hung_task.c, rcu),
-drivers/iommu, drivers/nvme/host/pci.c, block/blk-core.c, drivers/md, fs (ext4, xfs, btrfs), drivers/thermal/intel/therm_throt.c.
+A firmware record (CPER) counts once, and so do the two messages about a fatal PCIe error and all messages about one bad page of
+memory. A message of EDAC has the number of errors. Every other matching message counts, so a fault with several messages counts
+several times. If the firmware, EDAC and the kernel each report an error, each report counts for the part that it names.
+
+The texts are from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net,
+ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
+drivers/edac/mce_amd.c, mm/memory-failure.c, kernel (watchdog.c, hung_task.c, rcu), drivers/iommu, drivers/nvme/host/pci.c,
+block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c.
 """
 
 from __future__ import annotations
@@ -21,8 +25,15 @@ PARTS = ("pci", "nic", "disk", "dimm", "processor")
 _PCI = r"(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 """mlx5 puts function, line and process before some messages, depending on kernel and level."""
-_BLOCK = r"(?P<disk>(?!loop|ram|zram|sr|fd|nbd|rbd)[\w-]+)"
+_VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
+_BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
+_JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
+"""The device of a journal. If the journal is in the file system itself, jbd2 adds the number of its inode, as in `sda1-8`."""
 _NVME = r"nvme (?P<disk>nvme\d+): "
+_FATAL_RECEIVED = (
+    rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}"
+)
+"""What a root port writes about a fatal error of a device. The message about the error itself follows."""
 
 
 def _adapter(drivers: str) -> str:
@@ -50,10 +61,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_reset", r"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<nic>\S+) \(.*\): transmit queue \d+ timed out"),
     ("pcie_fatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     ("pcie_nonfatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
-    (
-        "pcie_fatal",
-        rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}",
-    ),
+    ("pcie_fatal", _FATAL_RECEIVED),
     ("pcie_lost", rf"[\w-]+ {_PCI}: (?:Unable to change|can't change|Refused to change) power state.*inaccessible"),
     ("pcie_contained", rf"(?:pcieport|pci) {_PCI}: DPC: containment event"),
     ("gpu_reset_required", r"NVRM: .*\[NV_ERR_RESET_REQUIRED\]"),
@@ -64,11 +72,11 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("hard_lockup", r"(?:NMI )?(?:watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu (?P<processor>\d+)"),
     ("rcu_stall", r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited )?stalls?"),
     ("hung_task", r"INFO: task .*:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
-    ("iommu_fault", r"DMAR: \[[^\]]*\] Request device \[(?P<pci>[0-9a-f:.]+)\]"),
+    ("iommu_fault", r"DMAR: \[[^\]]*\] Request device \[(?P<pci>[0-9a-fx:.]+)\]"),
     ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
     ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
     ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
-    # Only the driver of PCIe drives ends the line like this. Drives behind a network come and go by design.
+    # Only the driver of PCIe drives adds its reaction after `timeout`. Drives over a network come and go by design.
     ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
@@ -80,7 +88,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("array_member_failed", r"device-mapper: raid: Failed to read superblock of device"),
     ("file_system", rf"EXT[234]-fs (?:error|critical) \(device {_BLOCK}\)"),
     ("file_system", rf"EXT[234]-fs \({_BLOCK}\): Remounting filesystem read-only"),
-    ("file_system", rf"Aborting journal on device {_BLOCK}"),
+    ("file_system", rf"Aborting journal on device {_JOURNAL}"),
     ("file_system", rf"XFS \({_BLOCK}\): .*(?:[Cc]orruption|Internal error|xfs_do_force_shutdown|I/O [Ee]rror|Shutting down)"),
     ("file_system", rf"BTRFS(?: error| critical|: error) \(device {_BLOCK}"),
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
@@ -94,6 +102,13 @@ _MCE = re.compile(
 )
 _UNCORRECTED_BIT = 61
 """Bit of the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
+_FATAL_RECEIVED_LINE = re.compile(_FATAL_RECEIVED)
+_BAD_PAGE = re.compile(
+    r"(?:mce: )?Uncorrected hardware memory error in user-access at (?P<address>[0-9a-f]+)"
+    r"|Memory failure: 0x(?P<page>[0-9a-f]+): "
+)
+_PAGE_BITS = 12
+"""Bits of an address within its page, on x86; only x86 writes the message with an address."""
 _EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) .*? on (\S+)")
 _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
 EVENTS = tuple(
@@ -126,7 +141,9 @@ _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
 """Maximum number of pairs of event and part. Events of further parts are counted for the host, to limit the memory."""
 _MAX_OPEN = 16
-"""Maximum number of firmware records that are read at the same time."""
+"""Maximum number of firmware records, and of fatal PCIe errors, of which a further message is expected."""
+_MAX_PAGES = 4096
+"""Maximum number of bad pages that are remembered. Each message about a further page counts."""
 
 
 @dataclass(kw_only=True)
@@ -139,7 +156,7 @@ class _HardwareRecord:
 
     @property
     def event(self) -> str:
-        """The event that the record reports. Without a severity it counts as an error."""
+        """The event that the record reports. Without a severity, the record counts as uncorrected, and a PCIe record as fatal."""
         if self.section.startswith("memory"):
             return "memory_corrected" if self.severity in _CORRECTED else "memory_uncorrected"
         if self.section.startswith("PCIe") and self.severity not in _CORRECTED:
@@ -171,6 +188,10 @@ class EventCounts:
     """Event -> uptime at its newest message."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record as read so far."""
+    _received: dict[Part, None] = field(default_factory=dict)
+    """Devices with a fatal error that a root port has received. The message about the error itself must not count again."""
+    _pages: set[int] = field(default_factory=set)
+    """Page frame numbers of bad memory."""
 
     def add(self, message: str, uptime: float) -> None:
         """Count the event that a message reports."""
@@ -184,7 +205,7 @@ class EventCounts:
         elif line := _RECORD_LINE.match(message):
             self._read_record(line[1] or "", line[2], uptime)
         elif parsed := parse_event(message):
-            self._count(*parsed, uptime)
+            self._count(*parsed, uptime, 0 if self._continues(message, *parsed) else 1)
 
     def by_part(self) -> Iterator[tuple[str, Part, int]]:
         """Yield every event with its part and count, sorted. This includes firmware records that may still be incomplete."""
@@ -192,9 +213,28 @@ class EventCounts:
         for (event, part), count in sorted(counts.items()):
             yield event, part, count
 
+    def _continues(self, message: str, event: str, part: Part) -> bool:
+        """Return whether a message is about a fault that an earlier message has reported."""
+        if page := _BAD_PAGE.match(message):
+            number = int(page["page"], 16) if page["page"] else int(page["address"], 16) >> _PAGE_BITS
+            is_known = number in self._pages
+            if len(self._pages) < _MAX_PAGES:
+                self._pages.add(number)
+            return is_known
+        if event != "pcie_fatal":
+            return False
+        was_received = part in self._received
+        self._received.pop(part, None)
+        if not _FATAL_RECEIVED_LINE.match(message):
+            return was_received
+        while len(self._received) >= _MAX_OPEN:
+            del self._received[next(iter(self._received))]
+        self._received[part] = None
+        return False
+
     def _count(self, event: str, part: Part, uptime: float, times: int = 1) -> None:
-        known = (event, part) in self.counts or len(self.counts) < _MAX_PARTS
-        self.counts[event, part if known else HOST_PART] += times
+        keeps_part = (event, part) in self.counts or len(self.counts) < _MAX_PARTS
+        self.counts[event, part if keeps_part else HOST_PART] += times
         self.newest[event] = max(self.newest.get(event, 0.0), uptime)
 
     def _read_record(self, number: str, text: str, uptime: float) -> None:
@@ -214,15 +254,15 @@ class EventCounts:
     def _close(self, number: str) -> None:
         record = self._open.pop(number, None)
         if record and record.section:
-            known = (record.event, record.part) in self.counts or len(self.counts) < _MAX_PARTS
-            self.counts[record.event, record.part if known else HOST_PART] += 1
+            keeps_part = (record.event, record.part) in self.counts or len(self.counts) < _MAX_PARTS
+            self.counts[record.event, record.part if keeps_part else HOST_PART] += 1
 
 
 def parse_event(message: str) -> tuple[str, Part] | None:
     """Return the event and part that a one-line message reports, or None."""
     for event, pattern in _COMPILED:
         if match := pattern.match(message):
-            named = ((key.rstrip("_"), value) for key, value in match.groupdict().items() if value)
+            named = ((kind, name) for kind, name in match.groupdict().items() if name)
             return event, next(
                 ((kind, _full_address(name) if kind == "pci" else name) for kind, name in named), HOST_PART
             )
@@ -237,5 +277,6 @@ def _machine_check(message: str) -> tuple[str, Part] | None:
 
 
 def _full_address(printed: str) -> str:
-    """Return a PCI address as sysfs spells it. Some IOMMU drivers leave out the domain, which is 0 then."""
-    return printed if printed.count(":") > 1 else f"0000:{printed}"
+    """Return a PCI address as in sysfs. IOMMU drivers may leave out the domain, which is 0 then, or write `0x` before numbers."""
+    address = printed.replace("0x", "")
+    return address if address.count(":") > 1 else f"0000:{address}"

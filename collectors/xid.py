@@ -152,7 +152,7 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
     event_count = Family(
         name="kernel.event.count",
         unit="1",
-        help="Faults of parts of the host in the kernel log",
+        help="Messages in the kernel log about faults of parts of the host",
         labels=(*PARTS, "event"),
     )
     newest_event = Family(

@@ -37,7 +37,7 @@ class LogEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LogReading:
-    """Number of entries, mark of the newest one, and the entries since the reading before, newest first."""
+    """Number of entries, mark of the newest one, and the entries since the previous reading, newest first."""
 
     entries: int
     newest: str
@@ -59,7 +59,7 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
     Args:
         session: the session.
         service: the log service.
-        mark: `newest` of the reading before; None for the first reading.
+        mark: `newest` of the previous reading; None for the first reading.
     """
     first = session.linked(service, "Entries")
     if first is None:
@@ -87,7 +87,7 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """
     number = next((number for number, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not number:
-        raise BmcError("the log lacks the newest entry of the reading before, and all its entries are older")
+        raise BmcError("the log lacks the newest entry of the previous reading, and all its entries are older")
     return entries[:number]
 
 

@@ -93,7 +93,7 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
         text = f"{health}: {states}" if states and health != OK else health
         part = _PARTS.get(str(sensor.type))
         if part:
-            readings.add(part, (name,), text, "the BMC reports no health of it")
+            readings.add(part, (name,), text, "the BMC reports no health status for this part")
             supplies += part == "bmc.power_supply.health"
             continue
         value = f"{sensor.value:g} {sensor.units}: " if isinstance(sensor.value, int | float) else ""

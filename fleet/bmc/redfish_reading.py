@@ -1,4 +1,4 @@
-"""Read one BMC by Redfish, in the old shape of chassis (Power, Thermal) or the new one (PowerSubsystem, ThermalSubsystem)."""
+"""Read one BMC by Redfish, in the old chassis schema (Power, Thermal) or the new one (PowerSubsystem, ThermalSubsystem)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
-"""Scope of an event log -> mark of its newest entry at the reading before."""
+"""Scope of an event log -> ID and time of its newest entry at the previous reading; `none` if it was empty."""
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
 _SPARE_IMAGE = re.compile(
     r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE
 )
 """Images that do not run. Healthy hosts have different ones, according to what was installed before."""
-_NO_VALUE = "the BMC reports no value of the sensor at this moment"
-_NO_STATUS = "the BMC reports no health of it"
+_NO_VALUE = "the BMC currently reports no value for this sensor"
+_NO_STATUS = "the BMC reports no health status for this part"
 MAX_FIRMWARE = 256
 _OF_A_PART = re.compile(
     r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
 )
-"""Name or place of a sensor that is not in the air of the chassis: a power supply draws air that others have heated."""
+"""Words in the name or place of a sensor that belongs to a component. It does not measure the air at the inlet or outlet of the
+chassis: a power supply, for example, draws air that other parts have heated."""
 _PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
 """Word in the name or place of a temperature sensor -> the side of the chassis."""
 
@@ -35,8 +36,8 @@ def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Rea
 
     Args:
         target: the BMC.
-        marks: of the reading before; None for the first one.
-        deadline: time.monotonic() at which nothing more is read.
+        marks: those of the previous reading; None for the first reading.
+        deadline: value of time.monotonic() after which nothing more is read.
 
     Raises:
         BmcError: the BMC could not be read. The text names the cause.
@@ -161,14 +162,19 @@ def side_of(place: str) -> str:
 
 
 def _limits(sensor: Resource) -> tuple[float | None, float | None]:
-    """Return the lower and upper critical limit. Services write 0 and 0, or an upper limit of 0, for limits that are not set."""
+    """Return the lower and upper critical limit, None for one that is not set.
+
+    Services write an upper limit of 0, often with a lower limit of 0, for limits that are not set. Neither limit is used if they
+    contradict each other.
+    """
     low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
-    is_unset = high is not None and (high == 0 or (low is not None and high <= low))
-    return (None, None) if is_unset else (low, high)
+    if high == 0:
+        return low or None, None
+    return (None, None) if low is not None and high is not None and high <= low else (low, high)
 
 
 def _limit(sensor: Resource, side: str) -> float | None:
-    """Return the critical limit of a sensor; None without one. TLIMIT sensors count down to zero and have no upper limit."""
+    """Return a critical limit of a sensor, or None. TLIMIT sensors (thermal margin) count down to zero without an upper one."""
     value = sensor.get(f"{side}ThresholdCritical")
     thresholds = sensor.get("Thresholds")
     if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):
@@ -186,7 +192,7 @@ def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) 
         version = clean_text(item.get("Version") or "", 100)
         component = clean_text(item.get("Id") or "component", 100)
         if version.lower() not in _NOT_A_VERSION and is_there(item) and not _SPARE_IMAGE.search(component):
-            # Dell's Id contains the version: it would be another component on a host with another version.
+            # Dell's Id contains the version. It is removed, so that the component has the same name on hosts with other versions.
             readings.add("bmc.firmware.version", (label(component.replace(f"-{version}", "")),), version)
 
 

@@ -43,7 +43,7 @@ def entry(number: int, message: str = "Fan inserted", severity: str | None = "OK
     return {"Id": str(number), "Created": created, "Severity": severity, "Message": message, **more}
 
 
-def old_shape() -> Resources:
+def old_schema() -> Resources:
     """Return a healthy server with Power and Thermal, as Supermicro and older BMCs have it: bay 4 and fan 11 are empty."""
     supply = {"Status": OK, "LineInputVoltage": 239, "PowerOutputWatts": 329, "SerialNumber": "P3K0"}
     empty = {"Status": ABSENT, "LineInputVoltage": None, "PowerOutputWatts": None, "SerialNumber": ""}
@@ -145,7 +145,7 @@ def old_shape() -> Resources:
     }
 
 
-def new_shape() -> Resources:
+def new_schema() -> Resources:
     """Return a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as OpenBMC has it: no supply of its own."""
     tray, gpu = f"{V1}/Chassis/Chassis_0", f"{V1}/Chassis/HGX_GPU_0"
     detectors = "/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors"

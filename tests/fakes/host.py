@@ -177,7 +177,7 @@ LINKS = {
 }
 
 
-def tree(
+def build_tree(
     root: Path, *, gpus: int | None = 8, files: Mapping[str, str | None] | None = None, **proc: str | None
 ) -> Path:
     """Build the tree under `root`, and return it.
@@ -196,7 +196,7 @@ def tree(
     (root / dmi.TABLE).parent.mkdir(parents=True)
     (root / dmi.TABLE).write_bytes(dmi.table(dmi.slots()))
     for path, prints in PROGRAMS.items():
-        program(root / path, f"printf '{prints}'")
+        write_program(root / path, f"printf '{prints}'")
     for path, target in LINKS.items():
         link = root / path
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -206,11 +206,11 @@ def tree(
     bus = [(NVIDIA, CONTROLLER_3D)] * gpus
     bus += [(NVIDIA, AUDIO), (NVIDIA, BRIDGE), (INTEL, DISPLAY), (MELLANOX, NETWORK)]
     for number, (vendor, kind) in enumerate(bus):
-        pci(root, f"0000:{number + 1:02x}:00.0", vendor, kind)
+        add_pci_device(root, f"0000:{number + 1:02x}:00.0", vendor, kind)
     return root
 
 
-def pci(root: Path, address: str, vendor: str, kind: str) -> None:
+def add_pci_device(root: Path, address: str, vendor: str, kind: str) -> None:
     """Add a device to the PCI bus, without a bridge above it."""
     for name, text in (("vendor", vendor), ("class", kind)):
         _write(root / f"sys/devices/pci0000:00/{address}/{name}", f"{text}\n")
@@ -219,14 +219,14 @@ def pci(root: Path, address: str, vendor: str, kind: str) -> None:
     known.symlink_to(f"../../../devices/pci0000:00/{address}")
 
 
-def program(path: Path, command: str) -> None:
+def write_program(path: Path, command: str) -> None:
     """Write an executable that runs one line of shell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{command}\n")
     path.chmod(0o755)
 
 
-def bare(root: Path) -> Path:
+def build_minimal_tree(root: Path) -> Path:
     """Build a machine with only a kernel, like a small virtual machine or a container."""
     for path in (
         "proc/sys/kernel/osrelease", "proc/cpuinfo", "proc/loadavg", "proc/meminfo", "proc/uptime", "etc/os-release",

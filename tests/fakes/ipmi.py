@@ -1,4 +1,4 @@
-"""A BMC with IPMI: OpenIPMI's simulator with a temperature sensor and two power supplies, of which one has no input."""
+"""A BMC with IPMI: OpenIPMI's simulator with a temperature sensor and two power supplies, one of them without input."""
 
 from __future__ import annotations
 

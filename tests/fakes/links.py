@@ -46,7 +46,7 @@ AER = {
 }
 
 
-def tree(root: Path, gpus: int = 8) -> Path:
+def build_tree(root: Path, gpus: int = 8) -> Path:
     """Build the healthy host, or one with fewer GPUs, adapters and drives; return `root`."""
     for number in range(gpus):
         up, down = f"0000:{0x16 + 0x10 * number:02x}:00.0", f"0000:{0x17 + 0x10 * number:02x}"
@@ -85,10 +85,10 @@ def memory_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def host(gpus: int = 8) -> Iterator[Path]:
+def temporary_tree(gpus: int = 8) -> Iterator[Path]:
     """Yield a temporary tree, in memory because it has a thousand small files."""
     with memory_directory() as folder:
-        yield tree(folder, gpus)
+        yield build_tree(folder, gpus)
 
 
 # ---- changes ----

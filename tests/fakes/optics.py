@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests import ROOT
 from tests.fakes import links
-from tests.fakes.host import program
+from tests.fakes.host import write_program
 
 DATA = ROOT / "tests/data/optics"
 ETHTOOL, MLXLINK = "usr/sbin/ethtool", "usr/bin/mlxlink"
@@ -16,16 +16,16 @@ HEALTHY_FEC = "show-fec-stats-rs.txt"
 HEALTHY_LINK = "cx7-ndr-optical-healthy.mft431.json"
 
 
-def programs(root: Path) -> None:
+def install_programs(root: Path) -> None:
     """Install both programs and the outputs of a healthy host."""
     # The last argument is the interface; the second is the device.
-    program(
+    write_program(
         root / ETHTOOL,
         'for interface; do :; done; case "$*" in *-m*) what=module;; *-S*) what=statistics;; *--show-fec*) what=fec;; '
         "*) exit 1;; esac; "
         'exec cat "$0.d/$interface.$what"',
     )
-    program(root / MLXLINK, 'exec cat "$0.d/$2"')
+    write_program(root / MLXLINK, 'exec cat "$0.d/$2"')
     for interface, capture in MODULES.items():
         set_output(root, interface, "module", ethtool(capture))
         set_output(root, interface, "statistics", ethtool(STATISTICS[interface]))

@@ -1,7 +1,7 @@
 """Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root, and NVML through its stub.
 
-As a program with the root as argument, it prints a full snapshot for each line on standard input. With `readings` after the
-root it prints the catalogue of readings, with `metrics` the documentation page of the Prometheus metrics.
+As a program with the root as argument, it prints a full snapshot for each phase that it reads from standard input. With
+`readings` after the root it prints the catalogue of readings, with `metrics` the documentation page of the Prometheus metrics.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n
 """The kernel log of a healthy host."""
 
 
-def tree(root: Path) -> Path:
+def build_host(root: Path) -> Path:
     """Build a healthy host with eight GPUs, four NVSwitches, eight adapters with optical modules and two disks."""
-    links.tree(root)
-    host.tree(root, gpus=None)
+    links.build_tree(root)
+    host.build_tree(root, gpus=None)
     links.write(root, "proc/1/comm", "systemd\n")
     links.write(root, "proc/900/comm", "nv-fabricmanage\n")
     for address in links.NVSWITCHES:
@@ -52,18 +52,19 @@ def tree(root: Path) -> Path:
             root, f"proc/driver/nvidia-nvswitch/devices/{address}/information", "BIOS Version: 96.10.57.00.01\n"
         )
     links.write(root, "dev/kmsg", BOOTED)
-    wiring.programs(root)
+    wiring.install_programs(root)
     (root / SMART).write_bytes(HEALTHY_LOG)
-    optics.programs(root)
+    optics.install_programs(root)
     return root
 
 
-def log(root: Path, *messages: str) -> None:
-    """Append messages to the kernel log."""
+def append_kernel_log(root: Path, *messages: str) -> None:
+    """Append messages to the kernel log, each 1 µs newer than the one before."""
     path = root / "dev/kmsg"
-    known = path.read_text().splitlines()
-    lines = [f"4,{len(known) + number},{5_000_000 + number},-;{text}" for number, text in enumerate(messages)]
-    path.write_text("\n".join([*known, *lines]) + "\n")
+    records = path.read_text().splitlines()
+    for text in messages:
+        records.append(f"4,{len(records)},{5_000_000 + len(records)},-;{text}")
+    path.write_text("\n".join(records) + "\n")
 
 
 def run_program(root: Path, library: Path, *arguments: str, requests: str = "") -> str:
@@ -80,16 +81,16 @@ def run_program(root: Path, library: Path, *arguments: str, requests: str = "") 
     ).stdout
 
 
-def everything(
+def build_collectors(
     root: Path, *, full_snapshot: bool = True, identity: bool = False, keep_nvml_open: bool = False
 ) -> Iterator[Collector]:
     """Yield the collectors; NVMe logs and the clock come from files under the root."""
 
     def read_clock() -> ClockState:
-        expected = root / CLOCK
+        clock_file = root / CLOCK
         return (
-            ClockState(offset=0.0, error_max=float(expected.read_text()), error_estimated=0.0)
-            if expected.exists()
+            ClockState(offset=0.0, error_max=float(clock_file.read_text()), error_estimated=0.0)
+            if clock_file.exists()
             else SYNCHRONIZED
         )
 
@@ -104,11 +105,11 @@ def everything(
             yield collector
 
 
-def readings(root: Path) -> dict[str, dict[str, Any]]:
+def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
     """Return name -> the declaration of the family, the labels of its scopes, and whether only full snapshots have it."""
     result: dict[str, dict[str, Any]] = {}
-    fast = {family.name for collector in everything(root, full_snapshot=False) for family in collector.collect()}
-    for family in (family for collector in everything(root) for family in collector.collect()):
+    fast = {family.name for collector in build_collectors(root, full_snapshot=False) for family in collector.collect()}
+    for family in (family for collector in build_collectors(root) for family in collector.collect()):
         labels = [key for key in family.label_names() if key not in IDENTITY]
         result[family.name] = {"unit": family.unit, "help": family.help}
         result[family.name] |= {"labels": labels} if labels else {}
@@ -120,17 +121,17 @@ def readings(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(root: Path) -> None:
-    """Answer each line with a snapshot and its GPUs."""
-    for line in sys.stdin:
-        snapshot, gpus = take_snapshot(everything(root), stage="doctor", phase=line.strip())
+    """For each line of standard input, the name of a phase, print a full snapshot and its GPUs as one line of JSON."""
+    for phase in sys.stdin:
+        snapshot, gpus = take_snapshot(build_collectors(root), stage="doctor", phase=phase.strip())
         print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["metrics"]:
-        scraped = everything(Path(sys.argv[1]), full_snapshot=False, identity=True, keep_nvml_open=True)
+        scraped = build_collectors(Path(sys.argv[1]), full_snapshot=False, identity=True, keep_nvml_open=True)
         print(page(family for collector in scraped for family in collector.collect()), end="")
     elif sys.argv[2:] == ["readings"]:
-        print(json.dumps(readings(Path(sys.argv[1])), indent=1, ensure_ascii=False))
+        print(json.dumps(catalogue_readings(Path(sys.argv[1])), indent=1, ensure_ascii=False))
     else:
         main(Path(sys.argv[1]))

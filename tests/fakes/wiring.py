@@ -25,14 +25,14 @@ fi
 """
 
 
-def programs(root: Path) -> None:
+def install_programs(root: Path) -> None:
     """Write both programs."""
     neighbors = [neighbor(nic, name, port) for nic, (name, port) in SWITCH_PORTS.items()]
-    program(root, "lldpctl", f"#!/bin/sh\ncat <<'END'\n{lldp(*neighbors)}\nEND\n")
-    program(root, "smpquery", SMPQUERY)
+    write_program(root, "lldpctl", f"#!/bin/sh\ncat <<'END'\n{lldp(*neighbors)}\nEND\n")
+    write_program(root, "smpquery", SMPQUERY)
 
 
-def program(root: Path, name: str, script: str) -> None:
+def write_program(root: Path, name: str, script: str) -> None:
     """Write an executable script to /usr/sbin under the root."""
     path = root / "usr/sbin" / name
     path.parent.mkdir(parents=True, exist_ok=True)

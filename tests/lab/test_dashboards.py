@@ -242,7 +242,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     try:
         for host, port in zip(HOSTS, ports, strict=True):
             host_directory = directory / host
-            links.tree(host_directory / "root")
+            links.build_tree(host_directory / "root")
             (host_directory / "kmsg").write_text(BOOT)
             scenario(host_directory)
             publishers.enter_context(publish_run(host_directory, plan, host))

@@ -54,7 +54,7 @@ def serials(host: str) -> tuple[str, str]:
 
 def mockup(host: str, gpus: tuple[str, ...]) -> bmc.Resources:
     """Return a healthy BMC that reports these GPUs."""
-    resources = bmc.old_shape()
+    resources = bmc.old_schema()
     for number, serial in enumerate(gpus, 1):
         resources[f"{bmc.V1}/Systems/1/Processors/GPU{number}"]["SerialNumber"] = serial
     resources[f"{bmc.V1}/Systems/1"]["SerialNumber"] = f"S{host}X1"

@@ -1,4 +1,4 @@
-"""Run a Prometheus on the control node during a run.
+"""Start or stop the Prometheus of an acceptance run on the control node.
 
 prometheus.py start DIRECTORY COMMAND...   start it unless it is running; write its process id and log to DIRECTORY
 prometheus.py stop DIRECTORY               stop it, so that it writes its data to disk
@@ -28,7 +28,7 @@ def start_time(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def running(directory: Path) -> int:
+def running_pid(directory: Path) -> int:
     """Return the process id of the Prometheus that was started in the directory, or 0."""
     try:
         pid, started = (directory / "prometheus.pid").read_text().split()
@@ -39,7 +39,7 @@ def running(directory: Path) -> int:
 
 def start(directory: Path, command: list[str]) -> str:
     """Start Prometheus and wait until it is ready. Raise OSError with the end of its log if it does not start."""
-    if pid := running(directory):
+    if pid := running_pid(directory):
         return f"already running as process {pid}"
     log = directory / "prometheus.log"
     with log.open("wb") as stream:
@@ -47,37 +47,44 @@ def start(directory: Path, command: list[str]) -> str:
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
         )
     (directory / "prometheus.pid").write_text(f"{server.pid} {start_time(server.pid)}\n")
-    ends = time.monotonic() + READY_S
+    deadline = time.monotonic() + READY_S
     while READY not in log.read_text(errors="replace"):
-        if server.poll() is not None or time.monotonic() > ends:
-            stop(directory)
-            raise OSError(log.read_text(errors="replace").strip()[-MESSAGE_CHARACTERS:])
+        has_exited = server.poll() is not None
+        if has_exited or time.monotonic() > deadline:
+            problem = f"exited with code {server.returncode}" if has_exited else f"not ready after {READY_S:g} s"
+            with contextlib.suppress(TimeoutError):  # the reason why it does not start matters more
+                stop(directory)
+            end = log.read_text(errors="replace").strip()[-MESSAGE_CHARACTERS:]
+            raise OSError(f"{problem}; its log {f'ends: {end}' if end else 'is empty'}")
         time.sleep(0.1)
     return f"started as process {server.pid}"
 
 
 def stop(directory: Path) -> str:
-    """Stop Prometheus, if it is running."""
-    pid = running(directory)
+    """Stop Prometheus, if it is running. Raise TimeoutError if it still runs after SIGKILL."""
+    pid = running_pid(directory)
     if not pid:
         return "not running"
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        ends = time.monotonic() + STOP_S
-        while running(directory) and time.monotonic() < ends:
+        deadline = time.monotonic() + STOP_S
+        while running_pid(directory) and time.monotonic() < deadline:
             time.sleep(0.1)
-        if not running(directory):
-            break
-    return "stopped"
+        if not running_pid(directory):
+            return "stopped"
+    raise TimeoutError(f"process {pid} is still running {STOP_S:g} s after SIGKILL")
 
 
-def main(verb: str, directory: str, *command: str) -> int:
-    """Run the command and print its outcome."""
+def main(verb: str = "", directory: str = "", *command: str) -> int:
+    """Run `start` or `stop` and print its outcome."""
+    if verb not in ("start", "stop") or not directory or (verb == "start") != bool(command):
+        print(f"usage:{(__doc__ or '').partition(chr(10))[2]}", end="", file=sys.stderr)
+        return 2
     try:
         print(start(Path(directory), list(command)) if verb == "start" else stop(Path(directory)))
     except OSError as error:
-        print(f"Prometheus does not start: {error}", file=sys.stderr)
+        print(f"Prometheus does not {verb}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -22,7 +22,7 @@ def readings(root: Path, state: ClockState) -> dict[str, Value | Absent]:
 
 
 def test_synchronized_clock_gives_every_reading(tmp_path: Path) -> None:
-    assert readings(host.tree(tmp_path), SYNCHRONIZED) == {
+    assert readings(host.build_tree(tmp_path), SYNCHRONIZED) == {
         "clock.synchronized": True,
         "clock.offset": -2.5e-5,
         "clock.error_max": 0.031,
@@ -32,13 +32,13 @@ def test_synchronized_clock_gives_every_reading(tmp_path: Path) -> None:
 
 
 def test_unsynchronized_clock_reports_its_maximum_error(tmp_path: Path) -> None:
-    values = readings(host.tree(tmp_path), UNSYNCHRONIZED)
+    values = readings(host.build_tree(tmp_path), UNSYNCHRONIZED)
     assert values["clock.synchronized"] is False
     assert values["clock.error_max"] == 16.0
 
 
 def test_unsynchronized_clock_of_a_virtual_machine_is_unsupported(tmp_path: Path) -> None:
-    root = host.tree(tmp_path, cpuinfo=VIRTUAL_CPUINFO)
+    root = host.build_tree(tmp_path, cpuinfo=VIRTUAL_CPUINFO)
     absent = readings(root, UNSYNCHRONIZED)["clock.synchronized"]
     assert isinstance(absent, Absent)
     assert absent.status == "unsupported"
@@ -49,7 +49,9 @@ def test_failed_adjtimex_is_an_error(tmp_path: Path) -> None:
     def refused() -> ClockState:
         raise PermissionError(1, "Operation not permitted")
 
-    values = {family.name: family.readings[0][1] for family in ClockCollector(host.tree(tmp_path), refused).collect()}
+    values = {
+        family.name: family.readings[0][1] for family in ClockCollector(host.build_tree(tmp_path), refused).collect()
+    }
     assert values.pop("clock.source") == "tsc"
     wrong = Absent(status="error", reason="adjtimex: [Errno 1] Operation not permitted")
     assert values == dict.fromkeys(
@@ -58,7 +60,7 @@ def test_failed_adjtimex_is_an_error(tmp_path: Path) -> None:
 
 
 def test_missing_clock_source_is_unsupported(tmp_path: Path) -> None:
-    absent = readings(host.bare(tmp_path), SYNCHRONIZED)["clock.source"]
+    absent = readings(host.build_minimal_tree(tmp_path), SYNCHRONIZED)["clock.source"]
     assert isinstance(absent, Absent)
     assert absent.status == "unsupported"
 

@@ -48,7 +48,7 @@ def changed(before: Readings, after: Readings) -> Readings:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
-    return readings(host.tree(tmp_path_factory.mktemp("host")))
+    return readings(host.build_tree(tmp_path_factory.mktemp("host")))
 
 
 def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
@@ -71,8 +71,8 @@ def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
 
 
 def test_scrape_starts_no_program(tmp_path: Path) -> None:
-    root = host.tree(tmp_path / "host")
-    host.program(root / "usr/bin/nvidia-ctk", f"touch {tmp_path}/started")
+    root = host.build_tree(tmp_path / "host")
+    host.write_program(root / "usr/bin/nvidia-ctk", f"touch {tmp_path}/started")
     assert "toolkit.version" not in readings(root, full_snapshot=False)
     assert not (tmp_path / "started").exists()
 
@@ -100,7 +100,7 @@ def test_scrape_starts_no_program(tmp_path: Path) -> None:
 def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
-    assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
+    assert changed(healthy, readings(host.build_tree(tmp_path, files=files))) == change
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_changed_file_affects_only_its_readings(
 def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
 ) -> None:
-    observed = changed(healthy, readings(host.tree(tmp_path, files=files)))
+    observed = changed(healthy, readings(host.build_tree(tmp_path, files=files)))
     assert set(observed) == names
     assert {value.status for value in observed.values() if isinstance(value, Absent)} == {"error"}
 
 
 def test_minimal_host_has_no_errors(tmp_path: Path) -> None:
-    observed = readings(host.bare(tmp_path))
+    observed = readings(host.build_minimal_tree(tmp_path))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
     assert observed["toolkit.present"] is False
 

@@ -14,7 +14,7 @@ from fleet.judge.judge import Evidence, judge
 from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS
 from tests import builders
-from tests.fakes.host import pci
+from tests.fakes.host import add_pci_device
 
 NVIDIA, MELLANOX = "0x10de", "0x15b3"
 GPU, BRIDGE, INFINIBAND = "0x030200", "0x068000", "0x020700"
@@ -26,7 +26,7 @@ def host(root: Path, *, switches: int = 4, probed: int | None = None, processes:
     """Return a host with eight GPUs, a NIC, NVSwitches, and the given processes after process 1 (systemd)."""
     bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
     for number, (vendor, kind) in enumerate(bus):
-        pci(root, f"0000:{number:02x}:00.0", vendor, kind)
+        add_pci_device(root, f"0000:{number:02x}:00.0", vendor, kind)
     for number in range(switches if probed is None else probed):
         write(root / f"proc/driver/nvidia-nvswitch/devices/0000:0{number + 1}:00.0/information", INFORMATION)
     for pid, name in enumerate(("systemd", *processes), 1):

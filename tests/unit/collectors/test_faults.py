@@ -82,7 +82,7 @@ class KernelMessages:
     messages: tuple[str, ...]
 
     def __call__(self, root: Path) -> None:
-        whole.log(root, *self.messages)
+        whole.append_kernel_log(root, *self.messages)
 
 
 def combined_fault(name: str, cases: dict[str, tuple[KernelMessages, str]]) -> Any:
@@ -409,7 +409,7 @@ FAULTS = [
     fault(
         "fabric manager version mismatch",
         "fabric-manager-matches",
-        before=lambda root: host.program(root / "usr/bin/nv-fabricmanager", "printf 'Fabric Manager version is : 570.10\\n'"),
+        before=lambda root: host.write_program(root / "usr/bin/nv-fabricmanager", "echo 'Fabric Manager version is : 570.10'"),
     ),
     fault("uncorrected memory error", "host-memory-uncorrected", before=write_file(f"{EDAC}/ue_count", "1\n")),
     fault("corrected memory errors", "host-memory-corrected", later=write_file(f"{EDAC}/dimm1/dimm_ce_count", "11\n")),
@@ -591,7 +591,7 @@ class Machine:
         if self.needs_reset:
             shutil.rmtree(self.root, ignore_errors=True)
             self.root.mkdir()
-            whole.tree(self.root)
+            whole.build_host(self.root)
         links.write(self.root, "dev/kmsg", whole.BOOTED)
         changes = (fault.before, fault.later)
         self.needs_reset = not all(change is no_change or isinstance(change, KernelMessages) for change in changes)

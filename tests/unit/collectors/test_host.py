@@ -49,11 +49,11 @@ def changed(before: Readings, after: Readings) -> Readings:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
-    return readings(host.tree(tmp_path_factory.mktemp("host")), full_snapshot=True)
+    return readings(host.build_tree(tmp_path_factory.mktemp("host")), full_snapshot=True)
 
 
 def test_healthy_host_reports_all_readings(tmp_path: Path) -> None:
-    assert readings(host.tree(tmp_path)) == {
+    assert readings(host.build_tree(tmp_path)) == {
         "host.kernel_version": "6.8.0-45-generic",
         "host.cpu.model": "Intel(R) Xeon(R) Platinum 8480C",
         "host.cpu.count": len(os.sched_getaffinity(0)),
@@ -104,7 +104,7 @@ def test_healthy_host_reports_all_readings(tmp_path: Path) -> None:
 
 
 def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> None:
-    values = changed(readings(host.tree(tmp_path)), healthy)
+    values = changed(readings(host.build_tree(tmp_path)), healthy)
     assert {name: value for name, value in values.items() if "dimm" not in name} == {
         "host.memory.speed": 4_800_000_000,
         "host.memory.usable_share": 0.9841,
@@ -161,7 +161,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
 def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
-    assert changed(healthy, readings(host.tree(tmp_path, files=files), full_snapshot=True)) == change
+    assert changed(healthy, readings(host.build_tree(tmp_path, files=files), full_snapshot=True)) == change
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_changed_file_affects_only_its_readings(
 def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, file: str, text: str | None, reasons: dict[str, str]
 ) -> None:
-    values = readings(host.tree(tmp_path, **{file: text}))
+    values = readings(host.build_tree(tmp_path, **{file: text}))
     wrong = {
         name: value.reason for name, value in values.items() if isinstance(value, Absent) and value.status == "error"
     }
@@ -194,7 +194,7 @@ def test_invalid_file_affects_only_its_readings(
 
 @pytest.mark.parametrize("text", ["", "many\n"])
 def test_invalid_count_is_an_error(tmp_path: Path, healthy: Readings, text: str) -> None:
-    values = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), full_snapshot=True))
+    values = changed(healthy, readings(host.build_tree(tmp_path, files={f"{MC0}/ue_count": text}), full_snapshot=True))
     assert list(values) == ["host.memory.ecc_uncorrected mc=mc0"]
     absent = values["host.memory.ecc_uncorrected mc=mc0"]
     assert isinstance(absent, Absent)
@@ -202,7 +202,7 @@ def test_invalid_count_is_an_error(tmp_path: Path, healthy: Readings, text: str)
 
 
 def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> None:
-    values = readings(host.bare(tmp_path), full_snapshot=True)
+    values = readings(host.build_minimal_tree(tmp_path), full_snapshot=True)
     assert [name for name, value in values.items() if isinstance(value, Absent) and value.status == "error"] == []
     for name in (
         "host.memory.ecc_uncorrected", "host.dimm.corrected", "host.numa.count", "host.cpu.governor", "host.cpu.sockets",
@@ -214,14 +214,14 @@ def test_missing_hardware_of_a_minimal_host_is_not_an_error(tmp_path: Path) -> N
 
 
 def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:
-    host.tree(tmp_path)
+    host.build_tree(tmp_path)
     (tmp_path / "proc/cpuinfo").write_bytes(b"model name\t: \xff\xfe CPU\n")
     assert readings(tmp_path)["host.cpu.model"] == "\ufffd\ufffd CPU"
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 8])
 def test_only_nvidia_gpus_are_counted(tmp_path: Path, gpus: int) -> None:
-    assert readings(host.tree(tmp_path, gpus=gpus))["gpu.pci_count"] == gpus
+    assert readings(host.build_tree(tmp_path, gpus=gpus))["gpu.pci_count"] == gpus
 
 
 def test_host_without_sys_and_proc_reports_errors(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_host_without_sys_and_proc_reports_errors(tmp_path: Path) -> None:
 
 
 def test_cpu_model_is_read_once(tmp_path: Path) -> None:
-    collector = HostCollector(host.tree(tmp_path))
+    collector = HostCollector(host.build_tree(tmp_path))
     first = list(collector.collect())
     (tmp_path / "proc/cpuinfo").unlink()
     assert list(collector.collect()) == first
@@ -260,7 +260,7 @@ def test_local_machine_has_no_errors() -> None:
 )
 def test_virtual_machine_is_detected(tmp_path: Path, flags: str, product: str, virtual: bool | None) -> None:
     files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
-    values = readings(host.tree(tmp_path, files=files))["host.virtual_machine"]
+    values = readings(host.build_tree(tmp_path, files=files))["host.virtual_machine"]
     assert values == virtual if virtual is not None else isinstance(values, Absent) and values.status == "unsupported"
 
 

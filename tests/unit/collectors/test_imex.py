@@ -14,7 +14,7 @@ from collectors.fabric import FabricCollector
 from collectors.imex import imex_families
 from collectors.imex_domain import parse_json, parse_text
 from collectors.wiring.neighbor import MAX_TEXT
-from tests.fakes.host import program
+from tests.fakes.host import write_program
 
 DATA = Path(__file__).parents[2] / "data/imex"
 UP, DEGRADED, R570 = "imex-ctl-N-up.txt", "imex-ctl-N-degraded.txt", "imex-ctl-N-r570-no-version.txt"
@@ -42,7 +42,7 @@ def host(root: Path, *, table: str = "", document: str = "", state: str = "READY
     json_case = f"cat {root}/document" if document else "echo 'unrecognized option -j' >&2; exit 1"
     text_case = f"cat {root}/table" if table else "exit 1"
     script = f'case "$*" in "-q") echo {state};; "-N -j") {json_case};; "-N") {text_case};; *) exit 2;; esac'
-    program(root / "usr/bin/nvidia-imex-ctl", script)
+    write_program(root / "usr/bin/nvidia-imex-ctl", script)
     (root / "proc/net").mkdir(parents=True)
     (root / "proc/net/fib_trie").write_text(FIB_TRIE.format(address=address))
     return root
@@ -138,13 +138,13 @@ def test_host_without_imex_is_unsupported(tmp_path: Path) -> None:
 
 def test_host_without_a_domain_is_unsupported(tmp_path: Path) -> None:
     message = (DATA / "imex-ctl-N-not-configured.stderr.txt").read_text().strip()
-    program(tmp_path / "usr/bin/nvidia-imex-ctl", f"echo '{message}' >&2; exit 1")
+    write_program(tmp_path / "usr/bin/nvidia-imex-ctl", f"echo '{message}' >&2; exit 1")
     assert {value.status for value in read(tmp_path).values() if isinstance(value, Absent)} == {"unsupported"}
 
 
 def test_program_that_hangs_is_an_error_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imex, "DEADLINE_S", 0.2)
-    program(tmp_path / "usr/bin/nvidia-imex-ctl", f"echo run >>{tmp_path}/runs; exec sleep 60")
+    write_program(tmp_path / "usr/bin/nvidia-imex-ctl", f"echo run >>{tmp_path}/runs; exec sleep 60")
     readings = read(tmp_path)
     assert set(readings.values()) == {Absent.error("nvidia-imex-ctl -q: no answer within 0.2 s")}
     assert (tmp_path / "runs").read_text() == "run\n"
@@ -161,7 +161,7 @@ def test_program_that_hangs_is_an_error_and_not_run_again(tmp_path: Path, monkey
     ],
 )
 def test_failure_and_garbage_have_a_reason(tmp_path: Path, script: str, reason: str) -> None:
-    program(tmp_path / "usr/bin/nvidia-imex-ctl", script)
+    write_program(tmp_path / "usr/bin/nvidia-imex-ctl", script)
     value = read(tmp_path)["domain_state host"]
     assert isinstance(value, Absent)
     assert value.status == "error"

@@ -43,7 +43,7 @@ def write(root: Path, **files: str) -> None:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    with links.host(gpus=2) as root:
+    with links.temporary_tree(gpus=2) as root:
         yield root
 
 
@@ -89,7 +89,7 @@ def test_roce_port_reports_its_interface(root: Path) -> None:
 
 
 def test_every_port_reports_all_readings() -> None:
-    with links.host() as root:
+    with links.temporary_tree() as root:
         observed = readings(root)
     assert observed["port_count", "host"] == 9
     assert {location for name, location in observed if name == "state"} == {

@@ -321,6 +321,61 @@ def test_number_of_distinct_parts_is_limited() -> None:
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)
 
 
+FATAL = "pcieport 0000:15:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0"
+OLD_FATAL = "pcieport 0000:15:01.0: AER: Multiple Uncorrected (Fatal) error received: 0000:17:00.0"
+DETAILS = "nvidia 0000:17:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible, (Unregistered Agent ID)"
+BAD_PAGE = (
+    "mce: Uncorrected hardware memory error in user-access at 2f5a3c1040",
+    "Memory failure: 0x2f5a3c1: Sending SIGBUS to python3:4711 due to hardware memory corruption",
+    "Memory failure: 0x2f5a3c1: recovery action for dirty LRU page: Recovered",
+    "Memory failure: 0x2f5a3c1: already hardware poisoned",
+)
+GPU_AT_17, SWITCH = ("pci", "0000:17:00.0"), ("pci", "0000:15:01.0")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([FATAL], {GPU_AT_17: 1}),
+        ([DETAILS], {GPU_AT_17: 1}),
+        ([FATAL, DETAILS], {GPU_AT_17: 1}),
+        ([OLD_FATAL, DETAILS], {GPU_AT_17: 1}),
+        ([FATAL, DETAILS, FATAL, DETAILS], {GPU_AT_17: 2}),
+        ([FATAL, DETAILS, DETAILS], {GPU_AT_17: 2}),
+        ([FATAL, FATAL, DETAILS], {GPU_AT_17: 2}),
+        ([FATAL, DETAILS, DETAILS.replace("17:00.0", "15:01.0")], {GPU_AT_17: 1, SWITCH: 1}),
+        ([FATAL, FATAL.replace("17:00.0", "15:01.0"), DETAILS], {GPU_AT_17: 1, SWITCH: 1}),
+    ],
+)
+def test_fatal_pcie_error_is_counted_once(lines: list[str], expected: dict[tuple[str, str], int]) -> None:
+    read = counts(*(f"3,{number},{number}000000,-;{line}" for number, line in enumerate(lines, start=1))).events
+    assert {part: times for _, part, times in read.by_part()} == expected
+    assert read.newest == {"pcie_fatal": len(lines)}
+
+
+def test_devices_whose_details_are_awaited_are_limited() -> None:
+    addresses = [f"0000:{number:02x}:00.0" for number in range(20)]
+    read = counts(*(line.replace("0000:17:00.0", address) for line in (FATAL, DETAILS) for address in addresses)).events
+    assert [read.counts["pcie_fatal", ("pci", address)] for address in addresses] == [2] * 4 + [1] * 16
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_bad_page_of_memory_is_counted_once(order: tuple[int, ...]) -> None:
+    lines = [BAD_PAGE[number] for number in order]
+    other = [line.replace("2f5a3c1", "2f5a3c2") for line in lines]
+    for read, expected in ((counts(*lines), 1), (counts(*lines, *other, *lines), 2), (counts(*lines[:1]), 1)):
+        assert list(read.events.by_part()) == [("memory_uncorrected", ("", ""), expected)]
+    later = counts(*(f"3,{number},{number}000000,-;{line}" for number, line in enumerate(lines, start=1)))
+    assert later.events.newest == {"memory_uncorrected": 4}
+
+
+def test_number_of_known_bad_pages_is_limited() -> None:
+    read = counts(
+        *(f"Memory failure: {page:#x}: recovery action for free page: Delayed" for page in [*range(4097), 4096])
+    ).events
+    assert read.counts.total() == 4098
+
+
 def test_firmware_record_is_counted_once_for_each_number() -> None:
     (record,) = [lines for expected, lines in paragraphs() if expected == {"event memory_corrected dimm=P1-DIMMC1"}]
     again = [line.replace("{3}", f"{{{number}}}") for number in range(4, 24) for line in record]

@@ -42,7 +42,7 @@ def write(root: Path, **files: object) -> None:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    with links.host(gpus=1) as root:
+    with links.temporary_tree(gpus=1) as root:
         yield root
 
 

@@ -19,7 +19,7 @@ from collectors.optics.mlxlink import fastest, has_link, module_of, parse_rows, 
 from collectors.optics.module import MAX_TEXT, Readings, clean_text
 from collectors.optics.port import absent_port, merge
 from tests.fakes import links, optics
-from tests.fakes.host import program
+from tests.fakes.host import write_program
 
 MODULE_CAPTURES = sorted(path.name for path in (optics.DATA / "ethtool").glob("*.v*.*"))
 LINK_CAPTURES = sorted(path.name for path in (optics.DATA / "mlxlink").glob("c*"))
@@ -372,8 +372,8 @@ def collect(root: Path) -> dict[str, dict[str, Value | Absent]]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    links.tree(tmp_path, gpus=1)
-    optics.programs(tmp_path)
+    links.build_tree(tmp_path, gpus=1)
+    optics.install_programs(tmp_path)
     return tmp_path
 
 
@@ -397,7 +397,7 @@ def test_exporter_reads_no_module(root: Path) -> None:
 
 
 def test_host_without_ports_is_asked_for_nothing(tmp_path: Path) -> None:
-    program(tmp_path / optics.ETHTOOL, "touch /nonexistent/called; exit 1")
+    write_program(tmp_path / optics.ETHTOOL, "touch /nonexistent/called; exit 1")
     assert collect(tmp_path) == {}
 
 
@@ -412,7 +412,7 @@ def test_host_without_the_programs_has_the_reason_and_no_error(root: Path) -> No
 def refuse(root: Path, message: str, interface: str = links.PLAIN_INTERFACE) -> dict[str, Value | Absent]:
     """Let ethtool fail with a message; return the readings of the interface's port."""
     (root / "message").write_text(message)
-    program(root / optics.ETHTOOL, 'cat "${0%/usr/sbin/ethtool}/message" >&2; exit 1')
+    write_program(root / optics.ETHTOOL, 'cat "${0%/usr/sbin/ethtool}/message" >&2; exit 1')
     return {
         name: of_name[f"nic={interface},port=1"]
         for name, of_name in collect(root).items()
@@ -445,7 +445,7 @@ def test_missing_permission_is_an_error_that_names_the_remedy(root: Path) -> Non
 
 def test_old_ethtool_without_json_is_read_as_text(root: Path) -> None:
     optics.set_output(root, links.PLAIN_INTERFACE, "module", optics.ethtool("sfp28-aoc-healthy.v6.7.txt"))
-    program(
+    write_program(
         root / optics.ETHTOOL,
         'case "$*" in *-j*) echo "ethtool: JSON output not available for this subcommand" >&2; exit 1;; *-m*) what=module;;'
         ' *-S*) what=statistics;; *) what=fec;; esac; for interface; do :; done; exec cat "$0.d/$interface.$what"',
@@ -457,7 +457,7 @@ def test_old_ethtool_without_json_is_read_as_text(root: Path) -> None:
 
 def test_old_mlxlink_without_json_is_read_as_text(root: Path) -> None:
     optics.set_link(root, "mlx5_0", optics.mlxlink("cx6dx-200g-roce.text-with-ansi.txt"))
-    program(
+    write_program(
         root / optics.MLXLINK,
         'case "$*" in *--json*) echo "-E- Unknown argument: --json" >&2; exit 1;; esac; exec cat "$0.d/$2"',
     )
@@ -467,7 +467,7 @@ def test_old_mlxlink_without_json_is_read_as_text(root: Path) -> None:
 def test_failing_mlxlink_is_an_error_with_its_message(root: Path) -> None:
     (root / "out").write_text(optics.mlxlink("error-no-device.stdout.txt"))
     (root / "err").write_text(optics.mlxlink("error-no-device.stderr.txt"))
-    program(root / optics.MLXLINK, 'cat "${0%/usr/bin/mlxlink}/out"; cat "${0%/usr/bin/mlxlink}/err" >&2; exit 1')
+    write_program(root / optics.MLXLINK, 'cat "${0%/usr/bin/mlxlink}/out"; cat "${0%/usr/bin/mlxlink}/err" >&2; exit 1')
     value = collect(root)["port.raw_ber"]["hca=mlx5_0,port=1"]
     expected = 'mlxlink -d mlx5_0: exit code 1: -E- Failed to open device: "mlx5_9", No such file or directory'
     assert value == Absent.error(expected)
@@ -475,7 +475,7 @@ def test_failing_mlxlink_is_an_error_with_its_message(root: Path) -> None:
 
 def test_program_that_hangs_costs_only_its_port(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectors.optics.mlxlink_program.DEADLINE_S", 0.2)
-    program(root / optics.MLXLINK, 'case "$2" in mlx5_0) exec sleep 60;; esac; exec cat "$0.d/$2"')
+    write_program(root / optics.MLXLINK, 'case "$2" in mlx5_0) exec sleep 60;; esac; exec cat "$0.d/$2"')
     readings = collect(root)
     hung = readings["port.raw_ber"]["hca=mlx5_0,port=1"]
     assert isinstance(hung, Absent)

@@ -30,7 +30,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    with links.host(gpus=2) as root:
+    with links.temporary_tree(gpus=2) as root:
         yield root
 
 
@@ -83,7 +83,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
 
 
 def test_relevant_devices_are_identified() -> None:
-    with links.host() as root:
+    with links.temporary_tree() as root:
         observed = readings(root)
     kinds = {
         location.removeprefix("pci="): value for (name, location), value in observed.items() if name == "pcie.kind"

@@ -34,7 +34,7 @@ def changed(before: Readings, after: Readings) -> Readings:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
-    return readings(host.tree(tmp_path_factory.mktemp("host")))
+    return readings(host.build_tree(tmp_path_factory.mktemp("host")))
 
 
 def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
@@ -58,8 +58,8 @@ def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
 
 
 def test_scrape_starts_no_program(tmp_path: Path) -> None:
-    root = host.tree(tmp_path / "host")
-    host.program(root / "usr/bin/nv-fabricmanager", f"touch {tmp_path}/started")
+    root = host.build_tree(tmp_path / "host")
+    host.write_program(root / "usr/bin/nv-fabricmanager", f"touch {tmp_path}/started")
     names = readings(root, full_snapshot=False)
     assert "driver_library.matches" in names
     assert "fabric_manager.version" not in names
@@ -67,7 +67,7 @@ def test_scrape_starts_no_program(tmp_path: Path) -> None:
 
 
 def test_upgraded_library_does_not_match_the_loaded_module(tmp_path: Path, healthy: Readings) -> None:
-    root = host.tree(tmp_path)
+    root = host.build_tree(tmp_path)
     (root / LIBRARY).unlink()
     (root / LIBRARY).symlink_to("libnvidia-ml.so.580.105.08")
     assert changed(healthy, readings(root)) == {
@@ -77,8 +77,8 @@ def test_upgraded_library_does_not_match_the_loaded_module(tmp_path: Path, healt
 
 
 def test_fabric_manager_of_another_version_does_not_match(tmp_path: Path, healthy: Readings) -> None:
-    root = host.tree(tmp_path)
-    host.program(root / "usr/bin/nv-fabricmanager", "echo 'Fabric Manager version is : 570.86.15'")
+    root = host.build_tree(tmp_path)
+    host.write_program(root / "usr/bin/nv-fabricmanager", "echo 'Fabric Manager version is : 570.86.15'")
     assert changed(healthy, readings(root)) == {
         "fabric_manager.version": "570.86.15",
         "fabric_manager.matches": False,
@@ -86,7 +86,7 @@ def test_fabric_manager_of_another_version_does_not_match(tmp_path: Path, health
 
 
 def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> None:
-    observed = changed(healthy, readings(host.tree(tmp_path, files={"proc/driver/nvidia/version": None})))
+    observed = changed(healthy, readings(host.build_tree(tmp_path, files={"proc/driver/nvidia/version": None})))
     none = Absent(status="unsupported", reason="no /proc/driver/nvidia/version")
     names = ("driver_module.version", "driver_module.open", "driver_library.matches", "fabric_manager.matches")
     assert observed == dict.fromkeys(names, none)
@@ -104,13 +104,13 @@ def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> 
 def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
 ) -> None:
-    observed = changed(healthy, readings(host.tree(tmp_path, files=files)))
+    observed = changed(healthy, readings(host.build_tree(tmp_path, files=files)))
     assert set(observed) == names
     assert {value.status for value in observed.values() if isinstance(value, Absent)} == {"error"}
 
 
 def test_library_link_without_a_version_is_an_error(tmp_path: Path) -> None:
-    root = host.tree(tmp_path)
+    root = host.build_tree(tmp_path)
     (root / LIBRARY).unlink()
     (root / LIBRARY).symlink_to("/opt/odd/libnvidia-ml.so")
     absent = readings(root)["driver_library.matches"]
@@ -119,7 +119,7 @@ def test_library_link_without_a_version_is_an_error(tmp_path: Path) -> None:
 
 
 def test_minimal_host_has_no_errors(tmp_path: Path) -> None:
-    observed = readings(host.bare(tmp_path))
+    observed = readings(host.build_minimal_tree(tmp_path))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
     assert observed["os.id"] == "ubuntu"
 
@@ -141,12 +141,12 @@ def test_local_machine_has_no_errors() -> None:
     ],
 )
 def test_program_without_a_version_is_an_error(tmp_path: Path, script: str, reason: str) -> None:
-    host.program(tmp_path / "usr/bin/tool", script)
+    host.write_program(tmp_path / "usr/bin/tool", script)
     assert programs.program_version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
 
 
 def test_program_that_cannot_start_is_an_error(tmp_path: Path) -> None:
-    host.program(tmp_path / "usr/sbin/tool", "")
+    host.write_program(tmp_path / "usr/sbin/tool", "")
     (tmp_path / "usr/sbin/tool").write_bytes(os.urandom(16))
     version = programs.program_version(tmp_path, "tool", r"version (\S+)")
     assert isinstance(version, Absent)
@@ -194,7 +194,7 @@ def test_missing_os_release_field_is_reported_as_missing() -> None:
 
 
 def test_chain_of_library_links_is_followed(tmp_path: Path) -> None:
-    root = host.tree(tmp_path / "host")
+    root = host.build_tree(tmp_path / "host")
     link = root / LIBRARY
     target = link.readlink()
     intermediate = root / "usr/local/nvidia/lib64/libnvidia-ml.so.1"

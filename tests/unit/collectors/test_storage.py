@@ -62,7 +62,7 @@ def changed(before: Readings, after: Readings) -> Readings:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
-    return readings(host.tree(tmp_path_factory.mktemp("host")))
+    return readings(host.build_tree(tmp_path_factory.mktemp("host")))
 
 
 def test_healthy_host_reports_all_readings(healthy: Readings) -> None:
@@ -108,7 +108,9 @@ def test_scrape_reads_no_health_log(tmp_path: Path) -> None:
     def fail(path: Path) -> bytes:
         raise AssertionError(path)
 
-    names = {family.name for family in StorageCollector(host.tree(tmp_path), read_log=fail, statvfs=space).collect()}
+    names = {
+        family.name for family in StorageCollector(host.build_tree(tmp_path), read_log=fail, statvfs=space).collect()
+    }
     assert not [name for name in names if name.startswith(NVME)]
     assert {"storage.disk.online", "storage.array.missing", "storage.mount.errors", "storage.state.read_only"} < names
 
@@ -128,7 +130,7 @@ def test_scrape_reads_no_health_log(tmp_path: Path) -> None:
 def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], change: Readings
 ) -> None:
-    assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
+    assert changed(healthy, readings(host.build_tree(tmp_path, files=files))) == change
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_disk_that_comes_and_goes_by_design_is_not_counted(
 
 def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
     """Return the root of a healthy host with one more disk at this path of /sys/devices, linked as the kernel does."""
-    root = host.tree(tmp_path)
+    root = host.build_tree(tmp_path)
     disk = root / "sys/devices" / device
     parent = disk.parent if disk.parent.name != "block" else disk.parent.parent
     for name, text in {"state": "live", **files}.items():
@@ -197,15 +199,15 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 def test_read_only_root_of_a_container_is_by_design(tmp_path: Path, options: str) -> None:
     """Rackproof's DaemonSet sets readOnlyRootFilesystem."""
     files = {"proc/self/mountinfo": f"1 0 0:50 / / {options}\n2 1 259:2 /tmp /tmp rw - xfs /dev/nvme0n1p2 rw\n"}
-    state = readings(host.tree(tmp_path / "pod", files=files))["storage.state.read_only host"]
+    state = readings(host.build_tree(tmp_path / "pod", files=files))["storage.state.read_only host"]
     assert isinstance(state, Absent)
     assert state.status == "unsupported"
     writable = {"proc/self/mountinfo": "1 0 0:50 / / rw - overlay overlay rw\n"}
-    assert readings(host.tree(tmp_path / "host", files=writable))["storage.state.read_only host"] is False
+    assert readings(host.build_tree(tmp_path / "host", files=writable))["storage.state.read_only host"] is False
 
 
 def test_missing_disk_is_not_counted(tmp_path: Path) -> None:
-    root = host.tree(tmp_path)
+    root = host.build_tree(tmp_path)
     shutil.rmtree(root / "sys/block/nvme1n1")
     assert readings(root)["storage.disk.count host"] == 1
 
@@ -220,7 +222,7 @@ def test_sata_disk_has_state_errors_firmware_and_rotation(tmp_path: Path) -> Non
         f"{disk}/removable": "0",
         f"{disk}/queue/rotational": "1",
     }
-    observed = readings(host.tree(tmp_path, files=files))
+    observed = readings(host.build_tree(tmp_path, files=files))
     assert observed["storage.disk.online disk=sdb"] is True
     assert observed["storage.disk.io_errors disk=sdb"] == 31
     assert observed["storage.disk.firmware disk=sdb"] == "D4CM"
@@ -229,7 +231,7 @@ def test_sata_disk_has_state_errors_firmware_and_rotation(tmp_path: Path) -> Non
 
 
 def test_minimal_host_has_no_errors(tmp_path: Path) -> None:
-    observed = readings(host.bare(tmp_path))
+    observed = readings(host.build_minimal_tree(tmp_path))
     assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
     assert observed["storage.disk.count host"] == 0
     assert observed["storage.mount.available mount=_"] == 122880
@@ -253,7 +255,7 @@ def test_failed_statvfs_affects_only_its_mount(tmp_path: Path, healthy: Readings
     wrong = Absent(status="error", reason="/scratch data: Input/output error")
     names = ("size", "available", "inodes_available")
     expected = {f"storage.mount.{name} mount=_scratch_data": wrong for name in names}
-    assert changed(healthy, readings(host.tree(tmp_path), statvfs=broken)) == expected
+    assert changed(healthy, readings(host.build_tree(tmp_path), statvfs=broken)) == expected
 
 
 def test_local_machine_has_no_errors() -> None:
@@ -304,7 +306,7 @@ def test_missing_health_log_affects_only_its_disk(
             raise raised
         return log()
 
-    observed = changed(healthy, readings(host.tree(tmp_path), read_log=read))
+    observed = changed(healthy, readings(host.build_tree(tmp_path), read_log=read))
     assert set(observed) == {name for name in healthy if name.startswith(NVME) and name.endswith("nvme0n1")}
     assert set(observed.values()) == {Absent(status=status, reason=reason)}
 
@@ -348,7 +350,7 @@ def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
         "proc/self/mountinfo": "1 0 0:50 / / rw - overlay overlay rw\n"
         "2 1 259:2 /docker/hosts /etc/hosts rw - ext4 /dev/nvme0n1p2 rw\n",
     }
-    observed = readings(host.tree(tmp_path, files=files))
+    observed = readings(host.build_tree(tmp_path, files=files))
     assert [name for name in observed if name.startswith("storage.mount.size")] == ["storage.mount.size mount=_"]
 
 

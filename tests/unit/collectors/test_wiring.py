@@ -58,7 +58,7 @@ def readings(root: Path) -> dict[str, dict[str, Value | Absent]]:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    with links.host(gpus=2) as root:
+    with links.temporary_tree(gpus=2) as root:
         yield root
 
 
@@ -128,7 +128,7 @@ HOSTILE = (
 def test_hostile_name_is_one_short_printable_line(text: str, root: Path) -> None:
     output = root / "hostile.json"
     output.write_text(wiring.lldp(wiring.neighbor(NIC, text, text, description=text)), encoding="utf-8")
-    wiring.program(root, "lldpctl", f"#!/bin/sh\ncat {output}\n")
+    wiring.write_program(root, "lldpctl", f"#!/bin/sh\ncat {output}\n")
     for value in readings(root)[f"nic={NIC}"].values():
         assert isinstance(value, str)
         assert 0 < len(value) <= MAX_TEXT
@@ -151,7 +151,7 @@ def test_hostile_name_is_one_short_printable_line(text: str, root: Path) -> None
 )
 def test_other_output_is_an_error(output: str, root: Path) -> None:
     (root / "output").write_text(output)
-    wiring.program(root, "lldpctl", f"#!/bin/sh\ncat {root}/output\n")
+    wiring.write_program(root, "lldpctl", f"#!/bin/sh\ncat {root}/output\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
     assert (value.status, value.reason.partition(":")[0]) == ("error", "lldpctl")
@@ -159,13 +159,13 @@ def test_other_output_is_an_error(output: str, root: Path) -> None:
 
 def test_dead_daemon_is_an_error_and_not_a_missing_neighbor(root: Path) -> None:
     message = (LLDP / "lldpctl-daemon-dead.stderr.txt").read_text().strip()
-    wiring.program(root, "lldpctl", f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
+    wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert value == Absent.error(f"lldpctl: exit code 1: {message[:MAX_TEXT]}: lldpd must run, and needs root")
 
 
 def test_silent_port_has_the_reason(root: Path) -> None:
-    wiring.program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
+    wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
     assert value.status == "error"
@@ -182,8 +182,8 @@ def test_agent_in_the_firmware_is_named(driver: str, flag: str, taken: str, reme
     link = links.pci(root, links.PLAIN_NIC) / "driver"
     link.unlink()
     link.symlink_to(f"../../../bus/pci/drivers/{driver}")
-    wiring.program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
-    wiring.program(
+    wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
+    wiring.write_program(
         root, "ethtool", f"#!/bin/sh\necho 'Private flags for '$2:\necho 'legacy-rx : off'\necho '{flag}   : {taken}'\n"
     )
     value = readings(root)[f"nic={NIC}"]["switch_id"]
@@ -232,7 +232,7 @@ def wait_until_done(command: list[str], **environment: str) -> None:
 def test_real_lldpd_names_the_switch_port(root: Path) -> None:
     root.chmod(0o755)  # lldpctl is a setuid program of another user
     with two_lldp_daemons(root) as socket:
-        wiring.program(root, "lldpctl", f'#!/bin/sh\nexec /usr/sbin/lldpctl -u {socket} "$@"\n')
+        wiring.write_program(root, "lldpctl", f'#!/bin/sh\nexec /usr/sbin/lldpctl -u {socket} "$@"\n')
         for _ in range(40):
             read = readings(root)[f"nic={NIC}"]
             if not isinstance(read["switch_id"], Absent):
@@ -240,7 +240,7 @@ def test_real_lldpd_names_the_switch_port(root: Path) -> None:
             assert read["switch_id"].reason.startswith("no LLDP neighbor: the switch sends none")
             time.sleep(0.5)
     assert (read["switch"], read["switch_port"]) == ("leaf07", "swp7")
-    wiring.program(root, "lldpctl", f'#!/bin/sh\nexec /usr/sbin/lldpctl -u {root}/none "$@"\n')
+    wiring.write_program(root, "lldpctl", f'#!/bin/sh\nexec /usr/sbin/lldpctl -u {root}/none "$@"\n')
     assert "unable to connect to socket" in str(readings(root)[f"nic={NIC}"]["switch_id"])
 
 
@@ -261,13 +261,13 @@ def test_host_without_the_programs_asks_for_nothing(root: Path) -> None:
 
 
 def test_host_without_network_ports_has_no_reading(tmp_path: Path) -> None:
-    wiring.program(tmp_path, "lldpctl", "#!/bin/sh\nexit 1\n")
+    wiring.write_program(tmp_path, "lldpctl", "#!/bin/sh\nexit 1\n")
     assert readings(tmp_path) == {}
 
 
 def test_scrape_runs_no_program(root: Path) -> None:
     for name in ("lldpctl", "smpquery"):
-        wiring.program(root, name, f"#!/bin/sh\ntouch {root}/called\n")
+        wiring.write_program(root, name, f"#!/bin/sh\ntouch {root}/called\n")
     assert list(WiringCollector(root).collect()) == []
     assert not (root / "called").exists()
 
@@ -275,7 +275,7 @@ def test_scrape_runs_no_program(root: Path) -> None:
 def test_program_that_hangs_is_an_error_after_its_deadline(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectors.programs.run_program.__kwdefaults__", {"deadline_s": 0.3})
     for name in ("lldpctl", "smpquery"):
-        wiring.program(root, name, "#!/bin/sh\nexec sleep 60\n")
+        wiring.write_program(root, name, "#!/bin/sh\nexec sleep 60\n")
     began = time.monotonic()
     read = readings(root)
     assert time.monotonic() - began < 10
@@ -348,7 +348,7 @@ def test_name_of_a_managed_switch_is_in_its_description(description: str, expect
 )
 def test_other_answer_is_an_error(answer: str, root: Path) -> None:
     (root / "answer").write_text(answer)
-    wiring.program(
+    wiring.write_program(
         root, "smpquery", f"#!/bin/sh\n[ $6 = nodedesc ] && echo 'Node Description:....x' || cat {root}/answer\n"
     )
     value = readings(root)["hca=mlx5_0,port=1"]["switch_id"]
@@ -358,13 +358,13 @@ def test_other_answer_is_an_error(answer: str, root: Path) -> None:
 
 def test_missing_right_to_send_packets_is_an_error(root: Path) -> None:
     message = (FABRICS / "ibnetdiscover-no-umad.stderr.txt").read_text().splitlines()[0]
-    wiring.program(root, "smpquery", f'#!/bin/sh\necho "{message}" >&2\nexit 255\n')
+    wiring.write_program(root, "smpquery", f'#!/bin/sh\necho "{message}" >&2\nexit 255\n')
     value = readings(root)["hca=mlx5_1,port=1"]["switch_id"]
     assert value == Absent.error(f"smpquery nodeinfo: exit code 255: {message[:MAX_TEXT]}: it needs root and ib_umad")
 
 
 def test_port_without_a_link_is_not_asked(root: Path) -> None:
-    wiring.program(root, "smpquery", wiring.SMPQUERY)
+    wiring.write_program(root, "smpquery", wiring.SMPQUERY)
     (links.port(root, "mlx5_0") / "phys_state").write_text("2: Polling\n")
     read = readings(root)
     assert read["hca=mlx5_0,port=1"]["switch_id"] == Absent.unsupported("no link")
@@ -414,7 +414,7 @@ def test_real_smpquery_reads_the_switch_ports_of_a_simulated_fabric(
         exports = "".join(f"export {name}={value}\n" for name, value in environment.items())
         for host, ports in expected.items():
             # Each adapter is a node of the simulator, where every program sees one adapter.
-            wiring.program(
+            wiring.write_program(
                 root,
                 "smpquery",
                 f"#!/bin/bash\n{exports}export SIM_HOST={host}-mlx${{2#mlx5_}}\nexec /usr/sbin/smpquery -C ibsim0 ${{@:3}}\n",

@@ -23,6 +23,7 @@ from fleet.judge.judge import Evidence, judge
 from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import ROOT, builders
+from tests.fakes import links, whole
 
 LOG_DIRECTORY = ROOT / "tests" / "fakes" / "kmsg"
 XID_79 = "4,1203,91827364554,-;NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
@@ -159,6 +160,15 @@ def test_fatal_nvlink_5_xids_are_counted_separately(tmp_path: Path) -> None:
     result = read(log)
     assert result["xid.count"] == {"pci=0000:1b:00.0,xid=149": 2, "pci=0000:1c:00.0,xid=31": 1}
     assert result["xid.fatal"] == {"pci=0000:1b:00.0,xid=149": 1}
+
+
+def test_error_that_is_logged_later_is_newer(tmp_path: Path) -> None:
+    links.write(tmp_path, "dev/kmsg", whole.BOOTED)
+    uptimes = []
+    for code in (79, 48, 63):
+        whole.append_kernel_log(tmp_path, f"NVRM: Xid (PCI:0000:5d:00): {code}, pid=1, x", "eth0: link up")
+        uptimes.append(read(tmp_path / "dev/kmsg")["xid.last_seen"]["host"])
+    assert uptimes == [5.000001, 5.000003, 5.000005]
 
 
 @pytest.mark.parametrize("before", range(8100, 8200, 9))

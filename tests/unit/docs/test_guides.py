@@ -66,7 +66,7 @@ from tests.fakes import whole
 root, snapshots = pathlib.Path(sys.argv[1]), []
 for phase, speed in (("before", 4200), ("after", 4350)):
     (root / "sys/class/hwmon/hwmon0/fan1_input").write_text(f"{speed}\\n")
-    snapshot, gpus = take_snapshot(whole.everything(root), stage="doctor", phase=phase)
+    snapshot, gpus = take_snapshot(whole.build_collectors(root), stage="doctor", phase=phase)
     snapshots.append(snapshot)
 verdicts = judge_snapshots(build_plan("h1", 8, snapshots[0].at), snapshots, gpus, read_packs([]))
 print(len(verdicts) > 1000, [(item.name, item.verdict, item.reason) for item in verdicts if item.verdict != "pass"])
@@ -86,7 +86,7 @@ def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None
     (checkout / "tests/unit/test_fan.py").write_text(test, encoding="utf-8")
     run(checkout, "-m", "pytest", *PYTEST_OPTIONS, "tests/unit/test_fan.py")
 
-    host = whole.tree(checkout / "host")
+    host = whole.build_host(checkout / "host")
     library = nvml.build(checkout / "nvml")
     driver = nvml.environment(library, nvml.write(checkout / "scenario", "healthy-h100x8", *whole.NVML))
     text = run(checkout, "-m", "tests.fakes.whole", str(host), "readings", **driver)

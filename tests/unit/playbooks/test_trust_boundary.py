@@ -58,7 +58,7 @@ def bait(tmp_path: Path) -> Path:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[bmc.Service]:
     """Serve the BMC of the host."""
-    with bmc.serve(bmc.Service(bmc.old_shape()), bmc.make_certificate(tmp_path)) as served:
+    with bmc.serve(bmc.Service(bmc.old_schema()), bmc.make_certificate(tmp_path)) as served:
         yield served
 
 

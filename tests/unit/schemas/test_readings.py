@@ -22,13 +22,15 @@ DOCS = ROOT / "docs" / "checks.md"
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with links.memory_directory() as folder:
-        root = whole.tree(folder)
+        root = whole.build_host(folder)
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
-        whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
-        whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
-        whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
-        whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
-        whole.log(root, "mlx5_core 0000:0d:00.0: device's health compromised - reached miss count")
+        whole.append_kernel_log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
+        whole.append_kernel_log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
+        whole.append_kernel_log(
+            root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
+        )
+        whole.append_kernel_log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
+        whole.append_kernel_log(root, "mlx5_core 0000:0d:00.0: device's health compromised - reached miss count")
         links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
         links.add_efa(root)
         yield whole.run_program(root, nvml.build(tmp_path_factory.mktemp("nvml")), "readings")

@@ -107,7 +107,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scrape_machine(library: Path, directory: Path, scenario: Path) -> str:
     """Return a scrape of the real collectors for a scenario, in a separate process."""
-    root, log = host.tree(directory / "root", gpus=4), nvml.CHECKOUT / "tests/fakes/kmsg/faults.txt"
+    root, log = host.build_tree(directory / "root", gpus=4), nvml.CHECKOUT / "tests/fakes/kmsg/faults.txt"
     return nvml.python(["-c", SCRAPE, root, log], library, scenario)
 
 

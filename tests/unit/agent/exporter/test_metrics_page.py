@@ -24,8 +24,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from agent.exporter.exporter import registry
 from agent.exporter.sampler import GpuSampler
-from tests.fakes.whole import everything
-readers = list(everything(Path(sys.argv[1]), full_snapshot=False, keep_nvml_open=True))
+from tests.fakes.whole import build_collectors
+readers = list(build_collectors(Path(sys.argv[1]), full_snapshot=False, keep_nvml_open=True))
 sys.stdout.buffer.write(generate_latest(registry(readers, sys.argv[2:], [GpuSampler(None, 10.0, 30.0)])))
 """
 
@@ -34,13 +34,15 @@ sys.stdout.buffer.write(generate_latest(registry(readers, sys.argv[2:], [GpuSamp
 def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Return the file system, the NVML library and the NVML scenario of a complete GPU host with faults in its kernel log."""
     directory = tmp_path_factory.mktemp("host")
-    root = whole.tree(directory / "root")
+    root = whole.build_host(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
-    whole.log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
-    whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
-    whole.log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
-    whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
-    whole.log(root, "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]")
+    whole.append_kernel_log(root, f"NVRM: Xid (PCI:{gpu}): 79, pid=1, GPU has fallen off the bus.")
+    whole.append_kernel_log(
+        root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
+    )
+    whole.append_kernel_log(root, f"NVRM: GPU {links.GPUS[0]}: GPU has fallen off the bus.")
+    whole.append_kernel_log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
+    whole.append_kernel_log(root, "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]")
     links.write(root, "proc/spl/kstat/zfs/tank/state", "ONLINE\n")
     links.add_bond(root, "bond0", {links.PLAIN_INTERFACE: "up", links.ROCE_INTERFACE: "up"})
     links.add_efa(root)

@@ -138,7 +138,7 @@ print(json.dumps([time.monotonic() - began, [family.name for family in families]
 
 
 def test_blocked_driver_affects_only_readings_of_the_driver(tmp_path: Path) -> None:
-    root, log = host.tree(tmp_path / "root"), nvml.CHECKOUT / "tests/fakes/kmsg/healthy.txt"
+    root, log = host.build_tree(tmp_path / "root"), nvml.CHECKOUT / "tests/fakes/kmsg/healthy.txt"
     library = nvml.build(tmp_path / "library")
     printed = nvml.python(["-c", WITH_A_BLOCKED_DRIVER, root, log], library, nvml.scenario("blocked"))
     seconds, names, outcome = json.loads(printed)

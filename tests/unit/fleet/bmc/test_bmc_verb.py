@@ -81,7 +81,7 @@ def accounts(port: int, certificate: Path) -> str:
 
 
 def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path: Path, run: Path) -> None:
-    certificate, resources = bmc.make_certificate(tmp_path), bmc.old_shape()
+    certificate, resources = bmc.make_certificate(tmp_path), bmc.old_schema()
     with sushy(bmc.write_mockup(resources, tmp_path / "mockup"), certificate) as port:
         text = accounts(port, certificate)
         command = [sys.executable, ROOT / "rackproof", "bmc", run, "--stage", "preflight", "--phase", "before"]
@@ -108,7 +108,7 @@ def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path:
 
 def test_refused_and_missing_bmcs_are_inconclusive(tmp_path: Path, run: Path) -> None:
     certificate = bmc.make_certificate(tmp_path)
-    with bmc.serve(bmc.Service(bmc.old_shape()), certificate) as served:
+    with bmc.serve(bmc.Service(bmc.old_schema()), certificate) as served:
         text = accounts(served.port, certificate).replace(bmc.PASSWORD, "wrong-canary")
         done = accepted.rackproof("bmc", run, "--stage", "preflight", "--phase", "before", stdin=text)
     assert done.stderr == "rackproof: BMC of h1: credentials refused (HTTP 401)\n"

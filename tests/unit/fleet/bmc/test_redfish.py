@@ -33,7 +33,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(
     certificate: Path, resources: Resources | None = None, answer: bmc.Answer | None = None
 ) -> Iterator[Service]:
-    with bmc.serve(Service(resources or bmc.old_shape(), answer), certificate) as served:
+    with bmc.serve(Service(resources or bmc.old_schema(), answer), certificate) as served:
         yield served
 
 
@@ -52,7 +52,7 @@ def reason(metrics: dict[str, Metric]) -> str:
     return text
 
 
-def test_old_shape_is_read_whole(certificate: Path) -> None:
+def test_old_schema_is_read_in_full(certificate: Path) -> None:
     with service(certificate) as served:
         metrics = read(served.target(certificate))
         assert served.sessions == set(), "the session must be closed: BMCs have few"
@@ -74,9 +74,9 @@ def test_old_shape_is_read_whole(certificate: Path) -> None:
     assert metrics["bmc.leak_detector.health"].absent == {"host": "unsupported: the BMC reports none"}
 
 
-def test_new_shape_is_read_whole(certificate: Path) -> None:
+def test_new_schema_is_read_in_full(certificate: Path) -> None:
     """The tray has no power supply of its own, and a HealthRollup that an old log entry made bad."""
-    with service(certificate, bmc.new_shape()) as served:
+    with service(certificate, bmc.new_schema()) as served:
         metrics = read(served.target(certificate))
     assert values(metrics, "power_supply.fitted") == {"host": 0}
     assert values(metrics, "leak_detector.health") == {"detector=ColdPlate": "OK"}
@@ -137,7 +137,7 @@ def strap_mismatch(resources: Resources) -> None:
     ],
 )  # fmt: skip
 def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str, expected: Any) -> None:
-    resources = bmc.old_shape()
+    resources = bmc.old_schema()
     change(resources)
     with service(certificate, resources) as served:
         assert values(read(served.target(certificate)), name)[scope] == expected
@@ -153,7 +153,7 @@ def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str,
     ],
 )  # fmt: skip
 def test_only_firmware_that_runs_is_read_by_component(certificate: Path, component: str, expected: str) -> None:
-    resources = bmc.old_shape()
+    resources = bmc.old_schema()
     resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] |= {"Id": component, "Version": "2.10.2"}
     with service(certificate, resources) as served:
         metrics = read(served.target(certificate))
@@ -161,7 +161,7 @@ def test_only_firmware_that_runs_is_read_by_component(certificate: Path, compone
 
 
 def test_leak_is_critical_although_its_state_is_not_enabled(certificate: Path) -> None:
-    resources = bmc.new_shape()
+    resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
     with service(certificate, resources) as served:
         health = values(read(served.target(certificate)), "leak_detector.health")
@@ -169,11 +169,11 @@ def test_leak_is_critical_although_its_state_is_not_enabled(certificate: Path) -
 
 
 def test_power_supply_without_status_is_an_error_and_not_a_pass(certificate: Path) -> None:
-    resources = bmc.old_shape()
+    resources = bmc.old_schema()
     del resources[POWER]["PowerSupplies"][0]["Status"]
     with service(certificate, resources) as served:
         metric = read(served.target(certificate))["bmc.power_supply.health"]
-    assert metric.absent == {"psu=Power_Supply_Bay_1": "error: the BMC reports no health of it"}
+    assert metric.absent == {"psu=Power_Supply_Bay_1": "error: the BMC reports no health status for this part"}
 
 
 # ---- event logs ----
@@ -181,7 +181,9 @@ def test_power_supply_without_status_is_an_error_and_not_a_pass(certificate: Pat
 
 def log_of(entries: list[dict[str, Any]], *, page_size: int = 0) -> Resources:
     paged = {"page_size": page_size} if page_size else {}
-    return bmc.old_shape() | {SEL: {"@odata.id": SEL, "Members@odata.count": len(entries), "Members": entries, **paged}}
+    return bmc.old_schema() | {
+        SEL: {"@odata.id": SEL, "Members@odata.count": len(entries), "Members": entries, **paged}
+    }
 
 
 def new_entries(certificate: Path, resources: Resources, mark: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -212,7 +214,7 @@ def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) 
         "Members": [bmc.entry(item) for item in range(1, 11)],
         "Members@odata.nextLink": f"{SEL}?$skip=10",
     }
-    with service(certificate, bmc.old_shape() | {SEL: first}) as served:
+    with service(certificate, bmc.old_schema() | {SEL: first}) as served:
         metrics = read(served.target(certificate), {LOG: "5 2026"})
     assert values(metrics, "readable") == {"host": True}
     expected = "error: the event log has 100000 entries and cannot be read from its end: save and clear it"
@@ -365,7 +367,7 @@ def test_certificate_is_not_checked_on_request(tmp_path: Path) -> None:
     ],
 )
 def test_links_lead_nowhere_else(certificate: Path, path: Any) -> None:
-    resources = bmc.old_shape()
+    resources = bmc.old_schema()
     resources[f"{V1}/Systems"]["Members"] = [{"@odata.id": path}]
     with service(certificate, resources) as served:
         metrics = read(served.target(certificate))
@@ -376,7 +378,7 @@ def test_links_lead_nowhere_else(certificate: Path, path: Any) -> None:
 @pytest.mark.parametrize("garbage", [None, 7, "text", [], [[]], [None, "x", {}], {"a": {}}, True])
 def test_any_value_in_place_of_a_resource_or_list_is_survived(certificate: Path, garbage: Any) -> None:
     for path, name in ((POWER, "PowerSupplies"), (THERMAL, "Fans"), (SEL, "Members"), (f"{V1}/Chassis", "Members")):
-        resources = bmc.old_shape()
+        resources = bmc.old_schema()
         resources[path][name] = garbage
         with service(certificate, resources) as served:
             assert "bmc.readable" in read(served.target(certificate))
@@ -421,6 +423,20 @@ def test_limits_that_are_not_set_raise_no_alarm(limits: tuple[int | None, int]) 
 
 
 @pytest.mark.parametrize(
+    ("volts", "low", "high", "alarm"),
+    [
+        (10.2, 10.8, 0, "10.2, below its critical limit 10.8"), (12.1, 10.8, 0, "none"),
+        (-14, -13.2, 0, "-14, below its critical limit -13.2"), (-12, -13.2, 0, "none"),
+        (12.1, 0, 11, "12.1, above its critical limit 11"),
+    ],
+)  # fmt: skip
+def test_limit_is_used_if_the_other_one_is_not_set(volts: float, low: float, high: float, alarm: str) -> None:
+    readings = sensor(Name="12V", ReadingCelsius=volts, LowerThresholdCritical=low, UpperThresholdCritical=high)
+    (value,) = metric(readings, "sensor.alarm").values.values()
+    assert value == alarm
+
+
+@pytest.mark.parametrize(
     ("name", "context", "is_inlet"),
     [
         ("Inlet Temp", "Intake", True), ("System Board Inlet Temp", "SystemBoard", True), ("01-Inlet Ambient", "Intake", True),
@@ -434,8 +450,8 @@ def test_only_air_of_the_chassis_is_inlet_temperature(name: str, context: str | 
     assert bool(metric(readings, "inlet.temperature").values) is is_inlet
 
 
-def test_sensor_without_a_value_at_this_moment_is_not_missing() -> None:
+def test_sensor_that_currently_has_no_value_is_not_missing() -> None:
     readings = sensor(ReadingCelsius=None, UpperThresholdCritical=45)
     for name in ("sensor.alarm", "inlet.temperature"):
         (reason,) = metric(readings, name).absent.values()
-        assert reason.startswith("unsupported: the BMC reports no value")
+        assert reason == "unsupported: the BMC currently reports no value for this sensor"

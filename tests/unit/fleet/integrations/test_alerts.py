@@ -227,10 +227,12 @@ def scraped(scraped_text: str) -> set[str]:
 def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a scrape of a complete GPU host, as `rackproof export` makes it. Readings that only a snapshot takes are absent."""
     directory = tmp_path_factory.mktemp("host")
-    root = whole.tree(directory / "root")
+    root = whole.build_host(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
-    whole.log(root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)")
-    whole.log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
+    whole.append_kernel_log(
+        root, f"NVRM: Xid (PCI:{gpu}): 145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
+    )
+    whole.append_kernel_log(root, f"nvidia-nvswitch0: SXid (PCI:{switch}): 20034, Fatal, Link 30 LTSSM Fault Up")
     scenario = nvml.write(directory / "scenario", "healthy-h100x8", *whole.NVML)
     text: str = nvml.python(["-c", SCRAPE, root], nvml.build(directory / "nvml"), scenario)
     return text

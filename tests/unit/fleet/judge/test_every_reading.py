@@ -62,7 +62,7 @@ class Fleet:
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Metric]:
     """Return every reading of a healthy host, by name."""
     with links.memory_directory() as folder:
-        root, library = whole.tree(folder), nvml.build(tmp_path_factory.mktemp("nvml"))
+        root, library = whole.build_host(folder), nvml.build(tmp_path_factory.mktemp("nvml"))
         output = whole.run_program(root, library, requests="before\n")
     read = {
         item["name"]: Metric(**{"values": {}, "absent": {}, **item})
