@@ -18,7 +18,9 @@ COPIES = 3
 BLOCK = 6
 """Spans that are timed between two checks of the median's precision."""
 LATENCY_COPIES = 100
-"""Copies of one word, one after the other, in one CUDA graph, so that the figure does not include kernel launches."""
+"""Copies of 4 bytes, one after the other, in one CUDA graph, so that the result does not include kernel launches."""
+LATENCY_SAMPLES = 6
+"""Timed replays of that graph."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -84,15 +86,16 @@ class DevicePair:
 
     def __init__(self, first: torch.device, second: torch.device, size: int) -> None:
         self._devices = (first, second)
-        self._ways = []
-        for source, target in ((first, second), (second, first)):
-            data = torch.randint(0, 256, (size,), dtype=torch.uint8, device=source)
-            self._ways.append((data, torch.empty_like(data, device=target), cuda_stream(source), cuda_stream(target)))
-        self._used = self._ways[:1]
+        self._directions = []
+        for from_device, to_device in ((first, second), (second, first)):
+            source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=from_device)
+            target = torch.empty_like(source, device=to_device)
+            self._directions.append((source, target, cuda_stream(from_device), cuda_stream(to_device)))
+        self._active_directions = self._directions[:1]
 
     def sample(self, direction: str, precision: float, seconds: float) -> SampleSeries:
         """Time one copy (or one in each direction) repeatedly, until the median is precise or `seconds` are spent."""
-        self._used = self._ways if direction == "both_ways" else self._ways[:1]
+        self._active_directions = self._directions if direction == "both_ways" else self._directions[:1]
         self._time_span()
         times: list[float] = []
         while True:
@@ -105,13 +108,15 @@ class DevicePair:
 
     def _time_span(self) -> float:
         events = []
-        for data, copy, source_stream, target_stream in self._used:
+        for source, target, source_stream, target_stream in self._active_directions:
             with torch.cuda.stream(target_stream), torch.cuda.stream(source_stream):
                 first, last = cuda_event(), cuda_event()
-                copy.copy_(data, non_blocking=True)  # keeps the GPU busy until the host has launched the timed copies
+                target.copy_(
+                    source, non_blocking=True
+                )  # keeps the GPU busy until the host has launched the timed copies
                 first.record(source_stream)
                 for _ in range(COPIES):
-                    copy.copy_(data, non_blocking=True)
+                    target.copy_(source, non_blocking=True)
                 last.record(source_stream)
             events.append((first, last))
         for device in self._devices:
@@ -120,11 +125,11 @@ class DevicePair:
 
     def is_correct(self) -> bool:
         """Return whether each copy equals its source."""
-        return all(torch.equal(data.to(copy.device), copy) for data, copy, _, _ in self._used)
+        return all(torch.equal(source.to(target.device), target) for source, target, _, _ in self._active_directions)
 
 
 def _measure_latencies(source_device: torch.device, target_device: torch.device) -> list[float]:
-    """Return the seconds of one copy of one word, several times."""
+    """Return LATENCY_SAMPLES measurements of the latency of a 4-byte copy in seconds, each the mean of LATENCY_COPIES copies."""
     source, target = torch.ones(1, device=source_device), torch.zeros(1, device=target_device)
     source_stream, target_stream = cuda_stream(source_device), cuda_stream(target_device)
     for device in (source_device, target_device):
@@ -137,7 +142,7 @@ def _measure_latencies(source_device: torch.device, target_device: torch.device)
                 target.copy_(source, non_blocking=True)
         source_stream.wait_stream(target_stream)
     seconds = []
-    for _ in range(7):
+    for _ in range(1 + LATENCY_SAMPLES):
         first, last = cuda_event(), cuda_event()
         first.record()
         graph.replay()

@@ -2,7 +2,7 @@
 
 The matrix gives `pairs.bandwidth` and `pairs.latency`, or, below NCCL (`port_pairs.py`), `verbs.bandwidth` and `verbs.latency`. A
 slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends, because two paths
-that a switch routes over one cable look the same. A failed link fails both ends if they work with other hosts.
+that share a cable look like a slow link. A failed link fails both ends if they work with other hosts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
 """Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
 deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
-"""This needs at least three comparisons, because a single pair is slow whenever another process uses the CPU."""
+"""Reached with three comparisons or more. A single slow pair is no evidence, because another process may be using the CPU."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported. Smaller differences between rails may be by design."""
 
@@ -96,7 +96,10 @@ class GangPairs:
         self._collective_slow = collective_slow
         self._rehearsal = next(iter(members.values())).plan.rehearsal
         self._by_slower_end = self._rehearsal or self.is_one_way
-        """The ends of a pair report different rates. In a rehearsal, what one end sent may only have reached a socket buffer."""
+        """Whether the value of the slower end counts for the pair, and not the mean of both ends.
+
+        A one-way end reports only what it sent. In a rehearsal, what an end sent may only have reached a socket buffer.
+        """
         self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
         self._pairs = self._measured_pairs()
         self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
@@ -126,7 +129,7 @@ class GangPairs:
                 bandwidth=report.value(BANDWIDTH, self._by_slower_end),
                 latency=report.value(LATENCY, self._by_slower_end),
                 failed=report.failed,
-                kind=self._kind(a, b),
+                kind=self._pair_kind(a, b),
             )
             for (a, b, rail), report in sorted(reports.items())
             if report.failed or any(report.values.values())
@@ -142,22 +145,22 @@ class GangPairs:
         return a, b, rail
 
     def _switches(self) -> Mapping[End, str]:
-        """Return the switch at which an end is, if it is known."""
+        """Return end -> the switch that its port is connected to, for the ends whose switch is known."""
         return {}
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
-        """Return the lowest bandwidth of a healthy pair of each kind in B/s, if it is known."""
+        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s, for the kinds for which it is known."""
         return {}
 
     def _kind_name(self, suspect: Suspect) -> str:
         return _KIND_NAMES.get(suspect.kind, suspect.kind)
 
     def _is_compared(self, observation: Observation) -> bool:
-        """Return whether the matrix has this figure of a pair."""
+        """Return whether the observation belongs in the matrix."""
         return True
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
-        """Return the rail of a figure: the position of its GPU among those under test; None if it is of none of them."""
+        """Return the rail of an observation: the position of its GPU among the GPUs under test; None if it is not one of them."""
         index = Scope.parse(observation.scope).get(view.host.device)
         rails = {str(device): rail for rail, device in enumerate(view.host.devices)}
         return rails.get(index)
@@ -165,7 +168,7 @@ class GangPairs:
     def _scope_of_end(self, view: HostView, rail: int) -> str:
         return view.host.scopes[rail]
 
-    def _kind(self, a: str, b: str) -> PairKind:
+    def _pair_kind(self, a: str, b: str) -> PairKind:
         first, second = (self._members[name].host for name in (a, b))
         return PairKind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
 
@@ -198,7 +201,7 @@ class GangPairs:
     def _is_reported(self, suspect: Suspect) -> bool:
         if self._rehearsal and not _is_reported_in_rehearsal(suspect):
             return False
-        return suspect.kind != RAIL or self._collective_slow or _is_gross(suspect)
+        return suspect.kind != RAIL or self._collective_slow or _is_failed_or_much_slower(suspect)
 
     def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
         for host in suspect.hosts or tuple(self._members):
@@ -215,7 +218,7 @@ class GangPairs:
         part, serial = "", view.serial(scope)
         note = ""
         if suspect.kind == LINK and not fails:
-            note = "; measure again: two paths that share a cable look the same"
+            note = "; measure again: two paths that share a cable look like a slow link"
         elif suspect.kind == NIC and scope in view.host.scopes:
             # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
             address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
@@ -248,9 +251,13 @@ class GangPairs:
         )
 
     def _fails(self, suspect: Suspect) -> bool:
-        """Return whether the suspect fails its hosts. A slow rail or fabric may be intended; a slow link may be a shared path."""
+        """Return whether the suspect fails its hosts.
+
+        A slow rail, switch or fabric may be intended, so it fails them only if the collective is slow too. A slow link never
+        fails them, because two paths may share a cable.
+        """
         if suspect.kind == LINK:
-            # Such a link failed, and both of its ends work with other hosts.
+            # Without a measurement, the link failed. With confidence above even odds, both of its ends work with other hosts.
             return suspect.measured is None and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
@@ -268,6 +275,7 @@ class GangPairs:
             if quantity == LATENCY:
                 limit = typical / (1 - self._tolerance.latency)
             within = value >= limit if quantity == BANDWIDTH else value <= limit
+            conclusion = "no part of the host is slow" if within else "not attributed to a part of this host"
             yield Verdict(
                 host=host,
                 scope=self._scope,
@@ -280,7 +288,7 @@ class GangPairs:
                 operator=_operator(quantity) if within else "",
                 unit=unit,
                 reason=f"median of its {len(host_values)} pairs {shown(value, unit)}, "
-                f"of all pairs of the gang {shown(typical, unit)}: no part of the host is slow",
+                f"of all pairs of the gang {shown(typical, unit)}: {conclusion}",
                 source=SOURCE,
                 basis="policy",
             )
@@ -311,7 +319,7 @@ def _best_rail(rails: Sequence[Pair]) -> Pair:
     )
 
 
-def _is_gross(suspect: Suspect) -> bool:
+def _is_failed_or_much_slower(suspect: Suspect) -> bool:
     """Return whether a rail failed or has less than SLOW_RAIL of the typical speed."""
     if suspect.measured is None or suspect.typical is None:
         return True

@@ -1358,6 +1358,15 @@ def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
     )
 
 
+def test_pass_of_a_host_beyond_the_limit_does_not_call_it_normal() -> None:
+    """Rail 1 is slow by design and not reported. Host a was measured on that rail only."""
+    pairs = matrix(4, 3, shares={1: 0.76}, left_out=[("a", 0), ("a", 2)])
+    first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
+    assert (first.host, first.verdict, first.value, first.limit) == ("a", PASS, 76, None)
+    expected = "median of its 3 pairs 76 B/s, of all pairs of the gang 88 B/s: not attributed to a part of this host"
+    assert first.reason == expected
+
+
 def test_order_of_hosts_does_not_change_verdicts() -> None:
     pairs = matrix(4, shares={("b", 1): 0.5})
     assert pair_verdicts(plan_of_racks("dbca"), pairs) == pair_verdicts(plan_of_racks("abcd"), pairs)
