@@ -411,7 +411,7 @@ def _meets(operator: str, value: Any, limit: Any) -> bool:
 
 
 class Trial:
-    """A small run directory of which one file at a time is corrupt, and the findings."""
+    """A small run directory in which one file at a time is corrupted, and the findings."""
 
     def __init__(self, parent: Path, seed: int, full: bool = False, gang: bool = False) -> None:
         self.directory, self.draw = parent / "r1", random.Random(seed)  # noqa: S311
@@ -680,7 +680,7 @@ def write_input_files(directory: Path) -> None:
 
 
 class Verbs:
-    """A directory with the files that verbs read, of which one at a time is corrupt."""
+    """A directory with the files that verbs read. One file at a time is corrupted."""
 
     def __init__(self, prepared: Path, directory: Path, seed: int) -> None:
         shutil.copytree(prepared, directory)

@@ -1,4 +1,6 @@
-"""Test that foreign connections do not disturb a gang: real supervisors, torchrun and gloo on three lab hosts.
+"""Test that connections of foreign machines do not disturb a gang (the hosts of one multi-node launch).
+
+Real supervisors, torchrun and gloo run on three lab hosts.
 
 One foreign machine is on the fabric, another on a management network that it shares with the first host.
 """
@@ -24,9 +26,10 @@ FIRST_ON_MANAGEMENT = "10.88.0.11"
 REFUSED, DROPPED, ADMITTED = "refused", "dropped", "admitted"
 SECONDS = 14.0
 """Duration of the benchmark, during which the foreign machines connect."""
-SECONDS_UNTIL_KILLED = 100.0
+LONG_SECONDS = 100.0
+"""Longer than the test, which kills a supervisor while the benchmark runs."""
 
-KNOCK = """
+CONNECT = """
 import socket, sys
 try:
     socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5).close()
@@ -42,15 +45,15 @@ keep = []
 for number in range(150):
     for port in sys.argv[2:]:
         try:
-            caller = socket.create_connection((sys.argv[1], int(port)), 3)
+            connection = socket.create_connection((sys.argv[1], int(port)), 3)
             data = [b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(20_000), bytes(1000), b"\\x01", b"", b"{}\\n" * 400][number % 6]
-            caller.sendall(data)
+            connection.sendall(data)
         except OSError:
             continue
         if number % 3:
-            caller.close()
+            connection.close()
         else:
-            keep.append(caller)  # half open until the end
+            keep.append(connection)  # stays open until this program ends
 print(len(keep))
 """
 TORCH_STORE_CLIENT = """
@@ -66,7 +69,7 @@ print("done")
 
 
 class FinishingGang(Gang):
-    """A launch with one rank per host that finishes by itself."""
+    """A launch that finishes on its own, with one rank per host."""
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
 
@@ -92,7 +95,7 @@ class FinishingGang(Gang):
         assert {host: self.listening(host) for host in self.members} == {host: set() for host in self.members}
 
 
-class Strangers:
+class ForeignMachines:
     """Two machines outside the gang: one on the fabric, one on a management network with the first host."""
 
     def __init__(self, lab: Lab) -> None:
@@ -123,12 +126,12 @@ class Strangers:
 
     def try_connection(self, namespace: str, address: str, port: int) -> str:
         """Connect from a namespace; return REFUSED, DROPPED or ADMITTED."""
-        return self._python(namespace, KNOCK, address, str(port))
+        return self._python(namespace, CONNECT, address, str(port))
 
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
-        """Send nonsense, keep connections half open, and set and delete guessed keys with a client of torch's store."""
-        sender = self._python(namespace, NONSENSE, address, *map(str, ports))
-        print(f"150 connections to each of the ports {ports}, {sender} of them held until the end")
+        """Send nonsense, keep some connections open, and set and delete guessed keys with a client of torch's store."""
+        kept_open = self._python(namespace, NONSENSE, address, *map(str, ports))
+        print(f"150 connections to each of the ports {ports}; {kept_open} in total stayed open until the sender ended")
         if RENDEZVOUS in ports:
             print("client of the store:", self._python(namespace, TORCH_STORE_CLIENT, address, str(RENDEZVOUS)))
 
@@ -145,8 +148,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def strangers(lab: Lab) -> Strangers:
-    return Strangers(lab)
+def foreign_machines(lab: Lab) -> ForeignMachines:
+    return ForeignMachines(lab)
 
 
 def start_gang(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> FinishingGang:
@@ -158,43 +161,48 @@ def start_gang(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -
     for host, addresses in listening.items():
         print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(addresses)))
         assert {address for address, _ in addresses} == {lab.host(host).address}
-    ours = {
+    gang_listeners = {
         (endpoint[1], host) for host, addresses in listening.items() for endpoint in addresses if endpoint[1] < 30000
     }
-    assert ours == {(RENDEZVOUS, "node1"), (HEARTBEATS[0], "node1"), (HEARTBEATS[1], "node2")}
+    assert gang_listeners == {(RENDEZVOUS, "node1"), (HEARTBEATS[0], "node1"), (HEARTBEATS[1], "node2")}
     return gang
 
 
-def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, strangers: Strangers) -> None:
+def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, foreign_machines: ForeignMachines) -> None:
     gang = start_gang(lab, "anyone", ("node1", "node2"), SECONDS)
     ports = sorted(port for _, port in gang.listening("node1"))
     assert {
-        port: strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, port) for port in ports
+        port: foreign_machines.try_connection(foreign_machines.management, FIRST_ON_MANAGEMENT, port) for port in ports
     } == dict.fromkeys(ports, REFUSED)
-    assert strangers.try_connection(strangers.management, FIRST_ON_MANAGEMENT, 22) == ADMITTED
+    assert foreign_machines.try_connection(foreign_machines.management, FIRST_ON_MANAGEMENT, 22) == ADMITTED
 
-    assert strangers.try_connection(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == ADMITTED
-    strangers.send_nonsense(strangers.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
-    strangers.send_nonsense(strangers.fabric, lab.host("node2").address, HEARTBEATS[1])
+    assert foreign_machines.try_connection(foreign_machines.fabric, lab.host("node1").address, RENDEZVOUS) == ADMITTED
+    foreign_machines.send_nonsense(foreign_machines.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
+    foreign_machines.send_nonsense(foreign_machines.fabric, lab.host("node2").address, HEARTBEATS[1])
     gang.check_finished()
 
 
 def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind(
-    lab: Lab, strangers: Strangers
+    lab: Lab, foreign_machines: ForeignMachines
 ) -> None:
-    gang = start_gang(lab, "members", HOSTS, SECONDS_UNTIL_KILLED)
+    gang = start_gang(lab, "members", HOSTS, LONG_SECONDS)
     first, second = (lab.host(host).address for host in ("node1", "node2"))
-    ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
-    results = {endpoint: strangers.try_connection(strangers.fabric, *endpoint) for endpoint in ours}
+    gang_endpoints = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
+    results = {
+        endpoint: foreign_machines.try_connection(foreign_machines.fabric, *endpoint) for endpoint in gang_endpoints
+    }
     print("foreign machine on the fabric:", results)
-    assert results == dict.fromkeys(ours, DROPPED)
-    strangers.route_fabric_over_management()
-    assert strangers.try_connection(strangers.management, first, 22) == ADMITTED
-    results = {endpoint: strangers.try_connection(strangers.management, *endpoint) for endpoint in ours[:2]}
+    assert results == dict.fromkeys(gang_endpoints, DROPPED)
+    foreign_machines.route_fabric_over_management()
+    assert foreign_machines.try_connection(foreign_machines.management, first, 22) == ADMITTED
+    results = {
+        endpoint: foreign_machines.try_connection(foreign_machines.management, *endpoint)
+        for endpoint in gang_endpoints[:2]
+    }
     print("foreign machine that reaches the fabric address over the management network:", results)
-    assert results == dict.fromkeys(ours[:2], DROPPED)
-    member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
-    assert (member, strangers.try_connection(strangers.fabric, first, 22)) == (ADMITTED, ADMITTED)
+    assert results == dict.fromkeys(gang_endpoints[:2], DROPPED)
+    member = lab.on("node3", sys.executable, "-c", CONNECT, first, str(RENDEZVOUS)).stdout.strip()
+    assert (member, foreign_machines.try_connection(foreign_machines.fabric, first, 22)) == (ADMITTED, ADMITTED)
 
     supervisor = gang.pid("node2", "rackproof.* launch --run-dir")
     since = time.monotonic()
@@ -204,8 +212,8 @@ def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind
     assert text.startswith("host node2: no messages for 10 s; check its link, host and supervisor")
     gang.check_no_processes(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
-    assert {endpoint: strangers.try_connection(strangers.fabric, *endpoint) for endpoint in ours} == dict.fromkeys(
-        ours, REFUSED
-    )
+    assert {
+        endpoint: foreign_machines.try_connection(foreign_machines.fabric, *endpoint) for endpoint in gang_endpoints
+    } == dict.fromkeys(gang_endpoints, REFUSED)
     if shutil.which("nft"):
         assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)

@@ -1,4 +1,4 @@
-"""The benchmarks that train, on CPUs and gloo: two ranks that work, and two ranks of which one is made to fail."""
+"""The benchmarks that train, on CPUs and gloo: two healthy ranks, and two ranks with injected faults."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 SETTINGS = cpu_settings(TRAINING, QUICK)
 TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
-"""A torchvision that fits torch."""
+"""Makes the installed torchvision importable with a CPU build of torch."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Ob
 
 
 def test_missing_compiler_is_reported(tmp_path: Path) -> None:
-    """One rank with a small network, because torch.compile uses seconds of CPU time before it misses the compiler."""
+    """One rank with a small network, because torch.compile uses seconds of CPU time before it finds that there is no compiler."""
     write_request(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
     started = ranks.start(__name__, "without_compiler", work=tmp_path, ranks=1)
     assert started.wait() == [0], started.output.read_text()
@@ -145,7 +145,7 @@ def test_loss_falls(measured: list[Observation], benchmark: str) -> None:
 
 
 def test_transformer_flops_follow_from_its_weights(measured: list[Observation]) -> None:
-    """For each token: six for each weight of its matrices, and 6 · layers · width · sequence for the attention."""
+    """Per token: 6 FLOP for each weight of its matrices, and 6 · layers · width · sequence FLOP for the attention."""
     shape = transformer.Shape(layers=2, width=64, heads=4, sequence=32, batch_size=2)
     model = transformer.Transformer(shape)
     weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
@@ -253,7 +253,7 @@ def test_image_is_augmented_anew_at_each_fetch() -> None:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """Return the observations of two ranks, one of which has faults (`_with_faults`)."""
+    """Return the observations of two ranks with injected faults (`_with_faults`)."""
     work = tmp_path_factory.mktemp("faults")
     started = ranks.start(__name__, "with_faults", work=work)
     assert started.wait() == [0, 0], started.output.read_text()
@@ -269,7 +269,7 @@ def test_differing_parameters_are_counted(faulty: list[Observation]) -> None:
     assert {item.params["of"]: item.value for item in faulty if item.name == "differing"} == {"equal": 0, "one bit": 1}
 
 
-def test_training_with_differing_ranks_is_an_error(faulty: list[Observation]) -> None:
+def test_parameters_that_differ_between_ranks_are_an_error(faulty: list[Observation]) -> None:
     results = [item for item in faulty if item.name.startswith("fashion_mnist.")]
     assert [item.status for item in results] == ["error"] * 3
     assert "differ between the ranks" in results[0].reason

@@ -67,7 +67,7 @@ def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **o
 
 
 def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
-    """Return the report on healthy hosts, one of which has this trace."""
+    """Return the report on healthy hosts. One of them has this trace."""
     evidence = builders.evidence(plan)
     alone, *rest = evidence[host].records
     launch = replace(alone.launches[0], duration_s=duration_s, timeline=trace)

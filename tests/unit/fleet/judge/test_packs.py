@@ -16,22 +16,27 @@ from schemas.errors import UsageError
 from tests import builders
 
 
-def write_pack(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
-    common = {
+def write_pack(path: Path, *criteria: dict[str, Any], **overrides: Any) -> str:
+    defaults = {
         "name": "memory.bandwidth", "operator": "ge", "unit": "B/s", "action": "none", "source": "ours alone",
     }  # fmt: skip
-    made = [{"id": f"c{at}", **common, **item} for at, item in enumerate(criteria)]
-    path.write_text(yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "a test", "criteria": made, **over}))
+    pack = {
+        "schema": "rackproof.criteria/1",
+        "summary": "a test",
+        "criteria": [{"id": f"c{number}", **defaults, **fields} for number, fields in enumerate(criteria)],
+        **overrides,
+    }
+    path.write_text(yaml.safe_dump(pack))
     return str(path)
 
 
-def read_criterion(path: Path, **asked: Any) -> Criterion:
-    (criterion,) = read_pack(write_pack(path / "mine.yml", asked)).criteria
+def read_criterion(path: Path, **fields: Any) -> Criterion:
+    (criterion,) = read_pack(write_pack(path / "mine.yml", fields)).criteria
     return criterion
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("fields", "expected"),
     [
         ({"value": 3.0}, {"value": 3.0, "fraction": 1.0}),
         ({"vs_sku": {"expected": 5.0, "fraction": 0.9}}, {"expected": 5.0, "fraction": 0.9, "value": None}),
@@ -50,10 +55,10 @@ def read_criterion(path: Path, **asked: Any) -> Criterion:
          {"severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}}),
     ],
 )  # fmt: skip
-def test_limit_is_read_from_the_pack(tmp_path: Path, asked: dict[str, Any], expected: dict[str, Any]) -> None:
-    criterion = read_criterion(tmp_path, **asked)
+def test_limit_is_read_from_the_pack(tmp_path: Path, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    criterion = read_criterion(tmp_path, **fields)
     assert {key: getattr(criterion, key) for key in expected} == expected
-    assert (criterion.id, criterion.origin, criterion.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
+    assert (criterion.id, criterion.origin, criterion.vs_fleet) == ("c0", "mine", "vs_fleet" in fields)
 
 
 def test_pack_includes_another_pack(tmp_path: Path) -> None:
@@ -84,15 +89,15 @@ def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "expected"),
+    ("pattern", "name", "expected"),
     [
         ("a.b", "a.b", True), ("a.b", "a.c", False), ("a.*.c", "a.b.c", True), ("a.*.c", "a.b.d.c", False),
         ("a.*", "a.b.c", False), ("a.*.c", "a.B.c", True), ("a.*.c", "x.b.c", False),
     ],
 )  # fmt: skip
-def test_wildcard_in_a_criterion_name_matches_one_component(own: str, other: str, expected: bool) -> None:
-    made = Criterion(id="c", name=own, operator="ge", unit="1", action="rma", source="x", value=1)
-    assert made.matches_name(other) is expected
+def test_wildcard_in_a_criterion_name_matches_one_component(pattern: str, name: str, expected: bool) -> None:
+    criterion = Criterion(id="c", name=pattern, operator="ge", unit="1", action="rma", source="x", value=1)
+    assert criterion.matches_name(name) is expected
 
 
 def test_default_severity_of_a_criterion_follows_from_its_action() -> None:
@@ -135,7 +140,7 @@ SHEET: dict[str, dict[str, Any]] = {
 def test_limit_vs_datasheet_takes_its_expected_value_from_the_datasheet(
     figure: str, where: dict[str, Any], sheet: dict[str, Any], expected: float | None, links: int
 ) -> None:
-    made = Criterion(
+    criterion = Criterion(
         id="c",
         name="a.b",
         operator="ge",
@@ -146,14 +151,14 @@ def test_limit_vs_datasheet_takes_its_expected_value_from_the_datasheet(
         datasheet=figure,
         fraction=0.5,
     )
-    resolved = with_datasheet(made, sheet)
+    resolved = with_datasheet(criterion, sheet)
     assert (resolved.expected, resolved.links, resolved.fraction) == (expected, links, 0.5)
-    assert with_datasheet(replace(made, datasheet="", value=1), sheet).expected is None
+    assert with_datasheet(replace(criterion, datasheet="", value=1), sheet).expected is None
 
 
 def test_criterion_in_an_operators_own_pack_uses_the_datasheet_of_the_hosts_model(tmp_path: Path) -> None:
-    asked = {"vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.9}}
-    mine = read_pack(write_pack(tmp_path / "mine.yml", asked))
+    fields = {"vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.9}}
+    mine = read_pack(write_pack(tmp_path / "mine.yml", fields))
     for model in ("h100-sxm", "t4"):
         sheet = read_pack(model)
         assert criteria_by_id([sheet, mine])["c0"].expected == sheet.datasheet["memory_bandwidth"]["value"]
@@ -168,9 +173,9 @@ def test_criterion_in_an_operators_own_pack_uses_the_datasheet_of_the_hosts_mode
         ({"ge": 0}, None, False),
     ],
 )  # fmt: skip
-def test_bounds_in_where_hold_for_numbers_only(bounds: dict[str, float], value: Any, expected: bool) -> None:
-    made = Criterion(
+def test_bounds_in_where_match_only_numbers(bounds: dict[str, float], value: Any, expected: bool) -> None:
+    criterion = Criterion(
         id="c", name="a.b", operator="ge", unit="1", action="rma", source="x", where={"count": bounds}, value=1
     )
     params = {} if value is None else {"count": value}
-    assert matches(made, builders.observation("a.b", 1.0, **params)) is expected
+    assert matches(criterion, builders.observation("a.b", 1.0, **params)) is expected
