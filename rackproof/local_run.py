@@ -30,6 +30,7 @@ from collectors.base import Absent, Value
 from fleet.inventory.ansible import check_variables
 from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.planning.begin import begin
+from fleet.planning.duration import earlier_durations, estimate_duration, past_run
 from fleet.planning.plan import make_plan, read_profile
 from fleet.records.load import load
 from fleet.scaling.results import GANG as STUDIED
@@ -120,6 +121,8 @@ def _run(options: argparse.Namespace) -> int:
         _say(f"note: {note}")
     if other := _other_lease(plan.run_id):
         return _complain(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
+    past = None if plan.study else past_run(plan, options.run_dir.parent, options.run_dir)
+    plan = replace(plan, durations_s=earlier_durations(plan, past))
     document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
     if "study" in document:
         _run_study(options.run_dir, document)
@@ -231,7 +234,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
             _say("the benchmarks have already run: nothing is measured again")
             return
         count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"
-        _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, at most {planned.deadline_s:g} s")
+        _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, {estimate_duration(plan, None)}")
         record = stages.run_launch(run, LaunchRequest(stage=planned, members=(host,)))
         for launch in record.launches[-1:]:
             _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())

@@ -94,16 +94,24 @@ def stage_s(durations: Mapping[str, float]) -> float:
     return START_S + sum(durations.values()) + END_S
 
 
-def remaining_s(durations: Mapping[str, float], began: Mapping[str, float], elapsed_s: float) -> float:
+def remaining_s(
+    durations: Mapping[str, float], began: Mapping[str, float], elapsed_s: float, share: float = 0.0
+) -> float:
     """Return the seconds until a launch is expected to end.
 
     Args:
         durations: of all its benchmarks, from `expected_durations`.
         began: benchmark -> seconds from the start of the launch to its begin, for those that have begun.
         elapsed_s: seconds since the start of the launch.
+        share: share of the observations of the current benchmark that are made. If it takes longer than expected, for example
+            over a slow network, the rest follows from it.
     """
     waiting = sum(seconds for name, seconds in durations.items() if name not in began) + END_S
     if not began:
         return max(0.0, START_S - elapsed_s) + waiting
     current = max(began, key=lambda name: began[name])
-    return max(0.0, durations.get(current, 0.0) - (elapsed_s - began[current])) + waiting
+    spent_s = elapsed_s - began[current]
+    left_s = durations.get(current, 0.0) - spent_s
+    if left_s < 0 and share > 0:
+        left_s = spent_s * (1 - share) / share
+    return max(0.0, left_s) + waiting

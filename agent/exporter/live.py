@@ -14,18 +14,17 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from agent.exporter.figures import Json, RankFiles, newest_figures
+from agent.exporter.stage_progress import StageProgress, count, expected_counts
 from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
-from agent.run.work_directory import benchmark_start_times
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS
-from schemas.durations import expected_durations, remaining_s, stage_s
 from schemas.records import Launch, Observation, Record, to_json
 from schemas.stages import SOAK
 from schemas.timeline import Soak
@@ -92,11 +91,9 @@ class LivePublisher(threading.Thread):
         super().__init__(name="live", daemon=True)
         self._run, self._stage, self._states = run, stage, states
         self._began, self._deadline_s, self._span = time.time(), deadline_s, span
-        self._start, self._work, self._ranks = time.monotonic(), work, tuple(ranks)
-        self._files = [RankFiles(work, rank) for rank in self._ranks]
-        self._expected = expected_count(run, stage)
-        planned = next((item for item in run.plan.stages if item.name == stage), None)
-        self._durations = expected_durations(run.plan, run.host, planned) if planned else {}
+        numbers = tuple(ranks)
+        self._files = [RankFiles(work, rank) for rank in numbers]
+        self._progress = StageProgress(run, stage, work, numbers, time.monotonic())
         self._ended = threading.Event()
 
     def __enter__(self) -> LivePublisher:
@@ -136,24 +133,15 @@ class LivePublisher(threading.Thread):
             "figures": figures,
             "left_out": left_out,
         }
-        if self._durations:
-            fields |= self._time_fields(time.monotonic() - self._start)
-        elif self._expected:
-            fields["progress"] = min(1.0, _count(observations) / self._expected)
+        now = time.monotonic()
+        left_s, share = self._progress.remaining_s(now, observations), self._progress.share(observations)
+        if left_s is not None:
+            elapsed_s, ends = now - self._progress.start, time.time() + left_s
+            fields["progress"] = elapsed_s / (elapsed_s + left_s)
+            fields["expected_end"] = self._span.expected_end(ends, self._progress.expected_s) if self._span else ends
+        elif share is not None:
+            fields["progress"] = share
         return fields | (self._span.fields(time.time(), self._began) if self._span else {})
-
-    def _time_fields(self, elapsed_s: float) -> Json:
-        """Return the share of the launch's time that has passed, and when the stage is expected to end.
-
-        Counting observations instead would show 95 % long before the end: most of them are of a few short benchmarks.
-        """
-        start_times = benchmark_start_times(self._work, self._ranks).items()
-        began = {name: at - self._start for name, at in start_times if name in self._durations}
-        left_s = remaining_s(self._durations, began, elapsed_s)
-        ends = time.time() + left_s
-        if self._span:
-            ends = self._span.expected_end(ends, stage_s(self._durations))
-        return {"progress": elapsed_s / (elapsed_s + left_s), "expected_end": ends}
 
 
 def publish_record(run: HostRun, record: Record | None = None) -> None:
@@ -199,7 +187,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
             name,
             [launch for launch in launches if launch.stage == name],
             [item for item in observations if item.stage == name],
-            expected_count(run, name),
+            sum(expected_counts(run, name).values()),
         )
         for name in names
     ]
@@ -247,33 +235,11 @@ def _stage_fields(name: str, launches: Sequence[Launch], observations: Sequence[
         "ended": began + last.duration_s,
         "figures": figures,
         "left_out": left_out,
-    } | ({"progress": min(1.0, _count(items) / expected)} if expected else {})
+    } | ({"progress": min(1.0, count(items) / expected)} if expected else {})
 
 
 def _seconds(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
-
-
-def expected_count(run: HostRun, stage: str) -> int:
-    """Return the number of observations that the stage expects from the ranks of this host, without the supervisor's own."""
-    return sum(
-        len(run.plan.scopes_of(run.host, item))
-        for item in run.plan.expected_of(run.host)
-        if item.stage == stage and not _is_sampled(item.name)
-    )
-
-
-def _is_sampled(name: str) -> bool:
-    """Return whether the observation comes from the supervisor's NVML samples."""
-    benchmark = BENCHMARKS.get(name.split(".")[0])
-    return benchmark is not None and any(output.sampled and output.makes(name) for output in benchmark.outputs)
-
-
-def _count(items: Iterable[Mapping[str, object]]) -> int:
-    """Return the number of different observations that the ranks have made."""
-    return len(
-        {(item["name"], item["scope"], str(item.get("params"))) for item in items if not _is_sampled(str(item["name"]))}
-    )
 
 
 def _rank_fields(state: RankState) -> Json:

@@ -66,7 +66,7 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
 
     Args:
         plan: the plan, with the times of the earlier run.
-        past: the earlier run of the same profile; None: the times of the catalogue are used.
+        past: the earlier run, to name it; None: there is none, or it is not known here.
     """
     longest_s = sum(stage.longest_s for stage in plan.stages)
     stages_s = {
@@ -77,7 +77,8 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
         return Estimate(
             stages_s={}, longest_s=longest_s, source="no earlier run of this profile has measured the times"
         )
-    source = f"times of run {past.run_id}" if past and plan.durations_s else "times of the catalogue of benchmarks"
+    run = f"run {past.run_id}" if past else "an earlier run"
+    source = f"times of {run}" if plan.durations_s else "times of the catalogue of benchmarks"
     return Estimate(stages_s=stages_s, longest_s=longest_s, source=source)
 
 

@@ -312,7 +312,7 @@ def test_too_little_shared_memory_is_reported_with_the_remedy(fit: Path, monkeyp
 
 def options(tmp_path: Path, **chosen: Any) -> Namespace:
     given = {"run_dir": tmp_path / "r1", "gpus": None, "devices": None, "host": "me", "model": "", "criteria": []}
-    given |= {"validation_only": False, "epochs": None, "batch_size": None, "share_gpus": False}
+    given |= {"validation_only": False, "duration": None, "epochs": None, "batch_size": None, "share_gpus": False}
     return Namespace(**{**given, **chosen})
 
 
@@ -332,6 +332,13 @@ def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="lists 2 GPUs, but rackproof_gpu_count is 4"):
         planned(tmp_path, devices="1,3", gpus=4)
     assert not planned(tmp_path, "rehearsal").hosts[0].count_found
+
+
+def test_duration_scales_the_extended_profile(tmp_path: Path) -> None:
+    short, usual = (planned(tmp_path, "extended", duration=duration).stages[0] for duration in ("20m", None))
+    assert short.benchmarks["stress"]["seconds"] < usual.benchmarks["stress"]["seconds"] / 3
+    with pytest.raises(UsageError, match="rackproof_extended_duration"):
+        planned(tmp_path, "extended", duration="soon")
 
 
 def test_training_options_are_in_the_plan(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def test_time_left_never_falls_below_what_has_not_begun() -> None:
     assert remaining_s(durations, {"gemm": 8.0}, 10.0) == 2.0 + 30.0 + END_S
     assert remaining_s(durations, {"gemm": 8.0}, 90.0) == 30.0 + END_S
     assert remaining_s(durations, {"gemm": 8.0, "stress": 13.0}, 23.0) == 20.0 + END_S
+    assert remaining_s(durations, {"gemm": 8.0}, 10.0, share=0.5) == 2.0 + 30.0 + END_S
+    assert remaining_s(durations, {"gemm": 8.0}, 24.0, share=0.25) == 48.0 + 30.0 + END_S
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

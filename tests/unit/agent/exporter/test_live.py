@@ -25,7 +25,7 @@ from agent.exporter.metric_names import EVERY, label_name
 from agent.exporter.run_metrics import RunSource
 from agent.run.record import HostRun
 from schemas import documents
-from schemas.durations import remaining_s, stage_s
+from schemas.durations import START_S, remaining_s, stage_s
 from schemas.records import Launch, to_json
 from tests import ROOT, builders
 from tests.launches import launch_program
@@ -213,8 +213,12 @@ def publisher(
     thread = live.LivePublisher(
         host_run, list, stage=stage.name, deadline_s=stage.deadline_s, work=work, ranks=[0], span=span
     )
-    thread._start -= 60.0
-    state = {"phase": "stress", "exit_code": None, "begun": {name: thread._start + at for name, at in begun.items()}}
+    thread._progress.start -= 60.0
+    state = {
+        "phase": "stress",
+        "exit_code": None,
+        "begun": {name: thread._progress.start + at for name, at in begun.items()},
+    }
     (work / "rank0.state.json").write_text(json.dumps(state))
     return thread
 
@@ -223,17 +227,33 @@ def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
     """The ranks have made none of their observations, as in the middle of a long benchmark."""
     thread = publisher(tmp_path, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, "standard")
     fields = thread._running_fields()
-    left_s = remaining_s(thread._durations, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, 60.0)
+    left_s = remaining_s(thread._progress.durations, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, 60.0)
     assert left_s > 60
     assert fields["progress"] == pytest.approx(60 / (60 + left_s), abs=0.01)
     assert fields["expected_end"] == pytest.approx(time.time() + left_s, abs=2)
+
+
+def test_benchmark_that_takes_longer_is_estimated_by_its_observations(tmp_path: Path) -> None:
+    """A quarter of the observations of `gemm` are made after 40 s, of which 4 s were expected."""
+    thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
+    dtypes = ["fp64", "fp32", "bf16"]
+    made = [
+        observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={gpu}", dtype=dtype) for gpu in (0, 1) for dtype in dtypes
+    ]
+    (tmp_path / "work" / "rank0.json").write_text(json.dumps({"observations": made[:3]}))
+    later = stage_s(thread._progress.durations) - thread._progress.durations["gemm"] - START_S
+    fields = thread._running_fields()
+    assert fields["expected_end"] == pytest.approx(time.time() + 40 * 3 + later, abs=3)
 
 
 def test_soak_is_expected_to_end_after_its_last_round(tmp_path: Path) -> None:
     now = time.time()
     span = live.Span(began=now - 60, ends=now + 300, deadline=now + 1200, progress=0.0)
     thread = publisher(tmp_path, {"stress": 30.0}, "soak", span)
-    round_s, left_s = stage_s(thread._durations), remaining_s(thread._durations, {"stress": 30.0}, 60.0)
+    round_s, left_s = (
+        stage_s(thread._progress.durations),
+        remaining_s(thread._progress.durations, {"stress": 30.0}, 60.0),
+    )
     rounds = 3 if left_s + 2 * round_s < 300 else 2
     fields = thread._running_fields()
     assert left_s + (rounds - 1) * round_s < 300 <= left_s + rounds * round_s
