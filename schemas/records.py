@@ -24,7 +24,7 @@ MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsuppo
 GPU_LABELS = ("gpu", "peer")
 """Labels in a scope whose value is the index of a GPU."""
 
-UNABLE, RAISED = "rank_unable", "rank_raised"
+UNABLE, RAISED, CUT_OFF = "rank_unable", "rank_raised", "cut_off"
 """Kinds of culprits that do not prove that the host is faulty."""
 
 Value = float | int | str | bool | None
@@ -182,8 +182,9 @@ class Culprit:
 
     kind: str
     """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`; `cut_off`: a host reports that it
-    lost contact to all others; `rank_unable`: a host reports that one of its ranks has no working device; `rank_raised`: ranks
-    ended with an exception that a device cannot cause, for example for a network interface that does not exist."""
+    lost contact to every host that sends it messages, and names itself or them; `rank_unable`: a host reports that one of its
+    ranks has no working device; `rank_raised`: ranks ended with an exception that a device cannot cause, for example for a
+    network interface that does not exist."""
     hosts: tuple[str, ...]
     """More than one if several became silent, did not join or raised the same exception, or if two lost contact."""
     text: str

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agent.gang.culprit import HOST_SILENT_S, RANK_SILENT_S, SETTLE_S, GangSnapshot, PeerStatus
+from agent.gang.culprit import HOST_SILENT_S, RANK_SILENT_S, SETTLE_S, WATCHERS, GangSnapshot, PeerStatus
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang
 from agent.gang.rank_state import RankState
@@ -72,7 +72,7 @@ def gang_snapshot(
         for index, host in enumerate(members)
         if status_ages[host] >= 0
     }
-    awaited = tuple(host for host in (members if me in members[:2] else members[:2]) if host != me)
+    awaited = tuple(host for host in (members if me in members[:WATCHERS] else members[:WATCHERS]) if host != me)
     return GangSnapshot(
         me=me, members=members, statuses=statuses, awaited=awaited, began=NOW - 500, now=NOW, timeout_s=TIMEOUT_S
     )

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.gang.rank_state import RankState
-from schemas.records import RAISED, Culprit
+from schemas.records import CUT_OFF, RAISED, Culprit
 
 RANK_SILENT_S = 8.0
 """A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time."""
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""A sender without a message for this long may be silent. Until that is certain, a late status delays every verdict. A late
-heartbeat delays only the verdict on ranks that ended."""
+"""A host without a status, or a rank without a heartbeat, for this long may be silent. Until that is certain, a late status of
+a host delays every verdict; a late heartbeat of a rank delays only the verdict on ranks that ended."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as well. After this time all have reported their end, so the first one is known."""
 START_S = 60.0
@@ -31,7 +31,9 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_MOMENT_S = 0.5
 """Ranks that end within this time count as simultaneous, because their reports may arrive in another order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that the end of another rank never causes. (It may cause SIGABRT.)"""
+"""A rank never dies of these signals because another rank ended. (It may die of SIGABRT for that reason.)"""
+WATCHERS = 2
+"""How many hosts of a gang, the first ones, receive the statuses of all hosts. The other hosts hear only these."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
 
 
@@ -118,14 +120,28 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
         text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}; check the link, both hosts"
         return Culprit(kind="host_silent", hosts=gang.members, text=f"{text}, and their supervisors")
     if len(silent) == len(unfinished) > 1:
-        text = f"host {gang.me}: no messages from any other host {silence}; its own link failed, or the links of all others"
-        return Culprit(kind="cut_off", hosts=(gang.me,), text=text)
+        return _lost_contact(gang, silent, silence)
     possessive = "its" if len(silent) == 1 else "their"
     text = f"{_host_list(silent)}: no messages {silence}; check {possessive} link, host and supervisor"
     running = [rank for host in silent for rank in gang.statuses[host].ranks if rank.ended_s is None]
     if running:
         text += f"; last seen {'; '.join(_describe_rank(rank) for rank in running)}"
     return Culprit(kind="host_silent", hosts=tuple(silent), text=_shorten(text))
+
+
+def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Culprit:
+    """Return the culprit if this host hears no other host. From its own statuses it cannot know which side failed.
+
+    A watcher hears all hosts, so its own link is the likely cause. Any other host hears only the watchers. It names them, because
+    a host whose own link failed is named by the watchers, and theirs are the reports that count then.
+    """
+    if gang.me in gang.members[:WATCHERS]:
+        text = f"host {gang.me}: no messages from any other host {silence}; its own link failed, or all other hosts did"
+        return Culprit(kind=CUT_OFF, hosts=(gang.me,), text=f"{text}, or their links")
+    text = (
+        f"{_host_list(silent)}: no messages {silence}; check their links, hosts and supervisors, and if only one host"
+    )
+    return Culprit(kind=CUT_OFF, hosts=tuple(silent), text=f"{text} reports this, its own link")
 
 
 def _find_absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit | None:
@@ -207,7 +223,7 @@ def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
 
 def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culprit:
     """Return the culprit for a rank that could not join the process group. `more`: how many other ranks of the host could not."""
-    others = f"; and {more} more of its ranks" if more else ""
+    others = f"; {more} more rank{'s' if more > 1 else ''} of this host cannot either" if more else ""
     report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
     return _rank_culprit("rank_unable", report, f"cannot take part: {why}{others}")
 
@@ -235,7 +251,7 @@ def _is_starting(rank: RankState) -> bool:
 
 
 def _can_be_silent(rank: RankState) -> bool:
-    """Return whether missing heartbeats indicate a fault: the rank runs, is not busy, and is past its start or stopped."""
+    """Return whether missing heartbeats indicate a fault: the rank runs, is not busy, and has started or is stopped (SIGSTOP)."""
     is_running = rank.ended_s is None and rank.alive_s is not None
     return is_running and not rank.busy and (rank.stopped or not _is_starting(rank))
 

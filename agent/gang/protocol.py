@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.gang.culprit import WATCHERS
 from schemas import documents
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost
@@ -70,7 +71,7 @@ class Gang:
     @property
     def watchers(self) -> tuple[str, ...]:
         """The members that listen. The first live one decides about the culprit."""
-        return self.members[:2]
+        return self.members[:WATCHERS]
 
     @property
     def awaited(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from fleet.judge.localization.matrix import HOST, LINK
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
 from schemas.probes import TOGETHER
-from schemas.records import MEASURED, RAISED, UNABLE, Culprit, Launch, Observation, Record
+from schemas.records import CUT_OFF, MEASURED, RAISED, UNABLE, Culprit, Launch, Observation, Record
 from schemas.stages import GANG, PROBE
 
 FINISHED = "finished"
@@ -82,13 +82,31 @@ class Attempt:
 
     @property
     def culprit(self) -> Culprit | None:
-        """Return the culprit according to the heartbeats. If the hosts disagree, the most frequent one counts."""
-        recorded = (self.launches[host].culprit for host in self.members if host in self.launches)
-        culprits = [culprit for culprit in recorded if culprit and culprit.kind != UNABLE]
+        """Return the culprit according to the heartbeats. If the hosts disagree, the most frequent one counts.
+
+        A host that hears no other host cannot know which side failed. If such hosts contradict each other or a record, no
+        culprit is known.
+        """
+        culprits = self._reported_culprits
         if not culprits:
             return None
         hosts = Counter(culprit.hosts for culprit in culprits).most_common(1)[0][0]
-        return Counter(culprit for culprit in culprits if culprit.hosts == hosts).most_common(1)[0][0]
+        of_hosts = [culprit for culprit in culprits if culprit.hosts == hosts]
+        first_hand = [culprit for culprit in of_hosts if culprit.kind != CUT_OFF]
+        culprit = Counter(first_hand or of_hosts).most_common(1)[0][0]
+        return None if culprit.kind == CUT_OFF and self._is_contradicted(culprit) else culprit
+
+    @property
+    def _reported_culprits(self) -> list[Culprit]:
+        """Return the culprits in the records, in the order of the hosts, without the self-reports of `unable_ranks`."""
+        recorded = (self.launches[host].culprit for host in self.members if host in self.launches)
+        return [culprit for culprit in recorded if culprit and culprit.kind != UNABLE]
+
+    def _is_contradicted(self, culprit: Culprit) -> bool:
+        """Return whether other hosts lost contact too, but name other hosts, or a host that is named finished the launch."""
+        others = {other.hosts for other in self._reported_culprits if other.kind == CUT_OFF}
+        finished = {host for host, launch in self.launches.items() if launch.outcome == FINISHED}
+        return len(others) > 1 or bool(finished & set(culprit.hosts))
 
     def culprits(self) -> dict[str, str]:
         """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
@@ -106,13 +124,17 @@ class Attempt:
 
         It is certain if one of the host's ranks ended, or if the host is in the smaller part of a split gang. It is not certain
         if the rank ended with an exception that no device explains: a setting or the software of any host may cause that. Nor is
-        it certain if the host started no rank, is unable to take part, or left no record of the launch.
+        it certain if the host started no rank, is unable to take part, or left no record of the launch. Reports of hosts that
+        hear no other host are certain only if no other report differs and more than half of the gang agrees.
         """
         culprit = self.culprit
         if not culprit or culprit.kind == RAISED or host in self.start_failures or host in self.unable_ranks:
             return False
         if culprit.kind == "host_absent" and host not in self.launches:
             return False  # the launch may never have been started there
+        if culprit.kind == CUT_OFF:
+            agree = [other.hosts == culprit.hosts for other in self._reported_culprits]
+            return all(agree) and 2 * len(agree) > len(self.members)
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
     def was_partly_started(self, present: Collection[str]) -> bool:

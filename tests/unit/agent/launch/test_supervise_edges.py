@@ -904,7 +904,7 @@ def test_other_errors_are_listed_with_the_unable_ranks(run: HostRun) -> None:
     done = launch(run, both, members=("h1", "h2")).launches[0]
     assert done.culprit
     assert done.culprit.text.endswith(
-        'rank 0 in phase "readiness check": cannot take part: the device was lost; and 1 more of its ranks'
+        'rank 0 in phase "readiness check": cannot take part: the device was lost; 1 more rank of this host cannot either'
     )
     assert done.reason.startswith(f"{done.culprit.text}; no result of rank 1: ")
 

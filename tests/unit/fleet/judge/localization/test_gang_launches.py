@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.gang.culprit import WATCHERS, find_culprit
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
@@ -39,6 +40,7 @@ from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
+from tests.gangs import LOST_STATUS_AGE_S, gang_snapshot
 from tests.unit.fleet.judge.small_fleet import pack
 
 RATE, TIME = 100.0, 1.0
@@ -997,6 +999,67 @@ def test_reports_of_the_hosts_determine_culprits_and_certainty(
     assert [host for host in hosts if result.is_certain(host)] == certain
     assert not result.is_certain("h9") or result.culprit
     assert is_stuck(result) is not bool(culprits)
+
+
+def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
+    """Return a launch in which hosts are `dead` (they leave no record), `cut` off by their link, or fine.
+
+    Every supervisor reports what it sees, and adopts the verdict of the first watcher that it hears.
+    """
+    members = tuple(f"h{number}" for number in range(1, size + 1))
+    seen: dict[str, Culprit | None] = {}
+    for me in members:
+        heard = {other for other in members if not states[me] and not states[other]} | {me}
+        ages = {other: LOST_STATUS_AGE_S for other in members if other not in heard}
+        decider = next((watcher for watcher in members[:WATCHERS] if watcher in heard), me)
+        seen[me] = seen[decider] if decider in seen else find_culprit(gang_snapshot(me=me, hosts=size, ages=ages))
+    launches = {
+        host: launch(0, members, "failed" if any(states.values()) else "finished", culprit=seen[host])
+        for host in members
+        if states[host] != "dead"
+    }
+    return Attempt(gang="r1", number=0, stage="gang", members=members, launches=launches, observations={},
+                   joint_benchmarks=frozenset())  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [3, 4, 6])
+def test_lost_contact_makes_no_healthy_host_certain(size: int) -> None:
+    """Hosts are dead or cut off in every combination, watchers and whole fabrics included."""
+    for combination in itertools.product(("", "cut", "dead"), repeat=size):
+        states = {f"h{number}": state for number, state in enumerate(combination, 1)}
+        attempt = lost_contact_attempt(size, states)
+        lost = {host for host, state in states.items() if state}
+        certain = {host for host in attempt.culprits() if attempt.is_certain(host)}
+        assert certain <= lost, states
+        if len(lost) == 1:
+            assert certain == lost, states
+        if 2 * (size - len(lost)) > size:
+            assert set(attempt.culprits()) <= lost, states
+
+
+@pytest.mark.parametrize(("size", "certain"), [(3, []), (4, []), (5, ["h1", "h2"]), (8, ["h1", "h2"])])
+def test_survivors_of_both_watchers_name_the_watchers(size: int, certain: list[str]) -> None:
+    states = {f"h{number}": "dead" if number <= 2 else "" for number in range(1, size + 1)}
+    attempt = lost_contact_attempt(size, states)
+    assert [*attempt.culprits()] == ["h1", "h2"]
+    assert [host for host in attempt.culprits() if attempt.is_certain(host)] == certain
+    assert len({launch.culprit for launch in attempt.launches.values()}) == 1, "every survivor records the same text"
+
+
+def test_dead_fabric_is_left_to_the_probes() -> None:
+    assert is_stuck(lost_contact_attempt(6, {f"h{number}": "cut" for number in range(1, 7)}))
+
+
+def test_host_cut_off_after_the_watchers_finished_does_not_make_them_culprits() -> None:
+    reports = [launch(), launch(), launch(outcome="failed", culprit=culprit("cut_off", "h1", "h2")), launch()]
+    assert is_stuck(attempt_of(*reports))
+
+
+def test_survivors_that_each_name_themselves_are_no_culprits() -> None:
+    """Records of version 1.0: a host that lost both watchers named itself."""
+    reports = {name: record(name, launch(outcome="failed", culprit=culprit("cut_off", name))) for name in NAMES[2:]}
+    (attempt,) = attempts_of(reports)
+    assert attempt.culprits() == {}
 
 
 def test_host_that_started_no_rank_is_the_only_culprit() -> None:
