@@ -70,7 +70,7 @@ class CellResult:
     against: int = 0
     """Number of the smallest measured cell with the same batch per rank, epochs, CPUs and precision."""
     share: float | None = None
-    """Throughput of a cell with limited CPUs, as a share of that of cell `unconfined`."""
+    """Throughput of a cell with limited CPUs, as a share of the throughput of cell `unconfined`."""
     unconfined: int = 0
     """Number of the same cell with all CPUs. Its epochs may differ."""
 

@@ -25,7 +25,7 @@ class Ended:
     """How a child ended."""
 
     code: int | None
-    """Exit code; None if it was abandoned at its deadline."""
+    """Exit code; None if it had not ended by its deadline, whether it could then be killed or not."""
     stdout: str
     stderr: str
     at: float = 0.0

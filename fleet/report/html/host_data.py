@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -126,8 +125,7 @@ def _gpu_letters(report: FleetReport, host: HostReport, verdicts: Sequence[Verdi
 
 
 def _gpu_states(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> list[hosts.GpuState]:
-    counted = [replace(verdict, verdict=PASS) if verdict.waiver else verdict for verdict in verdicts]
-    return hosts.gpu_states(host, counted, passes_left_out=report.detail != ALL)
+    return hosts.gpu_states(host, verdicts, passes_left_out=report.detail != ALL)
 
 
 def _action_number(verdict: Verdict) -> int:

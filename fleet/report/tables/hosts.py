@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.judge.waivers import STAGE_PREFIX
 from fleet.report.formatting import clean_log, decision_name, duration, format_time
@@ -43,7 +43,7 @@ class LaunchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenHost:
-    """A host that is not accepted, for browsers without JavaScript."""
+    """A row of the list for browsers without JavaScript: a host that is not accepted."""
 
     name: str
     anchor: str
@@ -92,13 +92,14 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the worst verdict on each GPU of a host.
 
-    A GPU without verdicts is inconclusive. If the report leaves out passes, such a GPU passed, provided that the host has an
-    inconclusive verdict for each missing observation. On a host without a record, or without any result of a stage, no GPU
-    passes.
+    A waived verdict counts as passed. A GPU without verdicts is inconclusive, unless the report leaves out passes and the host
+    has at least as many inconclusive verdicts, waived or not, as missing observations: then it passed. On a host without a
+    record, or without any result of a stage, no GPU passes.
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        by_part.setdefault(verdict.part_scope, []).append(verdict)
+        counted = replace(verdict, verdict=PASS) if verdict.waiver else verdict
+        by_part.setdefault(verdict.part_scope, []).append(counted)
     is_judged = not any(verdict.verdict == INCONCLUSIVE and _is_of_whole_host(verdict) for verdict in verdicts)
     gaps = host.coverage.expected - host.coverage.measured
     explained = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)

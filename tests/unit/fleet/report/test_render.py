@@ -16,10 +16,12 @@ from urllib.parse import quote
 import pytest
 
 from fleet import scope_text
+from fleet.diagnosis import handling
 from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.judge import Evidence
 from fleet.report import formatting
+from fleet.report.criterion_text import wanted_text
 from fleet.report.html import pairs, strips
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
@@ -37,8 +39,9 @@ from fleet.report.tables import (
 from fleet.report.tables.hosts import gpu_states
 from fleet.report.tables.summary_text import RULE, render_screen, render_summary
 from schemas.baselines import Change
-from schemas.catalogue import Expectation
+from schemas.catalogue import BENCHMARKS, Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage
+from schemas.readings import READINGS
 from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot
 from schemas.reports import (
     EXCEPTIONS,
@@ -1286,6 +1289,32 @@ def test_gpu_is_no_pass_if_gaps_of_its_host_have_no_verdict() -> None:
     gap = replace(host, coverage=replace(host.coverage, expected=host.coverage.measured + 3))
     assert {item.state for item in gpu_states(host, (), passes_left_out=True)} == {PASS}
     assert {item.state for item in gpu_states(gap, (), passes_left_out=True)} == {"inconclusive"}
+
+
+def test_waived_gap_leaves_gpus_without_verdicts_passed() -> None:
+    """A report that leaves out passes has no verdict on a healthy GPU of a rejected host."""
+    report = rejected()
+    host = next(host for host in report.hosts if host.decision == "rejected")
+    failed = next(item for item in report.verdicts if item.host == host.name and item.verdict == "fail")
+    waiver = Waiver(host=host.name, criterion="c", absent=True, who="Kari", why="no BMC", until="2099-01-01")
+    gap = Verdict(host=host.name, scope="host", name="bmc.readable", verdict="inconclusive", criterion="c", reason="",
+                  waiver=waiver)  # fmt: skip
+    gpus = tuple(builders.gpu(host.name, index) for index in range(2))
+    host = replace(host, gpus=gpus, coverage=replace(host.coverage, expected=host.coverage.measured + 1))
+    verdicts = (replace(failed, scope="gpu=0", part=""), gap)
+    shown = replace(report, hosts=(host,), verdicts=verdicts, causes=(), detail=EXCEPTIONS)
+    data = Page(render_html(shown)).data
+    assert data["gpus"] == [["fp", 1]]
+    assert [gpu[0] for gpu in data["pages"]["0"]["gpus"]] == ["f", "p"]
+
+
+def test_no_text_of_ours_is_cut() -> None:
+    """`clean` cuts texts from hosts. The texts of packs, readings, benchmarks and causes pass through it too."""
+    ways = (*handling.HANDLING.values(), *handling.WITHOUT_EVIDENCE.values(), *handling.OF_ACTION.values())
+    texts = [text for way in ways for text in way]
+    texts += [text for pack in read_packs([]) for item in pack.criteria for text in (item.source, wanted_text(item))]
+    texts += [reading.help for reading in READINGS.values()] + [item.summary for item in BENCHMARKS.values()]
+    assert [text for text in texts if formatting.clean(text) != text] == []
 
 
 def test_margin_far_beyond_a_limit_is_a_multiple_of_it() -> None:

@@ -26,7 +26,7 @@ from fleet.judge.evidence import Evidence
 from fleet.planning.begin import begin
 from fleet.planning.plan import PROFILES, make_plan, read_profile
 from fleet.records.load import load
-from fleet.scaling.page import render_html, render_lines, render_markdown, summarize
+from fleet.scaling.page import COLUMN_NOTES, GKE_NOTES, render_html, render_lines, render_markdown, summarize
 from fleet.scaling.plots import plots
 from fleet.scaling.published import RUNS, closest_cell
 from fleet.scaling.results import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, StudyResults, evaluate_study, next_cell
@@ -468,6 +468,8 @@ def test_page_has_every_cell_and_escapes_text_from_hosts(run: Path) -> None:
     assert "default-src &#39;none&#39;" in page
     assert "REHEARSAL" not in page
     assert page.count("<figure>") == 3
+    assert "characters)" not in page, "a text of ours is cut"
+    assert all(note in page for note in (COLUMN_NOTES, GKE_NOTES))
     markdown = (run / "scaling.md").read_text()
     assert "‹script›alert(1)‹/script› ¦ red" in markdown
     assert "\x1b" not in page + markdown
