@@ -18,11 +18,12 @@ from rich.text import Text
 from fleet.history.answer import QUANTITIES, SHARES, Answer, Section
 from fleet.history.database import History
 from fleet.history.figure import Selection, figure_answer
+from fleet.history.imports import import_output
 from fleet.history.index import DEFAULT, KINDS, home, read_index
 from fleet.history.part import part_answer
 from fleet.history.racks import racks_answer
 from fleet.history.repeated import drivers_answer, lemons_answer
-from fleet.history.rows import run_rows
+from fleet.history.rows import run_rows, timestamp
 from fleet.history.store import add_run, clock_note, merge_runs
 from fleet.progress import progress_bar
 from fleet.quantities import quantity
@@ -50,7 +51,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "what",
         choices=WHAT,
-        help="import: add run directories; merge: merge the files of single runs by month; part: the life of a serial or host; "
+        help="import: add run directories, or outputs of nccl-tests, nvbandwidth, DCGM and SuperBench; "
+        "merge: merge the files of single runs by month; part: the life of a serial or host; "
         "figure: distribution of a figure; lemons: what fails repeatedly or drifts; drivers: figures that changed with the "
         "driver; racks: a row for each rack; sql: one SELECT",
     )
@@ -61,7 +63,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--settings", default="", help="figure: settings that it must have: 'dtype=bf16 size=8192'")
     verb.add_argument("--stage", default="", help="figure: stage")
-    verb.add_argument("--model", default="", help="figure: GPU model, such as 'NVIDIA H200'")
+    verb.add_argument(
+        "--model", default="", help="figure: GPU model, such as 'NVIDIA H200'; import: model of figures without one"
+    )
     verb.add_argument("--value", type=float, help="figure: value in its SI unit, whose place is asked for")
     verb.add_argument("--all", action="store_true", help="figure: also hosts that were not accepted")
     verb.add_argument("--values", action="store_true", help="part: every single value too")
@@ -147,12 +151,13 @@ _QUESTIONS: dict[str, Callable[[History, argparse.Namespace], Answer]] = {
 
 def _import(options: argparse.Namespace) -> int:
     if not options.names:
-        raise UsageError("history import: give run directories, such as runs/*")
+        raise UsageError("history import: give run directories, such as runs/*, or outputs of other tools")
     failed, added = 0, []
     with progress_bar(sys.stderr):
         for name in options.names:
             try:
-                added.append(_import_run(options, Path(name)))
+                path = Path(name)
+                added.append(_import_run(options, path) if path.is_dir() else _import_file(options, path))
             except (RackproofError, OSError) as error:
                 print(f"rackproof: {name} was not added: {error}", file=sys.stderr)
                 failed += 1
@@ -175,6 +180,21 @@ def _import_run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     for note in notes:
         print(f"rackproof: {directory}: note: {note}", file=sys.stderr)
     return {"run": rows.entry["run"], "kind": rows.kind, "decision": report.decision, "notes": notes}
+
+
+def _import_file(options: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """Add the output of another tool; say if the history has it already."""
+    imported, is_new = import_output(options.history, options.kind, path, timestamp(_now()), options.model)
+    note = [] if is_new else ["the history has this file already"]
+    for text in note:
+        print(f"rackproof: {path}: note: {text}", file=sys.stderr)
+    return {
+        "file": str(path),
+        "source": imported.source,
+        "version": imported.version,
+        "figures": len(imported.rows),
+        "notes": note,
+    }
 
 
 def _print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:

@@ -169,8 +169,10 @@ def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: s
         with lines.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in figures)
         with writer(directory, kind) as index:
-            if digest in index.imports:
+            earlier = [item for item in index.files if item.table == "imported" and digest[:32] in item.runs]
+            if digest in index.imports and earlier and not any(damage(place, item, complete=True) for item in earlier):
                 return False
+            index.files = [item for item in index.files if item not in earlier]
             path = Path(temporary) / "imported.parquet"
             source = f"select * from {tables.read_rows('imported', lines)}"
             database.execute(tables.copy(source, "imported", path))

@@ -1,0 +1,66 @@
+"""What the readers of other tools' outputs share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.history.rows import Row, clean_text, settings_text
+
+
+class NotThisTool(Exception):  # noqa: N818 - no error: another reader is tried
+    """The text is not an output of this tool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """The figures of one file."""
+
+    source: str
+    version: str
+    rows: tuple[Row, ...]
+
+
+def number(value: object) -> float | None:
+    """Return a number, or a text that is one, as a float; None for anything else, and for infinities."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        result = float(value)
+    except ValueError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def row(name: str, value: float, unit: str, settings: Mapping[str, object], **place: str) -> Row:
+    """Return a row of the table `imported`.
+
+    Args:
+        name: name of the figure.
+        value: in SI units.
+        unit: the SI unit.
+        settings: with the names that Rackproof uses.
+        place: `tool_name`, and if known `host`, `slot`, `model`, `driver`.
+    """
+    known = {key: clean_text(text) for key, text in place.items()}
+    empty: dict[str, Any] = {"tool_name": "", "host": "", "slot": "", "model": "", "driver": ""}
+    return {
+        **empty,
+        **known,
+        "name": clean_text(name),
+        "value": value,
+        "unit": unit,
+        "settings": settings_text(settings),
+    }
+
+
+def as_dict(value: object) -> dict[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a JSON array; an empty one for anything else."""
+    return value if isinstance(value, list) else []

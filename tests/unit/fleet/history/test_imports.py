@@ -1,0 +1,161 @@
+"""Outputs of other tools become figures with Rackproof's names and SI units, and garbage becomes an error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.history.database import History
+from fleet.history.imports import read_output
+from fleet.history.rows import Row
+from schemas.errors import UsageError
+from tests import ROOT
+from tests.accepted import rackproof
+
+REFERENCE = ROOT / "docs" / "measurements"
+OUTPUTS = sorted([*REFERENCE.glob("reference*/nccl/*.txt"), *REFERENCE.glob("reference*/nvbandwidth/*.json")])
+NCCL_JSON: dict[str, Any] = {
+    "version": 1, "start_time": "2026-01-01T00:00:00", "args": ["/opt/nccl-tests/build/all_reduce_perf", "-J", "out.json"],
+    "env": ["TOKEN=secret"], "nccl_version": 22809,
+    "config": {"graph": 0, "devices": [
+        {"rank": rank, "hostname": "h1", "device": rank, "device_hex": "0x1b", "device_info": "NVIDIA H200"} for rank in range(8)
+    ]},
+    "results": [
+        {"size": 8589934592, "count": 2147483648, "type": "bfloat16", "redop": "sum", "root": "-1",
+         "out_of_place": {"time": 31000.5, "alg_bw": 277.1, "bus_bw": 484.9, "nwrong": 0.0},
+         "in_place": {"time": 31000.5, "alg_bw": 277.1, "bus_bw": 485.1, "nwrong": 3.0}},
+    ],
+}  # fmt: skip
+SUPERBENCH: dict[str, Any] = {
+    "node": "h7", "kernel-launch/event_time:0": 0.0059, "nccl-bw:default/allreduce_8589934592_busbw:0": 480.2,
+    "gemm-flops/bf16_tc_flops:3": 702000.0, "mem-bw/h2d_bw:1": 55.1, "monitor/gpu_temperature:0": None,
+}  # fmt: skip
+DCGM_4: dict[str, Any] = {
+    "DCGM Diagnostic": {"test_categories": [{"category": "Integration", "tests": [{"name": "pcie", "results": [
+        {"entity_group": "GPU", "entity_group_id": 1, "entity_id": 0, "status": "Pass",
+         "info": ["GPU to Host bandwidth:\t\t52.9 GB/s", "Host to GPU bandwidth:\t\t53.8 GB/s"]},
+        {"entity_group": "GPU", "entity_id": 1, "status": "Fail", "warnings": [{"warning": "slow"}]},
+        {"entity_group": "CPU", "entity_id": 0, "status": "Skip"},
+    ]}]}]},
+    "metadata": {"version": "4.2.3", "Driver Version Detected": "580.82.09"},
+}  # fmt: skip
+DCGM_3: dict[str, Any] = {
+    "DCGM GPU Diagnostic": {"version": "3.3.5", "Driver Version Detected": "550.54.15", "test_categories": [
+        {"category": "Hardware", "tests": [{"name": "GPU Memory", "results": [{"gpu_ids": "0,1", "status": "PASS"}]}]},
+    ]},
+}  # fmt: skip
+
+
+def rows_of(directory: Path, content: object, name: str = "out.json") -> list[Row]:
+    path = directory / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return list(read_output(path)[0].rows)
+
+
+@pytest.mark.parametrize("path", OUTPUTS, ids=lambda path: "/".join(path.parts[-3:]))
+def test_every_output_of_the_reference_measurements_is_read(path: Path) -> None:
+    imported, _ = read_output(path)
+    assert imported.version.startswith({"nccl": "2.1", "nvbandwidth": "v0."}[path.parent.name])
+    assert {row["model"] for row in imported.rows} == {"NVIDIA H200"}
+    assert all(row["value"] > 0 and row["unit"] in ("B/s", "s") for row in imported.rows)
+    assert not [row for row in imported.rows if "unknown" in row["name"]]
+
+
+def test_figures_of_nccl_tests_are_in_si_units_with_our_settings() -> None:
+    imported, _ = read_output(REFERENCE / "reference" / "nccl" / "all_reduce.txt")
+    settings = "backend=nccl dtype=fp32 placement=in_place size_bytes=8589934592 world_size=4"
+    values = {row["name"]: row["value"] for row in imported.rows if row["settings"] == settings}
+    assert values == pytest.approx(
+        {"collective.all_reduce.busbw": 365.12e9, "collective.all_reduce.latency": 35289.9e-6}
+    )
+
+
+def test_figures_of_nvbandwidth_are_those_that_the_measurements_were_compared_with() -> None:
+    imported, _ = read_output(REFERENCE / "reference" / "nvbandwidth" / "peer.json")
+    both = [row["value"] for row in imported.rows if row["settings"] == "direction=both_ways"]
+    assert len(both) == 12
+    assert min(both) > 7.7e11, "the sum of both directions, not one of them"
+
+
+def test_wrong_results_and_the_environment_are_left_out(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, NCCL_JSON)
+    assert [(row["name"], row["value"]) for row in rows] == [
+        ("collective.all_reduce.latency", pytest.approx(0.0310005)),
+        ("collective.all_reduce.busbw", pytest.approx(484.9e9)),
+    ]
+    assert rows[0]["settings"] == "backend=nccl dtype=bf16 placement=out_of_place size_bytes=8589934592 world_size=8"
+    assert "secret" not in str(rows)
+
+
+def test_superbench_metrics_have_our_names_or_their_own(tmp_path: Path) -> None:
+    rows = {row["tool_name"]: row for row in rows_of(tmp_path, json.dumps(SUPERBENCH) + "\n", "results-summary.jsonl")}
+    assert {name: (row["name"], row["settings"], row["value"], row["slot"]) for name, row in rows.items()} == {
+        "kernel-launch/event_time": ("superbench.kernel-launch/event_time", "", 0.0059, "gpu=0"),
+        "nccl-bw/allreduce_8589934592_busbw":
+            ("collective.all_reduce.busbw", "backend=nccl size_bytes=8589934592", pytest.approx(480.2e9), "gpu=0"),
+        "gemm-flops/bf16_tc_flops": ("gemm.throughput", "dtype=bf16", pytest.approx(7.02e14), "gpu=3"),
+        "mem-bw/h2d_bw": ("host_copy.bandwidth", "direction=host_to_device sharing=alone", pytest.approx(5.51e10), "gpu=1"),
+    }  # fmt: skip
+    assert {row["host"] for row in rows.values()} == {"h7"}
+
+
+def test_results_of_dcgm_are_read_in_both_layouts(tmp_path: Path) -> None:
+    new = [(row["name"], row["settings"], row["value"], row["slot"]) for row in rows_of(tmp_path, DCGM_4)]
+    assert new == [
+        ("dcgm.pcie.passed", "", 1.0, "gpu=0"),
+        ("host_copy.bandwidth", "direction=device_to_host sharing=alone", pytest.approx(52.9e9), "gpu=0"),
+        ("host_copy.bandwidth", "direction=host_to_device sharing=alone", pytest.approx(53.8e9), "gpu=0"),
+        ("dcgm.pcie.passed", "", 0.0, "gpu=1"),
+    ]
+    old = rows_of(tmp_path, DCGM_3)
+    assert [(row["name"], row["slot"], row["driver"]) for row in old] == [
+        ("dcgm.gpu_memory.passed", slot, "550.54.15") for slot in ("gpu=0", "gpu=1")
+    ]
+
+
+GARBAGE = ["", "text", "[]", "{}", "null", '{"nvbandwidth": {}}', '{"nvbandwidth": {"testcases": [7, {"bandwidth_matrix": 3}]}}',
+           '{"nccl_version": 1, "results": [3, {"size": "x"}]}', '{"node": "h1"}', '{"node": 3}', "[" * 100_000,
+           '{"DCGM Diagnostic": {"test_categories": [{"tests": [{"results": [{"status": "Pass"}, 7]}]}]}}',
+           "# nThread 1 minBytes 8 graph: 0\n 8 2 float sum -1 a b c d e f g h\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_is_an_error_of_the_operator(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"neither a run directory nor|without a figure"):
+        rows_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("path", OUTPUTS[:: len(OUTPUTS) // 4], ids=lambda path: path.name)
+def test_output_that_was_cut_off_gives_the_rows_before_or_an_error(tmp_path: Path, path: Path) -> None:
+    text = path.read_text()
+    complete = len(read_output(path)[0].rows)
+    for share in (0.1, 0.5, 0.9):
+        with contextlib.suppress(UsageError):
+            assert len(rows_of(tmp_path, text[: int(len(text) * share)], path.name)) <= complete
+
+
+def test_file_is_imported_once_with_its_source_and_count(tmp_path: Path) -> None:
+    path, store = REFERENCE / "reference" / "nccl" / "all_reduce.txt", tmp_path / "h"
+    first = rackproof("history", "import", path, "--history", store)
+    second = rackproof("history", "import", path, "--history", store)
+    assert (first.returncode, first.stderr, second.returncode) == (0, "", 0)
+    assert "the history has this file already" in second.stderr
+    ((count, sources),) = History(store).rows(
+        "select count(*), count(distinct source || version || file) from imported"
+    )
+    assert (count, sources) == (42, 1)
+    asked = rackproof(
+        "history", "figure", "collective.all_reduce.busbw", "--value", "3e11", "--json", "--history", store
+    )
+    imported = json.loads(asked.stdout)["imported"]
+    assert {(row["source"], row["version"], row["file"]) for row in imported} == {
+        ("nccl-tests", "2.19.6, NCCL 22809", "all_reduce.txt")
+    }
+    (file,) = (store / "gpu" / "imported").iterdir()
+    file.unlink()
+    rackproof("history", "import", path, "--history", store)
+    assert History(store).rows("select count(*) from imported") == [(42,)]
