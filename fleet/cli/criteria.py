@@ -1,38 +1,48 @@
-"""`rackproof criteria`: check criteria packs, list them, print them as alert rules; show the floors of versions."""
+"""`rackproof criteria`: check criteria packs, list them, propose one, print them as alert rules; show the floors of versions."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.advisories.rebuild import rebuild
 from fleet.criteria_lint.lint import lint
+from fleet.history.database import History
+from fleet.history.index import DEFAULT, KINDS
+from fleet.history.propose import models, pack_text, propose
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, rule_file
 from fleet.judge.advisories import shipped_advisories
 from fleet.judge.criteria import read_pack, read_packs, shipped_packs
+from fleet.judge.power import DETECTION_PROBABILITY, MAX_FALSE_ALARM
 from fleet.report.advisories_table import floors_blocks, floors_json
 from fleet.report.checks import checks
 from fleet.report.criteria_table import criteria_blocks, criteria_of, criterion_json, pack_json, packs_blocks
 from fleet.report.terminal import add_color_option, has_colour, render_blocks, width_of
+from schemas.baselines import REAL
+from schemas.errors import RunError, UsageError
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add criteria to the command."""
     criteria = verbs.add_parser(
         "criteria",
-        help="check criteria packs (exits 0 clean, 1 with findings), list them, print them as alert rules; show version floors",
+        help="check criteria packs (exits 0 clean, 1 with findings), list them, propose one from the history, "
+        "print them as alert rules; show version floors",
         epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list; "
         "rackproof criteria list h200-sxm; rackproof criteria versions; "
+        "rackproof criteria propose --model 'NVIDIA H200' > proposed.yml; "
         "rackproof criteria alerts my-pack.yml > /etc/prometheus/rackproof.rules.yml",
     )
     criteria.add_argument(
         "what",
-        choices=["lint", "list", "alerts", "versions"],
+        choices=["lint", "list", "alerts", "versions", "propose"],
         help="check packs against schema, catalogue and physics; print them; print rules for Prometheus; or print the "
-        "lowest versions without a published vulnerability, and the age of that list",
+        "lowest versions without a published vulnerability, and the age of that list; propose: print a pack with limits from the "
+        "accepted runs in the history, for review",
     )
     criteria.add_argument(
         "packs",
@@ -53,7 +63,24 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar=("BULLETINS", "OSV"),
         help="versions: build the list from checkouts of NVIDIA/product-security and golang/vulndb, and print it",
     )
+    criteria.add_argument("--history", type=Path, default=DEFAULT, help="propose: directory (default: %(default)s)")
+    criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
+    criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
+    criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
+                          help="propose: probability of finding the stated loss (default: %(default)s)")  # fmt: skip
+    criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
+                          help="propose: probability that a healthy part fails a limit (default: %(default)s)")  # fmt: skip
     criteria.set_defaults(call=call)
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number between 0 and 1")
+    return value
 
 
 def call(options: argparse.Namespace) -> int:
@@ -62,6 +89,8 @@ def call(options: argparse.Namespace) -> int:
         return _list(options)
     if options.what == "versions":
         return _versions(options)
+    if options.what == "propose":
+        return _propose(options)
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
@@ -79,6 +108,25 @@ def call(options: argparse.Namespace) -> int:
     if not findings:
         print(f"{len(packs)} packs with {checked} criteria: no findings")
     return 1 if findings else 0
+
+
+def _propose(options: argparse.Namespace) -> int:
+    """Print a pack with limits for a model from the history."""
+    history = History(options.history, options.kind)
+    for problem in history.problems:
+        print(f"rackproof: {problem}", file=sys.stderr)
+    known = list(models(history))
+    if options.model not in known:
+        raise UsageError(
+            f"criteria propose --model {options.model!r}: the history has accepted hosts with: {', '.join(known) or 'no GPU'}"
+        )
+    proposal = propose(history, options.model, power=options.power, false_alarm=options.false_alarm)
+    if not proposal.floors:
+        raise RunError(
+            f"no limit can be proposed for {options.model}: {'; '.join(proposal.left_out[:3]) or 'no figures'}"
+        )
+    print(pack_text(proposal), end="")
+    return 0
 
 
 def _versions(options: argparse.Namespace) -> int:

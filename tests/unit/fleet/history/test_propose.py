@@ -1,0 +1,143 @@
+"""Proposed limits have the stated false alarms and power, even if 40 % of the parts are bad, and are a pack that lints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.criteria_lint.lint import lint
+from fleet.history.database import History
+from fleet.history.propose import Floor, pack_text, propose, tolerance_factor
+from fleet.history.rows import HostRows, RunRows
+from fleet.history.store import add_run
+from fleet.judge.criteria import read_pack
+from schemas.baselines import REAL
+from tests.accepted import rackproof
+
+MODEL = "NVIDIA H200"
+HOSTS, RUNS = 40, 4
+LEVEL, PART_SIGMA, RUN_SIGMA = 7.0e14, 0.01, 0.004
+LATENCY = 2e-5
+
+
+def runs(bad_share: float, seed: int) -> Iterator[RunRows]:
+    """Yield accepted runs of hosts with a GPU each, a share of which is 10 to 40 % slower."""
+    generator = random.Random(seed)  # noqa: S311
+    parts = [LEVEL * generator.gauss(1, PART_SIGMA) for _ in range(HOSTS)]
+    parts = [
+        value * generator.uniform(0.6, 0.9) if number < bad_share * HOSTS else value
+        for number, value in enumerate(parts)
+    ]
+    for run in range(RUNS):
+        hosts = []
+        for number, value in enumerate(parts):
+            place = {"host": f"h{number}", "rack": "r1", "model": MODEL, "driver": "580", "accepted": True, "stage": "benchmark",
+                     "within": ""}  # fmt: skip
+            gpu = {
+                **place,
+                "slot": "gpu=0",
+                "serial": f"s{number}",
+                "name": "gemm.throughput",
+                "settings": "dtype=bf16 size=8192",
+            }
+            host = {**place, "slot": "", "serial": "", "name": "collective.all_reduce.latency",
+                    "settings": "backend=nccl dtype=fp32 placement=in_place size_bytes=8"}  # fmt: skip
+            few = {**gpu, "name": "memory.bandwidth", "settings": "op=copy", "unit": "B/s", "value": 4e12 + number}
+            figures = [
+                {**gpu, "unit": "FLOP/s", "value": value * generator.gauss(1, RUN_SIGMA)},
+                {**host, "unit": "s", "value": LATENCY * generator.gauss(1, 0.02)},
+                *([few] if number < 4 else []),
+            ]
+            hosts.append(HostRows(parts=(), figures=tuple(figures)))
+        began = f"2026-01-0{run + 1}"
+        entry = {"run": f"r{run}", "began": f"{began} 00:00:00", "ended": f"{began} 01:00:00", "profile": "standard",
+                 "decision": "accepted", "rackproof": "2", "hosts": HOSTS, "gpus": HOSTS, "notes": []}  # fmt: skip
+        yield RunRows(kind=REAL, nonce=f"{run:032x}", entry=entry, causes=(), hosts=iter(hosts))
+
+
+def history_of(directory: Path, bad_share: float = 0.0, seed: int = 1) -> History:
+    for rows in runs(bad_share, seed):
+        add_run(directory, rows)
+    return History(directory)
+
+
+def floors(history: History, **options: float) -> dict[str, Floor]:
+    return {item.name: item for item in propose(history, MODEL, **options).floors}
+
+
+@pytest.mark.parametrize(("count", "factor"), [(20, 3.295), (50, 2.862), (100, 2.684)])
+def test_tolerance_factor_is_that_of_the_tables(count: int, factor: float) -> None:
+    """One-sided, 99 % of the population with 95 % confidence: table A.7 of NBS Handbook 91."""
+    assert tolerance_factor(count, 0.99) == pytest.approx(factor, rel=0.02)
+
+
+@pytest.mark.parametrize("bad_share", [0.0, 0.2, 0.4])
+def test_floor_is_right_for_healthy_parts_with_any_share_of_bad_ones_up_to_40_percent(
+    tmp_path: Path, bad_share: float
+) -> None:
+    floor = floors(history_of(tmp_path, bad_share))["gemm.throughput"]
+    sigma = (PART_SIGMA**2 + RUN_SIGMA**2) ** 0.5
+    assert floor.left_out >= bad_share * HOSTS
+    assert floor.centre == pytest.approx(LEVEL, rel=3 * PART_SIGMA / (HOSTS * (1 - bad_share)) ** 0.5)
+    assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
+    below = (LEVEL - floor.limit) / (LEVEL * sigma)
+    assert 2.5 < below < 7, "a healthy part is at most 3.1 sigma below with a probability of 0.1 %"
+    assert floor.limit < LEVEL * (1 - 2.5 * sigma)
+    assert floor.finds < 0.12
+
+
+def test_stated_loss_is_found_with_the_stated_power_and_false_alarms_are_as_rare_as_stated(tmp_path: Path) -> None:
+    floor = floors(history_of(tmp_path), power=0.99, false_alarm=0.001)["gemm.throughput"]
+    generator = random.Random(7)  # noqa: S311
+
+    def failing(factor: float) -> float:
+        values = (
+            factor * LEVEL * generator.gauss(1, PART_SIGMA) * generator.gauss(1, RUN_SIGMA) for _ in range(20_000)
+        )
+        return sum(value < floor.limit for value in values) / 20_000
+
+    assert failing(1.0) <= 0.001
+    assert failing(1 - floor.finds) >= 0.98
+
+
+def test_less_false_alarms_cost_power(tmp_path: Path) -> None:
+    history = history_of(tmp_path)
+    strict, lenient = (floors(history, false_alarm=share)["gemm.throughput"] for share in (0.01, 1e-6))
+    assert lenient.limit < strict.limit
+    assert lenient.finds > strict.finds
+
+
+def test_latency_has_a_ceiling_and_few_parts_have_none(tmp_path: Path) -> None:
+    proposal = propose(history_of(tmp_path), MODEL)
+    limits = {item.name: item for item in proposal.floors}
+    assert limits["collective.all_reduce.latency"].operator == "le"
+    assert limits["collective.all_reduce.latency"].limit > LATENCY * 1.05
+    assert "memory.bandwidth" not in limits
+    (reason,) = proposal.left_out
+    assert reason.startswith("memory.bandwidth op=copy benchmark: 4 parts with 3 or more runs")
+
+
+def test_proposal_is_a_pack_without_findings_that_no_host_uses_by_itself(tmp_path: Path) -> None:
+    history_of(tmp_path / "h")
+    done = rackproof("criteria", "propose", "--model", MODEL, "--history", tmp_path / "h")
+    assert (done.returncode, done.stderr) == (0, "")
+    path = tmp_path / "proposed.yml"
+    path.write_text(done.stdout)
+    pack = read_pack(str(path))
+    assert not lint(pack)
+    assert not pack.gpu_names
+    gemm = next(item for item in pack.criteria if item.name == "gemm.throughput")
+    assert (gemm.where, gemm.scope, gemm.operator) == ({"dtype": "bf16", "size": 8192}, "gpu", "ge")
+    assert "fails a healthy part with 0.001 probability" in gemm.source
+    assert "# No limit: memory.bandwidth" in done.stdout
+    assert pack_text(propose(History(tmp_path / "h"), MODEL)) == done.stdout
+
+
+def test_unknown_model_is_explained(tmp_path: Path) -> None:
+    history_of(tmp_path / "h")
+    done = rackproof("criteria", "propose", "--model", "NVIDIA B200", "--history", tmp_path / "h")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "the history has accepted hosts with: NVIDIA H200" in done.stderr
