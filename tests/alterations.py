@@ -416,9 +416,9 @@ class AcceptedRun:
         choices = [(operation, kind) for kind, found in kinds.items() for operation in operations(found[0][1])]
         draw.shuffle(choices)
         first = {(operation, _place_in_schema(kind)): (operation, kind) for operation, kind in choices}
-        made = 0
+        count_done = 0
         for operation, kind in itertools.chain(first.values(), itertools.cycle(choices)):
-            if made == count:
+            if count_done == count:
                 return
             record, element = draw.choice(kinds[kind])
             other = None
@@ -427,7 +427,7 @@ class AcceptedRun:
                 if not another:
                     continue
                 other = another[0][0], another[0][1].place
-            made += 1
+            count_done += 1
             yield Alteration(
                 record=record,
                 operation=operation,
@@ -637,12 +637,12 @@ def shares(names: Sequence[str], count: int) -> dict[str, int]:
 def table(counts: Counts) -> str:
     """Return how many elements of each part of the evidence were altered, by operation, and what became of them."""
     parts = sorted({which for which, _, _ in counts})
-    made = (REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT)
+    operations = (REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT)
     outcomes = sorted({outcome for *_, outcome in counts} | set(FAILURES))
-    rows = [["", *made, *outcomes]]
+    rows = [["", *operations, *outcomes]]
     for which in [*parts, "all"]:
         own = [(operation, outcome, n) for (of, operation, outcome), n in counts.items() if which in (of, "all")]
-        sums = [sum(n for operation, _, n in own if operation == name) for name in made]
+        sums = [sum(n for operation, _, n in own if operation == name) for name in operations]
         rows.append([which, *map(str, sums), *(str(sum(n for _, o, n in own if o == name)) for name in outcomes)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -663,8 +663,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     counts, failures = Counts(), []
-    with tempfile.TemporaryDirectory(dir=MEMORY) as made, ProcessPoolExecutor(options.jobs) as pool:
-        directories = {name: simulated_run(name, Path(made)) for name in SIMULATED}
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory, ProcessPoolExecutor(options.jobs) as pool:
+        directories = {name: simulated_run(name, Path(directory)) for name in SIMULATED}
         directories |= {name: ROOT / "docs" / "measurements" / name for name in MEASURED_RUNS}
         directories |= {str(run): run for run in options.runs}
         tasks = [

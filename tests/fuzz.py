@@ -577,17 +577,17 @@ def _missing_waiver(sound: bytes, text: bytes) -> str:
 
 
 def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
-    asked = {
+    waived = {
         key: " ".join(str(line.get(key, "")).split()) for key in ("who", "why", "until", "scope", "criterion", "host")
     }
-    matches_host = asked["host"] == needed["host"] or (not asked["host"] and bool(line.get("serial")))
-    within = not asked["scope"] or f"{needed['scope']},".startswith(f"{asked['scope']},")
-    signed = len(asked["who"]) > 1 and len(asked["why"]) > 1 and asked["until"] >= builders.WHEN[:10]
+    matches_host = waived["host"] == needed["host"] or (not waived["host"] and bool(line.get("serial")))
+    within = not waived["scope"] or f"{needed['scope']},".startswith(f"{waived['scope']},")
+    signed = len(waived["who"]) > 1 and len(waived["why"]) > 1 and waived["until"] >= builders.WHEN[:10]
     return (
         bool(matches_host)
         and within
         and signed
-        and asked["criterion"] == needed["criterion"]
+        and waived["criterion"] == needed["criterion"]
         and not line.get("absent")
     )
 

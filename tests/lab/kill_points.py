@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="remove the agent from the hosts before every second run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    began, made, bad, runs = time.monotonic(), 0, 0, 0
+    began, kills, bad, runs = time.monotonic(), 0, 0, 0
     with tempfile.TemporaryDirectory(prefix="rackproof-kill-") as directory, Lab(Path(directory), options.hosts) as lab:
         site = Site(lab=lab, runs=Path(directory) / "runs")
         site.runs.mkdir()
@@ -331,16 +331,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for runs in range(1, run_count + 1):
             if options.fresh and runs % 2:
                 site.run(f"teardown{runs}", "teardown")
-            made += chain(site, f"run{runs}", points[runs - 1 :: run_count], lambda line: print(line, flush=True))
+            kills += chain(site, f"run{runs}", points[runs - 1 :: run_count], lambda line: print(line, flush=True))
             problems = differences_from_undisturbed(site, f"run{runs}", undisturbed)
             bad += bool(problems)
             print(
-                f"run{runs}: {made} kills so far: {'; '.join(problems) if problems else 'equal to the uninterrupted run'}",
+                f"run{runs}: {kills} kills so far: {'; '.join(problems) if problems else 'equal to the uninterrupted run'}",
                 flush=True,
             )
     same = runs - bad
     print(
-        f"{made} kill points in {runs} runs: {same} with the report of the uninterrupted run and each stage launched once, "
+        f"{kills} kill points in {runs} runs: {same} with the report of the uninterrupted run and each stage launched once, "
         f"{bad} different"
     )
     print(f"{time.monotonic() - began:.0f} s")

@@ -52,10 +52,10 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     hidden = "".join(f"{name}; " for name in without)
     exports = f"{{ global: *; local: {hidden or 'nothing;'} }};\n"
-    made = BUILT / sha256(SOURCE.read_bytes() + exports.encode()).hexdigest() / LIBRARY
-    if not made.exists():
-        _compile(made, exports)
-    shutil.copyfile(made, directory / LIBRARY)
+    library = BUILT / sha256(SOURCE.read_bytes() + exports.encode()).hexdigest() / LIBRARY
+    if not library.exists():
+        _compile(library, exports)
+    shutil.copyfile(library, directory / LIBRARY)
     return directory
 
 

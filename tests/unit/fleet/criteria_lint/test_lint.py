@@ -20,8 +20,16 @@ SHEET = {
 
 
 def rule(name: str = "memory.bandwidth", **over: Any) -> Criterion:
-    made = {"id": "c", "name": name, "operator": "ge", "unit": "B/s", "action": "rma", "source": "x", "origin": "mine"}
-    return Criterion(**{**made, **over})
+    fields = {
+        "id": "c",
+        "name": name,
+        "operator": "ge",
+        "unit": "B/s",
+        "action": "rma",
+        "source": "x",
+        "origin": "mine",
+    }
+    return Criterion(**{**fields, **over})
 
 
 def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
@@ -154,8 +162,8 @@ def test_limit_that_cannot_be_intended_is_a_finding(name: str, over: Any, findin
 
 def findings(*, criteria: Any = None, **over: Any) -> list[str]:
     name = over.pop("name", "memory.bandwidth")
-    made = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **over}),)
-    return [str(item) for item in lint(Pack(name="mine", gpu_names=(), criteria=tuple(made)))]
+    rules = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **over}),)
+    return [str(item) for item in lint(Pack(name="mine", gpu_names=(), criteria=tuple(rules)))]
 
 
 @pytest.mark.parametrize(
@@ -312,14 +320,14 @@ def test_same_finding_is_listed_once() -> None:
     assert len(findings(criteria=(twice, twice))) == 1
 
 
-def parameters(name: str, **asked: Any) -> list[str]:
+def parameters(name: str, **where: Any) -> list[str]:
     return [
-        text.split(": ", 2)[2] for text in findings(name=name, where=asked, value=None, fleet_fraction=0.9, scope="")
+        text.split(": ", 2)[2] for text in findings(name=name, where=where, value=None, fleet_fraction=0.9, scope="")
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "why"),
+    ("name", "where", "why"),
     [
         ("collective.all_reduce.busbw", {"nvls": True, "placement": "in_place", "transport": "x", "size_bytes": 8}, ""),
         ("collective.all_reduce.graph_latency", {"backend": "nccl", "size_bytes": 8, "nccl_log": "x"}, ""),
@@ -350,8 +358,8 @@ def parameters(name: str, **asked: Any) -> list[str]:
         ("gpu.throttle.active", {"raeson": "x"}, "no such parameter"),
     ],
 )
-def test_parameters_are_those_of_the_observation(name: str, asked: Any, why: str) -> None:
-    result = [text for text in parameters(name, **asked) if "unit" not in text and "better" not in text]
+def test_parameters_are_those_of_the_observation(name: str, where: Any, why: str) -> None:
+    result = [text for text in parameters(name, **where) if "unit" not in text and "better" not in text]
     assert bool(result) is bool(why), result
     assert not why or why in result[0]
 

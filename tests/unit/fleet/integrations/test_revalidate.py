@@ -469,7 +469,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
 def skip_h2(plan: Plan, directory: Path) -> None:
     """Replace the record of h2 by that of a host in use."""
     planned = plan.host("h2")
-    made = [
+    observations = [
         {
             "name": item.name,
             "scope": scope,
@@ -484,7 +484,7 @@ def skip_h2(plan: Plan, directory: Path) -> None:
     ]
     record = json.loads((directory / "hosts" / "h2.json").read_text())
     del record["launches"]
-    documents.write(directory / "hosts" / "h2.json", {**record, "observations": made})
+    documents.write(directory / "hosts" / "h2.json", {**record, "observations": observations})
     for path in directory.glob("gangs/*/h2.json"):
         path.unlink()
 

@@ -45,8 +45,8 @@ def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.Reco
     record_property("table", f"{alterations.table(counts)}\n{counts.total()} alterations")
     assert not failures, "\n".join(failures[:20])
     assert counts.total() >= COUNT
-    made = {(which, operation) for which, operation, _ in counts}
-    assert {(which, each) for which, operations in KINDS.items() for each in operations} <= made
+    counted = {(which, operation) for which, operation, _ in counts}
+    assert {(which, each) for which, operations in KINDS.items() for each in operations} <= counted
 
 
 def test_no_figure_of_a_port_is_removed_or_altered_unnoticed(tmp_path: Path) -> None:

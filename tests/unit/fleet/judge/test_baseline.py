@@ -42,13 +42,18 @@ WIDTH = "gpu.pcie.width"
 
 
 def level(value: float = 100.0, *, runs: int = 1, unit: str = "B/s", **over: Any) -> Level:
-    made = {"name": "memory.bandwidth", "unit": unit, "value": value, "values": {f"r{at}": value for at in range(runs)}}
-    return Level(**{**made, **over})
+    fields = {
+        "name": "memory.bandwidth",
+        "unit": unit,
+        "value": value,
+        "values": {f"r{at}": value for at in range(runs)},
+    }
+    return Level(**{**fields, **over})
 
 
-def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -> Criterion:
+def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **limits: float) -> Criterion:
     return Criterion(
-        id="c", name=name, operator=operator, unit="B/s", action="rma", source="a test", baseline=VsBaseline(**asked)
+        id="c", name=name, operator=operator, unit="B/s", action="rma", source="a test", baseline=VsBaseline(**limits)
     )
 
 
@@ -203,7 +208,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "of", "wanted"),
+    ("limits", "of", "wanted"),
     [
         ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
         ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
@@ -217,11 +222,11 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
         ({"change": -3.0}, level(), 97.0), ({"change": 0.0}, level(precision=9.0), 100.0),
     ],
 )  # fmt: skip
-def test_limit_is_derived_from_an_accepted_figure(asked: Any, of: Level, wanted: float | None) -> None:
-    result = limit(baseline_criterion(**asked), of)
+def test_limit_is_derived_from_an_accepted_figure(limits: Any, of: Level, wanted: float | None) -> None:
+    result = limit(baseline_criterion(**limits), of)
     assert (result and result[0]) == (wanted and pytest.approx(wanted))
-    if "change" not in asked and wanted:  # a ceiling is as far above the level
-        above = limit(baseline_criterion("le", **{**asked, "fraction": 2 - asked["fraction"]}), of)
+    if "change" not in limits and wanted:  # a ceiling is as far above the level
+        above = limit(baseline_criterion("le", **{**limits, "fraction": 2 - limits["fraction"]}), of)
         assert above
         assert above[0] == pytest.approx(200 - wanted)
 
@@ -232,7 +237,7 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "of", "expected_text"),
+    ("limits", "of", "expected_text"),
     [
         ({"fraction": 0.9}, level(), "90 % of it; 0.1 kB/s in the accepted run"),
         ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of it; 100 in 3 accepted runs"),
@@ -242,8 +247,8 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
          "96 % of it, because its noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
-def test_limit_states_its_source(asked: Any, of: Level, expected_text: str) -> None:
-    result = limit(baseline_criterion(**asked), of)
+def test_limit_states_its_source(limits: Any, of: Level, expected_text: str) -> None:
+    result = limit(baseline_criterion(**limits), of)
     assert result
     assert result[1] == expected_text
 

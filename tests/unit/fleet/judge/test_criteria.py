@@ -334,16 +334,18 @@ def test_each_dtype_of_the_standard_profile_is_judged_unknown_or_lacking(name: s
         assert dtypes <= has | lacks or output in pack.unknown, (output, dtypes - has - lacks)
         if "fp8" in lacks or "fp8" not in has:
             judging = criteria_by_id([pack]).values()
-            asked = {item.where.get("dtype") for item in judging if item.name == output and item.expected is not None}
-            assert "fp8" not in asked
+            judged_dtypes = {
+                item.where.get("dtype") for item in judging if item.name == output and item.expected is not None
+            }
+            assert "fp8" not in judged_dtypes
 
 
 def test_packs_with_nvls_figures_require_nvls() -> None:
     packs = [read_pack(name) for name in shipped_packs()]
     with_figure = {pack.name for pack in packs if any(item.where.get("nvls") is True for item in pack.criteria)}
-    asked = {pack.name: item for pack in packs for item in pack.criteria if item.name == "collective.nvls"}
-    assert set(asked) == with_figure == {"h100-sxm", "h200-sxm", "b200"}
-    for item in asked.values():
+    by_pack = {pack.name: item for pack in packs for item in pack.criteria if item.name == "collective.nvls"}
+    assert set(by_pack) == with_figure == {"h100-sxm", "h200-sxm", "b200"}
+    for item in by_pack.values():
         assert (item.operator, item.value, item.where, item.stage) == ("eq", True, {"world_size": 8}, "benchmark")
         assert "NCCL_NVLS_ENABLE" in item.note
         assert "fabric manager" in item.note

@@ -122,16 +122,16 @@ def test_drift_is_recorded_for_rates_of_benchmarks_only() -> None:
     assert is_rate(series(1))
     assert not is_rate(series(1, unit="W"))
     assert not is_rate(series(1, name="gpu.power", unit="B/s"))
-    made = soak(
+    soak_record = soak(
         series(*(100, 90, 80, 70, 60, 50), dtype="x"), series(*range(1, 9), unit="W"), series(1, 2, scope="gpu=1")
     )
     record = host_evidence(one_figure_plan()).records[0]
-    kept, grown = with_drift_observations(Evidence(records=(record, replace(record, soak=made)))).records
+    kept, grown = with_drift_observations(Evidence(records=(record, replace(record, soak=soak_record)))).records
     assert kept == record
     (drift,) = grown.observations[len(record.observations) :]
     assert (drift.name, drift.scope, drift.stage, drift.unit) == (f"drift.{RATE}", "gpu=0", SOAK, "1")
     assert (drift.value, drift.params, drift.status) == (0.6, {"dtype": "x"}, "measured")
-    assert rates_without_drift(made) == [RATE]
+    assert rates_without_drift(soak_record) == [RATE]
     assert rates_without_drift(soak(series(1, name="memory.bandwidth"), series(1, unit="W"), series(1))) == [
         "memory.bandwidth",
         RATE,
@@ -257,10 +257,10 @@ def test_failed_rounds_name_the_first_one() -> None:
 def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict[str, Any], is_reported: bool) -> None:
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
-    made = soak(series(1.0), planned=planned, finished=1, **over)
+    soak_record = soak(series(1.0), planned=planned, finished=1, **over)
     why = f"too few rounds to evaluate the drift of {RATE}: 1 in {format_span(planned)}"
-    assert (("host", why) in soak_findings(made, plan=plan)) is is_reported
-    assert ("host", why) not in soak_findings(made, plan=replace(plan, rehearsal=True))
+    assert (("host", why) in soak_findings(soak_record, plan=plan)) is is_reported
+    assert ("host", why) not in soak_findings(soak_record, plan=replace(plan, rehearsal=True))
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:
@@ -290,10 +290,10 @@ def test_stopped_or_rare_figures_are_found(of: tuple[Series, ...], over: dict[st
 
 def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
-    made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
-    made = replace(made, finished=1)
+    soak_record = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
+    soak_record = replace(soak_record, finished=1)
     expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, on other parts of its kind at 10:00"
-    assert soak_findings(made) == [("gpu=1", f"{expected_text} (and 1 more)")]
+    assert soak_findings(soak_record) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
     assert soak_findings(few) == [("gpu=0", f"{RATE} is in 7 of 10 rounds")]
 

@@ -1169,8 +1169,10 @@ def test_launch_of_another_stage_is_ignored() -> None:
 
 def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
     plan = gang_plan("h1", "h2", "h3")
-    asked = replace(plan.expected[0], stage="gang", name="digest.value", scope="device", params={"workload": "gemm"})
-    plan = replace(plan, expected=(asked,))
+    expectation = replace(
+        plan.expected[0], stage="gang", name="digest.value", scope="device", params={"workload": "gemm"}
+    )
+    plan = replace(plan, expected=(expectation,))
 
     def digest(value: str) -> tuple[Observation, ...]:
         reading = builders.observation("digest.value", value, scope="gpu=0", stage="gang", workload="gemm")

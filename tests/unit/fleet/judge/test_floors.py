@@ -603,7 +603,7 @@ def test_healthy_fabric_passes_and_a_much_slower_one_fails(row: Fabric) -> None:
 def test_every_rate_between_hosts_has_a_floor(model: str, gpus: int, hosts: int) -> None:
     def figures(rate: float) -> list[Observation]:
         params: dict[str, Value] = {"world_size": hosts * gpus, "placement": "in_place"}
-        made = [
+        single = [
             figure(
                 f"collective.{op}.busbw",
                 rate * (gpus if op in RINGS else 1),
@@ -615,7 +615,7 @@ def test_every_rate_between_hosts_has_a_floor(model: str, gpus: int, hosts: int)
             for op, size in itertools.product(OPS, (1 << 26, GIB, 4 * GIB))
         ]
         pairs = [figure("pairs.bandwidth", rate, scope=f"gpu={at},partner=h2", stage="gang") for at in range(gpus)]
-        return [*made, *pairs]
+        return [*single, *pairs]
 
     for rate, expected in ((36e9, PASS), (1e6, FAIL)):
         found = outcomes(model, figures(rate), count=gpus, hosts=hosts, gbps=400)
@@ -675,7 +675,7 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
         return replace(item, value=alike[0].value) if alike else item
 
     name, path = read_pack(model).gpu_names[0], f"NV{sheet['nvlink']['links']}" if "nvlink" in sheet else "NODE"
-    made = {}
+    evidence_of_host = {}
     for host, evidence in builders.evidence(plan).items():
         evidence = builders.with_observations(evidence, of_model)
         records = []
@@ -686,8 +686,8 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
                 snapshots.append(replace(snapshot, metrics=(*kept, peer_links(count, path))))
             gpus = tuple(replace(gpu, name=name) for gpu in record.gpus)
             records.append(replace(record, gpus=gpus, snapshots=tuple(snapshots)))
-        made[host] = replace(evidence, records=tuple(records))
-    return made
+        evidence_of_host[host] = replace(evidence, records=tuple(records))
+    return evidence_of_host
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

@@ -424,7 +424,7 @@ def counter_verdict(
 ) -> Verdict:
     """Return the verdict on a counter with these values in the snapshots of RUN (host and gang record)."""
     plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
-    made = [
+    observations = [
         Snapshot(
             stage=stage,
             phase=phase,
@@ -435,7 +435,7 @@ def counter_verdict(
         for (stage, phase), value, second in zip(RUN, values, at, strict=False)
     ]
     alone, *_ = builders.records(plan, "h1")
-    taken = {gang: tuple(item for item in made if (item.stage == "gang") == bool(gang)) for gang in ("", "r1")}
+    taken = {gang: tuple(item for item in observations if (item.stage == "gang") == bool(gang)) for gang in ("", "r1")}
     records = tuple(
         replace(alone, gang=gang, snapshots=taken[gang], observations=() if gang else alone.observations)
         for gang in taken

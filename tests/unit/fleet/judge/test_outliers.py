@@ -25,7 +25,7 @@ def criterion(**over: object) -> Criterion:
     return Criterion(**{**fields, "action": "inspect_hardware", "source": "a test", **over})  # type: ignore[arg-type]
 
 
-def relative_verdicts(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
+def relative_verdicts(criterion: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
     """Return (host, scope) -> verdict; `shares` has the factors of the stress rates of both GPUs of each host."""
     plan = small_plan(*shares)
     evidence = {}
@@ -41,7 +41,7 @@ def relative_verdicts(asked: Criterion, shares: dict[str, tuple[float, float]]) 
             return replace(record, observations=observed)
 
         evidence[host] = Evidence(records=tuple(map(share, builders.records(plan, host))))
-    packs = (Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(asked,)),)
+    packs = (Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(criterion,)),)
     return {(item.host, item.scope): item for item in judge(plan, evidence, packs) if item.criterion == "relative"}
 
 

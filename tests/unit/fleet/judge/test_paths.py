@@ -33,11 +33,11 @@ def host_view(*observations: Observation, rules: tuple[Criterion, ...] = (ACCESS
 
 
 def slow_collective(**over: Any) -> Verdict:
-    made = {
+    fields = {
         "host": "h1", "scope": "host", "name": "collective.all_reduce.busbw", "stage": "benchmark", "verdict": FAIL,
         "criterion": "c", "reason": "found 1, wanted 2", "action": "reseat", "params": {"size_bytes": 8},
     }  # fmt: skip
-    return Verdict(**{**made, **over})
+    return Verdict(**{**fields, **over})
 
 
 def explain(verdict: Verdict, *observations: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
@@ -146,7 +146,7 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
     hosts = ("h1", "h2", "h3", "h4")
     plan = one_figure_plan(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
-    made = {
+    evidence_of_host = {
         host: HostView(
             plan,
             plan.host(host),
@@ -157,7 +157,7 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
     }
     gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
     for number, host in enumerate(hosts):
-        gatherers[number % parts].add(made[host])
+        gatherers[number % parts].add(evidence_of_host[host])
     first, *others = [gatherer.finish() for gatherer in gatherers]
     for other in others:
         first.update(other)

@@ -31,13 +31,15 @@ def figure(
 
 
 def power_of_runs(
-    made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any
+    observe: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any
 ) -> Power:
     """Return the detection power of runs in which each host has these observations."""
     runs = []
     for number in range(count):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())
-        evidence = {name: host_evidence(plan, name, observations=tuple(made(number, name)), **over) for name in NAMES}
+        evidence = {
+            name: host_evidence(plan, name, observations=tuple(observe(number, name)), **over) for name in NAMES
+        }
         runs.append((plan, evidence))
     return power(runs, [pack(*(rules or (FLOOR,)))])
 

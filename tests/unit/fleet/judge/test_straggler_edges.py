@@ -176,8 +176,8 @@ def test_outside_a_gang_only_ranks_of_the_same_host_wait() -> None:
 
 
 def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
-    made = tuple(Rank(rank=rank, local_rank=local, phase="end", exit_code=0, log_tail="") for rank, local in ranks)
-    return replace(builders.launch(stage, ("h1",)), ranks=made)
+    group = tuple(Rank(rank=rank, local_rank=local, phase="end", exit_code=0, log_tail="") for rank, local in ranks)
+    return replace(builders.launch(stage, ("h1",)), ranks=group)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
 )  # fmt: skip
 def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Launch, ...], rank_name: str) -> None:
     here = host_view("h1", compute=0.030)
-    made = replace(here.evidence.records[0], launches=launches)
-    here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
+    record = replace(here.evidence.records[0], launches=launches)
+    here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(record,)), [pack()])
     (verdict,) = with_straggler_causes([here, host_view("h2"), host_view("h3")], [slow_verdict()])
     assert verdict.detail.startswith(f"{rank_name} computes")
     (elsewhere,) = with_straggler_causes([here, host_view("h2")], [slow_verdict(scope="gpu=7")])

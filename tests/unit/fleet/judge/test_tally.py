@@ -273,11 +273,11 @@ def test_values_are_rounded_if_a_row_has_more_than_a_thousand(more: int) -> None
 
 def test_rounded_and_exact_rows_merge() -> None:
     def filled(count: int, first: float) -> TallyRow:
-        made = new_row()
+        row = new_row()
         for position in range(count):
-            add_value(made, position, first + position / 1000)
-        made.flush()
-        return made
+            add_value(row, position, first + position / 1000)
+        row.flush()
+        return row
 
     whole = filled(MAX_EXACT + 5, 100.0)
     for at in range(3):

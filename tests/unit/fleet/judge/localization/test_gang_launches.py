@@ -1108,12 +1108,12 @@ def test_launch_that_was_not_started_everywhere_is_recognized(
 def test_measurements_are_attributed_to_their_launch() -> None:
     kept = tuple(speeds("h1"))
     early, late = launch(0, observations=kept), launch(1)
-    made = record("h1", early, late, observations=DONE)
-    assert measurements_of(made, early) == kept
-    assert measurements_of(made, late) == tuple(DONE)
+    host_record = record("h1", early, late, observations=DONE)
+    assert measurements_of(host_record, early) == kept
+    assert measurements_of(host_record, late) == tuple(DONE)
     none = launch(2, ranks=(), outcome="failed")
-    made = record("h1", early, late, none, observations=DONE)
-    assert (measurements_of(made, late), measurements_of(made, none)) == (tuple(DONE), tuple(DONE))
+    host_record = record("h1", early, late, none, observations=DONE)
+    assert (measurements_of(host_record, late), measurements_of(host_record, none)) == (tuple(DONE), tuple(DONE))
     assert measurements_of(record("h1", late, observations=[replace(DONE[0], stage="benchmark")]), late) == ()
 
 
@@ -1347,9 +1347,9 @@ def pair_observations(host: str, pairs: Sequence[Pair], device: str = "gpu") -> 
         for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
             scope = f"{device}={pair.rail},partner={other}"
             for name, value, unit in (("bandwidth", pair.bandwidth, "B/s"), ("latency", pair.latency, "s")):
-                made = builders.observation(f"pairs.{name}", value or 1, stage="gang", scope=scope, unit=unit)
-                error = replace(made, status=ERROR, value=None, reason=pair.failed or "?")
-                result += [error] if pair.failed else [made] if value is not None else []
+                observation = builders.observation(f"pairs.{name}", value or 1, stage="gang", scope=scope, unit=unit)
+                error = replace(observation, status=ERROR, value=None, reason=pair.failed or "?")
+                result += [error] if pair.failed else [observation] if value is not None else []
     return result
 
 
@@ -1368,8 +1368,8 @@ def pair_verdicts(
     for host in plan.hosts:
         own_launches = (launches or {}).get(host.name, [launch(0, names)])
         gpus = tuple(builders.gpu(host.name, index) for index in range(len(host.devices)))
-        made = replace(record("h1", *own_launches, observations=observed[host.name]), host=host.name, gpus=gpus)
-        views.append(HostView(plan, host, Evidence(records=(made,)), [pack()]))
+        host_record = replace(record("h1", *own_launches, observations=observed[host.name]), host=host.name, gpus=gpus)
+        views.append(HostView(plan, host, Evidence(records=(host_record,)), [pack()]))
     return judge_pairs(views, earlier)
 
 
