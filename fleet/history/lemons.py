@@ -56,7 +56,7 @@ def lemons(history: History) -> list[Lemon]:
     )
     if not causes:
         return []
-    runs = _measured(history, {item["serial"] for item in causes if item["serial"]}, {item["host"] for item in causes})
+    runs = _measured(history, _repeated(causes, "serial"), _repeated(causes, "host"))
     counts = history.rows(
         "select count(distinct serial), count(distinct host) from parts where part in ('gpu', 'host')"
     )
@@ -69,6 +69,14 @@ def lemons(history: History) -> list[Lemon]:
         rest = [item for item in causes if not {item["serial"], f"{item['host']} {item['slot']}"} & explained]
         found += _group(kind, rest, runs, population)
     return sorted(found, key=lambda item: (not item.is_lemon, item.by_chance, item.kind, item.id))
+
+
+def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
+    """Return the serials or hosts with failures in several runs. Of the others, the runs need not be known."""
+    failing: dict[str, set[str]] = defaultdict(set)
+    for item in causes:
+        failing[item[key]].add(item["nonce"])
+    return {name for name, nonces in failing.items() if name and len(nonces) >= MIN_EPISODES}
 
 
 def _measured(

@@ -154,6 +154,7 @@ def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, with
             relation = f"select * from read_parquet({tables.paths(files)})" if files else tables.empty(table)
             sources[table] = f"({relation} where nonce <> {tables.literal(without)})" if files else f"({relation})"
         sources["trends"] = f"({tables.trend_sums(sources['figures'], sources['levels'])})"
+        sources["spreads"] = f"({tables.spreads(sources['figures'])})"
         for table, source in sources.items():
             path = Path(temporary) / f"{table}.parquet"
             database.execute(tables.copy(f"select * from {source}", table, path, merged=True))

@@ -55,17 +55,27 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     "parts": {**RUN, **INPUT["parts"], "duplicate": "BOOLEAN"},
     "causes": {**RUN, **INPUT["causes"]},
     "trends": TREND,
+    "spreads": {
+        **dict.fromkeys(("name", "settings", "stage", "model", "driver"), "VARCHAR"),
+        "is_gpu": "BOOLEAN",
+        "values": "BIGINT",
+        "parts": "BIGINT",
+        "quantiles": "DOUBLE[]",
+    },
     "imported": INPUT["imported"],
 }
-"""Table -> columns and types of its Parquet files. `trends` has sums over months of runs: they are exact and can be added."""
+"""Table -> columns and types of its Parquet files. Only merged months have `trends`, sums that are exact and can be added, and
+`spreads`, the distribution of the figures of accepted hosts as QUANTILES quantiles."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",
     "parts": "serial, host, slot, began",
     "causes": "serial, host, began",
     "trends": "level, name, settings, stage, within, id, driver",
+    "spreads": "name, settings, stage, model, driver",
     "imported": "source, name, settings",
 }
+QUANTILES = 200
 PER_RUN = ("figures", "levels", "parts", "causes")
 """The tables that have a file of each run."""
 ROW_GROUP = 16384
@@ -189,3 +199,11 @@ def trend_sums(figures: str, levels: str) -> str:
     return f"""select {key}, count(*) as n, sum({DAYS}) as sx, sum(y) as sy, sum({DAYS} ** 2) as sxx, sum({DAYS} * y) as sxy,
       sum(y::double ** 2) as syy, sum(log_value) as log_sum, min("began") as first, max("began") as last
       from ({points}) group by {key}"""
+
+
+def spreads(figures: str) -> str:
+    """Return the query of the distribution of each figure of accepted hosts, over all rows of the given relation."""
+    steps = ", ".join(str((number + 0.5) / QUANTILES) for number in range(QUANTILES))
+    return f"""select name, settings, stage, model, driver, serial <> '' as is_gpu, count(*) as values,
+      count(distinct host || ' ' || serial) as parts, quantile_disc(value, [{steps}]) as quantiles
+      from {figures} where accepted and not duplicate group by name, settings, stage, model, driver, is_gpu"""
