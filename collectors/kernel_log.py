@@ -88,7 +88,7 @@ def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) ->
     """Return the ring buffer and, before it, older records of the journal. May start a process, which is too slow for a scrape.
 
     Raises:
-        OSError: neither the ring buffer nor any command returns the log. The error is that of the ring buffer.
+        OSError: neither the ring buffer nor any command returns the log. The error is the one of the ring buffer.
     """
     try:
         ring = RingBuffer(path)

@@ -15,7 +15,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeys(LOADER):  # type: ignore[misc,valid-type]
-    """A loader that rejects duplicate keys, of which SafeLoader silently takes the last, and keys that are not text."""
+    """A loader that rejects duplicate keys (SafeLoader silently takes the last one) and keys that are not text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -16,7 +16,7 @@ from schemas.plans import plan_from_json
 from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
-"""Environment variable with the name of the cluster node, because the host name of a pod is that of the pod."""
+"""Environment variable with the name of the cluster node, because a pod has a host name of its own."""
 NO_RECORD = 2
 
 

@@ -103,7 +103,7 @@ def _rank_name() -> str:
 
 
 def _set_process_name(name: str) -> None:
-    """Set the process name for `top`, `pgrep -x` and the kernel log, because the command line is that of the launcher."""
+    """Set the process name for `top`, `pgrep -x` and the kernel log, because the process has the command line of the launcher."""
     _prctl(PR_SET_NAME, name.encode())
 
 

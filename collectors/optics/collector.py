@@ -1,8 +1,8 @@
 """Read the module and the physical layer of every Ethernet, InfiniBand and RoCE port, with ethtool and mlxlink.
 
-A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`), another Ethernet port that of the
-`network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an Ethernet interface;
-mlxlink reads adapters of NVIDIA. Both read a RoCE port; where both have a reading, that of ethtool is used.
+A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Another Ethernet port has the
+scope of the `network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an
+Ethernet interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port; if both have a reading, the one of ethtool counts.
 """
 
 from __future__ import annotations

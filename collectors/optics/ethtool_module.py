@@ -147,7 +147,7 @@ def _text(value: object) -> str:
 
 
 def _numbers(value: object) -> list[float]:
-    """Return the numbers of each lane, in order; one number is that of the module or of its only lane."""
+    """Return the numbers of each lane, in order; a single number belongs to the module or its only lane."""
     if isinstance(value, Mapping) and isinstance(value.get("values"), list):
         value = value["values"]
     if isinstance(value, Mapping):

@@ -239,7 +239,11 @@ def _host_figure(items: Sequence[Doc]) -> Doc:
 
 
 def _repetition_spread(items: Sequence[Doc]) -> list[float]:
-    """Return the spread of the repetitions of a figure, with half the 95 % interval of the median as standard deviation."""
+    """Return the spread of the repetitions of a figure: median, minimum, maximum and standard deviation.
+
+    The standard deviation is half the 95 % confidence interval of the median (DEFAULT_SIGMA if unknown), kept between MIN_SIGMA
+    and MAX_SIGMA. The extremes are two standard deviations from the median.
+    """
     median = statistics.median(item["value"] for item in items)
     precision = items[0].get("samples", {}).get("precision") or DEFAULT_SIGMA
     sigma = abs(median) * min(max(precision, MIN_SIGMA), MAX_SIGMA)

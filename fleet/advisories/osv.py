@@ -90,7 +90,7 @@ def _severity(document: Mapping[str, Any]) -> str:
 
 
 def _date(document: Mapping[str, Any], path: Path) -> str:
-    """Return the date of publication. Where the document has none, it is that of the commit that added the file."""
+    """Return the date of publication. If the document has none, return the date of the commit that added the file."""
     published = str(document.get("published", _UNKNOWN_DATE))
     if not published.startswith(_UNKNOWN_DATE):
         return published[:10]

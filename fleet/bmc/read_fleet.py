@@ -1,4 +1,4 @@
-"""Read the BMCs of many hosts at once. One that hangs costs its own reading only."""
+"""Read the BMCs of many hosts at once. If one hangs, only its own reading is lost."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NOT_VERIFIED = "not-verified"
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
-"""Kinds of verdicts of which several hosts may have the same cause."""
+"""Kinds of verdicts that may have the same cause on several hosts."""
 
 
 @dataclass(kw_only=True)

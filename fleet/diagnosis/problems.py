@@ -73,7 +73,7 @@ class Problem:
     explains_host: tuple[str, ...] = ()
     """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
     explains_parts: tuple[str, ...] = ()
-    """Kinds of parts of the host on all of which it also explains the observations that `explains` names: `nic`, `numa`."""
+    """Kinds of parts, such as `nic`: the problem also explains the observations of `explains` on all these parts of the host."""
     stops: bool = False
     """Whether missing results of the host and its gang follow from the problem."""
     confidence: str = CERTAIN

@@ -37,7 +37,8 @@ def revalidate(options: argparse.Namespace) -> int:
         return EXIT_LOCKED
     if _is_decided(directory):
         print(
-            f"rackproof: run {run_id} of this minute already has a decision: nothing was done: start again in the next minute",
+            f"rackproof: run {run_id} of this minute was already accepted or rejected: nothing was done: start again in the "
+            "next minute",
             file=sys.stderr,
         )
         return EXIT_LOCKED
@@ -91,7 +92,7 @@ def _inventory(source: str) -> str:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Return the directory of the newest run of the date. If that run has a decision, return that of a new run."""
+    """Return the directory of the newest run of the date. If it was accepted or rejected, return one for a new run."""
     now = datetime.now(UTC)
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
@@ -112,7 +113,7 @@ def _directory(options: argparse.Namespace) -> Path:
         return last
     new = directory.with_name(f"{run_id}-{now:%H%M}")
     if new != last:
-        print(f"rackproof: run {last.name} already has a decision: starting run {new.name}", file=sys.stderr)
+        print(f"rackproof: run {last.name} was already accepted or rejected: starting run {new.name}", file=sys.stderr)
     return new
 
 
@@ -166,7 +167,7 @@ def _without_report(directory: Path, code: int) -> int:
 def _play(playbook: Path, arguments: list[str]) -> int:
     """Run a playbook and return its exit code. A signal to this process interrupts the playbook.
 
-    If it exits before the play "Give the hosts back", the background process of scheduler.py resumes the nodes.
+    If the playbook exits before its play "Give the hosts back", the background process of scheduler.py resumes the nodes.
     """
     program = shutil.which("ansible-playbook", path=Path(sys.executable).parent) or shutil.which("ansible-playbook")
     if program is None:

@@ -159,7 +159,7 @@ def _schema_types() -> dict[str, Any]:
 
 @cache
 def _is_ours(name: str) -> bool:
-    """Return whether the name is that of a Rackproof variable, or probably a misspelt one."""
+    """Return whether this is a variable of Rackproof, or probably a misspelt one."""
     known = _schema_types()
     return name in known or name.startswith("rackproof_") or any(_is_misspelt(name, other) for other in known)
 

@@ -38,7 +38,7 @@ class Product:
     package: str = ""
     """Reading with name and version of the package that owns the program. Packages of a distribution have its own fixes."""
     vendor_packages: tuple[str, ...] = ()
-    """Packages in which the version is that of the vendor."""
+    """Packages that have the version number of the vendor."""
 
 
 PRODUCTS: Mapping[str, Product] = {

@@ -27,7 +27,7 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""Entries of which a reading has severity and text; the number of new entries may be one higher (`fleet/bmc/event_log.py`)."""
+"""A reading has severity and text of so many entries; the number of new ones may be one higher (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
@@ -170,7 +170,7 @@ def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Pro
 
 
 def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
-    """Yield each log of which the entries differ from their stated number."""
+    """Yield each log whose number of entries differs from the stated number."""
     severity, message, new = (readings.get(name) for name in (SEVERITY, MESSAGE, NEW))
     if severity is None or message is None or new is None:
         return

@@ -44,7 +44,7 @@ DATASHEET_FIGURES = (
     "cores",
     "sm_clock",
 )
-"""Figures of a datasheet of which a limit can be a fraction."""
+"""Figures of a datasheet. A limit can be a fraction of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, An
 
 
 def _has_digit(name: str) -> bool:
-    """Return whether the name is that of a GPU model, rather than of a group of checks."""
+    """Return whether the pack belongs to a GPU model, rather than being a group of checks."""
     return any(character.isdigit() for character in name)
 
 
@@ -310,9 +310,9 @@ def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
                 yield f"{where}: replaces {item.replaces}, which no pack has{documents.nearest(item.replaces, known)}"
             elif others and item.replaces != item.id:
                 origins = [*dict.fromkeys(other.origin for other in others)]
-                more = f" and {len(origins) - 1} more packs" if len(origins) > 1 else ""
+                more = f" and {len(origins) - 1} more pack{'s' if len(origins) > 2 else ''}" if len(origins) > 1 else ""
                 yield (
-                    f"{where}: the id is that of a criterion of {origins[0]}{more}; choose another id to judge by both, "
+                    f"{where}: already the id of a criterion of {origins[0]}{more}; choose another id to judge by both, "
                     f"or add `replaces: {item.id}`, and the report lists it as replaced"
                 )
         for item in pack.criteria:

@@ -149,7 +149,7 @@ def _part(view: HostView, verdict: Verdict) -> Part:
     if scope.is_gang:
         return (*view.plan.gangs().get(view.host.gang, ()), verdict.scope)
     serial = view.serials.get(scope.device)
-    return (serial, verdict.scope.partition(",")[2]) if serial else (*serials, verdict.scope)
+    return (serial, scope.below) if serial else (*serials, verdict.scope)
 
 
 def _detection(key: GateKey, gate: _Series) -> Detection:

@@ -211,7 +211,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
 def figure_problems(
     view: HostView, items: Sequence[Observation], structure: FigureStructure | None = None
 ) -> Iterator[Problem]:
-    """Yield what cannot be right about figures of a host; `structure` is that of its layout, if it is known."""
+    """Yield what cannot be right about figures of a host; `structure`: of its layout, if known."""
     structure = structure or figure_structure(view, items)
     for position, reason in structure.problems:
         yield _problem(items[position], reason)

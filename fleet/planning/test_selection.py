@@ -2,7 +2,7 @@
 
 The risk of a benchmark is how often it failed on these hosts; it grows with the time since the last run. The coverage is the
 kinds of parts that it exercises; each kind counts less if tests that are already selected exercise it. The cost is the time
-that it took in earlier runs. The approach is that of SuperBench's selector (USENIX ATC 2024); the numbers are ours.
+that it took in earlier runs. The approach is from SuperBench's selector (USENIX ATC 2024); the numbers are ours.
 """
 
 from __future__ import annotations

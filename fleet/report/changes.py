@@ -21,7 +21,7 @@ MAX_ROWS = 100
 MAX_LINES = 200
 MAX_NAMES = 4
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_NEW)
-"""Kinds of which a terminal shows only the number, unless `everything` is true."""
+"""Kinds of changes that a terminal only counts, unless `everything` is true."""
 TITLE = "Changes since acceptance"
 
 
@@ -93,7 +93,7 @@ def _by_part(changes: Sequence[Change]) -> list[tuple[list[str], list[Change]]]:
     """Group the changes by kind and part; return the names of the parts and the changes of each group, in the order given.
 
     A change between two GPUs is assigned to the GPU that more changes involve. Groups of one kind with equal changes are merged:
-    then there are several parts, and the changes are those of the first.
+    then there are several parts, and the changes of the first are returned.
     """
     ends = Counter((change.host, end) for change in changes for end in _ends(change))
     of_part: dict[tuple[str, str, str], list[Change]] = {}

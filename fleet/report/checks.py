@@ -67,8 +67,9 @@ def _cells(criterion: Criterion) -> Iterable[str]:
 
 def _meaning(criterion: Criterion) -> str:
     helps = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
-    benchmark = BENCHMARKS.get(criterion.name.split(".")[0])
-    return _plain(helps[0] if helps else benchmark.summary if benchmark else "")
+    name = criterion.name.split(".")[0]
+    figure = f"from the benchmark `{name}` ({BENCHMARKS[name].summary})" if name in BENCHMARKS else ""
+    return _plain(helps[0] if helps else figure)
 
 
 def _plain(text: str) -> str:

@@ -39,7 +39,7 @@ def wanted_text(criterion: Criterion) -> str:
     text = f"{sign} {_limit(criterion)}"
     if criterion.same_as_fleet is not None:
         text = _of_peers(criterion) if criterion.same_as_fleet else "not compared"
-    text += " of new parts" if criterion.new_part else ""
+    text += " (new parts only)" if criterion.new_part else ""
     if criterion.per_hour:
         text += f" an hour {'over' if criterion.delta else 'before'} the run"
     elif criterion.delta:

@@ -160,7 +160,7 @@ def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
 
 
 def _incomplete_gang_lines(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
-    """Yield a caveat for each gang that did not measure with all of its hosts: its figures are those of fewer hosts."""
+    """Yield a caveat for each gang that did not measure with all of its hosts: its figures are for fewer hosts."""
     # If a rank has no device, the launch finishes on the other hosts but measures nothing.
     launches = [(host, launch) for host, of_host in facts.items() for launch in of_host.gang_launches]
     without_result = {(launch.number, launch.members) for _, launch in launches if launch.culprit}

@@ -89,7 +89,7 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
-    """Return the benchmarks with measured rates, of which neither a rate nor a ratio of speed was compared with a limit."""
+    """Return the benchmarks that measured rates, if neither a rate nor a ratio of speed of theirs was compared with a limit."""
     rates = {name for _, name, unit in fleet_figures(facts) if unit in _RATES}
     with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}

@@ -76,7 +76,7 @@ class FaultyHost:
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
     def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:
-        """Set a reading to another value in the selected snapshots. The default scope is that of the GPU."""
+        """Set a reading to another value in the selected snapshots. The default scope is the GPU of the fault."""
         for metric in self.metrics(name, **snapshots):
             metric.setdefault("values", {})[scope or self.scope] = value
             metric.get("absent", {}).pop(scope or self.scope, None)

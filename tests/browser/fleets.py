@@ -148,7 +148,7 @@ def lab() -> FleetReport:
 
 
 def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
-    """Return the report on a large fleet: no measurements, only verdicts that do not pass, and counts of the others."""
+    """Return the report on a large fleet: no measurements, the verdicts that do not pass, and only counts of those that pass."""
     rng = random.Random(hosts)  # noqa: S311 - the same each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
     verdicts: list[Verdict] = []

@@ -111,7 +111,7 @@ def _first_error(chunk: torch.Tensor, part: torch.Tensor, pattern: str) -> str:
 
 
 def fill(words: torch.Tensor, pattern: str, address: int) -> None:
-    """Write the pattern into `words` (int64). `address` is that of the first word, divided by 8."""
+    """Write the pattern into `words` (int64). `address`: of the first word, divided by 8."""
     kind = pattern.removeprefix("inverse_")
     if kind in CONSTANTS:
         words.fill_(CONSTANTS[kind])

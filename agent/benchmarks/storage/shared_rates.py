@@ -50,7 +50,7 @@ class SharedRates:
         self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
 
     def run(self) -> None:
-        """Measure with each number of clients. Only the figures with all of them are those of a client."""
+        """Measure with each number of clients. The figures of single clients are from the last one, with all of them."""
         for number, count in enumerate(self._counts):
             is_last = number == len(self._counts) - 1
             # A host may have been left out since.

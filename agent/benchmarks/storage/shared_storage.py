@@ -1,8 +1,9 @@
 """A directory that all hosts of the gang (the hosts of one multi-node launch) share, used by all of them at once.
 
-One rank of each host is a client of the file system: it writes a file and reads those of other hosts, more and more clients at a
-time; creates, looks up and removes files; and writes the shards of a checkpoint, one for each rank of the host, which other hosts
-read back and compare. A client that fails or hangs is left out of the rest, and costs its own figures only.
+One rank of each host is a client of the file system. The clients write a file each and read one another's, first a few clients,
+then twice as many, and so on up to all. They create, look up and remove files. They write the shards of a checkpoint, one for
+each rank of the host, which other hosts read back and compare. A client that fails or hangs is left out from then on, and only
+its own figures are lost.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ SOURCE = (
     "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
 )
 MIN_HOSTS = 3
-"""Smallest number of hosts of which a majority can be right."""
+"""Smallest number of hosts in which a majority can be right."""
 MAJORITY = 2 / 3
 """Share of the hosts that must use the switches of a rail."""
 MAX_NAMES = 4

@@ -705,7 +705,7 @@ def test_second_run_of_a_day_has_its_own_run_id(timer: Timer, capsys: pytest.Cap
     first, second = (line.removeprefix("revalidate ") for line in timer.played())
     assert first == "r-1"
     assert re.fullmatch(r"r-1-\d{4}", second)
-    assert f"run r-1 already has a decision: starting run {second}" in capsys.readouterr().err
+    assert f"run r-1 was already accepted or rejected: starting run {second}" in capsys.readouterr().err
 
 
 def test_third_run_of_a_day_is_refused_in_the_minute_of_the_second(
@@ -719,7 +719,8 @@ def test_third_run_of_a_day_is_refused_in_the_minute_of_the_second(
     assert timer.played() == ["revalidate r-1", "revalidate r-1-1405"]
     output = capsys.readouterr().err
     assert (
-        "run r-1-1405 of this minute already has a decision: nothing was done: start again in the next minute" in output
+        "run r-1-1405 of this minute was already accepted or rejected: nothing was done: start again in the next minute"
+        in output
     )
     assert "starting run" not in output
 
