@@ -127,7 +127,7 @@ def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
 
 def _stable_fields(view: View) -> dict[str, object]:
     """Return the view without the fields that change although nothing happens, and with progress in whole percent."""
-    document = {key: value for key, value in view.json().items() if key not in ("at", "judged")}
+    document = {key: value for key, value in view.json().items() if key not in ("at", "judged", "expected_s")}
     return {**document, "hosts": [_stable_host(host) for host in document["hosts"]]}
 
 

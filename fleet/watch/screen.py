@@ -153,7 +153,8 @@ def _run_state(view: View) -> str:
         return f"not running{exited}; started {age} ago{attempt}"
     unknown = " (cannot be verified from this machine)" if view.is_running is None else ""
     since = f" since {clock(view.since)}" if view.since else ""
-    return f"running: {view.by}{since}{unknown}, started {age} ago{attempt}"
+    left = f", about {duration(view.expected_s)} left" if view.expected_s is not None else ""
+    return f"running: {view.by}{since}{unknown}, started {age} ago{attempt}{left}"
 
 
 def _state_counts(view: View, stage: str) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -78,6 +78,8 @@ class View:
     deadlines: Mapping[str, float]
     """Stage -> its deadline in seconds after its start."""
     hosts: tuple[HostStatus, ...]
+    expected_s: float | None
+    """Seconds until the last stage is expected to end, without installation and report; None: unknown, or nothing runs."""
     decision: str
     status: str
     ended: float | None
@@ -111,6 +113,23 @@ def state_text(cell: StageCell) -> str:
     if cell.state == NONE:
         return "-"
     return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
+
+
+def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> float | None:
+    """Return the seconds until all stages are expected to have ended; None if a running stage does not report its end.
+
+    Args:
+        hosts: all hosts of the run. Those that left it do not count.
+        stages_s: stage -> its expected seconds, in order; empty if they are unknown.
+    """
+    current = [host for host in hosts if any(host.cells[stage].state == RUNNING for stage in stages_s)]
+    waiting = [
+        seconds for stage, seconds in stages_s.items() if any(host.cells[stage].state == WAITING for host in hosts)
+    ]
+    running_s = [host.expected_s for host in current]
+    if not (running_s or waiting) or any(seconds is None for seconds in running_s):
+        return None
+    return max((seconds for seconds in running_s if seconds is not None), default=0.0) + sum(waiting)
 
 
 def attention_rank(host: HostStatus) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleet.planning.duration import estimate_duration
 from fleet.records import run_lock
 from fleet.records.load import PLAN_BYTES, plan_advice
 from fleet.watch.exporters import Exporters, StageReport
@@ -27,7 +28,7 @@ from fleet.watch.progress import (
     RunProgress,
 )
 from fleet.watch.tail import Tail, parse_time
-from fleet.watch.view import HostStatus, StageCell, View
+from fleet.watch.view import HostStatus, StageCell, View, expected_s
 from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
@@ -66,6 +67,7 @@ class Watcher:
         self._last_journal_entry: dict[str, Any] = {}
         self._judge = LiveJudge(self._run_dir, self._plan) if judge_records and not self._plan.study else None
         self._exporters = Exporters(self._run_dir, self._plan.run_id) if scrape_exporters else None
+        self._stages_s = {} if self._plan.study else estimate_duration(self._plan, None).stages_s
         self._summary_read: tuple[object, ReportSummary | None] = (None, None)
 
     def read_view(self, *, background: bool = True) -> View:
@@ -83,6 +85,7 @@ class Watcher:
             self._judge_and_scrape(background)
         now = time.time()
         findings = self._judge.findings if self._judge else LiveFindings()
+        hosts = tuple(self._host(host, is_running, findings, report, now) for host in self._plan.hosts)
         return View(
             at=now,
             run_id=self._plan.run_id,
@@ -98,7 +101,8 @@ class Watcher:
             **self._current_task(is_running),
             stages=self._run_progress.stages,
             deadlines={stage.name: stage.deadline_s for stage in self._plan.stages},
-            hosts=tuple(self._host(host, is_running, findings, report, now) for host in self._plan.hosts),
+            hosts=hosts,
+            expected_s=expected_s(hosts, self._stages_s) if is_running is not False else None,
             decision=decision,
             status=report.status if report else "",
             ended=ended or None,

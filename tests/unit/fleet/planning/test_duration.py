@@ -70,6 +70,15 @@ def test_resumed_run_keeps_the_times_that_it_began_with(tmp_path: Any) -> None:
     assert begin(tmp_path / "r1", to_json(PLAN))["durations_s"] == {"benchmark": {"gemm": 3.0}}
 
 
+def test_resume_with_another_duration_is_refused(tmp_path: Any) -> None:
+    begin(tmp_path / "r1", to_json(extended(8, "20m")))
+    (tmp_path / "r1" / "lock.json").unlink()
+    assert begin(tmp_path / "r1", to_json(extended(8, "20m")))["stages"]
+    (tmp_path / "r1" / "lock.json").unlink()
+    with pytest.raises(UsageError, match="was begun with different stages"):
+        begin(tmp_path / "r1", to_json(extended(8, "30m")))
+
+
 # --- rackproof_extended_duration
 
 

@@ -27,13 +27,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from fleet.planning.duration import estimate_duration
 from fleet.watch import exporters, findings
 from fleet.watch.lines import HeartbeatLines, changes
 from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.screen import RunScreen
 from fleet.watch.tail import Tail
 from fleet.watch.text import duration
-from fleet.watch.view import View
+from fleet.watch.view import StageCell, View, expected_s
 from fleet.watch.watcher import Watcher
 from rackproof import main as rackproof
 from schemas import documents, locks, run_directory
@@ -404,6 +405,27 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
     beats.due(replace(view, pending=("h1",), answered=2))
     (line,) = beats.due(replace(view, at=view.at + 1, pending=("h1",), answered=2))
     assert re.fullmatch(r"\S+ benchmark: 2 of 3 hosts done, h1 61 %, about 1 min (10|0\d) s left", line)
+
+
+def test_time_left_of_the_run_has_the_slowest_host_and_the_stages_that_wait(run: Run) -> None:
+    view = run.start_benchmarks().view()
+    assert view.expected_s is None, "no exporter reports the end of the running stage"
+    stages_s = {"benchmark": 200.0, "gang": 60.0}
+    hosts = [replace(host, expected_s=100.0 + number) for number, host in enumerate(view.hosts)]
+    assert expected_s(hosts, stages_s) == 102.0 + 60.0
+    assert expected_s([replace(hosts[0], expected_s=None), *hosts[1:]], stages_s) is None
+    done = [replace(host, cells={**host.cells, "benchmark": StageCell(state=DONE)}) for host in hosts]
+    assert expected_s(done, stages_s) == 60.0
+    over = [replace(host, cells={**host.cells, "gang": StageCell(state=DONE)}) for host in done]
+    assert expected_s(over, stages_s) is None
+    assert expected_s(done, {}) is None
+    assert "about 2 min 42 s left" in "\n".join(render(replace(view, expected_s=162.0), 160))
+
+
+def test_new_run_shows_the_time_of_all_stages(run: Run) -> None:
+    run.add_event("start", playbook="acceptance.yml", pid=1).play("Preflight", "preflight")
+    estimate = estimate_duration(run.plan, None)
+    assert run.view().expected_s == pytest.approx(sum(estimate.stages_s.values()))
 
 
 @pytest.mark.parametrize(
