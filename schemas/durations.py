@@ -31,8 +31,8 @@ class Size:
     gpus: int
     """GPUs of one host."""
     hosts: int = 1
-    rdma: bool = False
-    """Whether the hosts have RDMA ports."""
+    ports: int = 0
+    """RDMA ports of a host."""
 
 
 def expected_s(benchmark: str, chosen: Mapping[str, Any], size: Size) -> float:
@@ -53,8 +53,9 @@ def _cost_s(cost: Cost, values: Mapping[str, Any], size: Size) -> float:
 
 
 def _factor(per: str, values: Mapping[str, Any], size: Size) -> float:
-    if per == "round":
-        return len(select_rounds(size.hosts, int(values["rounds"])))
+    if per in ("round", "port_round"):
+        rounds = len(select_rounds(size.hosts, int(values["rounds"])))
+        return rounds if per == "round" or size.ports else 0
     return {
         "": 1.0,
         "gpu": size.gpus,
@@ -62,15 +63,15 @@ def _factor(per: str, values: Mapping[str, Any], size: Size) -> float:
         "pair": size.gpus * (size.gpus - 1),
         "peers": float(size.gpus * size.hosts > 1),
         "doubling": math.log2(size.gpus * size.hosts),
-        "rdma": float(size.rdma),
+        "port": size.ports if size.hosts == 1 else 0,
     }[per]
 
 
 def size_of(plan: Plan, host: PlannedHost, stage: str) -> Size:
     """Return the size of the host's launches in a stage."""
     hosts = len(plan.gangs().get(host.gang, ())) if stage == GANG else 1
-    rdma = bool(host.infiniband_ports or host.verbs_required)
-    return Size(gpus=len(host.devices), hosts=max(1, hosts), rdma=rdma)
+    ports = host.infiniband_ports or (len(host.devices) if host.verbs_required else 0)
+    return Size(gpus=len(host.devices), hosts=max(1, hosts), ports=ports)
 
 
 def expected_durations(plan: Plan, host: PlannedHost, stage: Stage) -> dict[str, float]:

@@ -85,7 +85,7 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
 def _slowest_s(plan: Plan, stage: Stage) -> float:
     """Return the seconds of a stage on the host with the most to do; 0 if the times are unknown."""
     kinds = {
-        (len(host.devices), host.gang if stage.name == GANG else "", host.infiniband_ports > 0): host
+        (len(host.devices), host.gang if stage.name == GANG else "", host.infiniband_ports, host.verbs_required): host
         for host in plan.hosts
     }
     durations = [expected_durations(plan, host, stage) for host in kinds.values()]

@@ -65,7 +65,9 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
     if "duration_s" not in profile:
         return plan
     scaled = {stage: content.get("scaled", {}) for stage, content in profile["stages"].items()}
-    hosts = {(len(host.devices), host.gang, host.infiniband_ports > 0): host for host in plan.hosts}.values()
+    hosts = {
+        (len(host.devices), host.gang, host.infiniband_ports, host.verbs_required): host for host in plan.hosts
+    }.values()
     default_s = float(profile["duration_s"])
     wanted_s = duration_s(variables, EXTENDED_DURATION, default_s)
     least = _least_factor(plan, scaled)

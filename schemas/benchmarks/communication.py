@@ -125,7 +125,12 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         params={"rail": int},
         adapted=["size_bytes"],
         cost_s=0.5,
-        costs=[Cost(seconds=40.0, per="rdma")],
+        costs=[  # a latency and a message rate beside the bandwidths
+            Cost(seconds=0.25, timed=["seconds"], over=["ops", "directions", "memories"], per="port"),
+            Cost(seconds=0.5, timed=["seconds"] * 2, per="port"),
+            Cost(seconds=1.3, timed=["seconds"], over=["ops", "directions", "memories", "sharings"], per="port_round"),
+            Cost(seconds=2.4, per="port_round"),
+        ],
         parts=["fabric"],
     ),
     "mnnvl": Benchmark(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.benchmarks import Benchmark, Output
+from schemas.benchmarks import Benchmark, Cost, Output
 
 _WHERE = {
     "filesystem": str,
@@ -53,7 +53,8 @@ STORAGE: Mapping[str, Benchmark] = {
             ),
         ],
         params=_WHERE,
-        cost_s=8.0,
+        cost_s=0.0,
+        costs=[Cost(seconds=2.5, timed=["seconds"] * 5, over=["sharings"])],  # four rates, and the comparison
         parts=["storage"],
         directories="local_storage",
     ),
@@ -96,7 +97,11 @@ STORAGE: Mapping[str, Benchmark] = {
             ),
         ],
         params={**_WHERE, "clients": int},
-        cost_s=9.0,
+        cost_s=3.4,
+        costs=[
+            Cost(timed=["seconds"], over=["ops", "rounds"]),
+            Cost(timed=["metadata_seconds"], over=["metadata_ops"]),
+        ],
         parts=["storage"],
         directories="shared_storage",
         needs_peers=True,
