@@ -32,10 +32,12 @@ from fleet.report.formatting import clean
 from fleet.report.judge_run import judge_run
 from fleet.report.observations import cell
 from fleet.report.terminal import add_color_option, has_colour, plain_table, render_blocks, width_of
+from schemas import documents
 from schemas.baselines import REAL
 from schemas.errors import TROUBLE, RackproofError, UsageError
 
-WHAT = ("import", "merge", "part", "figure", "lemons", "drivers", "racks", "sql")
+PAGE = "history.html"
+WHAT = ("import", "merge", "part", "figure", "lemons", "drivers", "racks", "page", "sql")
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,9 +56,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="import: add run directories, or outputs of nccl-tests, nvbandwidth, DCGM and SuperBench; "
         "merge: merge the files of single runs by month; part: the life of a serial or host; "
         "figure: distribution of a figure; lemons: what fails repeatedly or drifts; drivers: figures that changed with the "
-        "driver; racks: a row for each rack; sql: one SELECT",
+        "driver; racks: a row for each rack; page: write an HTML page over months; sql: one SELECT",
     )
-    verb.add_argument("names", nargs="*", metavar="NAME", help="run directories; a serial or host; a figure; a SELECT")
+    verb.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="run directories; a serial or host; a figure; a file for the page; a SELECT",
+    )
     verb.add_argument("--history", type=Path, default=DEFAULT, help="directory of the history (default: %(default)s)")
     verb.add_argument(
         "--kind", choices=KINDS, default=REAL, help="kind of runs that is asked about (default: %(default)s)"
@@ -96,9 +103,20 @@ def call(options: argparse.Namespace) -> int:
         columns, rows = history.select(_one_name(options, "a SELECT"))
         _print_rows(options, columns, [dict(zip(columns, row, strict=True)) for row in rows])
         return 0
+    if options.what == "page":
+        return _page(history, options)
     answer = _QUESTIONS[options.what](history, options)
     note = clock_note(history.index, _now())
     _print_answer(options, answer, [*([note] if note else []), *answer.notes])
+    return 0
+
+
+def _page(history: History, options: argparse.Namespace) -> int:
+    from fleet.history_page.page import render_page  # only this question needs templates
+
+    path = Path(_one_name(options, "one file")) if options.names else Path(PAGE)
+    documents.write_text(path, render_page(history))
+    print(f"page: {path}")
     return 0
 
 

@@ -18,7 +18,6 @@ from fleet.records.load import Run
 from schemas.records import Gpu
 from schemas.reports import ACCEPTED, FAIL, FleetReport, HostReport
 from schemas.scopes import Scope
-from schemas.times import epoch_seconds
 
 TEXT_LIMIT = 300
 DRIVER = "driver.version"
@@ -69,7 +68,7 @@ def run_rows(run: Run, report: FleetReport) -> RunRows:
         "rackproof": clean_text(report.rackproof),
         "hosts": len(hosts),
         "gpus": sum(len(host.gpus) for host in report.hosts),
-        "notes": [clean_text(note) for note in _clock_notes(plan.created, report.ended)],
+        "notes": [],
     }
     return RunRows(
         kind=kind_of(plan),
@@ -87,12 +86,6 @@ def _host_rows(host: HostReport, state: HostState) -> HostRows:
 def timestamp(text: str) -> str:
     """Return a time in UTC without its zone, as DuckDB's TIMESTAMP reads it."""
     return text.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
-
-
-def _clock_notes(created: str, ended: str) -> Iterator[str]:
-    """Yield a note if the last record ended before the run began, which only a wrong clock can do."""
-    if ended and epoch_seconds(ended) < epoch_seconds(created) - CLOCK_TOLERANCE_S:
-        yield f"a clock is wrong: the run began at {created} and its last record ended at {ended}"
 
 
 def _parts(host: HostReport, state: HostState) -> Iterator[Row]:

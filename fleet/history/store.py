@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,24 @@ MAX_LOOSE_RUNS = 64
 MAX_NOTES = 20
 
 
-def add_run(directory: Path, rows: RunRows) -> list[str]:
+def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> list[str]:
     """Add a run, or replace it if the history has it; return notes for the operator, such as a serial in two places.
+
+    Args:
+        directory: the history.
+        rows: the run.
+        now: the present time in UTC (default: that of this machine).
 
     Raises:
         RunError: DuckDB is missing, or the index cannot be read.
         OSError: the directory cannot be written.
     """
-    place = home(directory, rows.kind)
+    place, now = home(directory, rows.kind), now or datetime.now(UTC)
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, connect() as database:
-        written, notes = _write_rows(database, rows, place, Path(temporary))
+        clock = _clock_notes(rows.entry, now)
+        written, notes = _write_rows(database, rows, place, Path(temporary), has_time=not clock)
+        notes += clock
         with writer(directory, rows.kind) as index:
             notes += _name_notes(index, rows)
             _forget(database, place, index, rows.nonce)
@@ -52,8 +60,18 @@ def merge_runs(directory: Path, kind: str) -> int:
     return count
 
 
-def _write_rows(database: Any, rows: RunRows, place: Path, temporary: Path) -> tuple[dict[str, Path], list[str]]:
-    """Write the Parquet files of a run; return table -> file, and notes."""
+def _clock_notes(entry: Mapping[str, Any], now: datetime) -> list[str]:
+    """Return a note if the run began in the future, or ended before it began, which only a wrong clock can do."""
+    began, ended = (epoch_seconds(str(entry[name]).replace(" ", "T") + "Z") for name in ("began", "ended"))
+    if began <= now.timestamp() + CLOCK_TOLERANCE_S and ended >= began - CLOCK_TOLERANCE_S:
+        return []
+    return [f"a clock is wrong: the run began at {entry['began']} and ended at {entry['ended']} UTC; it is in no trend"]
+
+
+def _write_rows(
+    database: Any, rows: RunRows, place: Path, temporary: Path, *, has_time: bool
+) -> tuple[dict[str, Path], list[str]]:
+    """Write the Parquet files of a run; return table -> file, and notes. Without a time it is in no trend."""
     lines = {table: temporary / f"{table}.jsonl" for table in tables.INPUT}
     parts: list[Row] = []
     with ExitStack() as stack:
@@ -68,11 +86,11 @@ def _write_rows(database: Any, rows: RunRows, place: Path, temporary: Path) -> t
         database.execute(f"drop table if exists {name}")
     database.execute(tables.with_peers(tables.read_rows("figures", lines["figures"]), twice))
     database.execute(tables.group_levels())
-    shared = tables.run_columns(rows.nonce, rows.entry)
+    shared, relative = tables.run_columns(rows.nonce, rows.entry), "relative" if has_time else "null"
     serials = "[" + ", ".join(map(tables.literal, twice)) + "]::varchar[]"
     sources = {
-        "figures": f"select *, {shared} from figures_with_peers",
-        "levels": f"select *, {shared} from group_levels",
+        "figures": f"select * replace ({relative} as relative), {shared} from figures_with_peers",
+        "levels": f"select * replace ({relative} as relative), {shared} from group_levels",
         "parts": f"select *, {shared}, part = 'gpu' and serial in (select unnest({serials})) as duplicate "
         f"from {tables.read_rows('parts', lines['parts'])}",
         "causes": f"select *, {shared} from {tables.read_rows('causes', lines['causes'])}",

@@ -228,6 +228,7 @@ def test_clock_that_went_back_is_reported(tmp_path: Path) -> None:
     ahead = run_directory(tmp_path / "r1", created="2099-01-01T00:00:00Z")
     done = rackproof("history", "import", ahead, "--history", tmp_path / "h")
     assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
+    assert History(tmp_path / "h").rows("select count(*) from series") == [(0,)]
     assert "1 runs began after the present time" in rackproof("history", "racks", "--history", tmp_path / "h").stdout
 
 

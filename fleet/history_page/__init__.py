@@ -1,0 +1,1 @@
+"""The page over months: racks, figures, drivers, and what fails or drifts."""

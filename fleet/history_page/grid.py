@@ -1,0 +1,89 @@
+"""The racks by month, and the drivers: what the page shows as a table of small cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.history.database import History
+
+MAX_MONTHS = 36
+"""Newest months that the page shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """A rack in a month."""
+
+    css: str
+    """`pass`, `fail`, `open` or `none`."""
+    text: str
+    """Number of rejected host results, or of incomplete ones with `?`; `–` without a run."""
+    title: str
+    has_new_driver: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRow:
+    """A rack."""
+
+    rack: str
+    cells: tuple[GridCell, ...]
+
+
+def months_of(history: History) -> tuple[str, ...]:
+    """Return the months from the first run to the last one, at most MAX_MONTHS: `2026-05`."""
+    rows = history.rows(
+        """select strftime(month, '%Y-%m') from (select unnest(generate_series(date_trunc('month', min("began")),
+        date_trunc('month', max("began")), interval 1 month)) as month from runs) order by 1"""
+    )
+    return tuple(row[0] for row in rows)[-MAX_MONTHS:]
+
+
+def rack_rows(history: History, months: Sequence[str]) -> tuple[GridRow, ...]:
+    """Return a row for each rack, with a cell for each month."""
+    rows = history.rows(
+        """select rack, strftime("began", '%Y-%m') as month, count(*), count(*) filter (decision = 'rejected'),
+        count(*) filter (decision = 'incomplete'), arg_max(driver, "began") from parts where part = 'host' group by 1, 2"""
+    )
+    found = {(rack, month): rest for rack, month, *rest in rows}
+    result = []
+    for rack in sorted({rack for rack, _ in found}):
+        cells, driver = [], ""
+        for month in months:
+            values = found.get((rack, month))
+            if values is None:
+                cells.append(GridCell(css="none", text="–", title=f"{rack}, {month}: no run", has_new_driver=False))
+                continue
+            count, rejected, incomplete, new = values
+            is_changed = bool(driver and new and new != driver)
+            cells.append(
+                _cell(f"{rack}, {month}", count, rejected, incomplete, f"{driver} → {new}" if is_changed else "")
+            )
+            driver = new or driver
+        result.append(GridRow(rack=rack, cells=tuple(cells)))
+    return tuple(result)
+
+
+def _cell(place: str, count: int, rejected: int, incomplete: int, driver: str) -> GridCell:
+    title = f"{place}: {count} host results, {rejected} rejected, {incomplete} incomplete"
+    return GridCell(
+        css="fail" if rejected else "open" if incomplete else "pass",
+        text=str(rejected) if rejected else f"{incomplete}?" if incomplete else "",
+        title=f"{title}; driver {driver}" if driver else title,
+        has_new_driver=bool(driver),
+    )
+
+
+def new_drivers(history: History, months: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return month -> drivers that the fleet first had in it; the first month of all has none."""
+    rows = history.rows(
+        """select strftime(min("began"), '%Y-%m'), driver from parts where part = 'host' and driver <> '' group by driver
+        order by 1, 2"""
+    )
+    first = min((month for month, _ in rows), default="")
+    result: dict[str, tuple[str, ...]] = {}
+    for month, driver in rows:
+        if month != first and month in months:
+            result[month] = (*result.get(month, ()), driver)
+    return result

@@ -1,0 +1,124 @@
+"""The page over months names what was found, runs nothing, loads nothing, and escapes what hosts say."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fleet.history.database import History
+from fleet.history.lemons import lemons
+from fleet.history.store import add_run
+from fleet.history.trends import drifts
+from fleet.history_page.grid import months_of, new_drivers, rack_rows
+from fleet.history_page.page import render_page
+from fleet.history_page.plots import FRAME
+from schemas.baselines import SIMULATED
+from tests.accepted import rackproof
+from tests.histories import DRIVERS, FleetHistory, Planted
+
+EVIL = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """The tags and attributes of the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path, str]:
+    """Return what was planted, the history, and its page."""
+    directory = tmp_path_factory.mktemp("page")
+    simulated = FleetHistory(racks=6, hosts=3, gpus=4, months=12, seed=3)
+    for rows in simulated.runs():
+        add_run(directory, rows)
+    return simulated.planted, directory, render_page(History(directory, SIMULATED))
+
+
+def test_page_shows_every_finding_rack_and_month(fleet: tuple[Planted, Path, str]) -> None:
+    planted, directory, text = fleet
+    history = History(directory, SIMULATED)
+    found = [*drifts(history), *lemons(history)]
+    assert {("rack", name) for kind, name in planted.drifts if kind == "rack"} < {
+        (item.level, item.id) for item in drifts(history)
+    }
+    assert len(found) > 5
+    assert all(item.id in text for item in found)
+    assert "SIMULATED" in text
+    months = months_of(history)
+    assert (len(months), months[0]) == (12, "2024-01")
+    assert all(f">{month}</th>" in text for month in months)
+    racks = rack_rows(history, months)
+    assert [row.rack for row in racks] == [f"r{number:02}" for number in range(6)]
+    assert {sum(cell.has_new_driver for cell in row.cells) for row in racks} == {2}
+    assert sorted(driver for names in new_drivers(history, months).values() for driver in names) == sorted(DRIVERS[1:])
+    assert text == render_page(History(directory, SIMULATED))
+
+
+def test_page_runs_nothing_loads_nothing_and_is_well_formed(fleet: tuple[Planted, Path, str]) -> None:
+    page = Page(fleet[2])
+    assert not page.open
+    assert not [tag for tag, _ in page.tags if tag in ("script", "link", "img", "iframe", "object")]
+    assert not [
+        link
+        for _, attributes in page.tags
+        for key in ("src", "href")
+        if (link := attributes.get(key)) and link[0] != "#"
+    ]
+    assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on") or key == "style"]
+    policy = next(attributes["content"] for tag, attributes in page.tags if "http-equiv" in attributes)
+    assert "default-src 'none'" in str(policy)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_plots_stay_in_their_frames(fleet: tuple[Planted, Path, str]) -> None:
+    page = Page(fleet[2])
+    paths = [
+        str(attributes["d"])
+        for tag, attributes in page.tags
+        if tag == "path" and attributes.get("class") in ("spread", "middle", "rack")
+    ]
+    assert len(paths) >= 10
+    for path in paths:
+        for x, y in re.findall(r"([\d.]+),([\d.]+)", path):
+            assert 0 <= float(x) <= FRAME.width
+            assert 0 <= float(y) <= FRAME.height
+
+
+def test_text_of_hosts_is_escaped(tmp_path: Path) -> None:
+    for rows in FleetHistory(racks=6, hosts=3, gpus=4, months=2).runs():
+        hosts = [
+            type(host)(parts=tuple({**part, "rack": EVIL, "driver": EVIL} for part in host.parts),
+                       figures=tuple({**figure, "name": EVIL, "rack": EVIL} for figure in host.figures))
+            for host in rows.hosts
+        ]  # fmt: skip
+        add_run(
+            tmp_path,
+            type(rows)(kind=rows.kind, nonce=rows.nonce, entry=rows.entry, causes=rows.causes, hosts=iter(hosts)),
+        )
+    text = render_page(History(tmp_path, SIMULATED))
+    assert EVIL not in text
+    assert text.count("&lt;script&gt;") > 3
+
+
+def test_command_writes_the_page(fleet: tuple[Planted, Path, str], tmp_path: Path) -> None:
+    path = tmp_path / "fleet.html"
+    done = rackproof("history", "page", path, "--history", fleet[1], "--kind", SIMULATED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"page: {path}\n", "")
+    assert path.read_text().rstrip().endswith("</html>")
