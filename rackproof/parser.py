@@ -25,14 +25,31 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "allow_abbrev": False})
         self._words: list[str] = []
+        self._is_second_pass = False
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse the arguments. An argument that the parser does not use is an error."""
+        """Parse the arguments. An argument that the parser does not use is an error.
+
+        Before Python 3.13, argparse matches a list of any length with nothing if an option precedes it, as in
+        `history import --history DIRECTORY RUN`: then the options are parsed first, and the other arguments after them.
+        """
+        if self._is_second_pass:
+            return super().parse_known_args(args, namespace)
         self._words = list(sys.argv[1:] if args is None else args)
         options, extra = super().parse_known_args(self._words, namespace)
+        if extra and self._has_list_after_another() and "--" not in self._words:
+            self._is_second_pass = True
+            try:
+                options, extra = self.parse_known_intermixed_args(self._words)
+            finally:
+                self._is_second_pass = False
         if extra:
             self.error(f"unexpected argument {extra[0]!r}")
         return options, extra
+
+    def _has_list_after_another(self) -> bool:
+        positionals = [action for action in self._actions if not action.option_strings]
+        return len(positionals) > 1 and positionals[-1].nargs == argparse.ZERO_OR_MORE
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Print the error and exit. If an option is unknown, report that instead: it may be a mistyped required option."""

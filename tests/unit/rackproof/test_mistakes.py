@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleet.records import run_lock
-from rackproof.main import main
+from rackproof.main import build_parser, main
 from schemas import locks, run_directory
 from tests import builders
 from tests.unit.fleet.planning.test_plan import ROOT
@@ -79,6 +79,22 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def test_wrong_usage_is_one_line(call_verb: CallVerb, arguments: str, line: str) -> None:
     code, output = call_verb(*arguments.split())
     assert (code, output[: len(line)]) == (64, line)
+
+
+@pytest.mark.parametrize(
+    ("option", "others"),
+    [
+        ("--history h", "history import a b"),
+        ("--settings dtype=bf16", "history figure gemm.throughput"),
+        ("--baseline h", "baseline accept a b"),
+        ("--json", "criteria list h100-sxm"),
+    ],
+)
+def test_option_may_stand_anywhere(option: str, others: str) -> None:
+    verb, *words = others.split()
+    orders = [[verb, *words[:at], *option.split(), *words[at:]] for at in range(len(words) + 1)]
+    first, *rest = [vars(build_parser(verb).parse_args(order)) for order in orders]
+    assert rest == [first] * len(words)
 
 
 def test_process_prints_only_the_error_line() -> None:
