@@ -78,7 +78,7 @@ PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MIN_HOSTS_TO_COMPARE = 3
-"""Smallest number of hosts of which a majority can agree."""
+"""Smallest number of hosts in which a majority can agree."""
 UNITS = sorted(
     {reading.unit for reading in READINGS.values()}
     | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}

@@ -39,7 +39,7 @@ class Source(Protocol):
     name: str
 
     def collect(self) -> Iterable[Metric]:
-        """Return the current families. An exception is exported like that of a failed collector."""
+        """Return the current families. An exception is exported as if a collector had failed."""
         ...
 
 

@@ -29,7 +29,7 @@ class _Listed:
 
 
 _LISTED: Mapping[str, _Listed] = {
-    # Drivers for data centers are those of "Tesla".
+    # NVIDIA lists drivers for data centers under "Tesla".
     "driver": _Listed(product=r"Tesla", line=r"Linux\((R\d+)\)"),
     "container_toolkit": _Listed(product=r"NVIDIA Container Toolkit", line=r"Linux()|All()"),
     "nic_firmware": _Listed(product=r"ConnectX (GA|LTS\d+)", line=r"ConnectX.*"),

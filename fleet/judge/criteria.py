@@ -196,7 +196,7 @@ class Pack:
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
     """Return the criterion. If its limit is a fraction of the datasheet, it gets the figure of this datasheet.
 
-    Units are those of the datasheet. Link rates are one-way. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
+    Limits have the units of the datasheet. Link rates are one-way. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
     GPU together; a limit with `nvlink` is scaled by the links that join the GPUs. `host_link` is PCIe if the datasheet names no
     other link to the CPU. The figure stays None if the datasheet does not have it.
     """

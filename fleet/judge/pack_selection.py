@@ -28,7 +28,7 @@ _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
     """Return the criteria of these packs by id, as `resolve` does.
 
-    Limits that are fractions of a datasheet come from the first pack that has one: that of the host's GPU model.
+    Limits that are fractions of a datasheet come from the first pack that has one: the pack of the host's GPU model.
     """
     key = tuple(map(id, packs))
     if key not in _CRITERIA:

@@ -89,7 +89,7 @@ def reading_check(
     if not absent.keys().isdisjoint(judged) or any(
         Scope.parse(scope).device_kind == "pci" for scope in (*scopes, *absent)
     ):
-        return None  # the PCI address may be that of a GPU, whose scope is then `gpu=`
+        return None  # the PCI address may belong to a GPU, whose scope is then `gpu=`
     if type(limit) not in (float, int) or (row and row.operator != criterion.operator):
         return None
     if any(verdict.limit != limit for verdict in passes) or any(other is not row for other in rows):

@@ -240,7 +240,7 @@ class ValueGroups:
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
         """Return what the groups of a host require; if it is the same for two hosts, equal readings have equal passes.
 
-        The keys are those of any host with these readings (`group_keys`).
+        `keys`: from any host with these readings (`group_keys`).
         """
         gang = group_name(view, criterion)
         groups = [self._groups.get((*key[:3], gang, key[4])) for key in keys]

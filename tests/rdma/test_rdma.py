@@ -2,7 +2,7 @@
 
 The ports that the machines read and measure replace the ports in the records of accepted GPU hosts, and the shipped criteria
 judge these. Soft-RoCE has no rate of its own (it states 2.5 Gb/s for every interface), and a port with itself measures the
-emulated processor. The limits on these are replaced, and the rate is that which tc sets; all others are the shipped ones.
+emulated processor. The limits on these are replaced, and the rate is the one that tc sets; all others are the shipped ones.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def measured(lab: Machines, stage: str) -> Figures:
 
 
 def with_share_of_rate(item: Observation) -> Observation:
-    """Return the figure. A share of the port's rate is that of the rate which tc sets, not of that which Soft-RoCE states."""
+    """Return the figure. Shares are of the rate that tc sets, not of the rate that Soft-RoCE states."""
     if item.name not in ("verbs.rate_ratio", "verbs.best_ratio") or not isinstance(item.value, float):
         return item
     return replace(item, value=item.value * SOFT_ROCE_RATE / PORT_RATE)

@@ -1,9 +1,9 @@
 """Bandwidth and latency between every two hosts of a gang (the hosts of one multi-node launch), in one launch.
 
-The figures show which host makes a whole gang slow. The pairs are those of a round-robin tournament
-(schemas/tournament.py). In each round every host has a partner (with an odd number of hosts, one has none), and GPU i of
-one host exchanges data with GPU i of the other, on all rails and in both directions at once. All ranks start a round together.
-So if a pair hangs, only that pair reports an error in its round; the other ranks report their later pairs as skipped.
+The figures show which host makes a whole gang slow. A round-robin tournament (schemas/tournament.py) gives the pairs. In each
+round every host has a partner (with an odd number of hosts, one has none), and GPU i of one host exchanges data with GPU i of
+the other, on all rails and in both directions at once. All ranks start a round together. So if a pair hangs, only that pair
+reports an error in its round; the other ranks report their later pairs as skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
 WORD = 2
 """Elements (fp32) of the message whose latency is measured: 8 B."""
 REPETITIONS = 7
-"""Timed spans, of which the median is reported; fewer for large exchanges if time is short."""
+"""Number of timed spans, fewer for large exchanges if time is short. Their median is reported."""
 MAX_CALLS = 20
 """Maximum number of exchanges in one span."""
 TRIAL_SHARE = 32

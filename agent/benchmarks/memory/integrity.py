@@ -1,6 +1,6 @@
 """Memory test: write several patterns to the device's free memory and read them back.
 
-The patterns are those of the classic memory tests: constants and their inverses (find stuck bits), walking bits (coupled
+The patterns are the ones of classic memory tests: constants and their inverses (find stuck bits), walking bits (coupled
 bits), each word's own address (decoder faults), random words and their inverses (everything else).
 """
 

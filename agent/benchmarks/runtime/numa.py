@@ -82,7 +82,7 @@ def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T]
     PyTorch uses only the calling thread for the operations of each thread.
 
     Raises:
-        Exception: that of the first thread that failed. The others stop at the barrier.
+        Exception: the exception of the first thread that failed. The others stop at the barrier.
     """
     results: dict[int, T] = {}
     errors: list[Exception] = []

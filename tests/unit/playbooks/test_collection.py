@@ -151,7 +151,7 @@ def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
 
 
 def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
-    """The inventory is that of the rehearsal without its second host. The profile is the smallest possible one."""
+    """The inventory is the one of the rehearsal without its second host. The profile is the smallest possible one."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
     tiny = smallest_profile(0.2)
     del tiny["stages"]["gang"]

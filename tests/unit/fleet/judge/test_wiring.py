@@ -60,7 +60,7 @@ def top_of_rack(count: int, rails: int = 8, hosts_in_rack: int = 4) -> Cables:
 
 
 def two_planes(count: int, rails: int = 4) -> Cables:
-    """Return the cables of a fleet with two leaves for each rail, of which each host uses one or the other."""
+    """Return the cables of a fleet with two leaves for each rail. Each host uses one of the two."""
     return {
         (host, rail): (f"leaf{rail}{'ab'[number % 2]}", f"swp{number + 1}")
         for number, host in enumerate(hosts_of(count))
