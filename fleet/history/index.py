@@ -148,11 +148,12 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
     place.mkdir(parents=True, exist_ok=True)
     with _locked(place / LOCK):
         index = read_index(directory, kind) or Index(kind=kind)
-        before = {item.path for item in index.files}
         yield index
         write_index(directory, index)
-        for path in before - {item.path for item in index.files}:
-            (place / path).unlink(missing_ok=True)
+        listed = {item.path for item in index.files}
+        for path in place.glob("[a-z]*/*.parquet"):  # replaced ones, and what a killed writer left; not `.new-*`
+            if str(path.relative_to(place)) not in listed:
+                path.unlink(missing_ok=True)
 
 
 def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:

@@ -12,22 +12,9 @@ from fleet.history.figure import Selection, figure_answer
 from fleet.history.lemons import lemons
 from fleet.history.part import part_answer
 from fleet.history.peers import PeerFigure, percentiles
-from fleet.history.store import add_run, merge_runs
 from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
-from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, FleetHistory, Planted, found
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path]:
-    """Return what was planted, and the history, of which the last two runs are not merged."""
-    directory = tmp_path_factory.mktemp("history")
-    simulated = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1)
-    for number, rows in enumerate(simulated.runs()):
-        add_run(directory, rows)
-        if number == 17:
-            assert merge_runs(directory, SIMULATED) == 18
-    return simulated.planted, directory
+from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, Planted, found
 
 
 def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from jinja2.nativetypes import NativeEnvironment
 
 from fleet.history import index as index_module
+from fleet.history import store as store_module
 from fleet.history.database import History
 from fleet.history.index import StoredFile, read_index, writer
 from fleet.history.rows import run_rows
@@ -25,6 +28,7 @@ from schemas.baselines import REAL, SIMULATED
 from schemas.errors import RunError
 from schemas.records import Record
 from schemas.reports import FleetReport
+from tests import ROOT
 from tests.accepted import nonce, rackproof, run_directory, slowed, swapped
 
 Judged = tuple[Run, FleetReport]
@@ -102,6 +106,15 @@ def test_merging_changes_no_answer(tmp_path: Path, judged: dict[str, Judged]) ->
     assert [History(store).rows(text) for text in query] == before
     assert {path.parent.name for path in files(store)} == {"figures", "levels", "parts", "causes", "trends", "spreads"}
     assert merge_runs(store, REAL) == 0
+
+
+def test_many_runs_are_merged_without_being_asked(
+    tmp_path: Path, judged: dict[str, Judged], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)
+    add(tmp_path / "h", *judged.values())
+    assert {path.name[:7] for path in files(tmp_path / "h")} == {"2026-01", "2026-02"}
+    assert counts(tmp_path / "h")["runs"] == 2
 
 
 def test_rehearsals_and_simulations_are_kept_apart(tmp_path: Path) -> None:
@@ -206,14 +219,19 @@ def test_killed_writer_leaves_the_earlier_history(tmp_path: Path, judged: dict[s
     add(tmp_path / "h", judged["r1"])
     before = counts(tmp_path / "h")
 
+    orphan = tmp_path / "h" / REAL / "figures" / "0.parquet"
+
     def killed() -> None:
         with writer(tmp_path / "h", REAL) as index:
-            index.files.append(StoredFile(table="figures", path="figures/0.parquet", bytes=1, sha256="0" * 64))
+            orphan.write_bytes(b"")
+            index.files.append(StoredFile(table="figures", path="figures/0.parquet", bytes=0, sha256="0" * 64))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         killed()
     assert counts(tmp_path / "h") == before
+    add(tmp_path / "h", judged["r1"])
+    assert not orphan.exists(), "the next writer removes what the killed one left"
 
 
 def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None:
@@ -318,3 +336,11 @@ def test_figures_relative_to_peers_ignore_what_all_share(tmp_path: Path) -> None
     first, second = (history.rows(query, {"run": run}) for run in ("r1", "r2"))
     assert [value for value, _ in first] == pytest.approx([value for value, _ in second], abs=1e-6)
     assert {reference for _, reference in first} == {"run"}
+
+
+@pytest.mark.parametrize(("directory", "options"), [("", []), ("/srv/history", ["--history", "/srv/history"])])
+def test_playbook_feeds_the_history_that_the_inventory_names(directory: str, options: list[str]) -> None:
+    tasks = yaml.safe_load((ROOT / "roles" / "report" / "tasks" / "judge.yml").read_text())[0]["block"]
+    command = next(task["ansible.builtin.command"]["argv"] for task in tasks if "ansible.builtin.command" in task)
+    values = {"_rackproof_command": ["rackproof"], "_rackproof_run_dir": "runs/r1", "rackproof_history": directory}
+    assert NativeEnvironment().from_string(command).render(values) == ["rackproof", "report", "runs/r1", *options]

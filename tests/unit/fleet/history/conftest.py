@@ -1,0 +1,23 @@
+"""The history of a simulated fleet, made once for all tests of this directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleet.history.store import add_run, merge_runs
+from schemas.baselines import SIMULATED
+from tests.histories import FleetHistory, Planted
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path]:
+    """Return what was planted, and the history, of which the last two runs are not merged."""
+    directory = tmp_path_factory.mktemp("history")
+    simulated = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1)
+    for number, rows in enumerate(simulated.runs()):
+        add_run(directory, rows)
+        if number == 17:
+            assert merge_runs(directory, SIMULATED) == 18
+    return simulated.planted, directory
