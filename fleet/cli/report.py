@@ -57,8 +57,6 @@ def call(options: argparse.Namespace) -> int:
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     with progress_bar(sys.stderr), gc_off():
         run, report, document = _judge_and_write(options, flags)
-        history = getattr(options, "history", None)  # `judge --write` has no such option
-        notes = feed_history(history, run, report) if history else []
     if options.json:
         summary = {
             "decision": report.decision,
@@ -70,8 +68,9 @@ def call(options: argparse.Namespace) -> int:
     else:
         print(render_screen(report, width=width_of(), colour=has_colour(options.color)))
         print(f"report: {RunDirectory(options.run_dir).page}")
-    for note in notes:
-        print(f"rackproof: {note}", file=sys.stderr)
+    if history := getattr(options, "history", None):  # `judge --write` has no such option
+        for note in feed_history(history, run, report):
+            print(f"rackproof: {note}", file=sys.stderr)
     if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]

@@ -22,6 +22,7 @@ from typing import Any
 
 from fleet.history.database import History
 from fleet.history.peer_fit import course
+from fleet.history.tables import DAYS, MIN_PEERS
 from fleet.judge.baseline import direction
 from fleet.judge.power import robust_sigma
 
@@ -36,6 +37,21 @@ MIN_HOSTS = 5
 """Hosts with runs under both drivers, below which the driver's effect is not estimated."""
 DAYS_PER_YEAR = 365.25
 _FIGURE = "name, settings, stage, within, model, unit"
+
+_ALONE = f"""
+alone as (
+  select level, id, rack, {_FIGURE}, driver, "began", date_trunc('month', "began") as month, ln(value) as log_value
+  from levels where reference = '' and relative is not null
+), middles as (
+  select level, {_FIGURE}, driver, month, median(log_value) as middle from alone
+  group by level, {_FIGURE}, driver, month having count(distinct id) >= {MIN_PEERS}
+), by_month as (
+  select level, id, rack, {_FIGURE}, driver, 'month' as reference, count(*) as n, sum({DAYS}) as sx,
+    sum(log_value - middle) as sy, sum({DAYS} ** 2) as sxx, sum({DAYS} * (log_value - middle)) as sxy,
+    sum((log_value - middle) ** 2) as syy, sum(log_value) as log_sum, min("began") as first, max("began") as last
+  from alone join middles using (level, {_FIGURE}, driver, month) group by level, id, rack, {_FIGURE}, driver
+)"""
+"""Hosts and racks without peers in their run, compared with those of the same month and driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +124,7 @@ def drifts(history: History) -> list[Drift]:
 
 def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
     """Return whether the drift is as clear beside the fitted peers; update its slope, error and shape with theirs."""
-    own = course(history, item) if item["reference"] else None
+    own = course(history, item) if item["reference"] not in ("", "month") else None
     item["at"] = own.step_at if own else ""
     if own is None:
         return True
@@ -131,12 +147,17 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
     """Return the series that may drift, and the number of all series that were tested."""
-    # The median slope of all parts is subtracted where no peers were in the run, as in runs of a single host.
+    # The median slope of all parts is subtracted where no peers were in the run or in its month.
     query = f"""
-    with eras as (
+    with {_ALONE}, all_series as (
+      select * from series anti join (select * from by_month where n >= {MIN_POINTS}) m
+        on series.reference = '' and m.level = series.level and m.id = series.id and m.name = series.name
+        and m.settings = series.settings and m.stage = series.stage and m.within = series.within and m.model = series.model
+      union all by name select * from by_month
+    ), eras as (
       select level, id, max(rack) as rack, {_FIGURE}, reference, sum(n) as n, sum(sx) as sx, sum(sy) as sy,
         sum(sxx) as sxx, sum(sxy) as sxy, sum(syy) as syy, min(first) as first, max(last) as last
-      from series group by level, id, {_FIGURE}, reference, case when reference = '' then driver end
+      from all_series group by level, id, {_FIGURE}, reference, case when reference = '' then driver end
     ), pooled as (
       select level, id, max(rack) as rack, {_FIGURE}, reference, sum(n) as n, count(*) as levels,
         sum(sxx - sx * sx / n) as sxx, sum(sxy - sx * sy / n) as sxy, sum(syy - sy * sy / n) as syy,

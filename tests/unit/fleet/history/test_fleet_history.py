@@ -12,9 +12,10 @@ from fleet.history.figure import Selection, figure_answer
 from fleet.history.lemons import lemons
 from fleet.history.part import part_answer
 from fleet.history.peers import PeerFigure, percentiles
+from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
-from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, Planted, found
+from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, FleetHistory, Planted, found
 
 
 def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) -> None:
@@ -89,3 +90,14 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert (low.below, high.below, low.values, low.parts) == (0.0, 1.0, len(values), high.parts)
     assert middle.below == pytest.approx(0.25, abs=0.01)
     assert others == [None] * 4
+
+
+def test_rack_that_drifts_is_found_if_each_rack_has_runs_of_its_own(tmp_path: Path) -> None:
+    """Then no other rack is in the run, and summer alone changes the figure by 2 %."""
+    simulated = FleetHistory(racks=6, hosts=3, gpus=4, months=10, seed=2)
+    for rows in simulated.rack_runs():
+        add_run(tmp_path, rows)
+    result = {(item.level, item.id) for item in drifts(History(tmp_path, SIMULATED))}
+    (rack,) = (item for item in simulated.planted.drifts if item[0] == "rack")
+    assert rack in result
+    assert result <= simulated.planted.drifts.keys()
