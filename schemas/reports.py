@@ -421,6 +421,64 @@ class Replaced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartHistory:
+    """A figure of one part beside the former runs."""
+
+    host: str
+    part: str
+    """Scope of the part: `gpu=3`, `host`."""
+    percentile: float | None = None
+    """Percent of the accepted parts with a lower value, equal ones counted half; None with too few of them."""
+    values: tuple[float, ...] = ()
+    """Its values in the last former runs, the oldest first, and then that of this run; empty if no former run has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureHistory:
+    """A figure over the parts of one model and driver, beside the accepted parts of former runs."""
+
+    name: str
+    stage: str
+    params: Mapping[str, Value] = field(default_factory=dict)
+    unit: str = ""
+    model: str = ""
+    driver: str = ""
+    accepted: int = 0
+    """Number of accepted parts in former runs; each counts once, with its newest value."""
+    median: float | None = None
+    """Of these values; None with too few of them."""
+    parts: tuple[PartHistory, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenBefore:
+    """A cause that the same parts had in former runs."""
+
+    cause: int
+    """Position of the cause in the report."""
+    parts: int
+    """How many of its parts had it."""
+    runs: int
+    """Former runs in which at least one of them had it."""
+    last: str
+    """Day on which the last of these runs began: `2026-02-01`."""
+    run: str
+    """Name of that run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """Comparison of the run with former runs, from the history of the fleet. It changes no decision, verdict or cause."""
+
+    runs: int
+    """Number of former runs in the history."""
+    figures: tuple[FigureHistory, ...] = ()
+    """Figures of the hosts whose measurements the report has."""
+    causes: tuple[SeenBefore, ...] = ()
+    """The causes that were seen before."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetReport:
     """The report of a run, from which all its views are rendered."""
 
@@ -468,6 +526,8 @@ class FleetReport:
     """Changes since the hosts were accepted, regressions and changed parts first."""
     vulnerabilities: tuple[Vulnerability, ...] = ()
     """Versions with published vulnerabilities, the most severe first."""
+    history: RunHistory | None = None
+    """Comparison with former runs; None without `rackproof report --history`, or if the history cannot be read."""
     schema: str = REPORT_SCHEMA
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.history.feed import feed_history
+from fleet.history.former_runs import with_history
 from fleet.inventory.waivers_file import with_waivers
 from fleet.progress import progress_bar
 from fleet.records import run_lock
@@ -38,7 +39,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     report.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
-    report.add_argument("--history", type=Path, help="add the run to the history in this directory (docs/history.md)")
+    report.add_argument(
+        "--history", type=Path, help="compare the run with the history in this directory, and add it (docs/history.md)"
+    )
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     formats.add_flags(report)
     one_host.add_option(report)
@@ -56,7 +59,7 @@ def call(options: argparse.Namespace) -> int:
         packs = checked_packs([*run.plan.criteria, *options.criteria])
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     with progress_bar(sys.stderr), gc_off():
-        run, report, document = _judge_and_write(options, flags)
+        run, report, document, unread = _judge_and_write(options, flags)
     if options.json:
         summary = {
             "decision": report.decision,
@@ -69,16 +72,25 @@ def call(options: argparse.Namespace) -> int:
         print(render_screen(report, width=width_of(), colour=has_colour(options.color)))
         print(f"report: {RunDirectory(options.run_dir).page}")
     if history := getattr(options, "history", None):  # `judge --write` has no such option
-        for note in feed_history(history, run, report):
+        for note in feed_history(history, run, report, unread):
             print(f"rackproof: {note}", file=sys.stderr)
     if note := warn_if_changed(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]
 
 
-def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tuple[Run, FleetReport, dict[str, Any]]:
-    """Judge the run, write its report in the selected formats and release its lock; return run, report and JSON document."""
+def _judge_and_write(
+    options: argparse.Namespace, flags: frozenset[str]
+) -> tuple[Run, FleetReport, dict[str, Any], str]:
+    """Judge the run, compare it with former runs, write its report in the selected formats and release its lock.
+
+    Returns:
+        Run, report and JSON document; and the line about the history from `with_history`.
+    """
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
+    unread = ""
+    if history := getattr(options, "history", None):
+        report, unread = with_history(history, run.plan, report)
     document = to_json(report)
     documents.validate(document, "report", source="generated report")
     text = quick.text(document)
@@ -86,7 +98,7 @@ def _judge_and_write(options: argparse.Namespace, flags: frozenset[str]) -> tupl
         documents.write_text(RunDirectory(options.run_dir).report, text)
         formats.write_formats(options.run_dir, formats.RenderInput(report=report, run=run, flags=flags))
         run_lock.release(options.run_dir, report.decision)
-    return run, report, document
+    return run, report, document, unread
 
 
 def _note_in_progress(run_dir: Path) -> None:

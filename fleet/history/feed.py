@@ -10,13 +10,21 @@ from fleet.records.load import Run
 from schemas.reports import FleetReport
 
 
-def feed_history(directory: Path, run: Run, report: FleetReport) -> list[str]:
-    """Add a judged run to the history; return warnings and notes, one line each. Raises nothing."""
+def feed_history(directory: Path, run: Run, report: FleetReport, unread: str = "") -> list[str]:
+    """Add a judged run to the history; return warnings and notes, one line each. Raises nothing.
+
+    Args:
+        directory: the history.
+        run: the run.
+        report: its report.
+        unread: the line of `with_history`; left out if the run is not added, because both have the same reason.
+    """
     try:
-        return [f"note: history: {note}" for note in add_run(directory, run_rows(run, report))]
+        notes = [f"note: history: {note}" for note in add_run(directory, run_rows(run, report))]
     except Exception as error:  # noqa: BLE001 - no fault of the history may cost the operator the report
         reason = " ".join(str(error).split()) or type(error).__name__
         return [
             f"warning: the run was not added to the history: {reason}. The report is complete. "
             f"Add it later: rackproof history import {run.directory} --history {directory}"
         ]
+    return [*([unread] if unread else []), *notes]

@@ -129,7 +129,7 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
             continue
         for part in cause.parts:
             host = hosts.get(part.host)
-            serial = part.serial or _serial(host, part.scope)
+            serial = part.serial or part_serial(host, part.scope)
             yield {
                 "host": clean_text(part.host),
                 "rack": clean_text(host.rack if host else ""),
@@ -144,7 +144,8 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
             }
 
 
-def _serial(host: HostReport | None, scope: str) -> str:
+def part_serial(host: HostReport | None, scope: str) -> str:
+    """Return the identity of the GPU of a scope; empty if the scope has none."""
     device = Scope.parse(scope).device
     return next((identity(gpu) for gpu in host.gpus if f"gpu={gpu.index}" == device), "") if host else ""
 

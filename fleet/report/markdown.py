@@ -28,6 +28,7 @@ from fleet.report.markdown_figures import measurements
 from fleet.report.markup import FENCED, HARMLESS, code, section, table
 from fleet.report.replaced import changes
 from fleet.report.tables import headline
+from fleet.report.tables.former_runs import seen_before
 from fleet.report.tables.reasons import Reason, reasons
 from fleet.report.tables.summary_text import render_summary
 from fleet.report.tables.versions import components
@@ -76,7 +77,7 @@ def _head(report: FleetReport, grafana_url: str) -> str:
 
 
 def _reasons(report: FleetReport) -> str:
-    all_reasons = reasons(report.verdicts, report.causes)
+    all_reasons = reasons(report.verdicts, report.causes, seen_before(report))
     if not all_reasons:
         is_judged = report.verdicts or report.left_out  # the report of a large fleet leaves out passes
         return "No check failed and none was inconclusive." if is_judged else "No observation was judged."
@@ -98,7 +99,8 @@ def _reason(item: Reason) -> tuple[str, ...]:
     stage = f", stage {code(item.stage)}" if item.stage else ""
     margin = f" ({item.margin})" if item.margin != NONE else ""
     value = f"{code(item.value)}, wanted {code(item.wanted)}{margin}" if item.value else ""
-    explained = [value, *(code(text) for text in (item.why, item.waiver) if text)]
+    seen = f"Seen before: {item.seen}" if item.seen else ""
+    explained = [value, *(code(text) for text in (item.why, seen, item.waiver) if text)]
     count = f" × {item.count}" if item.count > 1 else ""
     source = "plan" if item.criterion == "plan" else f"{code(item.criterion)} {code(item.source)}"
     return (

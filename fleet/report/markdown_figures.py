@@ -11,6 +11,7 @@ from fleet.report.tables import (
     communication,
     devices,
     figure,
+    former_runs,
     gpus,
     peers,
     soak_timeline,
@@ -139,6 +140,8 @@ def _gpus(report: FleetReport) -> Iterator[str]:
     yield from (_cells(item, "Where") for item in tables)
     if tables:
         yield figure.LEGEND
+        if report.history:
+            yield former_runs.LEGEND
 
 
 def _peers(report: FleetReport) -> str:

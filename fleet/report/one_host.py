@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from fleet.history.former_runs import with_history
 from fleet.judge.criteria import Pack
 from fleet.progress import progress_bar
 from fleet.records.load import Run
@@ -44,6 +45,10 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         )
     with progress_bar(sys.stderr):
         report = report_on_host(run, packs, options.host)
+    if options.history:
+        report, note = with_history(options.history, run.plan, report)
+        if note:
+            print(f"rackproof: {note}", file=sys.stderr)  # noqa: T201
     document = json.loads(json.dumps(to_json(report)))
     documents.validate(document, "report", source="generated report")
     if options.json:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleet.history.former_runs import history_from_json
 from fleet.judge.criteria import PACKS, shipped_packs
 from fleet.records.load import PLAN_BYTES
 from fleet.report.rejudge import changed_verdicts
@@ -49,6 +50,8 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
+    if "history" in document:  # it does not follow from the records, and the files of the report show it
+        report = replace(report, history=history_from_json(document["history"]))
     return Rejudged(report=report, differences=tuple(differences(document, report)))
 
 

@@ -197,6 +197,8 @@ def _with_judgement(
     notes = _changed_rules(result.statement, current)
     if not rejudged.differences:
         same = f"judged again: the report {'still ' if notes else ''}matches the records"
+        if rejudged.report.history:
+            same += "; its comparison with former runs is signed, but does not follow from the records"
         return _with_views(replace(result, notes=(*notes, same)), run_dir, rejudged.report, listed)
     if notes:
         differences = (f"judged again: {text}" for text in rejudged.differences)

@@ -16,7 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from fleet.report.html.page import MAX_BYTES, render_html
-from schemas.reports import FleetReport
+from schemas.reports import FigureHistory, FleetReport, PartHistory, RunHistory, SeenBefore
 from tests.browser import fleets
 from tests.browser.conftest import WatchedPage
 from tests.unit.fleet.report.test_render import HOSTILE, rehearsal, report_with_text
@@ -251,6 +251,34 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(
     name = link.inner_text()
     link.click()
     assert "over time" not in host_page(page, name)
+
+
+def test_page_of_a_host_shows_the_last_runs_of_its_figures(
+    watched: WatchedPage, racks: FleetReport, tmp_path: Path
+) -> None:
+    values = (6.9e14, 6.92e14, 6.85e14, 6.7e14)
+    parts = tuple(PartHistory(host="r01-h03", part=f"gpu={gpu}", percentile=42.0, values=values) for gpu in range(4))
+    figure = FigureHistory(
+        name="gemm.throughput", stage="benchmark", params={"dtype": "bf16"}, unit="FLOP/s", model="NVIDIA H200",
+        accepted=310, median=6.9e14, parts=parts,
+    )  # fmt: skip
+    position = next(number for number, cause in enumerate(racks.causes) if cause.host == "r01-h03")
+    seen = SeenBefore(cause=position, parts=1, runs=3, last="2026-02-01", run="r2")
+    file = tmp_path / "report.html"
+    file.write_text(render_html(replace(racks, history=RunHistory(runs=4, figures=(figure,), causes=(seen,)))))
+    page = watched.open(file, "#host=r01-h03")
+    assert "3 times, last on 2026-02-01 in r2" in page.locator(".card").first.inner_text()
+    page.get_by_text("Compared with former runs: 4 figures").click()
+    rows = page.get_by_role("region", name="Place among accepted parts").locator("tbody tr")
+    assert [text.strip() for text in rows.nth(1).inner_text().split("\t")][1:] == [
+        "GPU 1", "percentile 42 of 310 accepted H200", "690 TFLOP/s to 670 TFLOP/s over 4 runs",
+    ]  # fmt: skip
+    pictures = rows.get_by_role("img")
+    assert pictures.count() == 4
+    assert all(box["width"] > 100 and box["height"] > 25 for item in pictures.all() if (box := item.bounding_box()))
+    assert page.evaluate(LOW_CONTRAST) == []
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert not page.evaluate(SCROLLS_SIDEWAYS)
 
 
 def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPage, files: dict[str, Path]) -> None:

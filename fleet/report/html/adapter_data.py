@@ -14,12 +14,12 @@ from typing import Any
 from fleet.diagnosis.words import label
 from fleet.quantities import NONE, PER_HOUR, finite, quantity
 from fleet.report.formatting import params_text, value_and_limit
-from fleet.report.html.text_table import TextTable
+from fleet.report.html.text_table import TextTable, as_json
 from fleet.report.tables.verdict_rows import worst_verdict
 from fleet.scope_text import describe_scope, describe_scopes
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Observation, Value
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Adapter, AdapterReading, Cause, HostReport, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Adapter, AdapterReading, Cause, FleetReport, HostReport, Verdict
 from schemas.scopes import Scope
 
 STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
@@ -33,6 +33,30 @@ _MAX_TEXT = 120
 
 Verdicts = Mapping[tuple[str, str], Sequence[Verdict]]
 """Name and scope -> verdicts of one host."""
+
+
+def add_adapter_pages(
+    report: FleetReport,
+    verdicts: Mapping[str, Sequence[Verdict]],
+    causes: Mapping[str, Sequence[Cause]],
+    table: TextTable,
+    pages: dict[str, Any],
+    budget: int,
+) -> int:
+    """Add the pages of network adapters to the existing pages of hosts, as far as the budget allows; return what remains."""
+    for number, host in enumerate(report.hosts):
+        page = pages.get(str(number))
+        if page is None or not host.adapters:
+            continue
+        mark = table.mark()
+        adapters = adapter_pages(host, verdicts[host.name], causes.get(host.name, ()), table)
+        size = len(as_json(adapters).encode()) + table.size - mark[1] + len(',"adapters":')
+        if size > budget:
+            table.restore(mark)
+            adapters, size = [], len(',"adapters":[]')
+        page["adapters"] = adapters  # if empty, the page names the command that writes them
+        budget -= size
+    return budget
 
 
 def adapter_pages(

@@ -14,10 +14,11 @@ from typing import Any
 from fleet.quantities import NONE
 from fleet.report.formatting import ACTIONS, clean, decision_name
 from fleet.report.html import pairs
-from fleet.report.html.adapter_data import adapter_pages
+from fleet.report.html.adapter_data import add_adapter_pages
+from fleet.report.html.former_data import add_former_runs
 from fleet.report.html.launch_traces import LaunchTrace, has_traces, hosts_with_traces, launch_traces
 from fleet.report.html.text_table import TextTable, as_json
-from fleet.report.tables import hosts
+from fleet.report.tables import former_runs, hosts
 from fleet.report.tables.reasons import Reason, next_command, reasons
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.report.tables.versions import version_order
@@ -50,12 +51,14 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
 
     Within the budget, pages of hosts that are not accepted come first, then the serials for the search, then pages of accepted
-    hosts unless the report leaves out their verdicts, then sparklines, then pages of network adapters.
+    hosts unless the report leaves out their verdicts, then sparklines, then pages of network
+    adapters, then comparisons with former runs.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
         verdicts.setdefault(verdict.host, []).append(verdict)
     causes = _causes_of_hosts(report)
+    seen = former_runs.seen_before(report)
     table = TextTable()
     data = {**_host_columns(report, verdicts), **_finding_columns(report, verdicts, causes, table)}
     serials = [" ".join(clean(gpu.serial) for gpu in host.gpus if gpu.serial) for host in report.hosts]
@@ -63,16 +66,17 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     pages: dict[str, Any] = {}
     numbered = list(enumerate(report.hosts))
     not_accepted = [item for item in numbered if item[1].decision != ACCEPTED]
-    remaining = _add_pages(report, not_accepted, verdicts, causes, table, pages, remaining)
+    remaining = _add_pages(report, not_accepted, verdicts, causes, seen, table, pages, remaining)
     size = len(as_json(serials).encode())
     if any(serials) and size < remaining:
         data["serials"] = serials
         remaining -= size
     if report.detail == ALL:
         accepted = [item for item in numbered if item[1].decision == ACCEPTED]
-        remaining = _add_pages(report, accepted, verdicts, causes, table, pages, remaining)
+        remaining = _add_pages(report, accepted, verdicts, causes, seen, table, pages, remaining)
     remaining = _add_traces(report, table, pages, remaining)
-    _add_adapters(report, verdicts, causes, table, pages, remaining)
+    remaining = add_adapter_pages(report, verdicts, causes, table, pages, remaining)
+    add_former_runs(report, table, pages, remaining)
     return as_json({**data, "pages": pages, "texts": table.texts})
 
 
@@ -138,6 +142,7 @@ def _add_pages(
     numbered: Iterable[tuple[int, HostReport]],
     verdicts: VerdictsOfHost,
     causes: CausesOfHost,
+    seen: Mapping[int, str],
     table: TextTable,
     pages: dict[str, Any],
     budget: int,
@@ -145,7 +150,7 @@ def _add_pages(
     """Add pages until one no longer fits; return the remaining bytes, 0 if one did not fit."""
     for number, host in numbered:
         mark = table.mark()
-        page = _page(report, host, verdicts[host.name], causes.get(host.name, ()), table)
+        page = _page(report, host, verdicts[host.name], causes.get(host.name, ()), seen, table)
         size = len(as_json({str(number): page}).encode()) + table.size - mark[1]
         if size > budget:
             table.restore(mark)
@@ -172,29 +177,6 @@ def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], bu
         page["traces"] = traces  # if empty, the page names the command that draws them
         budget -= size
     return budget
-
-
-def _add_adapters(
-    report: FleetReport,
-    verdicts: VerdictsOfHost,
-    causes: CausesOfHost,
-    table: TextTable,
-    pages: dict[str, Any],
-    budget: int,
-) -> None:
-    """Add the pages of network adapters to the existing pages of hosts, as far as the budget allows."""
-    for number, host in enumerate(report.hosts):
-        page = pages.get(str(number))
-        if page is None or not host.adapters:
-            continue
-        mark = table.mark()
-        adapters = adapter_pages(host, verdicts[host.name], causes.get(host.name, ()), table)
-        size = len(as_json(adapters).encode()) + table.size - mark[1] + len(',"adapters":')
-        if size > budget:
-            table.restore(mark)
-            adapters, size = [], len(',"adapters":[]')
-        page["adapters"] = adapters  # if empty, the page names the command that writes them
-        budget -= size
 
 
 def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
@@ -227,7 +209,12 @@ def _causes_of_hosts(report: FleetReport) -> CausesOfHost:
 
 
 def _page(
-    report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], causes: Sequence[Cause], table: TextTable
+    report: FleetReport,
+    host: HostReport,
+    verdicts: Sequence[Verdict],
+    causes: Sequence[Cause],
+    seen: Mapping[int, str],
+    table: TextTable,
 ) -> dict[str, Any]:
     """Return the page of one host."""
     number, numbers = table.number, table.numbers
@@ -249,7 +236,7 @@ def _page(
         "no_gpu": number(hosts.NO_GPU_JUDGED if report.rehearsal else hosts.NO_GPU),
         "software": [numbers(pair) for pair in software],
         "launches": [_launch(launch, table) for launch in host.launches],
-        "reasons": [_reason(report.run_id, host, reason, table) for reason in reasons(report.verdicts, causes)],
+        "reasons": [_reason(report.run_id, host, reason, table) for reason in reasons(report.verdicts, causes, seen)],
         "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
         "more": max(0, len(rows) - _MAX_ROWS),
         "pairs": pairs.host_pairs(host),
@@ -277,7 +264,8 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
     """Return verdict and count, then texts.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
-    evidence, what the next command does, next command, severity, what to do, what to do if it comes back.
+    evidence, what the next command does, next command, severity, what to do, what to do if it comes back, and where it was
+    seen before, if it was.
     """
     what, command = next_command(reason, run_id)
     planned = reason.criterion == "plan"
@@ -290,6 +278,7 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
         "required by the plan" if planned else reason.source,
         *(reason.waiver, evidence, what, command, reason.severity),
         *reason.handling,
+        *filter(None, (reason.seen,)),
     )
     return [_STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
 

@@ -27,6 +27,7 @@ from fleet.report.tables import (
     collectives,
     communication,
     figure,
+    former_runs,
     gpus,
     headline,
     hosts,
@@ -57,7 +58,7 @@ _MAX_OPEN_HOSTS = 1000
 """Maximum number of hosts that are not accepted and are listed in full if the script does not run. Of more, only the names are
 listed."""
 _STYLES = ("report.css", "timeline.css")
-"""Style sheets of the page; `timeline.css` is included only if the page has plots over time."""
+"""Style sheets of the page; `timeline.css` is included only if the page has plots over time or over runs."""
 _END = "</script>\n"
 
 
@@ -77,7 +78,7 @@ class ActionGroup:
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """Return the whole report as a page. The same report gives the same bytes."""
     soaks = soak_timeline.timelines(report)
-    over_time = soaks or launch_traces.hosts_with_traces(report)
+    over_time = soaks or launch_traces.hosts_with_traces(report) or former_runs.has_trends(report)
     css, js = "\n".join(map(asset, _STYLES if over_time else _STYLES[:1])), asset("report.js")
     page = environment().get_template("report.html.j2").render(
         report=report,
@@ -125,7 +126,7 @@ def _headline(report: FleetReport) -> dict[str, Any]:
 
 def _causes(report: FleetReport) -> dict[str, Any]:
     """Return the variables of the section with the causes."""
-    groups = _action_groups(reasons(report.verdicts, report.causes))
+    groups = _action_groups(reasons(report.verdicts, report.causes, former_runs.seen_before(report)))
     shown = [reason for group in groups for reason in (*group.first, *group.rest)]
     gpus_of = {host.name: host.gpus for host in report.hosts}
     return {
@@ -209,7 +210,7 @@ def _measurements(report: FleetReport) -> dict[str, Any]:
         "latencies": communication.latencies(report),
         "figures": strips.groups(report),
         "gpu_tables": [table for table in (gpus.speeds(report), gpus.stress(report)) if table],
-        "legend": figure.LEGEND,
+        "legend": " ".join([figure.LEGEND, *([former_runs.LEGEND] if report.history else [])]),
         "detailed": figure.detailed_hosts(report),
         "error_counters": gpus.error_counters(report),
         "peers": peers.peers(report),

@@ -217,8 +217,8 @@ function copyButton() {
 
 function card(reason) {
   const [kind, times, ...rest] = reason;
-  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, next, command, severity, now, again] = rest.map(textAt);
-  const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Do", now], ["If it comes back", again], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
+  const [title, action, , serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, next, command, severity, now, again, seen] = rest.map(textAt);
+  const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Seen before", seen], ["Do", now], ["If it comes back", again], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
   return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
     el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${title} `, serial && note("serial ", code(serial))),
     action && el("p", { class: "action" }, action),
@@ -351,6 +351,7 @@ function pageOf(number, id = "") {
   if (page.adapters) parts.push(...adapterTable(number, page.adapters));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
   if (page.traces) parts.push(...overTime(number, page.traces));
+  if (page.former) parts.push(...formerRuns(number, page.former));
   if (page.verdicts.length) parts.push(...verdictTables(page));
   else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));
   if (page.more) parts.push(note(`and ${count(page.more)} more in report.json`));
@@ -358,6 +359,14 @@ function pageOf(number, id = "") {
   if (page.software.length) parts.push(el("h3", {}, "Versions"), el("dl", { class: "software" }, ...page.software.map(([name, version]) => el("div", {}, el("dt", {}, textAt(name)), el("dd", {}, code(textAt(version)))))));
   parts.push(el("p", { class: "note" }, "Record: ", code(`${data.run}/${textAt(page.record)}`)));
   return parts;
+}
+
+// Figures beside those of accepted parts in former runs, and the earlier values of the same part.
+function formerRuns(number, rows) {
+  if (!rows.length) return [el("p", { class: "empty" }, "The comparison with former runs is left out because of the size of this report. To write it, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])} --history DIRECTORY`))];
+  const cells = rows.map(([name, settings, part, place, trend, line]) => el("tr", {}, el("th", { scope: "row" }, code(textAt(name)), textAt(settings) && el("i", {}, textAt(settings))), el("td", {}, textAt(part)), el("td", {}, textAt(place) || "–"),
+    el("td", {}, ...(line ? [spark(`${textAt(name)} of ${textAt(part)}: ${textAt(trend)}`, "", [0, "", line, ""]), note(textAt(trend))] : ["–"]))));
+  return [el("details", { class: "data" }, el("summary", {}, `Compared with former runs: ${plural(rows.length, "figure")}`), tableOf("Place among accepted parts of the same model, driver, stage and settings; values of the last runs", ["Observation", "Part", "Place", "Last runs"], cells, "verdicts"))];
 }
 
 // Failures and what is inconclusive in full; what passed is folded.

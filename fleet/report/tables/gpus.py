@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.quantities import finite, number, quantity, scale
 from fleet.report.formatting import params_text, percent
+from fleet.report.tables import former_runs
 from fleet.report.tables.figure import (
     EMPTY,
     MANY_HOSTS,
@@ -62,6 +63,7 @@ class _Figures:
     """The figures of single devices, by device and key."""
 
     def __init__(self, report: FleetReport) -> None:
+        self._places = former_runs.places(report)
         self.states = verdict_states(verdict for verdict in report.verdicts if verdict.name in _ALL)
         self.by_device: dict[Device, dict[FigureKey, Observation]] = {}
         self._keys: dict[str, dict[FigureKey, None]] = {}
@@ -90,10 +92,14 @@ class _Figures:
         return scale(max(values, key=abs, default=0.0), unit)
 
     def cell(self, device: Device, key: FigureKey, factor: float) -> TableCell:
-        """Return one device's figure as a cell."""
+        """Return one device's figure as a cell, with its place among the accepted parts of former runs."""
         item = self.by_device.get(device, {}).get(key)
+        if item is None:
+            return EMPTY
         state = self.states.get((*device, key), "")
-        return value_cell(item, factor, state if state == FAIL else "") if item else EMPTY
+        cell = value_cell(item, factor, state if state == FAIL else "")
+        place = self._places.get(former_runs.key_of(device[0], item), "") if item.status == MEASURED else ""
+        return replace(cell, note=", ".join(filter(None, (cell.note, place))))
 
 
 def speeds(report: FleetReport) -> Table | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.diagnosis import words
@@ -57,16 +57,27 @@ class Reason:
     """The waiver: person, reason and last day. The verdict is unchanged."""
     lead: Verdict
     """The leading evidence."""
+    seen: str = ""
+    """In which former runs it was seen: `3 times, last on 2026-02-01 in r2`; empty if in none."""
     candidates: tuple[Verdict, ...] = ()
     """Verdicts to draw if they have numbers: first the leading one, then the figure that is farthest beyond its limit."""
 
 
-def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause]) -> list[Reason]:
-    """Return one reason per cause, in their order: failures by the severity of their action, then inconclusive, then waived."""
-    return [_reason(cause, [verdicts[position] for position in cause.verdicts]) for cause in causes]
+def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[int, str]) -> list[Reason]:
+    """Return one reason per cause, in their order: failures by the severity of their action, then inconclusive, then waived.
+
+    Args:
+        verdicts: of the report.
+        causes: some causes of the report, or all.
+        seen: from `seen_before`.
+    """
+    return [
+        _reason(cause, [verdicts[position] for position in cause.verdicts], seen.get(cause.verdicts[0], ""))
+        for cause in causes
+    ]
 
 
-def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
+def _reason(cause: Cause, group: Sequence[Verdict], seen: str) -> Reason:
     first = group[0]
     compared = first.value is not None and first.limit is not None and first.operator != ""
     value, limit = value_and_limit(first) if compared else ("", "")
@@ -95,6 +106,7 @@ def _reason(cause: Cause, group: Sequence[Verdict]) -> Reason:
         severity=cause.severity,
         waiver=str(cause.waiver or ""),
         lead=first,
+        seen=seen,
         candidates=(first, *_worst_figure(group)),
     )
 

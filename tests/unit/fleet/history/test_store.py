@@ -279,7 +279,9 @@ def test_report_feeds_the_history(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1")
     plain = rackproof("report", run)
     fed = rackproof("report", run, "--history", tmp_path / "h")
-    assert (fed.returncode, fed.stdout, fed.stderr) == (0, plain.stdout, "")
+    assert (fed.returncode, fed.stdout) == (0, plain.stdout)
+    assert fed.stderr.startswith("rackproof: note: no history in "), "a wrong path would be noticed"
+    assert rackproof("report", run, "--history", tmp_path / "h").stderr == ""
     assert counts(tmp_path / "h")["runs"] == 1
 
 

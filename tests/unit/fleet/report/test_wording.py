@@ -105,7 +105,7 @@ def content(report: FleetReport) -> dict[str, Any]:
         "unjudged": headline.unjudged(report),
         "reasons": [
             replace(item, title="", why="", more=(), candidates=(), lead=replace(item.lead, reason="", detail=""))
-            for item in reasons(report.verdicts, report.causes)
+            for item in reasons(report.verdicts, report.causes, {})
         ],
         "devices": devices.device_figures(report),
         "parts": [

@@ -101,6 +101,17 @@ def test_signed_run_verifies_and_names_its_signer(run: Path, verify: Verify) -> 
     assert "the report matches the records" in output
 
 
+def test_report_with_a_history_is_signed_and_verified_without_it(run: Path, keys: Path, verify: Verify) -> None:
+    for _ in range(2):  # the first report adds the run to the history, from which the second one leaves it out
+        assert main(["report", str(run), "--history", str(run.parent / "h")]) == 0
+    shutil.rmtree(run.parent / "h")
+    assert "history" in json.loads((run / "report.json").read_text())
+    assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
+    code, output = verify(run)
+    assert code == 0
+    assert "its comparison with former runs is signed, but does not follow from the records" in output
+
+
 def test_sha256sum_and_ssh_keygen_verify_the_run(run: Path, keys: Path) -> None:
     assert (
         subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=run, check=False).returncode

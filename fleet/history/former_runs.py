@@ -1,0 +1,272 @@
+"""Compare a report with the former runs in the history: percentiles, earlier values of each part, and causes seen before.
+
+Three queries answer for the whole report, however many figures and parts it has. They run after the run was judged, and add a
+section to the report: decision, verdicts and causes stay as they are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fleet.history.database import History, open_history
+from fleet.history.peers import MIN_PARTS
+from fleet.history.rows import DRIVER, clean_text, host_model, part_serial, settings_text, timestamp
+from fleet.judge.baseline import comparison_key, is_baseline_figure, part_of_scope
+from fleet.records.baseline_store import kind_of
+from schemas.baselines import Key
+from schemas.plans import Plan
+from schemas.records import Value
+from schemas.reports import (
+    FAIL,
+    CausePart,
+    FigureHistory,
+    FleetReport,
+    HostReport,
+    PartHistory,
+    RunHistory,
+    SeenBefore,
+)
+
+MAX_VALUES = 8
+"""Former values of a part in the report."""
+_FORMER = 'nonce <> $nonce and "began" < $began::timestamp'
+_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host end"
+"""The identity of a part: its serial, or the name of the host."""
+_CAUSE_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host || ' ' || slot end"
+_GROUP = "name, settings, stage, model, driver"
+GroupKey = tuple[str, str, str, str, str, bool]
+"""_GROUP, and whether it is of GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figure:
+    """A figure of one part of the report."""
+
+    host: str
+    scope: str
+    part: str
+    """As _PART in SQL."""
+    name: str
+    stage: str
+    params: Mapping[str, Value]
+    unit: str
+    model: str
+    driver: str
+    value: float
+
+    @property
+    def settings(self) -> str:
+        return settings_text(self.params)
+
+    @property
+    def group(self) -> GroupKey:
+        return self.name, self.settings, self.stage, self.model, self.driver, self.part.startswith("serial ")
+
+
+def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[FleetReport, str]:
+    """Return the report with its comparison, and a line that says why it has none or lacks runs; empty if nothing is wrong.
+
+    Raises nothing.
+    """
+    try:
+        history = open_history(directory, kind_of(plan))
+        if history is None:
+            return report, f"note: no history in {directory} yet: the report compares nothing with former runs"
+        section = compared(history, plan, report)
+    except Exception as error:  # noqa: BLE001 - no fault of the history may cost the operator the report
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return report, f"warning: the report compares nothing with former runs: {reason}"
+    if not history.problems:
+        return replace(report, history=section), ""
+    more = f"; and {len(history.problems) - 1} more" if history.problems[1:] else ""
+    return replace(report, history=section), f"warning: history: {history.problems[0]}{more}"
+
+
+def compared(history: History, plan: Plan, report: FleetReport) -> RunHistory:
+    """Return the comparison of a report with the runs that began before it.
+
+    Raises:
+        RunError: the history cannot be read.
+    """
+    former: dict[str, object] = {"nonce": plan.nonce, "began": timestamp(plan.created)}
+    figures = list(_figures(report.hosts))
+    ((runs,),) = history.rows(f"select count(*) from runs where {_FORMER}", former)
+    return RunHistory(
+        runs=runs,
+        figures=tuple(_compare(figures, _accepted(history, figures, former), _earlier(history, figures, former))),
+        causes=tuple(_seen_before(history, report, former)),
+    )
+
+
+def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
+    """Yield the figures of hosts and GPUs as a whole, without those of links, pairs and adapters."""
+    for host in hosts:
+        gpus = {f"gpu={gpu.index}": gpu for gpu in host.gpus}
+        driver = clean_text(host.software.get(DRIVER, ""))
+        of_host: dict[tuple[str, Key], _Figure] = {}
+        for item in host.measurements:
+            if not is_baseline_figure(item) or not isinstance(item.value, int | float):
+                continue
+            serial, within = part_of_scope(gpus, item.scope)
+            if within:
+                continue
+            key = comparison_key(item, "")
+            of_host[(item.scope, key)] = _Figure(
+                host=host.name,
+                scope=item.scope,
+                part=f"serial {clean_text(serial)}" if serial else f"host {clean_text(host.name)}",
+                name=item.name,
+                stage=key[1],
+                params=dict(key[3]),
+                unit=item.unit,
+                model=clean_text(gpus[item.scope].name) if serial else host_model(host.gpus),
+                driver=driver,
+                value=float(item.value),
+            )
+        yield from of_host.values()
+
+
+def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
+    """Return the different figures as columns."""
+    groups = dict.fromkeys(figure.group for figure in figures)
+    names = ("name", "settings", "stage", "model", "driver", "is_gpu")
+    return {name: [group[at] for group in groups] for at, name in enumerate(names)}
+
+
+def _accepted(
+    history: History, figures: Sequence[_Figure], former: Mapping[str, object]
+) -> dict[GroupKey, list[float]]:
+    """Return the values of the accepted parts of former runs, sorted: one for each part, its newest."""
+    if not figures:
+        return {}
+    rows = history.rows(
+        f"""
+        with asked as (
+          select unnest($name) as name, unnest($settings) as settings, unnest($stage) as stage, unnest($model) as model,
+            unnest($driver) as driver, unnest($is_gpu::boolean[]) as is_gpu
+        ), newest as (
+          select {_GROUP}, is_gpu, {_PART} as part, arg_max(value, "began") as value
+          from figures join asked using ({_GROUP})
+          where accepted and not duplicate and within = '' and (serial <> '') = is_gpu and {_FORMER} group by all
+        )
+        select {_GROUP}, is_gpu, list_sort(list(value)) from newest group by {_GROUP}, is_gpu""",
+        {**_asked(figures), **former},
+    )
+    return {(name, settings, stage, model, driver, is_gpu): values
+            for name, settings, stage, model, driver, is_gpu, values in rows}  # fmt: skip
+
+
+def _earlier(
+    history: History, figures: Sequence[_Figure], former: Mapping[str, object]
+) -> dict[tuple[str, str, str, str], list[float]]:
+    """Return part, name, settings and stage -> its last values in former runs, the oldest first."""
+    if not figures:
+        return {}
+    rows = history.rows(
+        f"""
+        select {_PART} as part, name, settings, stage, list_reverse(arg_max(value, "began", {MAX_VALUES})) from figures
+        where {_PART} in (select unnest($parts)) and name in (select unnest($names))
+          and not duplicate and within = '' and {_FORMER} group by all""",
+        {
+            "parts": sorted({figure.part for figure in figures}),
+            "names": sorted({figure.name for figure in figures}),
+            **former,
+        },
+    )
+    return {(part, name, settings, stage): values for part, name, settings, stage, values in rows}
+
+
+def _compare(
+    figures: Iterable[_Figure],
+    accepted: Mapping[GroupKey, Sequence[float]],
+    earlier: Mapping[tuple[str, str, str, str], Sequence[float]],
+) -> Iterator[FigureHistory]:
+    """Yield each figure with the parts that have a percentile or earlier values."""
+    groups: dict[GroupKey, list[_Figure]] = {}
+    for figure in figures:
+        groups.setdefault(figure.group, []).append(figure)
+    for group, members in groups.items():
+        peers = accepted.get(group, ())
+        is_enough = len(peers) >= MIN_PARTS
+        parts = []
+        for figure in members:
+            values = earlier.get((figure.part, figure.name, figure.settings, figure.stage), ())
+            if is_enough or values:
+                parts.append(
+                    PartHistory(
+                        host=figure.host,
+                        part=figure.scope,
+                        percentile=percentile(peers, figure.value) if is_enough else None,
+                        values=tuple(map(_shortened, (*values, figure.value))) if values else (),
+                    )
+                )
+        if parts:
+            first = members[0]
+            yield FigureHistory(
+                **{name: getattr(first, name) for name in ("name", "stage", "params", "unit", "model", "driver")},
+                accepted=len(peers),
+                median=_shortened(statistics.median(peers)) if is_enough else None,
+                parts=tuple(parts),
+            )
+
+
+def _shortened(value: float) -> float:
+    """Return the value with 6 digits, which is enough for a picture and keeps the report of many hosts small."""
+    return float(f"{value:.6g}")
+
+
+def percentile(values: Sequence[float], value: float) -> float:
+    """Return the percent of sorted `values` below a value, equal ones counted half."""
+    return round(50 * (bisect_left(values, value) + bisect_right(values, value)) / len(values), 1)
+
+
+def _seen_before(history: History, report: FleetReport, former: Mapping[str, object]) -> Iterator[SeenBefore]:
+    """Yield the causes that the same parts had in former runs: by serial, and without serial by host and slot."""
+    hosts = {host.name: host for host in report.hosts}
+    asked = [
+        (number, clean_text(cause.problem), _cause_part(part, hosts.get(part.host)))
+        for number, cause in enumerate(report.causes)
+        if cause.verdict == FAIL
+        for part in cause.parts
+    ]
+    if not asked:
+        return
+    columns: dict[str, Any] = {
+        name: [item[at] for item in asked] for at, name in enumerate(("number", "problem", "part"))
+    }
+    rows = history.rows(
+        f"""
+        with asked as (
+          select unnest($number) as number, unnest($problem) as problem, unnest($part) as part
+        ), former as (
+          select problem, {_CAUSE_PART} as part, nonce, run, "began" from causes where {_FORMER}
+        )
+        select number, count(distinct part), count(distinct nonce), strftime(max("began"), '%Y-%m-%d'), arg_max(run, "began")
+        from asked join former using (problem, part) group by number order by number""",
+        {**columns, **former},
+    )
+    for number, parts, runs, last, run in rows:
+        yield SeenBefore(cause=number, parts=parts, runs=runs, last=last, run=run)
+
+
+def _cause_part(part: CausePart, host: HostReport | None) -> str:
+    """Return the part of a cause like _CAUSE_PART, with the serial that `rows` stores."""
+    if serial := part.serial or part_serial(host, part.scope):
+        return f"serial {clean_text(serial)}"
+    return f"host {clean_text(part.host)} {'' if part.scope == 'host' else clean_text(part.scope)}"
+
+
+def history_from_json(document: Mapping[str, Any]) -> RunHistory:
+    """Return the section `history` of a report.json that matches report.schema.json."""
+    figures = (
+        FigureHistory(**{**figure, "parts": tuple(
+            PartHistory(**{**part, "values": tuple(part.get("values", ()))}) for part in figure.get("parts", ()))})
+        for figure in document.get("figures", ())
+    )  # fmt: skip
+    causes = (SeenBefore(**cause) for cause in document.get("causes", ()))
+    return RunHistory(runs=document["runs"], figures=tuple(figures), causes=tuple(causes))

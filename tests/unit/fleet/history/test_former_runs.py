@@ -1,0 +1,278 @@
+"""A report with a history shows percentiles, earlier values and causes seen before, and decides as without it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.history.database import History
+from fleet.history.former_runs import compared, history_from_json, percentile, with_history
+from fleet.history.rows import run_rows
+from fleet.history.store import add_run
+from fleet.records.load import Run
+from fleet.report.html.host_data import embedded_data
+from fleet.report.html.page import MAX_BYTES, render_html
+from fleet.report.judge_run import judge_run
+from fleet.report.markdown import render_markdown
+from schemas import documents
+from schemas.baselines import REAL, SIMULATED
+from schemas.records import Record, to_json
+from schemas.reports import FleetReport, RunHistory, SeenBefore
+from tests.accepted import Change, rackproof, report_of, run_directory, slowed, swapped
+
+Document = Mapping[str, Any]
+MONTHS = {f"r{month}": f"2026-0{month}-01T00:00:00Z" for month in range(1, 6)}
+HOST_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
+    """Write the run of a month."""
+
+    def change(record: Record) -> Record:
+        for each in changes:
+            record = each(record)
+        return record
+
+    return run_directory(directory / name, change=change, created=MONTHS[name], **over)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a history `h` of four runs and the run `r5`, which is not in it.
+
+    GPU 0 of h1 is slow in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each month.
+    """
+    directory = tmp_path_factory.mktemp("former")
+    for number, name in enumerate(MONTHS):
+        changes = [slowed("memory.bandwidth", 1 - number / 500)]
+        if name in ("r2", "r4", "r5"):
+            changes.append(slowed("stress.throughput", 0.5))
+        run = run_at(directory, name, *changes)
+        if name != "r5":
+            add_run(directory / "h", run_rows(*judge_run(run, [])))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def judged(fleet: Path) -> tuple[Run, FleetReport]:
+    """Return the last run and its report without a history."""
+    return judge_run(fleet / "r5", [])
+
+
+@pytest.fixture(scope="module")
+def report(fleet: Path, judged: tuple[Run, FleetReport]) -> FleetReport:
+    """Return the report of the last run with the history."""
+    run, plain = judged
+    report, problem = with_history(fleet / "h", run.plan, plain)
+    assert problem == ""
+    return report
+
+
+def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1") -> tuple[Any, Any]:
+    """Return a figure, and the entry of one part."""
+    (found,) = (item for item in section.figures if item.name == name)
+    (entry,) = (item for item in found.parts if (item.host, item.part) == (host, part))
+    return found, entry
+
+
+def test_history_changes_no_decision_verdict_or_cause(fleet: Path, tmp_path: Path) -> None:
+    """The report is the same but for its own section, and so after the store is deleted."""
+    run, store = tmp_path / "r5", tmp_path / "h"
+    shutil.copytree(fleet / "r5", run)
+    shutil.copytree(fleet / "h", store)
+
+    def report_with(*options: object) -> tuple[int, dict[str, Any]]:
+        return rackproof("report", run, *options).returncode, report_of(run)
+
+    code, plain = report_with()
+    with_code, compared_report = report_with("--history", store)
+    assert compared_report.pop("history")["causes"]
+    assert (with_code, compared_report) == (code, plain)
+    assert report_with("--history", store)[1].pop("history") == json.loads(
+        json.dumps(to_json(with_history(fleet / "h", *_judged(run))[0].history))
+    ), "the run itself, which is in the history now, does not count"
+    shutil.rmtree(store)
+    deleted = rackproof("report", run, "--history", store)
+    assert (deleted.returncode, report_of(run)) == (code, plain)
+    assert deleted.stderr == (
+        f"rackproof: note: no history in {store} yet: the report compares nothing with former runs\n"
+    )
+
+
+def _judged(run: Path) -> tuple[Any, FleetReport]:
+    loaded, report = judge_run(run, [])
+    return loaded.plan, report
+
+
+def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetReport) -> None:
+    section = report.history
+    assert section is not None
+    assert section.runs == 4
+    bandwidth, own = figure(section, "memory.bandwidth")
+    assert (bandwidth.accepted, bandwidth.model) == (4, "NVIDIA H200")
+    # The newest accepted value of this GPU is that of r3: -0.4 %; that of r5, -0.8 %, is below all four.
+    assert own.percentile == 0.0
+    assert figure(section, "memory.bandwidth", host="h2")[1].percentile == 62.5
+    assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
+
+
+def test_values_of_hosts_that_were_not_accepted_are_in_the_trend_alone(report: FleetReport) -> None:
+    section = report.history
+    assert section is not None
+    stress, own = figure(section, "stress.throughput")
+    assert stress.median == own.values[0]
+    assert [value / own.values[0] for value in own.values] == [1.0, 0.5, 1.0, 0.5, 0.5]
+
+
+def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
+    assert report.history is not None
+    (seen,) = report.history.causes
+    assert seen == SeenBefore(cause=0, parts=1, runs=2, last="2026-04-01", run="r4")
+    assert "Seen before: 2 times, last on 2026-04-01 in r4" in render_html(report)
+    assert "`Seen before: 2 times, last on 2026-04-01 in r4`" in render_markdown(report)
+
+
+def test_part_is_known_by_its_serial_in_whatever_slot(fleet: Path, tmp_path: Path) -> None:
+    run = run_at(
+        tmp_path, "r5", swapped("h1", 0, "new"), swapped("h2", 1, "h1-0"),
+        slowed("stress.throughput", 0.5), slowed("stress.throughput", 0.5, host="h2", scope="gpu=1"),
+    )  # fmt: skip
+    plan, plain = _judged(run)
+    section = with_history(fleet / "h", plan, plain)[0].history
+    assert section is not None
+    assert len(figure(section, "memory.bandwidth", part="gpu=1", host="h2")[1].values) == 5
+    assert figure(section, "memory.bandwidth")[1].values == ()
+    seen = {plain.causes[item.cause].serial: item.runs for item in section.causes}
+    assert seen == {"h1-0": 2}, "the new GPU has no former cause, though the slot has"
+
+
+def test_runs_that_began_later_are_no_former_runs(fleet: Path) -> None:
+    plan, plain = _judged(fleet / "r1")
+    report, problem = with_history(fleet / "h", plan, plain)
+    assert (report.history, problem) == (RunHistory(runs=0), "")
+    assert render_markdown(report).count("ercentile") == 1, "only the legend"
+
+
+def test_too_few_parts_have_no_percentile(tmp_path: Path) -> None:
+    for name in ("r1", "r2"):
+        run = run_at(tmp_path, name, hosts=["h1"])
+        loaded, report = judge_run(run, [])
+        report = with_history(tmp_path / "h", loaded.plan, report)[0]
+        add_run(tmp_path / "h", run_rows(loaded, report))
+    assert report.history is not None
+    assert {(item.accepted, item.median) for item in report.history.figures if item.parts[0].part != "host"} == {
+        (2, None)
+    }
+    assert {part.percentile for item in report.history.figures for part in item.parts} == {None}
+    assert {len(part.values) for item in report.history.figures for part in item.parts} == {2}
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.5, 0.0), (1.0, 12.5), (2.0, 50.0), (3.0, 87.5), (9.0, 100.0)])
+def test_equal_values_count_half(value: float, expected: float) -> None:
+    assert percentile([1.0, 2.0, 2.0, 3.0], value) == expected
+
+
+def test_simulated_run_is_compared_with_simulated_runs_alone(fleet: Path, tmp_path: Path) -> None:
+    def simulated(record: Record) -> Record:
+        return replace(record, simulated=True)
+
+    store = tmp_path / "h"
+    shutil.copytree(fleet / "h", store)
+    runs = [run_at(tmp_path, name, simulated, simulated=True) for name in ("r3", "r4")]
+    done = [rackproof("report", run, "--history", store) for run in runs]
+    assert [len(item.stderr.splitlines()) for item in done] == [1, 0], "no simulated run before the first"
+    assert "history" not in report_of(runs[0])
+    assert report_of(runs[1])["history"]["runs"] == 1
+    assert len(History(store, REAL).rows("from runs")) == 4
+    assert len(History(store, SIMULATED).rows("from runs")) == 2
+
+
+def test_damaged_file_costs_one_warning_and_its_runs(fleet: Path, tmp_path: Path) -> None:
+    store, run = tmp_path / "h", tmp_path / "r5"
+    shutil.copytree(fleet / "h", store)
+    shutil.copytree(fleet / "r5", run)
+    for path in (store / REAL / "figures").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-10])
+    done = rackproof("report", run, "--history", store)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rackproof: warning: history: ")
+    assert line.endswith("; and 3 more")
+    section = report_of(run)["history"]
+    assert (section.get("figures"), section["causes"][0]["runs"]) == (None, 2)
+
+
+def test_section_is_read_from_the_report_as_it_was_written(report: FleetReport) -> None:
+    document = json.loads(json.dumps(to_json(report)))
+    documents.validate(document, "report", source="test")
+    assert history_from_json(document["history"]) == report.history
+
+
+def test_tables_show_the_percentile_and_pages_of_hosts_the_last_runs(report: FleetReport) -> None:
+    markdown, html = render_markdown(report), render_html(report)
+    assert "percentile 0 of 4)` **fail**" in markdown
+    assert "percentile 0 of 4</i>" in html
+    found = HOST_DATA.search(html)
+    assert found
+    data = json.loads(found[1])
+    texts = data["texts"]
+    rows = [[*(texts[number] for number in row[:5]), row[5]] for row in data["pages"]["0"]["former"]]
+    (row,) = (row for row in rows if row[0] == "memory.bandwidth" and row[2] == "GPU 0")
+    assert row[3:5] == ["percentile 0 of 4 accepted H200", "4270 GB/s to 4236 GB/s over 5 runs"]
+    assert re.fullmatch(r"M0 \d+l[-\d ]+", row[5])
+    (reason,) = data["pages"]["0"]["reasons"]
+    assert texts[reason[-1]] == "2 times, last on 2026-04-01 in r4"
+
+
+def test_without_a_history_the_views_have_nothing_of_it(judged: tuple[Run, FleetReport]) -> None:
+    page, markdown = render_html(judged[1]), render_markdown(judged[1])
+    assert "ercentile" not in markdown
+    assert "Seen before" not in markdown
+    assert '"former"' not in page
+    assert "Seen before:" not in page
+
+
+def test_comparisons_are_left_out_first_if_the_page_is_too_large(
+    report: FleetReport, judged: tuple[Run, FleetReport]
+) -> None:
+    size = len(embedded_data(judged[1], MAX_BYTES).encode())
+    data = json.loads(embedded_data(report, size + 200))
+    plain = json.loads(embedded_data(judged[1], size + 200))
+    assert [page.pop("former") for page in data["pages"].values()] == [[], []]
+    assert data["pages"].keys() == plain["pages"].keys()
+
+
+def test_page_of_one_host_has_the_comparison(fleet: Path, tmp_path: Path) -> None:
+    run = tmp_path / "r5"
+    shutil.copytree(fleet / "r5", run)
+    done = rackproof("report", run, "--host", "h1", "--json", "--history", fleet / "h")
+    section = json.loads(done.stdout)["history"]
+    assert {part["host"] for item in section["figures"] for part in item["parts"]} == {"h1"}
+    assert section["causes"][0]["runs"] == 2
+
+
+def test_text_from_the_history_is_no_markup(report: FleetReport) -> None:
+    assert report.history is not None
+    hostile = SeenBefore(cause=0, parts=1, runs=1, last="2026-01-01", run="<img src=x> `](http://x)`" + "x" * 5000)
+    changed = replace(report, history=replace(report.history, causes=(hostile, replace(hostile, cause=99))))
+    assert "<img" not in render_html(changed)
+    assert "<img" not in render_markdown(changed)
+    assert "`](" not in render_markdown(changed)
+    assert len(render_html(changed)) < len(render_html(report)) + 5000
+
+
+def test_three_queries_answer_for_the_whole_report(
+    fleet: Path, judged: tuple[Run, FleetReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = []
+    rows = History.rows
+    monkeypatch.setattr(History, "rows", lambda *arguments: (queries.append(arguments[1]), rows(*arguments))[1])
+    run, plain = judged
+    assert compared(History(fleet / "h"), run.plan, plain).figures
+    assert len([query for query in queries if "figures" in query or "causes" in query]) == 3
