@@ -34,11 +34,14 @@ from schemas.reports import (
 
 MAX_VALUES = 8
 """Former values of a part in the report."""
+SIZE = "size_bytes"
 _FORMER = 'nonce <> $nonce and "began" < $began::timestamp'
-_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host end"
-"""The identity of a part: its serial, or the name of the host."""
+_HOST = "case when serial = '' then host else '' end"
+"""Beside the serial the identity of a part: the name of a host, empty for a part with a serial."""
 _CAUSE_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host || ' ' || slot end"
 _GROUP = "name, settings, stage, model, driver"
+PartKey = tuple[str, str]
+"""Serial and _HOST: one of them is empty."""
 GroupKey = tuple[str, str, str, str, str, bool]
 """_GROUP, and whether it is of GPUs."""
 
@@ -49,8 +52,7 @@ class _Figure:
 
     host: str
     scope: str
-    part: str
-    """As _PART in SQL."""
+    part: PartKey
     name: str
     stage: str
     params: Mapping[str, Value]
@@ -65,7 +67,7 @@ class _Figure:
 
     @property
     def group(self) -> GroupKey:
-        return self.name, self.settings, self.stage, self.model, self.driver, self.part.startswith("serial ")
+        return self.name, self.settings, self.stage, self.model, self.driver, self.part[0] != ""
 
 
 def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[FleetReport, str]:
@@ -119,7 +121,7 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
             of_host[(item.scope, key)] = _Figure(
                 host=host.name,
                 scope=item.scope,
-                part=f"serial {clean_text(serial)}" if serial else f"host {clean_text(host.name)}",
+                part=(clean_text(serial), "" if serial else clean_text(host.name)),
                 name=item.name,
                 stage=key[1],
                 params=dict(key[3]),
@@ -128,7 +130,23 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
                 driver=driver,
                 value=float(item.value),
             )
-        yield from of_host.values()
+        yield from _largest_sizes(of_host.values())
+
+
+def _largest_sizes(figures: Iterable[_Figure]) -> Iterable[_Figure]:
+    """Return the figures; of one at many message sizes, the one at the largest size: a host has hundreds of the others."""
+    largest: dict[object, _Figure] = {}
+    for figure in figures:
+        rest = tuple(sorted((key, value) for key, value in figure.params.items() if key != SIZE))
+        key = (figure.scope, figure.name, figure.stage, rest)
+        if key not in largest or _size(figure) > _size(largest[key]):
+            largest[key] = figure
+    return largest.values()
+
+
+def _size(figure: _Figure) -> float:
+    size = figure.params.get(SIZE)
+    return size if isinstance(size, int | float) else 0
 
 
 def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
@@ -150,7 +168,7 @@ def _accepted(
           select unnest($name) as name, unnest($settings) as settings, unnest($stage) as stage, unnest($model) as model,
             unnest($driver) as driver, unnest($is_gpu::boolean[]) as is_gpu
         ), newest as (
-          select {_GROUP}, is_gpu, {_PART} as part, arg_max(value, "began") as value
+          select {_GROUP}, is_gpu, serial, {_HOST} as host, arg_max(value, "began") as value
           from figures join asked using ({_GROUP})
           where accepted and not duplicate and within = '' and (serial <> '') = is_gpu and {_FORMER} group by all
         )
@@ -163,28 +181,29 @@ def _accepted(
 
 def _earlier(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
-) -> dict[tuple[str, str, str, str], list[float]]:
+) -> dict[tuple[PartKey, str, str, str], list[float]]:
     """Return part, name, settings and stage -> its last values in former runs, the oldest first."""
     if not figures:
         return {}
     rows = history.rows(
         f"""
-        select {_PART} as part, name, settings, stage, list_reverse(arg_max(value, "began", {MAX_VALUES})) from figures
-        where {_PART} in (select unnest($parts)) and name in (select unnest($names))
-          and not duplicate and within = '' and {_FORMER} group by all""",
+        select serial, {_HOST} as host, name, settings, stage, list_reverse(arg_max(value, "began", {MAX_VALUES})) from figures
+        where serial in (select unnest($serials)) and (serial <> '' or host in (select unnest($hosts)))
+          and name in (select unnest($names)) and not duplicate and within = '' and {_FORMER} group by all""",
         {
-            "parts": sorted({figure.part for figure in figures}),
+            "serials": sorted({figure.part[0] for figure in figures}),
+            "hosts": sorted({figure.part[1] for figure in figures}),
             "names": sorted({figure.name for figure in figures}),
             **former,
         },
     )
-    return {(part, name, settings, stage): values for part, name, settings, stage, values in rows}
+    return {((serial, host), name, settings, stage): values for serial, host, name, settings, stage, values in rows}
 
 
 def _compare(
     figures: Iterable[_Figure],
     accepted: Mapping[GroupKey, Sequence[float]],
-    earlier: Mapping[tuple[str, str, str, str], Sequence[float]],
+    earlier: Mapping[tuple[PartKey, str, str, str], Sequence[float]],
 ) -> Iterator[FigureHistory]:
     """Yield each figure with the parts that have a percentile or earlier values."""
     groups: dict[GroupKey, list[_Figure]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleet.history.database import History
-from fleet.history.former_runs import compared, history_from_json, percentile, with_history
+from fleet.history.former_runs import MAX_VALUES, compared, history_from_json, percentile, with_history
 from fleet.history.rows import run_rows
 from fleet.history.store import add_run
 from fleet.records.load import Run
@@ -23,9 +23,10 @@ from fleet.report.judge_run import judge_run
 from fleet.report.markdown import render_markdown
 from schemas import documents
 from schemas.baselines import REAL, SIMULATED
-from schemas.records import Record, to_json
-from schemas.reports import FleetReport, RunHistory, SeenBefore
+from schemas.records import Gpu, Observation, Record, to_json
+from schemas.reports import FleetReport, HostReport, RunHistory, SeenBefore
 from tests.accepted import Change, rackproof, report_of, run_directory, slowed, swapped
+from tests.histories import DRIVERS, MODEL, Planted
 
 Document = Mapping[str, Any]
 MONTHS = {f"r{month}": f"2026-0{month}-01T00:00:00Z" for month in range(1, 6)}
@@ -44,7 +45,7 @@ def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a history `h` of four runs and the run `r5`, which is not in it.
 
     GPU 0 of h1 is slow in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each month.
@@ -61,16 +62,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(fleet: Path) -> tuple[Run, FleetReport]:
+def judged(runs: Path) -> tuple[Run, FleetReport]:
     """Return the last run and its report without a history."""
-    return judge_run(fleet / "r5", [])
+    return judge_run(runs / "r5", [])
 
 
 @pytest.fixture(scope="module")
-def report(fleet: Path, judged: tuple[Run, FleetReport]) -> FleetReport:
+def report(runs: Path, judged: tuple[Run, FleetReport]) -> FleetReport:
     """Return the report of the last run with the history."""
     run, plain = judged
-    report, problem = with_history(fleet / "h", run.plan, plain)
+    report, problem = with_history(runs / "h", run.plan, plain)
     assert problem == ""
     return report
 
@@ -82,11 +83,11 @@ def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1"
     return found, entry
 
 
-def test_history_changes_no_decision_verdict_or_cause(fleet: Path, tmp_path: Path) -> None:
+def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path) -> None:
     """The report is the same but for its own section, and so after the store is deleted."""
     run, store = tmp_path / "r5", tmp_path / "h"
-    shutil.copytree(fleet / "r5", run)
-    shutil.copytree(fleet / "h", store)
+    shutil.copytree(runs / "r5", run)
+    shutil.copytree(runs / "h", store)
 
     def report_with(*options: object) -> tuple[int, dict[str, Any]]:
         return rackproof("report", run, *options).returncode, report_of(run)
@@ -96,7 +97,7 @@ def test_history_changes_no_decision_verdict_or_cause(fleet: Path, tmp_path: Pat
     assert compared_report.pop("history")["causes"]
     assert (with_code, compared_report) == (code, plain)
     assert report_with("--history", store)[1].pop("history") == json.loads(
-        json.dumps(to_json(with_history(fleet / "h", *_judged(run))[0].history))
+        json.dumps(to_json(with_history(runs / "h", *_judged(run))[0].history))
     ), "the run itself, which is in the history now, does not count"
     shutil.rmtree(store)
     deleted = rackproof("report", run, "--history", store)
@@ -139,13 +140,50 @@ def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
     assert "`Seen before: 2 times, last on 2026-04-01 in r4`" in render_markdown(report)
 
 
-def test_part_is_known_by_its_serial_in_whatever_slot(fleet: Path, tmp_path: Path) -> None:
+def test_figures_of_gpus_and_hosts_are_compared_over_two_years(
+    fleet: tuple[Planted, Path], judged: tuple[Run, FleetReport]
+) -> None:
+    """The place of a figure is that among the newest accepted values; of many message sizes the largest counts."""
+    history, driver = History(fleet[1], SIMULATED), DRIVERS[2]
+    newest = history.rows(
+        "select serial, arg_max(value, began) from figures where name = 'memory.bandwidth' and driver = $driver and accepted "
+        "group by serial order by 2",
+        {"driver": driver},
+    )
+    serial, value = newest[len(newest) // 4]
+    busbw = {"name": "collective.all_reduce.busbw", "unit": "B/s", "stage": "benchmark", "status": "measured"}
+    host = HostReport(
+        name="r01-h01", rack="r01", decision="accepted", record="", coverage=judged[1].coverage,
+        gpus=(Gpu(index=3, serial=serial, uuid="GPU-1", name=MODEL, pci_bus_id="0000:01:00.0"),),
+        software={"driver.version": driver},
+        measurements=(
+            Observation(name="memory.bandwidth", scope="gpu=3", value=value, unit="B/s", stage="benchmark",
+                        status="measured", params={"op": "copy"}),
+            *(Observation(**busbw, scope="host", value=4.7e11, params={"dtype": "fp32", "size_bytes": size})
+              for size in (1 << 20, 1 << 33, 1 << 24)),
+        ),
+    )  # fmt: skip
+    plan = replace(judged[0].plan, created="2027-01-01T00:00:00Z")
+    section = compared(history, plan, replace(judged[1], hosts=(host,), causes=()))
+    of_gpu, of_host = section.figures
+    assert (section.runs, of_gpu.accepted) == (20, len(newest))
+    assert of_gpu.parts[0].percentile == pytest.approx(100 * (len(newest) // 4 + 0.5) / len(newest), abs=0.05)
+    earlier = history.rows(
+        "select value from figures where serial = $serial and name = 'memory.bandwidth' order by began",
+        {"serial": serial},
+    )
+    assert of_gpu.parts[0].values == pytest.approx([*(row[0] for row in earlier[-MAX_VALUES:]), value], rel=1e-5)
+    assert (of_host.params["size_bytes"], of_host.accepted) == (1 << 33, 27), "r00-h00 is never accepted"
+    assert len(of_host.parts[0].values) == MAX_VALUES + 1
+
+
+def test_part_is_known_by_its_serial_in_whatever_slot(runs: Path, tmp_path: Path) -> None:
     run = run_at(
         tmp_path, "r5", swapped("h1", 0, "new"), swapped("h2", 1, "h1-0"),
         slowed("stress.throughput", 0.5), slowed("stress.throughput", 0.5, host="h2", scope="gpu=1"),
     )  # fmt: skip
     plan, plain = _judged(run)
-    section = with_history(fleet / "h", plan, plain)[0].history
+    section = with_history(runs / "h", plan, plain)[0].history
     assert section is not None
     assert len(figure(section, "memory.bandwidth", part="gpu=1", host="h2")[1].values) == 5
     assert figure(section, "memory.bandwidth")[1].values == ()
@@ -153,9 +191,9 @@ def test_part_is_known_by_its_serial_in_whatever_slot(fleet: Path, tmp_path: Pat
     assert seen == {"h1-0": 2}, "the new GPU has no former cause, though the slot has"
 
 
-def test_runs_that_began_later_are_no_former_runs(fleet: Path) -> None:
-    plan, plain = _judged(fleet / "r1")
-    report, problem = with_history(fleet / "h", plan, plain)
+def test_runs_that_began_later_are_no_former_runs(runs: Path) -> None:
+    plan, plain = _judged(runs / "r1")
+    report, problem = with_history(runs / "h", plan, plain)
     assert (report.history, problem) == (RunHistory(runs=0), "")
     assert render_markdown(report).count("ercentile") == 1, "only the legend"
 
@@ -179,25 +217,25 @@ def test_equal_values_count_half(value: float, expected: float) -> None:
     assert percentile([1.0, 2.0, 2.0, 3.0], value) == expected
 
 
-def test_simulated_run_is_compared_with_simulated_runs_alone(fleet: Path, tmp_path: Path) -> None:
+def test_simulated_run_is_compared_with_simulated_runs_alone(runs: Path, tmp_path: Path) -> None:
     def simulated(record: Record) -> Record:
         return replace(record, simulated=True)
 
     store = tmp_path / "h"
-    shutil.copytree(fleet / "h", store)
-    runs = [run_at(tmp_path, name, simulated, simulated=True) for name in ("r3", "r4")]
-    done = [rackproof("report", run, "--history", store) for run in runs]
+    shutil.copytree(runs / "h", store)
+    two = [run_at(tmp_path, name, simulated, simulated=True) for name in ("r3", "r4")]
+    done = [rackproof("report", run, "--history", store) for run in two]
     assert [len(item.stderr.splitlines()) for item in done] == [1, 0], "no simulated run before the first"
-    assert "history" not in report_of(runs[0])
-    assert report_of(runs[1])["history"]["runs"] == 1
+    assert "history" not in report_of(two[0])
+    assert report_of(two[1])["history"]["runs"] == 1
     assert len(History(store, REAL).rows("from runs")) == 4
     assert len(History(store, SIMULATED).rows("from runs")) == 2
 
 
-def test_damaged_file_costs_one_warning_and_its_runs(fleet: Path, tmp_path: Path) -> None:
+def test_damaged_file_costs_one_warning_and_its_runs(runs: Path, tmp_path: Path) -> None:
     store, run = tmp_path / "h", tmp_path / "r5"
-    shutil.copytree(fleet / "h", store)
-    shutil.copytree(fleet / "r5", run)
+    shutil.copytree(runs / "h", store)
+    shutil.copytree(runs / "r5", run)
     for path in (store / REAL / "figures").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:-10])
     done = rackproof("report", run, "--history", store)
@@ -248,10 +286,10 @@ def test_comparisons_are_left_out_first_if_the_page_is_too_large(
     assert data["pages"].keys() == plain["pages"].keys()
 
 
-def test_page_of_one_host_has_the_comparison(fleet: Path, tmp_path: Path) -> None:
+def test_page_of_one_host_has_the_comparison(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "r5"
-    shutil.copytree(fleet / "r5", run)
-    done = rackproof("report", run, "--host", "h1", "--json", "--history", fleet / "h")
+    shutil.copytree(runs / "r5", run)
+    done = rackproof("report", run, "--host", "h1", "--json", "--history", runs / "h")
     section = json.loads(done.stdout)["history"]
     assert {part["host"] for item in section["figures"] for part in item["parts"]} == {"h1"}
     assert section["causes"][0]["runs"] == 2
@@ -268,11 +306,11 @@ def test_text_from_the_history_is_no_markup(report: FleetReport) -> None:
 
 
 def test_three_queries_answer_for_the_whole_report(
-    fleet: Path, judged: tuple[Run, FleetReport], monkeypatch: pytest.MonkeyPatch
+    runs: Path, judged: tuple[Run, FleetReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = []
     rows = History.rows
     monkeypatch.setattr(History, "rows", lambda *arguments: (queries.append(arguments[1]), rows(*arguments))[1])
     run, plain = judged
-    assert compared(History(fleet / "h"), run.plan, plain).figures
+    assert compared(History(runs / "h"), run.plan, plain).figures
     assert len([query for query in queries if "figures" in query or "causes" in query]) == 3
