@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from schemas.errors import RunError
@@ -33,3 +36,20 @@ def connect() -> Any:
 def error_type() -> type[Exception]:
     """Return the base class of DuckDB's errors. Call it after `connect`."""
     return importlib.import_module(LIBRARY).Error  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[Any]:
+    """Yield a connection that writes to a history.
+
+    Raises:
+        RunError: DuckDB is not installed, or cannot write (the disk is full), or cannot read a file that must be rewritten.
+    """
+    with connect() as database:
+        try:
+            yield database
+        except error_type() as error:
+            raise RunError(
+                f"the history in {directory} cannot be written, and is as before: {' '.join(str(error).split())}: "
+                "free disk space, or give another directory with --history"
+            ) from None

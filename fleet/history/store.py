@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.history import tables
-from fleet.history.engine import connect
+from fleet.history.engine import writing
 from fleet.history.index import Index, StoredFile, damage, home, stored, writer
 from fleet.history.rows import CLOCK_TOLERANCE_S, Row, RunRows, clean_text, duplicates
 from schemas.times import epoch_seconds
@@ -33,12 +33,12 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> list
         now: the present time in UTC (default: that of this machine).
 
     Raises:
-        RunError: DuckDB is missing, or the index cannot be read.
+        RunError: DuckDB is missing, the index cannot be read, or a file cannot be written.
         OSError: the directory cannot be written.
     """
     place, now = home(directory, rows.kind), now or datetime.now(UTC)
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, connect() as database:
+    with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, writing(directory) as database:
         clock = _clock_notes(rows.entry, now)
         written, notes = _write_rows(database, rows, place, Path(temporary), has_time=not clock)
         notes += clock
@@ -54,7 +54,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> list
 
 def merge_runs(directory: Path, kind: str) -> int:
     """Merge all runs that have files of their own into the files of their months; return their number."""
-    with connect() as database, writer(directory, kind) as index:
+    with writing(directory) as database, writer(directory, kind) as index:
         count = len(_loose(index))
         _merge(database, home(directory, kind), index)
     return count
@@ -183,7 +183,7 @@ def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: s
     """Add the figures of a file from another tool; return False if the history has this file already."""
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, connect() as database:
+    with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, writing(directory) as database:
         lines = Path(temporary) / "imported.jsonl"
         with lines.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in figures)

@@ -17,6 +17,7 @@ from jinja2.nativetypes import NativeEnvironment
 
 from fleet.history import index as index_module
 from fleet.history import store as store_module
+from fleet.history import tables
 from fleet.history.database import History
 from fleet.history.index import StoredFile, read_index, writer
 from fleet.history.rows import run_rows
@@ -304,6 +305,20 @@ def test_fault_of_the_history_costs_one_warning_and_no_decision(
     (line,) = done.stderr.splitlines()
     assert line.startswith("rackproof: warning: the run was not added to the history: ")
     assert documents.read_bytes(run / "report.json", max_bytes=10_000_000) == before
+
+
+def test_file_that_cannot_be_written_is_an_error_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
+) -> None:
+    add(tmp_path / "h", judged["r1"])
+    before = files(tmp_path / "h")
+    copy = tables.copy
+    monkeypatch.setattr(tables, "copy", lambda query, table, path: copy(query, table, path / "missing" / "file"))
+    with pytest.raises(RunError, match="cannot be written, and is as before"):
+        add(tmp_path / "h", judged["r2"])
+    assert files(tmp_path / "h") == before
+    assert counts(tmp_path / "h")["runs"] == 1
+    assert not list((tmp_path / "h" / REAL).glob(".new-*"))
 
 
 def test_missing_package_is_named_with_the_remedy(
