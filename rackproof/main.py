@@ -43,6 +43,7 @@ VERBS = {
     "export": "agent.cli.export",
     "scheduler": "fleet.cli.scheduler",
     "notice": "fleet.cli.notice",
+    "upload": "fleet.cli.upload",
     "collect": "fleet.cli.collect",
     # internal (the playbooks and launchers call these)
     "inspect": "agent.cli.inspect",
@@ -81,6 +82,7 @@ EXTRAS = {
     "bench": ("numpy", "torch", "torchvision"),
     "history": ("duckdb",),
     "parquet": ("pyarrow",),
+    "upload": ("boto3", "botocore"),
 }
 """Extra of the package -> modules that only this extra installs."""
 
@@ -148,7 +150,8 @@ def build_parser(verb: str = "") -> MainParser:
         prog="rackproof",
         description="Acceptance-test, burn in and re-validate racks of GPU servers.",
         epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
-        "70 a defect in Rackproof itself, 74 a report could not be written, 75 the run or host is locked by another process, "
+        "70 a defect in Rackproof itself, 74 a report could not be written or uploaded, "
+        "75 the run or host is locked by another process, "
         "130 interrupted. "
         "`rackproof help VERB` shows each verb with an example.",
     )

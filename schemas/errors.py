@@ -37,7 +37,7 @@ class HeldError(RunError):
 
 
 class WriteError(RackproofError):
-    """The report could not be written. Existing report files are from an earlier judgement, or incomplete."""
+    """The report could not be written or uploaded. Existing files there are from an earlier judgement, or incomplete."""
 
     exit_code = WRITE
 

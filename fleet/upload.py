@@ -1,0 +1,188 @@
+"""Upload a run directory to an S3-compatible object store: only changed files, and report.json last."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from fleet.records import run_lock
+from fleet.report.formatting import clean
+from schemas.errors import HeldError, RunError, UsageError, WriteError
+from schemas.run_directory import LOCK, REPORT, RunDirectory
+
+LEFT_OUT = (LOCK, "metrics")
+"""What stays on the control node: the lock, and the data of the run's Prometheus, which keeps changing it."""
+_URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?P<prefix>(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)*)/?")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""Name of a temporary file of an unfinished write."""
+_TYPES = {".html": "text/html", ".json": "application/json", ".xml": "application/xml"}
+_TEXT, _BINARY = "text/plain; charset=utf-8", "application/octet-stream"
+_TEXTS = (".md", ".csv", ".jsonl", ".prom", ".sig", ".txt", "")
+
+
+@dataclass(kw_only=True)
+class Upload:
+    """The result of an upload. `url` is that of the run: s3://BUCKET/PREFIX/RUN."""
+
+    url: str
+    uploaded: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
+    """Upload the files of a reported run that the store does not have, with report.json last.
+
+    Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path in it.
+
+    Args:
+        run_dir: the run directory.
+        url: s3://BUCKET or s3://BUCKET/PREFIX.
+        endpoint: http(s)://HOST[:PORT] of a store other than AWS.
+
+    Raises:
+        UsageError: `url` or `endpoint` is not valid.
+        RunError: there is no report, or a file is not regular or has a control character in its name.
+        HeldError: the run is in progress.
+        WriteError: the store cannot be reached or refuses a request. The files uploaded before remain there.
+    """
+    bucket, prefix = _location(url)
+    _check_endpoint(endpoint)
+    run_dir = run_dir.resolve()
+    paths = _checked_files(run_dir)
+    folder = "/".join(part for part in (prefix, run_dir.name) if part)
+    result = Upload(url=f"s3://{bucket}/{folder}")
+    from botocore.exceptions import BotoCoreError, ClientError  # the extra `upload`
+
+    try:
+        store = _client(endpoint)
+        stored = dict(_stored(store, bucket, f"{folder}/"))
+        for path in paths:
+            _upload_file(store, bucket, f"{folder}/{path}", run_dir / path, stored, result)
+    except (BotoCoreError, ClientError) as error:
+        done = f"{len(result.uploaded) + len(result.unchanged)} of {len(paths)} files are there"
+        raise WriteError(
+            f"{run_dir}: not uploaded to {result.url} ({done}): {clean(str(error))}; the run directory and its decision are "
+            "as before; check endpoint, bucket and credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
+            "then run rackproof upload again"
+        ) from None
+    return result
+
+
+def _location(url: str) -> tuple[str, str]:
+    """Return bucket and prefix. The message does not repeat the URL, which may contain a password by mistake."""
+    if not (match := _URL.fullmatch(url)):
+        raise UsageError(
+            "the upload URL is not valid: give s3://BUCKET or s3://BUCKET/PREFIX, with letters, digits, '.', '_', '-' and '=', "
+            "and without credentials"
+        )
+    return match["bucket"], match["prefix"].strip("/")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Refuse an endpoint with a user name, password, path or query, without repeating it."""
+    try:
+        valid = not endpoint or (_ENDPOINT.fullmatch(endpoint) and urlsplit(endpoint).port != 0)
+    except ValueError:  # the port is not a number, or an IPv6 address is incomplete
+        valid = False
+    if not valid:
+        raise UsageError("the endpoint is not valid: give http(s)://HOST or http(s)://HOST:PORT, without credentials")
+
+
+def _checked_files(run_dir: Path) -> list[str]:
+    """Return the path within the run of each file to upload, sorted, report.json last."""
+    if not RunDirectory(run_dir).report.is_file():
+        raise RunError(f"{run_dir}: no {REPORT}: run rackproof report {run_dir}, then upload")
+    if owner := run_lock.active_holder(run_dir):
+        raise HeldError(
+            f"{run_dir}: run locked by {owner.who()} since {owner.since}: upload it after its report is written"
+        )
+    paths = sorted(_files(run_dir, run_dir), key=lambda path: (path == REPORT, path))
+    for path in paths:
+        name = f"{run_dir.name}/{path}"
+        if not name.isprintable() or "\\" in name:
+            raise RunError(f"{name!r}: a file with this name cannot be uploaded: rename or remove it")
+        if not stat.S_ISREG((run_dir / path).lstat().st_mode):  # a link could lead out of the run directory
+            raise RunError(f"{run_dir / path}: not a regular file, so it cannot be uploaded: remove it")
+    return paths
+
+
+def _files(directory: Path, run_dir: Path) -> Iterator[str]:
+    for entry in directory.iterdir():
+        path = str(entry.relative_to(run_dir))
+        if path in LEFT_OUT or _TEMPORARY.fullmatch(entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            yield from _files(entry, run_dir)
+        else:
+            yield path
+
+
+def _client(endpoint: str) -> Any:
+    """Return a client of S3. boto3 takes the credentials from the environment or the files of AWS, never from options.
+
+    Stores other than AWS often lack host names for buckets, and the checksums that AWS added in 2025. Every upload has its MD5
+    instead, which all stores verify.
+    """
+    import boto3
+    from botocore.config import Config
+
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # at INFO it prints a line about where it found credentials
+    config = Config(
+        connect_timeout=10,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 3},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    return boto3.session.Session().client("s3", endpoint_url=endpoint or None, config=config)
+
+
+def _stored(store: Any, bucket: str, prefix: str) -> Iterator[tuple[str, tuple[int, str]]]:
+    """Yield the name of each object under `prefix` with its size in bytes and its ETag."""
+    for page in store.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for item in page.get("Contents", ()):
+            yield item["Key"], (item["Size"], item["ETag"].strip('"'))
+
+
+def _upload_file(
+    store: Any, bucket: str, key: str, path: Path, stored: dict[str, tuple[int, str]], result: Upload
+) -> None:
+    """Upload one file, unless the store has an object of the same name, size and MD5."""
+    with _open_regular(path) as file:
+        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))  # type: ignore[arg-type]
+        size = file.tell()
+        if stored.get(key) == (size, md5.hexdigest()):
+            result.unchanged.append(key)
+            return
+        file.seek(0)
+        checksum = base64.b64encode(md5.digest()).decode()
+        store.put_object(Bucket=bucket, Key=key, Body=file, ContentMD5=checksum, ContentType=_content_type(path))
+    result.uploaded.append(key)
+    result.size_bytes += size
+
+
+def _content_type(path: Path) -> str:
+    return _TYPES.get(path.suffix, _TEXT if path.suffix in _TEXTS else _BINARY)
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file that was regular when it was listed, but not if it has become a link or a FIFO since."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    except OSError as error:
+        raise RunError(
+            f"{path}: {error.strerror}: it cannot be uploaded: wait until no process writes to the run directory, or use another "
+            "account"
+        ) from None
