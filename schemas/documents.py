@@ -38,6 +38,8 @@ MAX_BYTES = 8_000_000
 """A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_USER_INFO = re.compile("//.*@")
+"""User name and password in a URL, which messages must not repeat."""
 _CODES = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """DEL, C1 control characters, line separators and marks of text direction. JSON itself escapes those below U+0020."""
 
@@ -237,7 +239,7 @@ def explain(error: ValidationError) -> str:
         return f"{where}: {error.instance!r} is too short: give {least} character{'s' * (least > 1)} or more"
     about = str(error.schema.get("description", "")) if isinstance(error.schema, dict) else ""
     if error.validator == "pattern" and about:
-        return f"{where}: {error.instance!r}: {about}"
+        return f"{where}: {_USER_INFO.sub('//***@', repr(error.instance))}: {about}"
     return f"{where}: {error.message[:200]}{_as_text(where, error)}"
 
 

@@ -251,13 +251,20 @@ def test_invalid_url_is_refused_and_not_repeated(tmp_path: Path, url: str, endpo
     assert "SECRET" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["s3://key:SECRET@acceptance", "acceptance"])
-def test_inventory_with_an_invalid_url_is_refused(name: str) -> None:
-    check_variables(
-        {"h1": {"rackproof_gpu_count": 1, "rackproof_upload": URL, "rackproof_upload_endpoint": "http://h:9"}}
-    )
-    with pytest.raises(UsageError, match="rackproof_upload"):
-        check_variables({"h1": {"rackproof_gpu_count": 1, "rackproof_upload": name}})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rackproof_upload", "s3://key:SECRET@acceptance"),
+        ("rackproof_upload", "acceptance"),
+        ("rackproof_upload_endpoint", "http://key:SEC/RET@SECRET@minio"),
+    ],
+)
+def test_inventory_with_an_invalid_url_is_refused_and_no_password_is_repeated(name: str, value: str) -> None:
+    valid = {"rackproof_gpu_count": 1, "rackproof_upload": URL, "rackproof_upload_endpoint": "https://minio:9000"}
+    check_variables({"h1": valid})
+    with pytest.raises(UsageError, match=f"{name}: ") as error:
+        check_variables({"h1": {**valid, name: value}})
+    assert "SECRET" not in str(error.value)
 
 
 def test_missing_package_is_named_with_the_remedy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
