@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from fleet.history.former_tests import former_tests, is_history
 from fleet.inventory import command_line
 from fleet.inventory.ansible import Variables, check_listing, read_inventory
 from fleet.planning.begin import begin
 from fleet.planning.duration import earlier_durations, estimate_duration, past_run
 from fleet.planning.plan_run import PlanRequest, plan_run
-from fleet.planning.test_selection import selection_table
+from fleet.planning.test_selection import PastRun, selection_table
 from fleet.records.newest import RUNS
 from schemas import documents
 from schemas.errors import UsageError
@@ -46,7 +49,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="seconds per host; tests that do not fit are skipped (default: rackproof_budget_s; revalidation profiles only)",
     )
     plan.add_argument(
-        "--history", type=Path, help="directory of earlier runs that the selection uses (default: parent of --run-dir)"
+        "--history",
+        type=Path,
+        help="earlier runs that the selection uses: a history of the fleet, or a directory of runs (default: the inventory's "
+        "rackproof_history, else the parent of --run-dir)",
     )
     plan.add_argument("--json", action="store_true", help="print the whole plan")
     plan.set_defaults(call=call)
@@ -57,18 +63,23 @@ def call(options: argparse.Namespace) -> int:
     if bool(options.inventory) == bool(options.hosts):
         raise UsageError("give the hosts to plan for: either -i with an inventory, or --hosts with their names")
     hosts = command_line.hosts_of_options(options) if options.hosts else _hosts(options.inventory)
+    directory = options.run_dir
+    store, runs = _earlier_runs(options.history, next(iter(hosts.values())))
     request = PlanRequest(
-        profile=options.profile, budget=options.budget, history=options.history, run_dir=options.run_dir
+        profile=options.profile,
+        budget=options.budget,
+        history=runs,
+        stored=partial(_stored_runs, store) if store else None,
+        run_dir=directory,
     )
     plan = plan_run(hosts, request, datetime.now(UTC))
-    directory = options.run_dir
-    runs = options.history or (directory.parent if directory else RUNS)
+    runs = runs or (directory.parent if directory else RUNS)
     past = None if plan.study else past_run(plan, runs, directory)
     plan = replace(plan, durations_s=earlier_durations(plan, past))
     document = to_json(plan)
-    if options.run_dir:
+    if directory:
         take_over = bool(next(iter(hosts.values())).get("rackproof_take_over", False))
-        document = begin(options.run_dir, json.loads(json.dumps(document)), take_over)
+        document = begin(directory, json.loads(json.dumps(document)), take_over)
     if options.json:
         print(json.dumps(document, indent=1))
         return 0
@@ -78,6 +89,21 @@ def call(options: argparse.Namespace) -> int:
     if plan.choice:
         print(selection_table(plan.choice))
     return 0
+
+
+def _earlier_runs(option: Path | None, variables: Variables) -> tuple[Path | None, Path | None]:
+    """Return the history of the fleet and the directory of runs that the selection uses, each None if it is not given."""
+    if option is None:
+        store = str(variables.get("rackproof_history") or "")
+        return (Path(store) if store else None), None
+    return (option, None) if is_history(option) else (None, option)
+
+
+def _stored_runs(store: Path, hosts: set[str], rehearsal: bool) -> Sequence[PastRun]:
+    runs, warning = former_tests(store, hosts, rehearsal=rehearsal)
+    if warning:
+        print(warning, file=sys.stderr)
+    return runs
 
 
 def _summary(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""Convert a judged run to rows of the history: its figures, its parts and its causes.
+"""Convert a judged run to rows of the history: its figures, its parts, its causes and its tests.
 
 Text from hosts is cleaned here, once, so that no question and no page has to do it again.
 """
@@ -12,12 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 from fleet.judge.baseline import identity
+from fleet.planning.history import stage_key, tests_with
+from fleet.planning.test_selection import Key
 from fleet.records.baseline_store import kind_of
 from fleet.records.host_state import HostState, host_state
 from fleet.records.load import Run
-from schemas.records import Gpu
-from schemas.reports import ACCEPTED, FAIL, FleetReport, HostReport
+from schemas.catalogue import DURATION
+from schemas.plans import Plan
+from schemas.records import MEASURED, Gpu, Record
+from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport, HostReport
 from schemas.scopes import Scope
+from schemas.stages import SOAK
 
 TEXT_LIMIT = 300
 DRIVER = "driver.version"
@@ -38,6 +43,7 @@ class HostRows:
 
     parts: tuple[Row, ...]
     figures: tuple[Row, ...]
+    tests: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +81,48 @@ def run_rows(run: Run, report: FleetReport) -> RunRows:
         nonce=plan.nonce,
         entry=entry,
         causes=tuple(_causes(report, hosts)),
-        hosts=(_host_rows(host, host_state(run.evidence[name])) for name, host in hosts.items()),
+        hosts=_host_rows(run, report, hosts),
     )
 
 
-def _host_rows(host: HostReport, state: HostState) -> HostRows:
-    return HostRows(parts=tuple(_parts(host, state)), figures=tuple(_figures(host, state)))
+def _host_rows(run: Run, report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[HostRows]:
+    failed, inconclusive = (tests_with(report.verdicts, verdict) for verdict in (FAIL, INCONCLUSIVE))
+    for name, host in hosts.items():
+        evidence = run.evidence[name]
+        state = host_state(evidence)
+        tests = _tests(run.plan, host, evidence.records, failed.get(name, set()), inconclusive.get(name, set()))
+        yield HostRows(parts=tuple(_parts(host, state)), figures=tuple(_figures(host, state)), tests=tuple(tests))
+
+
+def _tests(
+    plan: Plan, host: HostReport, records: Iterable[Record], failed: set[Key], inconclusive: set[Key]
+) -> Iterator[Row]:
+    """Yield the tests that were measured on a host or failed on it, or whose duration is known."""
+    planned = {(stage_key(stage.name), name) for stage in plan.stages for name in stage.benchmarks}
+    measured = {key for key in planned if key in failed or (host.coverage.measured and key not in inconclusive)}
+    seconds = _durations_s(records)
+    for key in sorted(measured | failed | set(seconds)):
+        stage, benchmark = key
+        yield {
+            "host": clean_text(host.name),
+            "stage": clean_text(stage),
+            "benchmark": clean_text(benchmark),
+            "measured": key in measured,
+            "failed": key in failed,
+            "seconds": seconds.get(key),
+        }
+
+
+def _durations_s(records: Iterable[Record]) -> dict[Key, float]:
+    """Return the seconds that each test took on a host. In a burn-in, which repeats its tests, they are unknown."""
+    seconds: dict[Key, float] = {}
+    for record in records:
+        for item in record.observations:
+            is_duration = item.name == DURATION.name and item.status == MEASURED and item.stage != SOAK
+            if is_duration and isinstance(item.value, int | float):
+                key = (item.stage, str(item.params["benchmark"]))
+                seconds[key] = max(seconds.get(key, 0.0), float(item.value))
+    return seconds
 
 
 def timestamp(text: str) -> str:

@@ -80,6 +80,7 @@ def _write_rows(
             parts += host.parts
             files["parts"].writelines(json.dumps(row) + "\n" for row in host.parts)
             files["figures"].writelines(json.dumps(row) + "\n" for row in host.figures)
+            files["tests"].writelines(json.dumps(row) + "\n" for row in host.tests)
         files["causes"].writelines(json.dumps(row) + "\n" for row in rows.causes)
     twice = duplicates(parts)
     for name in ("figures_with_peers", "group_levels"):
@@ -94,6 +95,7 @@ def _write_rows(
         "parts": f"select *, {shared}, part = 'gpu' and serial in (select unnest({serials})) as duplicate "
         f"from {tables.read_rows('parts', lines['parts'])}",
         "causes": f"select *, {shared} from {tables.read_rows('causes', lines['causes'])}",
+        "tests": f"select *, {shared} from {tables.read_rows('tests', lines['tests'])}",
     }
     written = {}
     for table, query in sources.items():

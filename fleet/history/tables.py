@@ -25,6 +25,12 @@ INPUT: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("problem", "title", "action", "severity", "confidence"), "VARCHAR"),
         "waived": "BOOLEAN",
     },
+    "tests": {
+        **dict.fromkeys(("host", "stage", "benchmark"), "VARCHAR"),
+        "measured": "BOOLEAN",
+        "failed": "BOOLEAN",
+        "seconds": "DOUBLE",
+    },
     "imported": {
         **dict.fromkeys(("source", "version", "file", "tool_name", "name", "settings", "unit"), "VARCHAR"),
         "host": "VARCHAR",
@@ -54,6 +60,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     "parts": {**RUN, **INPUT["parts"], "duplicate": "BOOLEAN"},
     "causes": {**RUN, **INPUT["causes"]},
+    "tests": {**RUN, **INPUT["tests"]},
     "trends": TREND,
     "spreads": {
         **dict.fromkeys(("name", "settings", "stage", "model", "driver"), "VARCHAR"),
@@ -71,12 +78,13 @@ SORTED = {
     "levels": "level, name, settings, stage, within, id, began",
     "parts": "serial, host, slot, began",
     "causes": "serial, host, began",
+    "tests": "host, began, stage, benchmark",
     "trends": "level, name, settings, stage, within, id, driver",
     "spreads": "name, settings, stage, model, driver",
     "imported": "source, name, settings",
 }
 QUANTILES = 200
-PER_RUN = ("figures", "levels", "parts", "causes")
+PER_RUN = ("figures", "levels", "parts", "causes", "tests")
 """The tables that have a file of each run."""
 ROW_GROUP = 16384
 """Rows of a row group in the file of one run: a question about one figure reads only the groups that have its name."""

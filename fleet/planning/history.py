@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from schemas import documents
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.errors import UsageError
 from schemas.plans import BudgetSelection, selection_from_json
-from schemas.reports import FAIL, INCONCLUSIVE
+from schemas.reports import FAIL, INCONCLUSIVE, Verdict
 from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.stages import BENCHMARK, SOAK
 
@@ -23,6 +23,8 @@ MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 host records and gang records to read (this many of each)."""
 REPORT_BYTES = 200_000_000
 Json = Any
+StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
+"""Returns the runs of these hosts; the second argument is whether the new run is a rehearsal. Empty if there are none."""
 
 
 def apply_budget(
@@ -33,6 +35,7 @@ def apply_budget(
     runs: Path | None,
     run_dir: Path | None,
     now: str,
+    stored: StoredRuns | None = None,
 ) -> tuple[Mapping[str, Any], BudgetSelection | None]:
     """Return the profile reduced to `budget` seconds and the selection; without a budget, the unchanged profile and None.
 
@@ -42,6 +45,8 @@ def apply_budget(
         runs: directory of earlier runs; None: no history.
         run_dir: directory of this run; if it already has a plan, the selection of that plan is kept.
         now: UTC, ISO 8601.
+        stored: reads the runs of the history of the fleet, which take precedence over those in `runs`; None: there is no
+            such history.
 
     Raises:
         UsageError: the budget is invalid or too small for any test, or the profile is a burn-in.
@@ -54,7 +59,10 @@ def apply_budget(
     stages = _candidates(profile, hosts)
     choice = _planned_choice(run_dir, budget_s)
     if choice is None:
-        past = [*history(runs, set(hosts), rehearsal=profile["device"] == "cpu", excluded=run_dir)] if runs else []
+        rehearsal = profile["device"] == "cpu"
+        past = stored(set(hosts), rehearsal) if stored else []
+        if runs and not past:
+            past = [*history(runs, set(hosts), rehearsal=rehearsal, excluded=run_dir)]
         choice = select_tests(stages, past, budget_s=budget_s, profile=str(profile["name"]), now=now)
     if choice.cost_s > budget_s:
         raise UsageError(
@@ -144,7 +152,7 @@ def _read(path: Path) -> Json:
 
 
 def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, timed: bool) -> PastRun:
-    keys = {(_stage_key(stage["name"]), name) for stage in plan["stages"] for name in stage["benchmarks"]}
+    keys = {(stage_key(stage["name"]), name) for stage in plan["stages"] for name in stage["benchmarks"]}
     measured_hosts = {
         host["name"] for host in report["hosts"] if host["name"] in hosts and host["coverage"]["measured"] > 0
     }
@@ -165,19 +173,34 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
     )
 
 
-def _stage_key(stage: str) -> str:
+def stage_key(stage: str) -> str:
+    """Return the stage under which the selection counts the tests of a stage: a burn-in repeats those of hosts alone."""
     return BENCHMARK if stage == SOAK else stage
+
+
+def test_of(name: str, stage: str) -> Key | None:
+    """Return the test that a verdict on the observation `name` belongs to; None if it belongs to none."""
+    benchmark = name.removeprefix("drift.").split(".")[0]
+    if benchmark in BENCHMARKS:
+        return stage_key(stage), benchmark
+    return ("gang", "collective") if name.startswith("gang.") else None
+
+
+def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]:
+    """Return host -> its tests that have this verdict."""
+    tests: dict[str, set[Key]] = {}
+    for item in verdicts:
+        if item.verdict == verdict and (key := test_of(item.name, item.stage)):
+            tests.setdefault(item.host, set()).add(key)
+    return tests
 
 
 def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[str]]:
     hosts_by_key: dict[Key, set[str]] = {}
     for item in report["verdicts"]:
-        if item["verdict"] == verdict and item["host"] in hosts:
-            stage, kind = _stage_key(item.get("stage", "")), item["name"].removeprefix("drift.").split(".")[0]
-            if kind not in BENCHMARKS:
-                stage, kind = ("gang", "collective") if item["name"].startswith("gang.") else ("", "")
-            if kind:
-                hosts_by_key.setdefault((stage, kind), set()).add(item["host"])
+        key = test_of(item["name"], item.get("stage", ""))
+        if key and item["verdict"] == verdict and item["host"] in hosts:
+            hosts_by_key.setdefault(key, set()).add(item["host"])
     return hosts_by_key
 
 

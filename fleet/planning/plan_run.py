@@ -13,7 +13,7 @@ from fleet.inventory.ansible import Variables
 from fleet.inventory.manifest_file import read_manifest
 from fleet.inventory.waivers_file import read_waivers
 from fleet.judge.criteria import model_packs, read_pack, shipped_packs
-from fleet.planning.history import apply_budget
+from fleet.planning.history import StoredRuns, apply_budget
 from fleet.planning.plan import make_plan, read_profile
 from fleet.planning.storage import without_unnamed
 from fleet.planning.test_selection import refuse_budget
@@ -32,7 +32,9 @@ class PlanRequest:
     budget: str | None = None
     """Seconds per host. None: rackproof_budget_s of the inventory, or else the whole profile."""
     history: Path | None = None
-    """Directory of earlier runs. None: the parent of `run_dir`."""
+    """Directory of earlier runs, used if `stored` has none. None: the parent of `run_dir`."""
+    stored: StoredRuns | None = None
+    """Reads the history of the fleet. None: there is none."""
     run_dir: Path | None = None
     """Directory of the run. None: the plan is only printed."""
 
@@ -60,6 +62,7 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
         runs=request.history or (run_dir.parent if run_dir else None),
         run_dir=run_dir,
         now=created,
+        stored=request.stored,
     )
     return make_plan(
         reduced,

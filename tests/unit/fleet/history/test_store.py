@@ -105,7 +105,7 @@ def test_merging_changes_no_answer(tmp_path: Path, judged: dict[str, Judged]) ->
     before = [History(store).rows(text) for text in query]
     assert merge_runs(store, REAL) == 2
     assert [History(store).rows(text) for text in query] == before
-    assert {path.parent.name for path in files(store)} == {"figures", "levels", "parts", "causes", "trends", "spreads"}
+    assert {path.parent.name for path in files(store)} == {*tables.PER_RUN, "trends", "spreads"}
     assert merge_runs(store, REAL) == 0
 
 

@@ -1,0 +1,89 @@
+"""Return the former runs from which a time budget selects tests: every run of the history that measured any of the hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.history.database import History, open_history
+from fleet.history.index import INDEX, KINDS, home
+from fleet.history.rows import clean_text
+from fleet.planning.test_selection import Key, PastRun
+from schemas.baselines import REAL, REHEARSAL
+
+MAX_COSTS = 5
+"""Durations of a benchmark under a profile that count, the newest: settings change, so those of years ago are misleading."""
+
+
+def is_history(directory: Path) -> bool:
+    """Return whether a directory is a history, and not a directory of runs."""
+    return any((home(directory, kind) / INDEX).is_file() for kind in KINDS)
+
+
+def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) -> tuple[list[PastRun], str]:
+    """Return the runs that measured any of these hosts, newest first, and a warning of one line; empty if nothing is wrong.
+
+    Without a history of this kind there are no runs and no warning. Raises nothing.
+
+    Args:
+        directory: the history.
+        hosts: names of the hosts to plan for.
+        rehearsal: whether the new run is a rehearsal; only runs of the same kind are returned, and no simulated ones.
+    """
+    try:
+        history = open_history(directory, REHEARSAL if rehearsal else REAL)
+        if history is None:
+            return [], ""
+        runs = _past_runs(history, hosts)
+    except Exception as error:  # noqa: BLE001 - no fault of the history may prevent a run
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return [], f"warning: the selection does not use the history, but the newest run directories: {reason}"
+    if not history.problems:
+        return runs, ""
+    more = f"; and {len(history.problems) - 1} more" if history.problems[1:] else ""
+    return runs, f"warning: history: {history.problems[0]}{more}"
+
+
+def _past_runs(history: History, hosts: Collection[str]) -> list[PastRun]:
+    rows = history.rows(
+        """
+        with counted as (
+          select nonce, stage, benchmark, count(*) filter (measured and host in (select unnest($hosts::varchar[]))) as measured,
+            count(*) filter (failed and host in (select unnest($hosts::varchar[]))) as failed, max(seconds) as seconds
+          from tests group by nonce, stage, benchmark
+        )
+        select * from counted where nonce in (select nonce from counted where measured > 0)""",
+        {"hosts": sorted(map(clean_text, hosts))},
+    )
+    by_nonce: dict[str, dict[Key, tuple[int, int, float | None]]] = {}
+    for nonce, stage, benchmark, *counts in rows:
+        by_nonce.setdefault(nonce, {})[(stage, benchmark)] = tuple(counts)
+    known = [(history.index.runs[nonce], tests) for nonce, tests in by_nonce.items() if nonce in history.index.runs]
+    known.sort(key=lambda item: (item[0]["began"], item[0]["run"]), reverse=True)
+    return _with_newest_costs(known)
+
+
+def _with_newest_costs(
+    runs: Iterable[tuple[Mapping[str, Any], Mapping[Key, tuple[int, int, float | None]]]],
+) -> list[PastRun]:
+    costs: Counter[tuple[str, Key]] = Counter()
+    past = []
+    for entry, tests in runs:
+        cost_s = {}
+        for key, (_, _, seconds) in tests.items():
+            if seconds is not None and costs[(entry["profile"], key)] < MAX_COSTS:
+                costs[(entry["profile"], key)] += 1
+                cost_s[key] = seconds
+        past.append(
+            PastRun(
+                run_id=entry["run"],
+                began=f"{entry['began'].replace(' ', 'T')}Z",
+                profile=entry["profile"],
+                measured={key: measured for key, (measured, _, _) in tests.items() if measured},
+                findings={key: failed for key, (_, failed, _) in tests.items() if failed},
+                cost_s=cost_s,
+            )
+        )
+    return past
