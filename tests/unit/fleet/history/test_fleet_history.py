@@ -87,7 +87,8 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert low is not None
     assert middle is not None
     assert high is not None
-    assert (low.below, high.below, low.values, low.parts) == (0.0, 1.0, len(values), high.parts)
+    assert (low.below, high.below) == (pytest.approx(0.0), pytest.approx(1.0))  # sums of shares, in any order
+    assert (low.values, low.parts) == (len(values), high.parts)
     assert middle.below == pytest.approx(0.25, abs=0.01)
     assert others == [None] * 4
 
