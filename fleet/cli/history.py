@@ -37,7 +37,7 @@ from schemas.baselines import REAL
 from schemas.errors import TROUBLE, RackproofError, UsageError
 
 PAGE = "history.html"
-WHAT = ("import", "merge", "part", "figure", "lemons", "drivers", "racks", "page", "sql")
+WHAT = ("import", "merge", "part", "figure", "lemons", "drivers", "racks", "page", "metrics", "sql")
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,7 +56,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="import: add run directories, or outputs of nccl-tests, nvbandwidth, DCGM and SuperBench; "
         "merge: merge the files of single runs by month; part: the life of a serial or host; "
         "figure: distribution of a figure; lemons: what fails repeatedly or drifts; drivers: figures that changed with the "
-        "driver; racks: a row for each rack; page: write an HTML page over months; sql: one SELECT",
+        "driver; racks: a row for each rack; page: write an HTML page over months; metrics: the newest state of each "
+        "rack as OpenMetrics, printed or in a file; sql: one SELECT",
     )
     verb.add_argument(
         "names",
@@ -103,20 +104,27 @@ def call(options: argparse.Namespace) -> int:
         columns, rows = history.select(_one_name(options, "a SELECT"))
         _print_rows(options, columns, [dict(zip(columns, row, strict=True)) for row in rows])
         return 0
-    if options.what == "page":
-        return _page(history, options)
+    if options.what in ("page", "metrics"):
+        return _write(history, options)
     answer = _QUESTIONS[options.what](history, options)
     note = clock_note(history.index, _now())
     _print_answer(options, answer, [*([note] if note else []), *answer.notes])
     return 0
 
 
-def _page(history: History, options: argparse.Namespace) -> int:
-    from fleet.history_page.page import render_page  # only this question needs templates
-
+def _write(history: History, options: argparse.Namespace) -> int:
+    """Write the page, or print the metrics or write them to a file."""
+    if options.what == "page":
+        from fleet.history_page.page import render_page as render  # only this question needs templates
+    else:
+        from fleet.history.metrics import render_metrics as render  # only this question needs prometheus_client
+    text = render(history)
+    if options.what == "metrics" and not options.names:
+        print(text, end="")
+        return 0
     path = Path(_one_name(options, "one file")) if options.names else Path(PAGE)
-    documents.write_text(path, render_page(history))
-    print(f"page: {path}")
+    documents.write_text(path, text)
+    print(f"{options.what}: {path}")
     return 0
 
 

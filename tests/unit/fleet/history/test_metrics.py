@@ -1,0 +1,74 @@
+"""The metrics show the newest state of each host, whatever the order in which runs were added, and promtool accepts them."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from schemas.records import Record
+from tests.accepted import rackproof, run_directory
+
+Series = dict[tuple[str, ...], float]
+
+
+def slow(record: Record) -> Record:
+    """Make a GPU of h1 too slow for its model."""
+    if record.host != "h1":
+        return record
+    return replace(record, observations=tuple(
+        replace(item, value=float(item.value or 0) * 0.5)
+        if item.name == "memory.bandwidth" and item.scope == "gpu=0" else item
+        for item in record.observations))  # fmt: skip
+
+
+def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
+    """Return metric without its prefix -> values of the labels in alphabetic order -> value; and the text."""
+    done = rackproof("history", "metrics", "--history", history, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    families = {
+        family.name.removeprefix("rackproof_history_rack_"): {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in family.samples
+        }
+        for family in text_string_to_metric_families(done.stdout)  # type: ignore[no-untyped-call]
+    }
+    return families, done.stdout
+
+
+def test_state_is_that_of_the_newest_run_of_each_host(tmp_path: Path) -> None:
+    """r2 rejects h1, r3 tests only h2, and r1, in which all were accepted, is added last."""
+    history = tmp_path / "history"
+    runs = [
+        run_directory(tmp_path / "r2", created="2026-02-01T00:00:00Z", change=slow),
+        run_directory(tmp_path / "r3", created="2026-03-01T00:00:00Z", hosts=("h2",)),
+        run_directory(tmp_path / "r1", created="2026-01-01T00:00:00Z"),
+    ]
+    assert rackproof("history", "import", *runs, "--history", history).returncode == 0
+    found, text = metrics(history)
+    assert found["hosts"] == {("accepted", "r1"): 1, ("rejected", "r1"): 1, ("incomplete", "r1"): 0}
+    assert sum(found["causes"].values()) == 1
+    assert found["last_run_info"] == {("accepted", "smoke", "r1", "r3"): 1}
+    assert found["last_run_timestamp_seconds"] == {("r1",): 1772323200}
+    assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
+    assert text.endswith("# EOF\n")
+    assert found["rackproof_history_unreadable_files"] == {(): 0}
+    file = tmp_path / "fleet.prom"
+    assert rackproof("history", "metrics", file, "--history", history).stdout == f"metrics: {file}\n"
+    assert file.read_text() == text
+    next((history / "gpu" / "parts").glob("*.parquet")).unlink()
+    done = rackproof("history", "metrics", "--history", history)
+    assert "rackproof_history_unreadable_files 1.0" in done.stdout
+
+
+def test_simulated_run_is_not_exported_as_accepted(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    run = run_directory(tmp_path / "r1", simulated=True)
+    assert rackproof("history", "import", run, "--history", history).returncode == 0
+    found, text = metrics(history, "--kind", "simulated")
+    names = {f"SIMULATED {decision}" for decision in ("accepted", "rejected", "incomplete")}
+    assert {decision for decision, _ in found["hosts"]} == names
+    assert sum(found["hosts"].values()) == 2
+    assert all("SIMULATED" in line for line in text.splitlines() if line.startswith("# HELP rackproof_history_rack"))
+    assert rackproof("history", "metrics", "--history", history).returncode == 2, "no real run"
