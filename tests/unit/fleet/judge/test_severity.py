@@ -65,4 +65,4 @@ def test_reports_list_critical_failures_first() -> None:
     ]
     causes = diagnose(verdicts, {})
     assert [verdicts[cause.verdicts[0]].name for cause in causes] == ["gpu.dead", "gpu.noise", "gpu.open"]
-    assert [item.name for item in rendered(verdicts, causes)] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    assert [item.name for item in rendered(verdicts, causes, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
