@@ -96,7 +96,14 @@ def _check_endpoint(endpoint: str) -> None:
     except ValueError:  # the port is not a number, or an IPv6 address is incomplete
         valid = False
     if not valid:
-        raise UsageError("the endpoint is not valid: give http(s)://HOST or http(s)://HOST:PORT, without credentials")
+        raise _invalid_endpoint()
+
+
+def _invalid_endpoint() -> UsageError:
+    return UsageError(
+        "the endpoint (--endpoint, AWS_ENDPOINT_URL_S3 or endpoint_url in the files of AWS) is not valid: give http(s)://HOST or "
+        "http(s)://HOST:PORT, without credentials"
+    )
 
 
 def _checked_files(run_dir: Path) -> list[str]:
@@ -146,7 +153,14 @@ def _client(endpoint: str) -> Any:
         response_checksum_validation="when_required",
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
-    return boto3.session.Session().client("s3", endpoint_url=endpoint or None, config=config)
+    try:
+        store = boto3.session.Session().client("s3", endpoint_url=endpoint or None, config=config)
+    except (
+        ValueError
+    ):  # what AWS_ENDPOINT_URL_S3 or the files of AWS name; the message would repeat it with its password
+        raise _invalid_endpoint() from None
+    _check_endpoint(store.meta.endpoint_url)
+    return store
 
 
 def _stored(store: Any, bucket: str, prefix: str) -> Iterator[tuple[str, tuple[int, str]]]:

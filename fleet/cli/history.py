@@ -98,8 +98,13 @@ def call(options: argparse.Namespace) -> int:
         print(f"{merge_runs(options.history, options.kind)} runs merged in {home(options.history, options.kind)}")
         return 0
     history = History(options.history, options.kind)
-    for problem in history.problems:
+    code = _answer(history, options)
+    for problem in history.problems:  # after the answer, because a query may find more damage
         print(f"rackproof: {problem}", file=sys.stderr)
+    return code
+
+
+def _answer(history: History, options: argparse.Namespace) -> int:
     if options.what == "sql":
         columns, rows = history.select(_one_name(options, "a SELECT"))
         _print_rows(options, columns, [dict(zip(columns, row, strict=True)) for row in rows])

@@ -31,7 +31,12 @@ class History:
         self.directory, self.kind = directory, kind
         self.problems: list[str] = []
         """Files that were left out, and why."""
-        self._open(complete=False)
+        try:
+            self._open(complete=False)
+        except RunError:
+            raise
+        except error_type():  # damage that size and first bytes do not show
+            self._open(complete=True)
 
     def _open(self, *, complete: bool) -> None:
         index = read_index(self.directory, self.kind)
@@ -65,7 +70,7 @@ class History:
         return files
 
     def _create_view(self, table: str, files: Sequence[Path]) -> None:
-        query = f"select * from read_parquet({tables.paths(files)})" if files else tables.empty(table)
+        query = f"select * from {tables.parquet(files)}" if files else tables.empty(table)
         self._database.execute(f"create view {table} as {query}")
 
     def _create_runs(self, index: Index) -> None:
@@ -90,10 +95,10 @@ class History:
         }
         sums = ""
         if loose["figures"] and loose["levels"]:
-            relations = [f"read_parquet({tables.paths(loose[table])})" for table in ("figures", "levels")]
+            relations = [tables.parquet(loose[table]) for table in ("figures", "levels")]
             sums = f" union all by name {tables.trend_sums(*relations)}"
         self._database.execute(f"create view series as select * from trends{sums}")
-        loose_figures = f"select * from read_parquet({tables.paths(loose['figures'])})" if loose["figures"] else ""
+        loose_figures = f"select * from {tables.parquet(loose['figures'])}" if loose["figures"] else ""
         self._database.execute(f"create view loose_figures as {loose_figures or tables.empty('figures')}")
 
     def rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> Rows:

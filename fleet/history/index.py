@@ -30,6 +30,8 @@ KINDS = (REAL, REHEARSAL, SIMULATED)
 DEFAULT = Path("history")
 _VERSION = re.compile(r"rackproof\.history/(\d{1,9})")
 _MAGIC = b"PAR1"
+_OWN = re.compile(r"([0-9a-f]{12}|\d{4}-\d{2})-[0-9a-f]{12}\.parquet")
+"""Name of a file of the history: of a run or import, or of a month."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class Index:
     files: list[StoredFile] = field(default_factory=list)
     imports: dict[str, dict[str, Any]] = field(default_factory=dict)
     """SHA-256 of an imported file -> what it is."""
+    own: set[str] = field(default_factory=set)
+    """Paths of files that were listed, or published by this writer: they may be removed when they are listed no longer."""
 
 
 def home(directory: Path, kind: str) -> Path:
@@ -138,22 +142,34 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
 
     Yield the index, which the caller may change.
 
-    The index is written when the block ends without an exception; then files that it no longer lists are removed.
+    The index is written when the block ends without an exception; then the files that it listed before and lists no longer are
+    removed. Other files are never touched: they may belong to somebody else, or to an index that was lost.
 
     Raises:
-        RunError: as in `read_index`, or another process does not release the lock.
+        RunError: as in `read_index`, or the index is lost, or another process does not release the lock.
         OSError: the directory cannot be written.
     """
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)
     with _locked(place / LOCK):
-        index = read_index(directory, kind) or Index(kind=kind)
+        index = read_index(directory, kind)
+        if index is None and _has_lost_its_index(place):
+            raise RunError(
+                f"{place}: index.json is missing, but files of the history are there: restore it from a backup, or move the "
+                "directory away and import the runs again"
+            )
+        index = index or Index(kind=kind)
+        index.own |= {item.path for item in index.files}
         yield index
         write_index(directory, index)
-        listed = {item.path for item in index.files}
-        for path in place.glob("[a-z]*/*.parquet"):  # replaced ones, and what a killed writer left; not `.new-*`
-            if str(path.relative_to(place)) not in listed:
-                path.unlink(missing_ok=True)
+        for path in index.own - {item.path for item in index.files}:
+            (place / path).unlink(missing_ok=True)
+
+
+def _has_lost_its_index(place: Path) -> bool:
+    """Return whether there are files of a month or of several runs. Those of one run may be from a killed first writer."""
+    found = {match[1] for path in place.glob("*/*.parquet") if (match := _OWN.fullmatch(path.name))}
+    return len(found) > 1 or any("-" in name for name in found)
 
 
 def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:

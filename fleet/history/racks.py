@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fleet.history.answer import Answer, Section
@@ -48,5 +49,5 @@ def _slowest(history: History) -> dict[str, str]:
         loss = -direction(item["name"], units[item["name"]]) * item["relative"]
         if loss > worst.get(item["rack"], (0.0, ""))[0]:
             settings = f" {item['settings']}" if item["settings"] else ""
-            worst[item["rack"]] = (loss, f"{item['name']}{settings}: {100 * item['relative']:+.1f} %")
+            worst[item["rack"]] = (loss, f"{item['name']}{settings}: {100 * math.expm1(item['relative']):+.1f} %")
     return {rack: text for rack, (_, text) in worst.items()}

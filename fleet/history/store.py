@@ -46,7 +46,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> list
             notes += _name_notes(index, rows)
             _forget(database, place, index, rows.nonce)
             index.runs[rows.nonce] = {**rows.entry, "notes": [*rows.entry["notes"], *notes][:MAX_NOTES]}
-            index.files += [_publish(place, path, table, (rows.nonce,)) for table, path in written.items()]
+            index.files += [_publish(place, index, path, table, (rows.nonce,)) for table, path in written.items()]
             if len(_loose(index)) > MAX_LOOSE_RUNS:
                 _merge(database, place, index)
     return [*rows.entry["notes"], *notes]
@@ -119,7 +119,7 @@ def clock_note(index: Index, now: str) -> str:
     return f"{len(later)} runs began after the present time: a clock was or is wrong: {names}" if later else ""
 
 
-def _publish(place: Path, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:
+def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:
     """Move a new file to its directory, under a name that no other file has."""
     name = month or runs[0][:12]
     target = place / table / f"{name}-{uuid.uuid4().hex[:12]}.parquet"
@@ -127,6 +127,7 @@ def _publish(place: Path, path: Path, table: str, runs: tuple[str, ...], month: 
     with path.open("rb") as file:
         os.fsync(file.fileno())  # before the index lists it
     path.replace(target)
+    index.own.add(str(target.relative_to(place)))
     return stored(place, target, table, runs, month)
 
 
@@ -171,14 +172,14 @@ def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, with
         sources: dict[str, str] = {}
         for table in tables.PER_RUN:
             files = [place / item.path for item in old if item.table == table]
-            relation = f"select * from read_parquet({tables.paths(files)})" if files else tables.empty(table)
+            relation = f"select * from {tables.parquet(files)}" if files else tables.empty(table)
             sources[table] = f"({relation} where nonce <> {tables.literal(without)})" if files else f"({relation})"
         sources["trends"] = f"({tables.trend_sums(sources['figures'], sources['levels'])})"
         sources["spreads"] = f"({tables.spreads(sources['figures'])})"
         for table, source in sources.items():
             path = Path(temporary) / f"{table}.parquet"
             database.execute(tables.copy(f"select * from {source}", table, path, merged=True))
-            index.files.append(_publish(place, path, table, runs, month))
+            index.files.append(_publish(place, index, path, table, runs, month))
 
 
 def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: str, figures: Iterable[Row]) -> bool:
@@ -198,5 +199,5 @@ def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: s
             source = f"select * from {tables.read_rows('imported', lines)}"
             database.execute(tables.copy(source, "imported", path))
             index.imports[digest] = dict(entry)
-            index.files.append(_publish(place, path, "imported", (digest[:32],)))
+            index.files.append(_publish(place, index, path, "imported", (digest[:32],)))
     return True

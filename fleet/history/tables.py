@@ -103,6 +103,11 @@ def paths(files: Iterable[Path]) -> str:
     return "[" + ", ".join(literal(str(path)) for path in files) + "]"
 
 
+def parquet(files: Iterable[Path]) -> str:
+    """Return the table function that reads these files, without columns from the names of their directories (`rack=9/`)."""
+    return f"read_parquet({paths(files)}, hive_partitioning = false)"
+
+
 def empty(table: str) -> str:
     """Return a query with the columns of a table and no rows."""
     return "select " + ", ".join(f'null::{kind} as "{name}"' for name, kind in COLUMNS[table].items()) + " where false"
@@ -111,7 +116,8 @@ def empty(table: str) -> str:
 def read_rows(table: str, file: Path) -> str:
     """Return the table function that reads rows of `rows.py` from lines of JSON."""
     columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in INPUT[table].items())
-    return f"read_json({literal(str(file))}, format = 'newline_delimited', columns = {{{columns}}})"
+    options = f"format = 'newline_delimited', columns = {{{columns}}}, hive_partitioning = false"
+    return f"read_json({literal(str(file))}, {options})"
 
 
 def copy(query: str, table: str, path: Path, *, merged: bool = False) -> str:

@@ -251,6 +251,16 @@ def test_invalid_url_is_refused_and_not_repeated(tmp_path: Path, url: str, endpo
     assert "SECRET" not in str(error.value)
 
 
+@pytest.mark.parametrize("endpoint", ["http://key:SECRET@127.0.0.1:9", "minio:9000"])
+def test_invalid_endpoint_of_the_environment_is_not_repeated(
+    run: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    with pytest.raises(UsageError, match="without credentials") as error:
+        upload(run, URL)
+    assert "SECRET" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

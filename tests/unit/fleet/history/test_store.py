@@ -232,7 +232,8 @@ def test_killed_writer_leaves_the_earlier_history(tmp_path: Path, judged: dict[s
         killed()
     assert counts(tmp_path / "h") == before
     add(tmp_path / "h", judged["r1"])
-    assert not orphan.exists(), "the next writer removes what the killed one left"
+    assert counts(tmp_path / "h") == before
+    assert orphan.exists(), "no index has listed it, so it may be of another program"
 
 
 def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None:
@@ -361,3 +362,45 @@ def test_playbook_feeds_the_history_that_the_inventory_names(directory: str, opt
     command = next(task["ansible.builtin.command"]["argv"] for task in tasks if "ansible.builtin.command" in task)
     values = {"_rackproof_command": ["rackproof"], "_rackproof_run_dir": "runs/r1", "rackproof_history": directory}
     assert NativeEnvironment().from_string(command).render(values) == ["rackproof", "report", "runs/r1", *options]
+
+
+def test_lost_index_stops_a_writer_and_no_file_is_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    add(tmp_path, *judged.values())
+    (tmp_path / REAL / "index.json").unlink()
+    files = set(tmp_path.rglob("*.parquet"))
+    with pytest.raises(RunError, match=r"index\.json is missing"):
+        add(tmp_path, judged["r1"])
+    assert set(tmp_path.rglob("*.parquet")) == files
+
+
+def test_only_files_that_the_index_listed_are_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    foreign = tmp_path / REAL / "metrics" / "other.parquet"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_bytes(b"PAR1")
+    add(tmp_path, judged["r1"])
+    before = set(tmp_path.rglob("*.parquet"))
+    add(tmp_path, judged["r1"])
+    after = set(tmp_path.rglob("*.parquet"))
+    assert before & after == {foreign}
+    assert len(before) == len(after)
+
+
+def test_names_of_directories_do_not_become_columns(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    directory = tmp_path / "rack=9" / "name=x"
+    add(directory, *judged.values())
+    merge_runs(directory, REAL)
+    (plain := tmp_path / "plain").mkdir()
+    add(plain, *judged.values())
+    query = "select distinct rack, name from figures order by all"
+    assert History(directory, REAL).rows(query) == History(plain, REAL).rows(query)
+
+
+def test_damaged_footer_is_named(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    add(tmp_path, *judged.values())
+    path = next((tmp_path / REAL / "figures").glob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    data[-12:-8] = bytes(byte ^ 0xFF for byte in data[-12:-8])
+    path.write_bytes(data)
+    history = History(tmp_path, REAL)
+    history.rows("from figures")
+    assert [problem for problem in history.problems if str(path) in problem]
