@@ -82,10 +82,14 @@ def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
 def _measured(
     history: History, serials: Iterable[str], hosts: Iterable[str]
 ) -> dict[tuple[str, str], list[tuple[Any, str]]]:
-    """Return the runs (time, nonce) in which each of these serials, and each of these hosts, was measured."""
+    """Return the runs (time, nonce) that measured something on the host of each of these serials, and on each of these hosts.
+
+    A host that was unreachable, or measured nothing, passes nothing: such a run ends no episode.
+    """
     rows = history.rows(
-        "select distinct 'part', serial, began, nonce from parts where list_contains($serials, serial) union all "
-        "select distinct 'host', host, began, nonce from parts where list_contains($hosts, host) order by 3",
+        "with measured as (from parts semi join (from tests where measured) using (nonce, host)) "
+        "select distinct 'part', serial, began, nonce from measured where list_contains($serials, serial) union all "
+        "select distinct 'host', host, began, nonce from measured where list_contains($hosts, host) order by 3",
         {"serials": sorted(serials), "hosts": sorted(hosts)},
     )
     result: dict[tuple[str, str], list[tuple[Any, str]]] = defaultdict(list)
@@ -147,10 +151,10 @@ def _is_host(slots: set[str], serials: tuple[str, ...]) -> bool:
 
 
 def _episodes(items: Iterable[Mapping[str, Any]], runs: Iterable[tuple[Any, str]]) -> int:
-    """Return how often a failure began: a failing run after a run without this failure, or the first one."""
-    failing = {item["nonce"] for item in items}
+    """Return how often a failure began: a failing run after a run that measured without this failure, or the first one."""
+    failing = {(item["began"], item["nonce"]) for item in items}
     count, was_failing = 0, False
-    for _, nonce in runs:
-        count += nonce in failing and not was_failing
-        was_failing = nonce in failing
-    return max(count, bool(failing))
+    for run in sorted(failing | set(runs)):
+        count += run in failing and not was_failing
+        was_failing = run in failing
+    return count

@@ -98,12 +98,13 @@ def _replacements(history: History, places: Sequence[Mapping[str, Any]]) -> list
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first run after each problem in which the same part does not have it."""
+    """Return the first run after each problem that measured the part's host and in which the part does not have it."""
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):
         last = [item for item in causes if item["problem"] == problem][-1]
         rows = history.rows(
-            f"select began::varchar, run from parts where {_PART} and began > $last::timestamp order by began limit 1",
+            f"select began::varchar, run from (from parts semi join (from tests where measured) using (nonce, host)) "
+            f"where {_PART} and began > $last::timestamp order by began limit 1",
             {"id": name, "last": last["began"]},
         )
         result += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fleet.history.figure import Selection, figure_answer
 from fleet.history.lemons import lemons
 from fleet.history.part import part_answer
 from fleet.history.peers import PeerFigure, percentiles
+from fleet.history.rows import RunRows
 from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
@@ -102,3 +104,23 @@ def test_rack_that_drifts_is_found_if_each_rack_has_runs_of_its_own(tmp_path: Pa
     (rack,) = (item for item in simulated.planted.drifts if item[0] == "rack")
     assert rack in result
     assert result <= simulated.planted.drifts.keys()
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_only_a_run_that_measured_the_host_ends_a_failure(tmp_path: Path, is_measured: bool) -> None:
+    """A host that is unreachable between two failures was not repaired."""
+    failure = {
+        "host": "r00-h00", "rack": "r00", "slot": "", "serial": "", "problem": "power-supply", "title": "power supply",
+        "action": "inspect_hardware", "severity": "critical", "confidence": "certain", "waived": False,
+    }  # fmt: skip
+
+    def with_causes(rows: RunRows, fails: bool) -> RunRows:
+        hosts = [host if fails or is_measured else replace(host, tests=()) for host in rows.hosts]
+        return replace(rows, causes=(failure,) if fails else (), hosts=tuple(hosts))
+
+    for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=4, months=6).runs()):
+        add_run(tmp_path, with_causes(rows, number % 2 == 0))
+    history = History(tmp_path, SIMULATED)
+    assert [item.episodes for item in lemons(history)] == ([3] if is_measured else [])
+    repairs = next(s.rows for s in part_answer(history, "r00-h00").sections if s.name == "repairs")
+    assert len(repairs) == is_measured
