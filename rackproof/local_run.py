@@ -257,7 +257,7 @@ def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
         for gang, path in records.items():
             if path.exists():
                 documents.write_text(RunDirectory(directory).record(host, gang), path.read_text(encoding="utf-8"))
-        launches = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).launches
+        launches = next_cell(plan, load(directory, only_gangs=True, study=True).evidence, {host}).launches
         if not launches:
             return
         number = launches[0].number

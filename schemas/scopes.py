@@ -109,6 +109,9 @@ def directory_path(name: str) -> str:
 
 
 def pci_address(bus_id: str) -> str:
-    """Return a PCI address in the form of sysfs, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`."""
+    """Return a PCI address in the form of sysfs, `0000:1b:00.0`. NVML writes `00000000:1B:00.0`.
+
+    A domain has four digits, or more if its number needs them (`10000:01:00.0` behind an Intel VMD).
+    """
     domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
+    return f"{domain.lstrip('0').rjust(4, '0') if len(domain) > 4 else domain}:{rest}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import Metric, UnknownMetricFamily
 
 from collectors.base import Absent, Family, Value
+from schemas.scopes import pci_address
 
 MIB = 1 << 20
 FIELDS: tuple[tuple[str, str, float, str], ...] = (
@@ -108,7 +109,7 @@ class DcgmRenamer:
                 self._last_xids[labels["pci"]] = float(labels["xid"])
             self._xid_counts[key] = count
         addresses = readings.get("gpu.pci_bus_id", {})
-        return {gpu: self._last_xids.get(str(address).lower()[-12:], 0.0) for gpu, address in addresses.items()}
+        return {gpu: self._last_xids.get(pci_address(str(address)), 0.0) for gpu, address in addresses.items()}
 
 
 def _is_number(value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""A read-only Redfish session: DMTF's client, with limits on time, size and where a service can lead it."""
+"""A read-only Redfish session: DMTF's client, with limits on time, on size and on the addresses that a service can lead it to."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REQUEST_TIMEOUT_S = 10.0
 """Longest wait for the next bytes of an answer."""
 MAX_BYTES = 8_000_000
 """Largest answer. A page of 1000 log entries has less than 2 MB."""
-MAX_MEMBERS = 512
-MAX_PAGES = 64
+MAX_MEMBERS, MAX_PAGES = 1024, 64
+"""Most members of a collection, and most pages. A collection with more is an error: what was not read is not known."""
 ROOT = "/redfish/v1/"
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*(\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?(#.*)?")
 _NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
@@ -101,22 +101,27 @@ class RedfishSession:
         link = (resource or {}).get(name)
         return self.get(link.get("@odata.id")) if isinstance(link, dict) else None
 
-    def members(self, collection: Resource | None, limit: int = MAX_MEMBERS) -> Iterator[Resource]:
-        """Yield the members of a collection, at most `limit`."""
+    def members(self, collection: Resource | None) -> Iterator[Resource]:
+        """Yield the members of a collection. Raises BmcError if there are more than MAX_MEMBERS."""
         count, pages = 0, 0
         if collection and self._expands and isinstance(path := collection.get("@odata.id"), str) and "?" not in path:
             collection = self.get(f"{path}?$expand=.($levels=1)") or collection
         while collection:
             members = collection.get("Members")
             for member in members if isinstance(members, list) else ():
-                if count >= limit:
-                    return
                 count += 1
+                if count > MAX_MEMBERS:
+                    raise BmcError(
+                        f"{clean_text(collection.get('@odata.id'), 120)} has more than {MAX_MEMBERS} members"
+                    )
                 whole = self._member(member)
                 if whole:
                     yield whole
             pages += 1
-            collection = self.get(collection.get("Members@odata.nextLink")) if pages < MAX_PAGES else None
+            following = self.get(collection.get("Members@odata.nextLink"))
+            if following and pages >= MAX_PAGES:
+                raise BmcError(f"{clean_text(collection.get('@odata.id'), 120)} has more than {MAX_PAGES} pages")
+            collection = following
 
     def _member(self, member: object) -> Resource | None:
         if not isinstance(member, dict):
@@ -171,7 +176,7 @@ def _log_in(client: HttpClient) -> None:
     except SessionCreationError as error:
         if not _NO_SESSIONS.match(str(error)):
             raise
-    except KeyError:  # the client's, if a login is answered without a session
+    except KeyError:  # raised by the client if the answer to a login has no session
         client.set_session_key(None)
     if not client.get_session_key():
         client.login(auth=AuthMethod.BASIC)
@@ -194,11 +199,11 @@ def _describe(error: BaseException) -> str:
     causes: list[BaseException] = [error]
     while len(causes) < 10 and (cause := causes[-1].__cause__ or causes[-1].__context__):
         causes.append(cause)
-    own = next((item for item in causes if isinstance(item, BmcError)), None)
-    if own:
-        return str(own)
-    if found := next((item for item in causes if isinstance(item, ssl.SSLCertVerificationError)), None):
-        return f"certificate not accepted: {clean_text(found.verify_message, 120)}: set rackproof_bmc_ca"
+    named = next((item for item in causes if isinstance(item, BmcError)), None)
+    if named:
+        return str(named)
+    if refused := next((item for item in causes if isinstance(item, ssl.SSLCertVerificationError)), None):
+        return f"certificate not accepted: {clean_text(refused.verify_message, 120)}: set rackproof_bmc_ca"
     for kind, text in _CAUSES:
         if any(isinstance(item, kind) for item in causes):
             return text

@@ -15,9 +15,12 @@ EMPTY = "none"
 """Mark of a log without entries."""
 MAX_NEW = 200
 """Most new entries that a reading keeps, the newest ones; the number of all is kept too."""
-_KINDS = ("sel", "event")
-_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
-_OTHERS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
+_EVENT_TYPES = ("sel", "event")
+"""Values of LogEntryType of a log with hardware events."""
+_EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
+"""Ids of such logs, for services that state no LogEntryType."""
+_OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
+"""Parts of the ids of other logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,9 @@ class LogReading:
 def is_event_log(service: Resource) -> bool:
     """Return whether a log service has hardware events, rather than logins, dumps or console output."""
     name = str(service.get("Id", "")).lower()
-    if any(text in name for text in _OTHERS):
+    if any(text in name for text in _OTHER_LOGS):
         return False
-    return str(service.get("LogEntryType", "")).lower() in _KINDS or name in _LOGS
+    return str(service.get("LogEntryType", "")).lower() in _EVENT_TYPES or name in _EVENT_LOGS
 
 
 def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:
@@ -81,7 +84,7 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries before the first one that is older than the mark, which the log lacks: it was cleared, or is full.
+    """Return the entries up to the first one that is older than the mark. The log lacks the mark: it was cleared, or is full.
 
     As long as the log has the mark, times do not matter: the clock of a BMC may be set back.
     """
@@ -123,14 +126,13 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
         yield from _reversed(session, items)
     else:
         return
-    pages, link = [members], first.get("Members@odata.nextLink")
+    last, link = members, first.get("Members@odata.nextLink")
     for _ in range(MAX_PAGES):
         page = session.get(link)
         if page is None:
-            for items in reversed(pages):
-                yield from _reversed(session, items)
+            yield from _reversed(session, last)
             return
-        pages = [*pages[-3:], _members(page)]
+        last = [*last, *_members(page)][-(MAX_NEW + 1) :]  # `read_log` reads no more
         link = page.get("Members@odata.nextLink")
     raise BmcError(f"the event log has {total} entries and cannot be read from its end: save and clear it")
 
@@ -145,13 +147,15 @@ def _members(page: Resource | None) -> list[object]:
 
 
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
-    """Return whether most entries are older than the one that follows, or else the first than the last, by time or number.
+    """Return whether most entries are older than the entry that follows them.
 
-    Not the first and last only: one of them may be of a time at which the clock of the BMC was wrong.
+    If as many are newer, the first and the last entry decide, by time or else by number. They do not decide alone, because the
+    clock of the BMC may have been wrong at one of them.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]
-    rising, falling = (sum(one < other for one, other in pairs) for pairs in (pairwise(known), pairwise(known[::-1])))
+    rising = sum(first < second for first, second in pairwise(known))
+    falling = sum(first > second for first, second in pairwise(known))
     if rising != falling:
         return rising > falling
     first, last = _entry(session, members[0]), _entry(session, members[-1])
@@ -180,8 +184,8 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
 
 
 def _is_older(created: str, mark: str) -> bool:
-    one, other = _time(created), _time(mark.rpartition(" ")[2])
-    return bool(one and other and one < other)
+    time, time_of_mark = _time(created), _time(mark.rpartition(" ")[2])
+    return bool(time and time_of_mark and time < time_of_mark)
 
 
 def _time(text: str) -> datetime | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,10 +23,10 @@ PRIVILEGE_USER = 2
 """Reading sensors and events needs no more."""
 LOG = "SEL"
 NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
-"""Time of an event without one; below this, times are seconds since the BMC started (IPMI 2.0, 37)."""
+"""NO_TIME marks an event without a time. Times below UPTIME are seconds since the BMC started (IPMI 2.0, section 37)."""
 _ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
-_HEALTH = {0: OK, 1: WARNING, 2: CRITICAL, 4: CRITICAL}
-"""pyghmi's Health, derived from the thresholds and states of the sensor, or from the event."""
+_CRITICAL_BITS, _WARNING_BIT = 0b110, 0b001
+"""Bits of pyghmi's Health. A sensor beyond its critical limit is beyond its warning limit too, and has both bits."""
 _PARTS = {
     "Power Supply": "bmc.power_supply.health",
     "Fan": "bmc.fan.health",
@@ -70,14 +70,18 @@ def _log_in(target: BmcTarget) -> Command:
 
 
 @contextlib.contextmanager
-def _named_errors() -> Any:
+def _named_errors() -> Iterator[None]:
     try:
         yield
+    except OSError as error:
+        raise BmcError(
+            f"not reachable ({error.strerror}): check rackproof_bmc_address and the management network"
+        ) from None
     except IpmiException as error:
         text = clean_text(error, 120)
         if re.search(r"password|unauthori|username|privilege", text, re.IGNORECASE):
             raise BmcError(f"credentials refused ({text})") from None
-        if re.search(r"timeout|timed out|^None$", text, re.IGNORECASE):
+        if re.search(r"timeout|timed out|unable to transmit|^None$", text, re.IGNORECASE):
             raise BmcError("no answer by IPMI: check rackproof_bmc_address and the management network") from None
         raise BmcError(f"no valid answer by IPMI ({text})") from None
 
@@ -88,7 +92,7 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
         _check_time(deadline)
         if sensor.unavailable or (sensor.value is None and not sensor.states):
             continue
-        name, health = label(sensor.name), _HEALTH.get(sensor.health)
+        name, health = label(sensor.name), _health(sensor.health)
         states = clean_text(", ".join(map(str, sensor.states)))
         text = f"{health}: {states}" if states and health != OK else health
         part = _PARTS.get(str(sensor.type))
@@ -98,14 +102,21 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
             continue
         value = f"{sensor.value:g} {sensor.units}: " if isinstance(sensor.value, int | float) else ""
         alarm = "none" if health in (OK, WARNING) else clean_text(f"{value}{states or health}")
-        readings.add("bmc.sensor.alarm", (name,), alarm)
+        readings.add("bmc.sensor.alarm", (name,), alarm if health else None, "the BMC reports no health of this sensor")
         if sensor.type == "Temperature" and isinstance(sensor.value, int | float) and (side := side_of(name)):
             readings.add(f"bmc.{side}.temperature", (name,), float(sensor.value))
     readings.add("bmc.power_supply.fitted", (), supplies)
 
 
+def _health(bits: object) -> str | None:
+    """Return the health of a sensor or event, from pyghmi's bits; None without them."""
+    if not isinstance(bits, int) or bits & ~(_CRITICAL_BITS | _WARNING_BIT):
+        return None
+    return CRITICAL if bits & _CRITICAL_BITS else WARNING if bits else OK
+
+
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the entries after that of the mark. IPMI lists the oldest entries first, and has no more than 65 535."""
+    """Add the entries after that of the mark. IPMI lists the oldest entry first. A log has at most 65 535 entries."""
     entries: list[LogEntry] = []
     try:
         for event in command.get_event_log():
@@ -134,7 +145,7 @@ def _entry(event: Mapping[str, Any]) -> LogEntry:
     return LogEntry(
         id=clean_text(event.get("record_id", ""), 60),
         created=_time_of(event.get("timecode")),
-        severity=OK if event.get("deassertion") else _HEALTH.get(event.get("severity")),  # type: ignore[arg-type]
+        severity=OK if event.get("deassertion") else _health(event.get("severity")),
         message=clean_text(" ".join(filter(None, texts)) or "no text"),
     )
 

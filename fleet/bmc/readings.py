@@ -19,7 +19,7 @@ class Readings:
         self._absent: dict[str, dict[str, str]] = {name: {} for name in NAMES}
 
     def scope(self, name: str, *labels: str) -> str:
-        """Return the scope of a part, which differs from those of other parts with the same name."""
+        """Return a scope that no other part has, although names may be equal; empty if MAX_SCOPES parts have the name."""
         kinds = READINGS[name].labels
         used = self._values[name].keys() | self._absent[name].keys()
         for number in range(1, MAX_SCOPES + 1):
@@ -33,6 +33,7 @@ class Readings:
         """Add a value, or if it is None the reason why a part that is there has none; return the scope."""
         scope = self.scope(name, *labels) if labels else "host"
         if not scope or len(self._values[name]) >= MAX_SCOPES:
+            self.fail(name, f"more than {MAX_SCOPES} parts have this reading; the others were not read")
             return ""
         if value is not None:
             self._values[name][scope] = value
@@ -41,12 +42,12 @@ class Readings:
         return scope
 
     def lack(self, name: str, labels: tuple[str, ...], reason: str) -> None:
-        """Report that a part has no such reading at this moment. If it has one at another, none is missing."""
+        """Add that a part has no such value at this moment, as unsupported: that is no error."""
         if len(self._absent[name]) < MAX_SCOPES and (scope := self.scope(name, *labels)):
             self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
 
     def fail(self, name: str, reason: str) -> None:
-        """Report that a reading of the whole host failed."""
+        """Add why a reading of the whole host failed."""
         self._absent[name].setdefault("host", f"{ERROR}: {reason}")
 
     def metrics(self) -> tuple[Metric, ...]:

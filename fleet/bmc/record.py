@@ -17,6 +17,8 @@ from schemas.records import Record, Snapshot, to_json
 from schemas.run_directory import RunDirectory
 
 NEWEST = "bmc.log.newest"
+MAX_SNAPSHOTS = 250
+"""The newest are kept; the schema of records allows 256. The judge reports a stage without a reading."""
 
 
 def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
@@ -69,6 +71,6 @@ def add_snapshot(directory: Path, plan: Plan, host: str, taken: Snapshot) -> Rec
     base = record or Record(
         run_id=plan.run_id, nonce=plan.nonce, host=host, began=taken.at, ended=taken.at, rackproof=VERSION
     )
-    changed = replace(base, ended=taken.at, snapshots=(*kept, taken)[-250:])
+    changed = replace(base, ended=taken.at, snapshots=(*kept, taken)[-MAX_SNAPSHOTS:])
     documents.write(RunDirectory(directory).bmc_record(host), to_json(changed))
     return changed

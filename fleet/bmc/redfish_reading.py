@@ -21,11 +21,10 @@ _SPARE_IMAGE = re.compile(
 """Images that do not run. Healthy hosts have different ones, according to what was installed before."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
-MAX_FIRMWARE = 256
 _OF_A_PART = re.compile(
     r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
 )
-"""Words in the name or place of a sensor that belongs to a component. It does not measure the air at the inlet or outlet of the
+"""Words in the name or place of a sensor of a component. Such a sensor does not measure the air at the inlet or outlet of the
 chassis: a power supply, for example, draws air that other parts have heated."""
 _PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
 """Word in the name or place of a temperature sensor -> the side of the chassis."""
@@ -174,7 +173,7 @@ def _limits(sensor: Resource) -> tuple[float | None, float | None]:
 
 
 def _limit(sensor: Resource, side: str) -> float | None:
-    """Return a critical limit of a sensor, or None. TLIMIT sensors (thermal margin) count down to zero without an upper one."""
+    """Return a critical limit of a sensor, or None. A thermal margin (TLIMIT) counts down to zero and has no upper limit."""
     value = sensor.get(f"{side}ThresholdCritical")
     thresholds = sensor.get("Thresholds")
     if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):
@@ -188,7 +187,7 @@ def _number(value: object) -> float | None:
 
 def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) -> None:
     inventory = session.linked(session.linked(root, "UpdateService"), "FirmwareInventory")
-    for item in session.members(inventory, MAX_FIRMWARE):
+    for item in session.members(inventory):
         version = clean_text(item.get("Version") or "", 100)
         component = clean_text(item.get("Id") or "component", 100)
         if version.lower() not in _NOT_A_VERSION and is_there(item) and not _SPARE_IMAGE.search(component):
@@ -197,12 +196,12 @@ def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) 
 
 
 def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:
-    seen: set[object] = set()
+    read: set[object] = set()
     for owner in owners:
         for service in session.members(session.linked(owner, "LogServices")):
-            if not is_event_log(service) or service.get("@odata.id") in seen:
+            if not is_event_log(service) or service.get("@odata.id") in read:
                 continue
-            seen.add(service.get("@odata.id"))
+            read.add(service.get("@odata.id"))
             _read_one_log(session, readings, label(f"{owner.get('Id', '')}.{service.get('Id', '')}"), service, marks)
 
 

@@ -28,7 +28,7 @@ class BmcTarget:
     password: str = field(repr=False)
     protocol: str = REDFISH
     verify: bool = True
-    """Check the certificate. Without it, whoever answers at the address receives the password."""
+    """Check the certificate. Otherwise any machine that answers at the address receives the password."""
     ca: str = ""
     """File with the certificates of the CAs that sign those of BMCs; empty: the CAs of the system."""
 

@@ -47,7 +47,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    run = load(options.run_dir, alone=False, study=True)
+    run = load(options.run_dir, only_gangs=True, study=True)
     names = sys.stdin.read() if options.hosts == "-" else options.hosts
     present = set(names.replace(",", " ").split()) if options.hosts else {host.name for host in run.plan.hosts}
     planned = [host.name for host in run.plan.hosts]

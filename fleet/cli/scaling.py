@@ -55,7 +55,7 @@ def call(options: argparse.Namespace) -> int:
         )
     if options.currency is not None and not re.fullmatch(r"[^\s<>&|`]{1,8}", options.currency):
         raise UsageError(f"--currency {options.currency}: give a short name, such as USD")
-    run = load(options.run_dir, alone=False, study=True)
+    run = load(options.run_dir, only_gangs=True, study=True)
     if run.plan.study is None:
         raise UsageError(f"{options.run_dir} is not a scaling study: run rackproof report {options.run_dir}")
     rejected = tuple(clean(f"{item.path}: {item.reason}") for item in run.quarantined)

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 GROUP = "gpu_hosts"
-OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
-"""Prefixes of Rackproof's variables. Other software uses the last two as well: NVIDIA's driver role has nvidia_driver_branch."""
 MAX_TYPING_ERRORS = 2
 """Largest number of missing or extra characters in a misspelt name. A wrong character counts as one missing and one extra."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """Values of a flag as text, which an INI inventory or `-e name=value` gives."""
+DEADLINE_S = 600
+"""Longest time for ansible-inventory. Plugins for clouds ask their services for minutes."""
+LISTED = ": write it as `ansible-inventory --list` prints it"
 
 Variables = dict[str, Any]
 
@@ -43,7 +44,7 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
 def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
     """Return the hosts of a listing, checked (`check_hosts`). `_meta.names` has names of further variables. Raises UsageError."""
     hosts = check_hosts(hosts_of(listing))
-    check_names(map(str, listing.get("_meta", {}).get("names", ())))
+    check_names(_names(listing, "_meta", "names"))
     return hosts
 
 
@@ -62,11 +63,10 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _listing(sources: list[str]) -> Mapping[str, Any]:
-    if len(sources) == 1 and sources[0].endswith(".json"):
-        text, source = _read(sources[0]), sources[0]
-    else:
-        text, source = _ansible_inventory(sources), ", ".join(sources)
+    is_listing = len(sources) == 1 and sources[0].endswith(".json")
+    source = ", ".join(sources)
     try:
+        text = _read(source) if is_listing else _ansible_inventory(sources)
         listing = documents.parse(text, source=source, max_bytes=200_000_000)
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
@@ -75,14 +75,14 @@ def _listing(sources: list[str]) -> Mapping[str, Any]:
     return listing
 
 
-def _read(path: str) -> str:
+def _read(path: str) -> bytes:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
-def _ansible_inventory(sources: list[str]) -> str:
+def _ansible_inventory(sources: list[str]) -> bytes:
     for source in sources:
         if not source.endswith(",") and not Path(source).exists():
             raise UsageError(f"inventory {source}: no such file or directory")
@@ -90,18 +90,24 @@ def _ansible_inventory(sources: list[str]) -> str:
     if program is None:
         raise UsageError("ansible-inventory is not on PATH: install rackproof[control], or run `make dev`")
     arguments = [argument for source in sources for argument in ("-i", source)]
-    completed = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True, check=False)
+    command = [program, *arguments, "--list"]
+    try:
+        completed = subprocess.run(command, capture_output=True, check=False, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"inventory {', '.join(sources)}: ansible-inventory did not finish within {DEADLINE_S} s: "
+            "run `ansible-inventory -i SOURCE --list` to see what it waits for"
+        ) from None
     if completed.returncode:
-        message = " ".join(completed.stderr.split())
-        cause = re.search(
-            r"<<< caused by >>> (.*?) Origin: (\S+)", message
-        )  # every inventory plugin reports it; show it once
+        message = " ".join(completed.stderr.decode(errors="replace").split())
+        # Each inventory plugin repeats the cause. Show it once.
+        cause = re.search(r"<<< caused by >>> (.*?) Origin: (\S+)", message)
         raise UsageError(f"inventory {', '.join(sources)}: {f'{cause[2]}: {cause[1]}' if cause else message[:500]}")
     return completed.stdout
 
 
 def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
-    """Return the hosts of `gpu_hosts` and its child groups, each with its variables."""
+    """Return the hosts of `gpu_hosts` and its child groups, each with its variables. Raises UsageError."""
     if GROUP not in listing:
         known = [name for name in listing if name != "_meta"]
         raise UsageError(
@@ -114,12 +120,29 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
         if group in visited:
             continue
         visited.add(group)
-        names.extend(listing.get(group, {}).get("hosts", []))
-        pending.extend(listing.get(group, {}).get("children", []))
+        names.extend(_names(listing, group, "hosts"))
+        pending.extend(_names(listing, group, "children"))
     if not names:
         raise UsageError(f"the group {GROUP} of the inventory has no hosts")
-    variables = listing.get("_meta", {}).get("hostvars", {})
-    return {name: dict(variables.get(name, {})) for name in names}
+    hostvars = _entry(listing, "_meta").get("hostvars", {})
+    hosts: dict[str, Any] = hostvars if isinstance(hostvars, dict) else dict.fromkeys(names)
+    if wrong := [name for name in names if not isinstance(hosts.get(name, {}), dict)]:
+        raise UsageError(f"the inventory: _meta.hostvars has no mapping of variables for {wrong[0]}{LISTED}")
+    return {name: dict(hosts.get(name, {})) for name in names}
+
+
+def _entry(listing: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    entry = listing.get(group, {})
+    if not isinstance(entry, dict):
+        raise UsageError(f"the inventory: {group} is not a mapping{LISTED}")
+    return entry
+
+
+def _names(listing: Mapping[str, Any], group: str, key: str) -> list[str]:
+    names = _entry(listing, group).get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"the inventory: {group}.{key} is not a list of names{LISTED}")
+    return names
 
 
 def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:

@@ -15,11 +15,12 @@ from fleet.judge.manifest import PARTS
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import GPU, LINK, MODULE, NIC, Part
+from schemas.scopes import pci_address
 
 COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
-"""Columns that a part or a cable needs besides; the other one must leave them empty."""
+"""Columns that a part, or a cable, needs in addition. In a line of the other kind they are empty."""
 LINK_COLUMNS = (*REQUIRED, *OF_LINK)
 MODULE_COLUMNS = (*REQUIRED, "slot", *OF_PART)
 MAX_BYTES = 16_000_000
@@ -239,7 +240,7 @@ def _slot(where: str, kind: str, slot: str) -> str:
         return ""
     if pci := _PCI_ADDRESS.fullmatch(slot.lower()):
         domain, bus, device, function = pci.groups()
-        return f"{(domain or '0000')[-4:]}:{bus}:{device}.{function or '0'}"
+        return pci_address(f"{domain or '0000'}:{bus}:{device}.{function or '0'}")
     index = _GPU_INDEX.fullmatch(slot.lower())
     if kind == GPU and index:
         return str(int(index.group(1)))

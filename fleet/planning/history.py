@@ -19,8 +19,8 @@ from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.stages import BENCHMARK, SOAK
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
-"""Limits: runs to read; runs whose records are read for the cost of benchmarks (the newest in each case); and, in each of these,
-host records and gang records to read (this many of each)."""
+"""Number of the newest runs that are read; of the newest among them whose records are read for the cost of benchmarks; and of
+host records, and of gang records, that are read in each of these."""
 REPORT_BYTES = 200_000_000
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
@@ -96,11 +96,20 @@ def _budget(budget: object) -> float:
 
 
 def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
-    """Return the tests that could run: no gang stage without gangs, no training if validation_only is set."""
+    """Return the tests that the plan would keep, so that the budget is not spent on others.
+
+    There is no gang stage without gangs, no training if validation_only is set, and no test of NVLink domains without them.
+    """
     includes_training = not next(iter(hosts.values())).get("rackproof_validation_only", False)
     has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())
+    has_domain = any(variables.get("rackproof_nvlink_domain") for variables in hosts.values())
     return {
-        stage: [name for name in content["benchmarks"] if includes_training or not BENCHMARKS[name].trains]
+        stage: [
+            name
+            for name in content["benchmarks"]
+            if (includes_training or not BENCHMARKS[name].trains)
+            and (has_domain or not BENCHMARKS[name].needs_nvlink_domain)
+        ]
         for stage, content in profile["stages"].items()
         if stage == BENCHMARK or has_gangs
     }

@@ -1,4 +1,4 @@
-"""Plan a run: read the files that the inventory names, apply the time budget, and make the plan."""
+"""Plan a run: read the files that the inventory names, select the tests that fit into a time budget, and make the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a profile runs: the duration of a burn-in, and the duration to which the time budgets of `extended` are scaled."""
+"""Compute how long a profile runs: the duration of a burn-in, and that to which the time budgets of `extended` are scaled."""
 
 from __future__ import annotations
 

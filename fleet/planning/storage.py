@@ -1,4 +1,4 @@
-"""The directories whose file systems are measured, and their required bandwidths, from the inventory."""
+"""Read from the inventory which directories are measured, and which bandwidths their file systems must reach."""
 
 from __future__ import annotations
 

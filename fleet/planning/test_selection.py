@@ -73,10 +73,13 @@ class _Candidate:
 
     def reason(self) -> str:
         """Return the history as text."""
-        days = self.age_s / 86400
-        when = f"last run {days:.0f} days ago" if self.has_run else "never run"
-        findings = f"{self.findings} finding{'' if self.findings == 1 else 's'} in {self.measured} measurements"
+        when = f"last run {_count(round(self.age_s / 86400), 'day')} ago" if self.has_run else "never run"
+        findings = f"{_count(self.findings, 'finding')} in {_count(self.measured, 'measurement')}"
         return f"{findings}, {when}; covers {', '.join(self.parts)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def select_tests(
@@ -211,8 +214,8 @@ def selection_summary(plan: Plan) -> list[SummaryLine]:
 
 def selection_table(choice: BudgetSelection) -> str:
     """Return the selection as text, one line per benchmark."""
-    runs = f"{choice.runs} earlier run{'' if choice.runs == 1 else 's'}"
-    lines = [f"selected for {choice.budget_s:.0f} s from {runs} (takes about {choice.cost_s:.0f} s):"]
+    runs = _count(choice.runs, "earlier run")
+    lines = [f"selected for {choice.budget_s:.0f} s by the history of {runs} (takes about {choice.cost_s:.0f} s):"]
     for item in choice.items:
         mark = "run     " if item.chosen else "skip    "
         lines.append(f"  {mark} {item.stage + ' ' + item.benchmark:<26} {item.cost_s:>6.1f} s  {item.why}")

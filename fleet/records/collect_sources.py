@@ -47,7 +47,11 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
     framed: list[FramedRecord] = []
     problems: list[str] = []
     count = 0
-    for parent, folders, names in os.walk(directory):
+
+    def add_problem(error: OSError) -> None:
+        problems.append(f"{error.filename}: {error.strerror}")
+
+    for parent, folders, names in os.walk(directory, onerror=add_problem):
         folders.sort()
         for name in sorted(names):
             path = Path(parent) / name
@@ -62,12 +66,20 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
             if path.suffix == ".json" and any(path.match(pattern) for pattern in RECORDS):
                 records, record_problems = _record(path)
             elif path.suffix == ".log":
-                records, record_problems = read_source(str(path))
+                records, record_problems = _log(path)
             else:
                 continue
             framed += records
             problems += record_problems
     return framed, problems
+
+
+def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
+    """Return the records of one log of a directory. A log that cannot be read is a problem, as a record is."""
+    try:
+        return read_source(str(path))
+    except UsageError as error:
+        return [], [str(error)]
 
 
 def _record(path: Path) -> tuple[list[FramedRecord], list[str]]:

@@ -133,15 +133,13 @@ class RecordReader:
 
     def _parse(self, path: str, text: bytes) -> Record:
         """Return the record in `text`. Raise DocumentError if it is invalid."""
-        digest = hashlib.sha256(
-            text
-        ).digest()  # processors have instructions for SHA-256, so it is twice as fast as BLAKE2
+        # Processors have instructions for SHA-256, so it is twice as fast as BLAKE2.
+        digest = hashlib.sha256(text).digest()
         record = self._reader.record(text, is_checked=self.checked.get(path) == digest)
-        if record is not None:
-            self.checked[path] = digest
         if record is None:
             source = str(self._directory / path)
-            record = record_from_json(documents.checked(text, "record", source=source), source=source)
+            return record_from_json(documents.checked(text, "record", source=source), source=source)
+        self.checked[path] = digest
         return record
 
 
@@ -213,12 +211,12 @@ def refuse_no_run(directory: Path) -> None:
         raise RunError(f"{error}: {plan_advice(directory, error)}") from None
 
 
-def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
+def load(directory: Path, *, only_gangs: bool = False, study: bool = False) -> Run:
     """Return the run in `directory`. Its records are read on access.
 
     Args:
         directory: the run directory.
-        alone: read the host records too, not only the gang records.
+        only_gangs: read only the gang records, not the host records.
         study: accept a scaling study, which has no verdicts.
 
     Raises:
@@ -241,7 +239,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     return Run(
         directory=directory,
         plan=plan,
-        evidence=RunEvidence(RecordReader(directory, plan, events, problems, users, only_gangs=not alone)),
+        evidence=RunEvidence(RecordReader(directory, plan, events, problems, users, only_gangs=only_gangs)),
         events=events,
         rejected=(*journal, *_unplanned_records(directory, plan)),
     )

@@ -33,9 +33,9 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return an earlier and a later run: the newest run in RUNS, and the newest one before it of the same hosts and kind.
+    """Return the newest run in RUNS as the second, and the newest one before it of the same hosts and kind as the first.
 
-    Both are printed on stderr.
+    Both are named on stderr.
 
     Raises:
         UsageError: there are no two such runs.
@@ -44,11 +44,15 @@ def newest_two() -> tuple[Path, Path]:
     newest = _read_plan(runs[0]) if runs else None
     for earlier in runs[1:]:
         plan = _read_plan(earlier)
-        if newest and plan and _fleet(plan) == _fleet(newest):
+        if newest and plan and _hosts_and_kind(plan) == _hosts_and_kind(newest):
             sys.stderr.write(f"rackproof: newest runs of the same hosts: {earlier} and {runs[0]}\n")
             return earlier, runs[0]
-    found = f"no earlier run of the same hosts as {runs[0]}" if runs else f"no run in {RUNS.absolute()}"
-    raise UsageError(f"diff: {found}: give an earlier run, or a directory of baselines, and the new run")
+    problem = f"no run in {RUNS.absolute()}"
+    if runs:
+        problem = (
+            f"no earlier run of the same hosts as {runs[0]}" if newest else f"the plan of {runs[0]} is not readable"
+        )
+    raise UsageError(f"diff: {problem}: give an earlier run, or a directory of baselines, and the new run")
 
 
 def _newest_first() -> list[Path]:
@@ -63,6 +67,5 @@ def _read_plan(run: Path) -> Plan | None:
         return None
 
 
-def _fleet(plan: Plan) -> tuple[object, ...]:
-    """Return what the plans of two runs of the same hosts and kind have in common."""
+def _hosts_and_kind(plan: Plan) -> tuple[object, ...]:
     return plan.simulated, plan.rehearsal, frozenset(host.name for host in plan.hosts)

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.inventory.ansible import OUR_VARIABLE, check_variables
+from fleet.inventory.ansible import check_variables
 from rackproof.main import main
 from tests import ROOT
 from tests.lab.lab import CONTROL_PYTHON
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text())["properties"]
+OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
+"""Prefixes of Rackproof's variables."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
 """Type in argument_specs.yml -> type in the schema. `bool` may be text in an inventory, and `raw` is any type."""
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 from tests import ROOT
 
 
@@ -87,3 +87,14 @@ def test_scope_around_a_label() -> None:
     assert Scope.parse("hca=a,port=1,lane=3").around("lane") == "hca=a,port=1"
     assert Scope.parse("hca=a,port=1").around("lane") == "hca=a,port=1"
     assert Scope.parse("lane=3").around("lane") == "lane=3"
+
+
+@pytest.mark.parametrize(
+    ("address", "result"),
+    [
+        ("00000000:1B:00.0", "0000:1b:00.0"), ("0000:1b:00.0", "0000:1b:00.0"), ("00000009:01:00.0", "0009:01:00.0"),
+        ("00010000:01:00.0", "10000:01:00.0"), ("10000:01:00.0", "10000:01:00.0"),
+    ],
+)  # fmt: skip
+def test_pci_address_has_the_form_of_sysfs_and_keeps_its_domain(address: str, result: str) -> None:
+    assert pci_address(address) == result

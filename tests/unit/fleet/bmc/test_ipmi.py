@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -67,11 +68,35 @@ def test_wrong_password_is_refused(tmp_path: Path, run: Path) -> None:  # noqa: 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("timeout", "no answer by IPMI"), (None, "no answer by IPMI"), ("Invalid data field", "no valid answer by IPMI")],
-)
+    [
+        ("timeout", "no answer by IPMI"), (None, "no answer by IPMI"), ("Invalid data field", "no valid answer by IPMI"),
+        ("Unable to transmit to specified address", "no answer by IPMI"),
+    ],
+)  # fmt: skip
 def test_error_names_the_cause(text: str | None, expected: str) -> None:
     with pytest.raises(BmcError, match=expected), ipmi_reading._named_errors():
         raise IpmiException(text)
+
+
+def test_bmc_without_a_route_is_not_reachable() -> None:
+    with pytest.raises(BmcError, match=r"not reachable \(No route to host\)"), ipmi_reading._named_errors():
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+
+@pytest.mark.parametrize(
+    ("bits", "alarm"),
+    [(0, "none"), (1, "none"), (2, "91 °C: hot"), (3, "91 °C: hot"), (7, "91 °C: hot"), (None, None), (8, None)],
+)
+def test_sensor_beyond_both_limits_is_critical_and_unknown_health_is_no_alarm(
+    bits: int | None, alarm: str | None
+) -> None:
+    """pyghmi adds the bits of all limits that a sensor exceeds: 3 is warning and critical."""
+    readings = Readings()
+    sensor = {"unavailable": False, "value": 91.0, "units": "°C", "states": ["hot"], "type": "Temperature"}
+    ipmi_reading._read_sensors(readings, [SimpleNamespace(name="CPU1", health=bits, **sensor)], float("inf"))
+    metric = next(item for item in readings.metrics() if item.name == "bmc.sensor.alarm")
+    assert dict(metric.values) == ({"sensor=CPU1": alarm} if alarm else {})
+    assert set(metric.absent) == (set() if alarm else {"sensor=CPU1"})
 
 
 def event(number: int, **changed: Any) -> dict[str, Any]:

@@ -221,6 +221,22 @@ def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) 
     assert metrics["bmc.log.new_entries"].absent == {LOG: expected}
 
 
+def test_new_entries_on_many_small_pages_are_read_without_skip(certificate: Path) -> None:
+    """The service ignores $skip and lists ten entries on a page, the oldest first."""
+    entries = [bmc.entry(number, f"event {number}") for number in range(1, 101)]
+    pages = {
+        f"{SEL}/{start}" if start else SEL: {
+            "@odata.id": SEL,
+            "Members@odata.count": len(entries),
+            "Members": entries[start : start + 10],
+            **({"Members@odata.nextLink": f"{SEL}/{start + 10}"} if start < 90 else {}),
+        }
+        for start in range(0, 100, 10)
+    }
+    found, _ = new_entries(certificate, bmc.old_schema() | pages, entries[14])
+    assert [text.partition(" ")[2] for text in found.values()] == [f"event {number}" for number in range(100, 15, -1)]
+
+
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certificate: Path, newest_first: bool) -> None:
     entries = [bmc.entry(number, f"event {number}") for number in range(5, 12)]
@@ -382,6 +398,26 @@ def test_any_value_in_place_of_a_resource_or_list_is_survived(certificate: Path,
         resources[path][name] = garbage
         with service(certificate, resources) as served:
             assert "bmc.readable" in read(served.target(certificate))
+
+
+def test_collection_with_too_many_members_is_an_error(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond the limit was not read, so the BMC does not pass."""
+    monkeypatch.setattr(client, "MAX_MEMBERS", 3)
+    resources = bmc.old_schema()
+    resources[f"{V1}/Systems"]["Members"] = [{"@odata.id": f"{V1}/Systems/1"}] * 4
+    with service(certificate, resources) as served:
+        assert "/Systems has more than 3 members" in reason(read(served.target(certificate)))
+
+
+def test_parts_beyond_the_limit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.bmc.readings.MAX_SCOPES", 2)
+    readings = Readings()
+    for number in range(3):
+        readings.add("bmc.fan.health", (f"fan{number}",), "OK")
+    assert metric(readings, "fan.health").values == {"fan=fan0": "OK", "fan=fan1": "OK"}
+    assert metric(readings, "fan.health").absent == {
+        "host": "error: more than 2 parts have this reading; the others were not read"
+    }
 
 
 def test_slow_bmc_costs_only_its_own_reading(certificate: Path) -> None:

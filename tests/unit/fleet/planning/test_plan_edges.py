@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleet.inventory.ansible import check_addresses, hosts_of, read_inventory
+from fleet.inventory.ansible import check_addresses, check_listing, hosts_of, read_inventory
 from fleet.planning.plan import make_plan, read_profile
 from fleet.planning.stage_times import parse_duration
 from schemas.baselines import PlannedBaseline
@@ -320,6 +320,9 @@ def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
         read_inventory(listing(h1={"rackproof_rak": "r1"}))
     with pytest.raises(UsageError, match="have the same address h1 port 22"):
         read_inventory(listing(h1={}, h2={"ansible_host": "h1"}))
+    path.write_bytes(b'{"gpu_hosts": {"hosts": ["\xff"]}}')
+    with pytest.raises(UsageError, match="not UTF-8"):
+        read_inventory([str(path)])
     path.write_text("[]")
     with pytest.raises(UsageError, match="not an inventory"):
         read_inventory([str(path)])
@@ -362,6 +365,31 @@ def test_ansible_error_is_reported_by_its_cause_only(tmp_path: Path, monkeypatch
     with pytest.raises(UsageError) as caught:
         read_inventory(["a,"])
     assert str(caught.value) == "inventory a,: /x/hosts.yml:3:1: did not find a key."
+
+
+def test_ansible_that_does_not_finish_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, monkeypatch, "exec /bin/sleep 30")
+    monkeypatch.setattr("fleet.inventory.ansible.DEADLINE_S", 0.05)
+    with pytest.raises(UsageError, match=r"ansible-inventory did not finish within 0\.05 s: run"):
+        read_inventory(["a,"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gpu_hosts": ["h1"]}, "gpu_hosts is not a mapping"),
+        ({"gpu_hosts": {"hosts": "h1"}}, "gpu_hosts.hosts is not a list of names"),
+        ({"gpu_hosts": {"hosts": [7]}}, "gpu_hosts.hosts is not a list of names"),
+        ({"gpu_hosts": {"children": {"rack1": {}}}}, "gpu_hosts.children is not a list of names"),
+        ({"_meta": []}, "_meta is not a mapping"),
+        ({"_meta": {"hostvars": {"h1": 3}}}, "_meta.hostvars has no mapping of variables for h1"),
+        ({"_meta": {"hostvars": []}}, "_meta.hostvars has no mapping of variables for h1"),
+        ({"_meta": {"names": 3}}, "_meta.names is not a list of names"),
+    ],
+)
+def test_listing_of_another_shape_is_refused_with_the_place(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"{message}.*: write it as `ansible-inventory --list` prints it"):
+        check_listing({"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {}}} | changed)
 
 
 def test_missing_ansible_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

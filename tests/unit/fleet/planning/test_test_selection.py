@@ -228,7 +228,7 @@ def test_plan_contains_selection_and_reason(earlier: Path) -> None:
 
 def test_plan_prints_one_line_per_benchmark(earlier: Path) -> None:
     done = plan_of("--budget", "60", "--history", earlier)
-    assert "selected for 60 s from 2 earlier runs (takes about " in done.stdout
+    assert "selected for 60 s by the history of 2 earlier runs (takes about " in done.stdout
     assert any(
         line.startswith("  run      benchmark gemm") and "1 finding in 6 measurements" in line
         for line in done.stdout.splitlines()
@@ -241,6 +241,16 @@ def test_plan_without_a_budget_is_the_whole_profile() -> None:
     assert "choice" not in document
     assert selection_summary(plan_from_json(document)) == []
     assert list(document["stages"][0]["benchmarks"]) == [*read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]]
+
+
+@pytest.mark.parametrize("domain", ["", "d1"])
+def test_budget_is_not_spent_on_tests_that_the_plan_leaves_out(domain: str) -> None:
+    more = {"rackproof_nvlink_domain": domain} if domain else {}
+    profile = {**read_profile("standard"), "may_choose": True}
+    hosts = builders.inventory("h1", "h2", **more)
+    _, choice = apply_budget(profile, hosts, budget=7200, runs=None, run_dir=None, now=NOW)
+    assert choice
+    assert any(item.benchmark == "mnnvl" for item in choice.items) is bool(domain)
 
 
 def test_resumed_run_keeps_its_selection(earlier: Path, tmp_path: Path) -> None:

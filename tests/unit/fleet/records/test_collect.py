@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fleet.records.collect_sources import read_source
 from rackproof import main as command
 from schemas import documents, frames
 from schemas.plans import Plan
@@ -343,6 +346,31 @@ def test_damaged_record_on_a_volume_is_rejected_and_others_are_collected(run: Pa
     assert done.returncode == 2
     assert "volume/hosts/h1.json: not JSON at offset" in done.stderr
     assert "collected hosts/h2.json" in done.stdout
+
+
+def test_log_or_folder_that_cannot_be_read_is_a_problem_and_others_are_read(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locked").mkdir()
+    log_of(tmp_path, lines_of(plan, "h1"), "good.log")
+    log_of(tmp_path, lines_of(plan, "h2"), "unreadable.log")
+    refused = {str(tmp_path / name) for name in ("locked", "unreadable.log")}
+
+    def unless_refused(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuse access as for another user: root may read everything, whatever the mode of a file."""
+
+        def call(path: Any, *arguments: Any) -> Any:
+            if str(path) in refused:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return function(path, *arguments)
+
+        return call
+
+    for name in ("open", "scandir"):
+        monkeypatch.setattr(os, name, unless_refused(getattr(os, name)))
+    records, problems = read_source(str(tmp_path))
+    assert {record.host for record in records} == {"h1"}
+    assert problems == [f"{tmp_path}/{name}: Permission denied" for name in ("unreadable.log", "locked")]
 
 
 @pytest.mark.parametrize(
