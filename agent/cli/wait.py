@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from agent.cli.common import fail
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
 from agent.soak.soak_run import format_progress
@@ -29,7 +30,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _wait(options: argparse.Namespace) -> int:
-    return wait_for_stage(HostRun(options.run_dir, options.host), options.stage)
+    run = HostRun(options.run_dir, options.host)
+    planned = [stage.name for stage in run.plan.stages]
+    if options.stage not in planned:
+        return fail(
+            f"--stage {options.stage}: the plan of run {run.plan.run_id} has only {', '.join(planned) or 'no stage'}"
+        )
+    return wait_for_stage(run, options.stage)
 
 
 def wait_for_stage(run: HostRun, stage: str) -> int:

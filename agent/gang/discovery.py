@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.gang.protocol import Gang, GangError
+from agent.gang.protocol import MAX_BYTES, Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
@@ -118,13 +118,16 @@ def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
 
 
 def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> list[str]:
-    channel.settimeout(timeout_s)
-    line = b""
+    """Return the members that the answer lists. Raises OSError if the answer does not arrive in time."""
+    line, end = b"", time.monotonic() + timeout_s
     while not line.endswith(b"\n"):
+        channel.settimeout(max(0.001, end - time.monotonic()))  # 0 would mean: do not wait
         data = channel.recv(1 << 16)
-        if not data:
-            return []
         line += data
+        if not data or len(line) > MAX_BYTES:  # the other end is no member
+            return []
+        if time.monotonic() > end:
+            raise TimeoutError
     message = gang.verify(line.rstrip(b"\n")) or {}
     present = message.get("members", ())
     members = [host for host in gang.members if host in present]

@@ -15,7 +15,8 @@ from agent.gang.heartbeat import SOCKET_NAME, short_path
 from agent.gang.processes import read_process
 from agent.gang.rank_state import RankState
 
-MAX_BYTES = 4096
+MAX_BYTES = 1 << 14
+"""A message has phase and exception, up to 800 characters, which JSON may write with twelve bytes each."""
 BUSY_SHARE = 0.05
 """Share of one CPU above which a process counts as busy."""
 

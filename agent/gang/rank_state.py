@@ -48,8 +48,10 @@ class RankState:
     """How the rank ended, if more than the exit code is known."""
 
 
-def parse_rank_state(document: Mapping[str, Any]) -> RankState:
+def parse_rank_state(document: object) -> RankState:
     """Return the state that another supervisor sent. Raises ValueError."""
+    if not isinstance(document, Mapping):
+        raise ValueError("not a rank state: not an object")
     invalid = [str(name) for name, value in document.items() if not _has_type(value, _TYPES.get(name, ()))]
     if invalid or not {"rank", "scope"} <= set(document):
         raise ValueError(f"not a rank state: {', '.join(invalid) or 'rank or scope is missing'}")

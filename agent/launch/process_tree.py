@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -45,11 +46,9 @@ class ProcessTree:
         self.scan()
         for number, timeout_s in ((signal.SIGTERM, GRACE_S if grace_s is None else grace_s), (signal.SIGKILL, GRACE_S)):
             for pid in self.alive():
-                try:
+                with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
                     os.kill(pid, number)
                     os.kill(pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
-                except ProcessLookupError:
-                    continue
             end = time.monotonic() + timeout_s
             while self.alive() and time.monotonic() < end:
                 time.sleep(0.05)

@@ -82,7 +82,8 @@ def notify_systemd() -> None:
 def wait(directory: Path, name: str, deadline_s: float) -> str:
     """Wait until the process has ended, and return the end of its log. `deadline_s` after its start, end the process.
 
-    If the kernel killed the process because memory ran out, or if no log can be written, add this reason to the text.
+    If the kernel killed the process because memory ran out, if no log can be written, or if no signal ends the process, add
+    this reason to the text.
 
     Raises:
         BackgroundError: no process of this name was started in the directory.
@@ -90,13 +91,16 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
     if not (directory / f"{name}.pid").exists():
         raise BackgroundError(None, f"{name} was not started in {directory}")
     deadline = (directory / f"{name}.pid").stat().st_mtime + deadline_s
+    reasons = []
     while _running_pid(directory, name):
         if time.time() > deadline:
-            stop(directory, name)
+            message = stop(directory, name)
+            reasons = [message] if _running_pid(directory, name) else []
+            break
         time.sleep(0.2)
     log = _read_log(directory / f"{name}.log")[-LOG_BYTES:]
     oom_kill = oom.describe_kill_since_save(directory / f"{name}.memory")
-    reasons = [f"a process of this command was {oom_kill}"] if oom_kill and oom_kill not in log else []
+    reasons += [f"a process of this command was {oom_kill}"] if oom_kill and oom_kill not in log else []
     return log + "".join(f"{line}\n" for line in [*reasons, *_why_unwritable(directory)])
 
 
@@ -122,13 +126,14 @@ def stop(directory: Path, name: str) -> str:
     if not pid:
         return f"{name} is not running"
     for number in (signal.SIGTERM, signal.SIGKILL):
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
         deadline = time.monotonic() + GRACE_S
         while _running_pid(directory, name) and time.monotonic() < deadline:
             time.sleep(0.05)
         if not _running_pid(directory, name):
-            break
-    return f"{name} ended"
+            return f"{name} ended"
+    return f"{name} still runs: process {pid} hangs in the kernel, and no signal ends it: reboot the host"
 
 
 def _running_pid(directory: Path, name: str) -> int:

@@ -7,6 +7,7 @@ run may take the host.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -211,7 +212,8 @@ def _end_supervisor(lease: Lease) -> None:
     """End the supervisor, which ends its ranks. If it has to be killed, its ranks are killed with it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if pid := lease.supervisor():
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)
         deadline = time.monotonic() + END_S
         while lease.supervisor() and time.monotonic() < deadline:
             time.sleep(0.05)

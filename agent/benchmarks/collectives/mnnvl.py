@@ -28,6 +28,8 @@ COMMAND = (sys.executable, "-m", "agent.benchmarks.collectives.mnnvl_rank")
 LIMIT_S = 120.0
 """For the process of one measurement. It starts Python, torch and NCCL, and runs for a few seconds."""
 POLL_S = 0.05
+END_S = 5.0
+"""How long to wait for a process that was killed."""
 MAX_OUTPUT = 1 << 20
 Results = list[dict[str, Any]]
 
@@ -92,17 +94,19 @@ def _run_rank(context: Context, settings: Mapping[str, Any], log: Path, *, enabl
     if not enabled:
         environment["NCCL_MNNVL_ENABLE"] = "0"
     key, deadline = f"mnnvl/{int(enabled)}/id", time.monotonic() + LIMIT_S
-    with (
-        tempfile.TemporaryFile() as stdout,
-        subprocess.Popen(
+    with tempfile.TemporaryFile() as stdout:
+        process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.DEVNULL, env=environment
-        ) as process,
-    ):
+        )
         try:
             _send(process, request)
             return _wait(context, process, stdout.fileno(), key, deadline)
         finally:
             process.kill()
+            if process.stdin:
+                process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):  # it may hang in the driver, and is then abandoned
+                process.wait(END_S)
 
 
 def _wait(context: Context, process: subprocess.Popen[bytes], output: int, key: str, deadline: float) -> Results:

@@ -23,6 +23,8 @@ LISTEN_S = 15.0
 MARGIN_S = 20.0
 """Time that a test may take beyond its duration, to connect and to end."""
 HELP_S = 10.0
+END_S = 5.0
+"""How long to wait for a process that was killed."""
 LATENCY_BYTES, LATENCY_ITERATIONS = 8, 1000
 MESSAGE_BYTES = 8
 """Size of the messages whose rate is measured."""
@@ -147,9 +149,10 @@ class PerftestRun:
         return _read(self._stdout)
 
     def end(self) -> None:
-        """Kill the process if it runs, and free its files."""
+        """Kill the process if it runs, and free its files. A process that hangs in the driver is abandoned."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
         self._files.close()
 
 

@@ -14,9 +14,17 @@ import pytest
 
 from agent.gang import processes
 from agent.gang.culprit import UNSURE_S
-from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, DatagramSender, RankHeartbeat, rank_heartbeat
+from agent.gang.heartbeat import (
+    HEARTBEAT_DIRECTORY,
+    MAX_EXCEPTION_LENGTH,
+    MAX_PHASE_LENGTH,
+    DatagramSender,
+    RankHeartbeat,
+    rank_heartbeat,
+)
 from agent.gang.heartbeat_receiver import HeartbeatReceiver, recorded_exit_code
 from agent.gang.processes import is_alive, process_identity, read_process
+from agent.gang.rank_state import parse_rank_state
 from tests.gangs import FakeClock, FakeProc, send_to_receiver
 
 
@@ -41,7 +49,22 @@ def start_heartbeat(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbe
     return heartbeat
 
 
+@pytest.mark.parametrize("document", [[], "x", None, {}, {"rank": "0", "scope": "gpu=0"}])
+def test_other_documents_are_no_rank_states(document: object) -> None:
+    with pytest.raises(ValueError, match="not a rank state"):
+        parse_rank_state(document)
+
+
 # ---- the rank's side ----
+
+
+def test_longest_message_is_received(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+    heartbeat = start_heartbeat(tmp_path, receiver)
+    heartbeat.phase = "\U0001f600" * MAX_PHASE_LENGTH
+    heartbeat.record_exception(OSError("\U0001f600" * MAX_EXCEPTION_LENGTH))
+    assert receiver.read()
+    state = receiver.states()[0]
+    assert (len(state.phase), len(state.exception)) == (MAX_PHASE_LENGTH, MAX_EXCEPTION_LENGTH)
 
 
 def test_process_sends_heartbeats_with_its_rank(
