@@ -8,6 +8,7 @@ no exception; the reading has the reason instead.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +16,8 @@ from typing import Protocol
 Labels = Mapping[str, str]
 Value = float | int | bool | str
 
+MAX_LABEL = 100
+"""Longest value of a label in a scope."""
 HOST: Labels = {}
 """Labels of a reading of the whole host."""
 IDENTITY = frozenset({"uuid"})
@@ -98,10 +101,16 @@ class Collector(Protocol):
 def scope(labels: Labels) -> str:
     """Return the scope in the form of a record: `gpu=0,link=3`, or `host`. Identity labels are not part of a scope.
 
-    Replace characters that a scope cannot contain, e.g. the `/` of a path, with `_`.
+    Replace characters that a scope cannot contain, e.g. the `/` of a path, with `_`. The end of a long value is replaced with a
+    checksum, because a scope has at most 256 characters.
     """
-    parts = [f"{key}={re.sub(r'[^A-Za-z0-9_.:-]', '_', value)}" for key, value in labels.items() if key not in IDENTITY]
-    return ",".join(parts) or "host"
+    return ",".join(f"{key}={_scope_value(value)}" for key, value in labels.items() if key not in IDENTITY) or "host"
+
+
+def _scope_value(text: str) -> str:
+    if len(text) > MAX_LABEL:
+        text = f"{text[: MAX_LABEL - 9]}_{zlib.crc32(text.encode(errors='replace')):08x}"
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", text) or "_"
 
 
 def host_family(

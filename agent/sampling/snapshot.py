@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from collectors.base import Absent, Collector, Family, scope
+from collectors.base import Absent, Collector, Family, Value, scope
 from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
+from schemas.semantic_validation import LEAST, MOST
 
 COLLECT_DEADLINE_S = 20.0
 """A collector that has not returned within this time is reported as an error, because a hung driver may block forever."""
@@ -78,20 +80,28 @@ def take_snapshot(
 
 
 def _metric(family: Family) -> Metric:
+    readings = {scope(labels): _recordable(value) for labels, value in family.readings}
     return Metric(
         name=family.name,
         unit=family.unit,
-        values={
-            scope(labels): value[:1024] if isinstance(value, str) else value
-            for labels, value in family.readings
-            if not isinstance(value, Absent)
-        },
+        values={where: value for where, value in readings.items() if not isinstance(value, Absent)},
         absent={
-            scope(labels): f"{value.status}: {value.reason or 'no reason given'}"[:1024]
-            for labels, value in family.readings
+            where: f"{value.status}: {value.reason.strip() or 'no reason given'}"[:1024]
+            for where, value in readings.items()
             if isinstance(value, Absent)
         },
     )
+
+
+def _recordable(value: Value | Absent) -> Value | Absent:
+    """Return the value, or an error for a number that no record may have: because of one broken part, all readings were lost."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()[:1024]
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return Absent.error("not a measurement: a number of more than 64 bits")
+    if isinstance(value, float) and value and not (math.isfinite(value) and LEAST <= abs(value) <= MOST):
+        return Absent.error(f"not a measurement: {value:g}")
+    return value
 
 
 IDENTITY_FAMILIES = ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id")

@@ -192,9 +192,14 @@ def _efficiencies(
     for rate in measured:
         is_throughput = (rate.name, rate.scope, rate.status) == (f"{benchmark}.throughput", window["scope"], MEASURED)
         if is_throughput and window["params"].items() <= rate.params.items():
-            for name, unit, mean in (("efficiency", "FLOP/J", power), ("flop_per_cycle", "FLOP/cycle", clock)):
-                value = float(rate.value or 0) / mean
-                yield Observation(name=f"{benchmark}.{name}", unit=unit, value=value, params=params, **common)
+            for name, unit, mean, what in (
+                ("efficiency", "FLOP/J", power, "power"),
+                ("flop_per_cycle", "FLOP/cycle", clock, "clock"),
+            ):
+                result: dict[str, Any] = {"value": float(rate.value or 0) / mean} if mean else {}
+                if not mean:
+                    result = {"status": ERROR, "reason": f"NVML reports a {what} of 0 in the whole window"}
+                yield Observation(**{**common, **result}, name=f"{benchmark}.{name}", unit=unit, params=params)
 
 
 def _why_unusable(window: Mapping[str, Any], samples: Sequence[tuple[float, GpuSample | Absent]]) -> str:

@@ -16,6 +16,9 @@ _NO_NVLINK = "the part has no NVLink"
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0"}
 _SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 
+MAX_EXPONENT = 50
+"""Greatest exponent of a bit error ratio that can be measured: no link transfers 10^50 bits."""
+
 LinkStates = dict[int, bool | Absent]
 """NVLink -> whether it is up."""
 
@@ -37,8 +40,9 @@ class LinkKind(NamedTuple):
 
 
 def _bit_error_ratio(code: int) -> float:
-    """Return the ratio from the mantissa and exponent that NVML packs."""
-    return float(code >> 8 & 0xF) * 10.0 ** -(code & 0xFF)
+    """Return the ratio from the mantissa and exponent that NVML packs. A link without errors has 15e-255: return 0."""
+    mantissa, exponent = code >> 8 & 0xF, code & 0xFF
+    return mantissa * 10.0**-exponent if exponent <= MAX_EXPONENT else 0.0
 
 
 ACTIVE = LinkKind("gpu.nvlink.active", "1", VARIES, "The NVLink is up")

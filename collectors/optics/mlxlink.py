@@ -17,8 +17,8 @@ from collectors.optics.port import PortReadings
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ROW = re.compile(r"^(\S.*?) *: *(.*)$")
-NO_ERROR = "15E-255"
-"""Bit error rate of a port that has counted no error."""
+LEAST_RATE = 1e-50
+"""A lower bit error rate means that no error was counted: mlxlink then prints 15E-255."""
 _MAX_LANES = 16
 IDENTITY = {
     "Vendor Name": "vendor", "Vendor Part Number": "part_number", "Vendor Serial Number": "serial", "Identifier": "type",
@@ -185,10 +185,10 @@ def _number(value: str | None) -> float | None:
 
 
 def _rate(value: str | None, none: Absent) -> Value | Absent:
-    if _text(value) == NO_ERROR:
-        return 0.0
     number = _number(value)
-    return none if number is None or number > 1 else number
+    if number is None or number > 1:
+        return none
+    return number if number >= LEAST_RATE else 0.0
 
 
 def _count(value: str | None, none: Absent) -> Value | Absent:

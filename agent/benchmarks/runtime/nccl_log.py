@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
@@ -66,11 +67,16 @@ def parse_choice(text: str) -> dict[str, str]:
     choices = re.findall(r"-> Algo (\w+) proto (\w+)", text)
     if not choices:
         return {}
-    algorithm, protocol = choices[-1]
-    return {
-        "algorithm": ALGORITHMS[int(algorithm)] if algorithm.isdigit() else algorithm,
-        "protocol": PROTOCOLS[int(protocol)] if protocol.isdigit() else protocol,
-    }
+    names = {"algorithm": ALGORITHMS, "protocol": PROTOCOLS}
+    choice = {key: _name(text, known) for (key, known), text in zip(names.items(), choices[-1], strict=True)}
+    return {key: name for key, name in choice.items() if name}
+
+
+def _name(text: str, known: Sequence[str]) -> str:
+    """Return a name that NCCL logs, or that of a number; empty if the number is unknown."""
+    if not text.isdecimal():
+        return text
+    return known[int(text)] if int(text) < len(known) else ""
 
 
 def parse_transport(text: str) -> str:

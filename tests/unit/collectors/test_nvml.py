@@ -16,7 +16,7 @@ import pytest
 from collectors import nvml as collector
 from collectors.base import Absent
 from collectors.deadline import PendingCall, call_with_deadline
-from collectors.nvml import slow_readings
+from collectors.nvml import links, slow_readings
 from collectors.nvml.calls import ResetRequired, translate
 from collectors.nvml.gpu import NvmlGpu
 from schemas import documents
@@ -896,6 +896,12 @@ def test_nvlink5_has_different_counters(reader: nvml.Reader) -> None:
         "gpu.nvlink.effective_error_ratio": pytest.approx(5e-12),
     }
     assert observed["gpu.nvlink.replays gpu=3"] == observed["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
+
+
+@pytest.mark.parametrize(("code", "ratio"), [(0xFFF, 0.0), (0x0FF, 0.0), (0, 0.0), (0x50C, 5e-12), (0x132, 1e-50)])
+def test_link_without_bit_errors_has_a_ratio_of_zero(code: int, ratio: float) -> None:
+    """NVML then returns 15e-255, which no record may have."""
+    assert links._bit_error_ratio(code) == pytest.approx(ratio, rel=1e-9, abs=0.0)
 
 
 def test_fields_that_break_the_library_are_never_read(library: Path) -> None:

@@ -253,6 +253,13 @@ def test_each_mlxlink_output_says_whether_there_is_a_link(capture: str) -> None:
     assert bool(counts) is has_link(rows)
 
 
+@pytest.mark.parametrize("text", ["15E-255", "15e-255", "1E-254", "0", "0E0"])
+def test_rate_without_any_error_is_zero_however_it_is_printed(text: str) -> None:
+    """Any other number so near to 0 would make the record invalid."""
+    rows = {**parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")), "Symbol BER": text}
+    assert port_of(rows)["symbol_ber", ""] == 0.0
+
+
 def test_healthy_port_has_no_error_and_the_sentinel_is_zero() -> None:
     readings = port_of(parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")))
     assert readings["raw_ber", ""] == 2e-10

@@ -447,6 +447,7 @@ def test_unknown_nccl_log_yields_nothing() -> None:
     assert nccl_log.parse_transport("NCCL INFO something new") == ""
     assert nccl_log.parse_channels("NCCL INFO something new") is None
     assert nccl_log.parse_choice("NCCL INFO something new") == {}
+    assert nccl_log.parse_choice("AllReduce: 8 Bytes -> Algo 99 proto 2 time 1") == {"protocol": "SIMPLE"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -198,6 +199,28 @@ def test_long_texts_are_truncated() -> None:
     assert metrics["host.uptime"].absent == {"host": ("error: " + "y" * 5000)[:1024]}
     assert metrics["collector.loud"].absent == {"host": ("error: OSError: " + "x" * 5000)[:1024]}
     documents.validate(to_json(record(snapshot)), "record", source="the record")
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 64), 10**40, math.nan, math.inf, 1e61, 15e-255, -1e300])
+def test_number_that_no_record_may_have_is_an_error_of_its_reading(value: float) -> None:
+    families = [*load(value), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, 5.0)])]
+    snapshot, _ = take_snapshot([Fake("odd", lambda: families)], stage="preflight", phase="before")
+    metrics = {metric.name: metric for metric in snapshot.metrics}
+    assert metrics["host.load"].absent["host"].startswith("error: not a measurement: ")
+    assert metrics["host.uptime"].values == {"host": 5.0}
+    record_from_json(documents.parse(documents.text(to_json(record(snapshot))), source="the record"))
+
+
+def test_long_and_empty_labels_and_undecodable_texts_are_valid_in_a_record() -> None:
+    family = Family(name="storage.mount.size", unit="B", help="Size")
+    paths = [f"/{'x' * 300}/{end}" for end in "ab"]
+    for path in ["", *paths]:
+        family.add({"mount": path, "part": "y" * 300}, "a\udcffb")
+    family.add({"mount": "/"}, Absent.error(" \n"))
+    snapshot, _ = take_snapshot([Fake("odd", lambda: [family])], stage="preflight", phase="before")
+    assert len(snapshot.metrics[0].values) == 3
+    assert snapshot.metrics[0].absent == {"mount=_": "error: no reason given"}
+    record_from_json(documents.parse(documents.text(to_json(record(snapshot))), source="the record"))
 
 
 def test_utc_now_is_valid_in_a_record() -> None:

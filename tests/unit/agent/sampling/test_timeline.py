@@ -66,6 +66,18 @@ def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **o
     return result
 
 
+def test_gpu_that_draws_no_power_has_no_efficiency_and_the_reason() -> None:
+    telemetry = ManualTelemetry([0])
+    for tick in range(100):
+        telemetry.handle(tick * PERIOD_S, {0: GpuSample(0.0, 0.0, 30.0, 0, 2.6e9)})
+    window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 4.9, "params": {"dtype": "bf16"}}
+    rate = builders.observation("stress.throughput", 6e14, scope="gpu=0", unit="FLOP/s", dtype="bf16")
+    observed = {item.name: item for item in telemetry.observations([window], [rate], rate.stage)}
+    assert observed["stress.efficiency"].reason == "NVML reports a power of 0 in the whole window"
+    assert observed["stress.flop_per_cycle"].reason == "NVML reports a clock of 0 in the whole window"
+    assert observed["stress.power"].value == 0.0
+
+
 def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
     """Return the report on healthy hosts. One of them has this trace."""
     evidence = builders.evidence(plan)
