@@ -7,6 +7,7 @@ benchmarks take their settings from it, so both always agree about what is measu
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **COMMUNICATION, **TRAINING, 
 """In the order of the reports."""
 DURATION = Output(name="benchmark.duration", unit="s", scope="host", params={"benchmark": tuple(BENCHMARKS)})
 """Duration of a benchmark. Every benchmark reports it."""
+_WRONG_RESULTS = re.compile(r"(wrong_\w+|mismatches|misread_bytes)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ def supports_placement(op: str, placement: str, device: str) -> bool:
 def can_observe(name: str, ranks: int) -> bool:
     """Return whether this number of ranks can make the observation. (A hypercube needs a power of two.)"""
     return not name.startswith("collective.hypercube.") or ranks & (ranks - 1) == 0
+
+
+def counts_wrong_results(name: str) -> bool:
+    """Return whether observations of that name count wrong results: words, products, elements, blocks or bytes."""
+    return _WRONG_RESULTS.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") -> Iterator[Expectation]:

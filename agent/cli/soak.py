@@ -44,6 +44,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _soak(options: argparse.Namespace) -> int:
+    if options.looks < 0:
+        return fail(f"--looks {options.looks}: give 1 or more, or omit it to soak without reporting")
     try:
         host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
         run = SoakRun(options.run_dir, host)
@@ -54,7 +56,7 @@ def _soak(options: argparse.Namespace) -> int:
     if run.state.ended_by == FAILURE:
         run.reopen()
     if run.state.ended:
-        print(format_progress(run.state) + ("" if run.state.reason else "; it is not measured again"))
+        _print_state(run, options, "" if run.state.reason else "; it is not measured again")
         if run.state.reason and options.looks:
             lease.release(lease.state_directory(options.run_dir), run.plan.run_id)
             return ENDED_EARLY
@@ -74,8 +76,12 @@ def _soak(options: argparse.Namespace) -> int:
                 )
     except HeldError as held:
         return fail(str(held), lease.HELD)
-    print(json.dumps(to_json(run.state)) if options.json else format_progress(run.state))
+    _print_state(run, options)
     return 0
+
+
+def _print_state(run: SoakRun, options: argparse.Namespace, note: str = "") -> None:
+    print(json.dumps(to_json(run.state)) if options.json else format_progress(run.state) + note)
 
 
 def _run_round(run: SoakRun, interface: str, number: int, span: Span) -> Record:

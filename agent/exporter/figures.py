@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,19 +10,17 @@ from typing import Any
 
 from agent.exporter.metric_names import BENCHMARK, label_name
 from schemas import documents
+from schemas.catalogue import counts_wrong_results
 from schemas.records import MEASURED
 from schemas.scopes import Scope
 
 MAX_FIGURES = 512
 """Maximum number of series per stage."""
-WRONG_RESULT = re.compile(r"\.(wrong_\w+|mismatches|misread_bytes)$")
 LABELS = {spec.name: tuple(label_name(label) for label in spec.labels) for spec in BENCHMARK}
 
 Json = dict[str, Any]
 Sample = tuple[str, dict[str, str], float]
 """Metric, labels and value."""
-
-
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Metric and labels."""
 
@@ -117,7 +114,7 @@ def _counts(item: Json) -> Iterator[Sample]:
     benchmark, value = item["name"].split(".")[0], item.get("value")
     if item["status"] != MEASURED:
         yield "rackproof_benchmark_unmeasured", {"benchmark": benchmark, "status": item["status"][:16]}, 1
-    elif WRONG_RESULT.search(item["name"]) and isinstance(value, int | float):
+    elif counts_wrong_results(item["name"]) and isinstance(value, int | float):
         yield "rackproof_benchmark_wrong_results", {"benchmark": benchmark, **_device(item["scope"])}, value
 
 

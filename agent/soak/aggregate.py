@@ -13,14 +13,12 @@ from dataclasses import replace
 
 from agent.sampling.snapshot_sampler import SnapshotSelector
 from agent.sampling.timeline import Recorder
-from schemas.catalogue import BENCHMARKS
+from schemas.catalogue import BENCHMARKS, counts_wrong_results
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
 EXTRA_KEYS = ("numa", "world_size")
 """Parameters that identify a figure although the catalogue does not list them."""
-ADDED = ("wrong_words", "wrong_products", "wrong_elements", "mismatches")
-"""Last part of the names of counts, which are summed over all rounds."""
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
@@ -94,23 +92,26 @@ def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observat
         texts = str(old_value).split(THEN)
         more = [] if str(new_value) in texts else [str(new_value)]
         return replace(new, value=THEN.join([*texts, *more])[:1024])
+    if counts_wrong_results(new.name):
+        # The parameters, such as a position, are those of the first error.
+        return replace(old if old_value else new, value=old_value + new_value)
     last = new.name.rpartition(".")[2]
-    if last in ADDED:
-        return replace(new, value=old_value + new_value)
-    samples = _samples(new, recorder, float(old_value))
+    samples = _samples(new, recorder, old)
     if last in WORST:
         return replace(new, value=WORST[last](old_value, new_value), samples=samples)
     return replace(new, value=samples.p50, samples=samples)
 
 
-def _samples(observation: Observation, recorder: Recorder, before: float) -> Samples:
+def _samples(observation: Observation, recorder: Recorder, old: Observation) -> Samples:
     """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets.
 
-    `before` is the value of the earlier rounds. After a kill the recorder continues from the last checkpoint, which may lack the
+    `old` is the figure of the earlier rounds. After a kill the recorder continues from the last checkpoint, which may lack the
     round that had this value.
     """
     series = recorder.series(observation.name, observation.scope, identifying_params(observation))
-    assert series is not None  # noqa: S101 - the value was added just before
+    before = float(old.value or 0)
+    if series is None:  # the recorder has no room for more series
+        return _samples_of_two(old, float(observation.value or 0))
     low, high, means, number = min(series.low), max(series.high), list(series.mean), sum(series.n)
     if before < low - ROUNDING * abs(low) or before > high + ROUNDING * abs(high):
         low, high, number = min(low, before), max(high, before), number + 1
@@ -123,6 +124,13 @@ def _samples(observation: Observation, recorder: Recorder, before: float) -> Sam
         max=high,
         cv=abs(statistics.pstdev(means) / mean) if mean else 0.0,
     )
+
+
+def _samples_of_two(old: Observation, new: float) -> Samples:
+    """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value."""
+    before = float(old.value or 0)
+    n, low, high = (old.samples.n, old.samples.min, old.samples.max) if old.samples else (1, before, before)
+    return Samples(n=n + 1, min=min(low, new), p50=before + (new - before) / (n + 1), max=max(high, new), cv=0.0)
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:

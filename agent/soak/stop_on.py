@@ -9,6 +9,7 @@ from agent.run.record import HostRun
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence, from_benchmark
 from fleet.judge.judge import judge
+from schemas.catalogue import counts_wrong_results
 from schemas.errors import UsageError
 from schemas.records import Record
 from schemas.reports import ACTIONS, FAIL, Verdict
@@ -16,8 +17,9 @@ from schemas.stages import SOAK
 
 FATAL = frozenset(ACTIONS) - {"configure", "reseat", "recable", "monitor", "none"}
 """Actions for which the host must be taken out of service."""
-HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
-"""Last part of the names of figures that show whether a part is healthy. A finding on any other benchmark figure is not fatal."""
+HEALTH_FIGURES = ("identical", "loss_finite")
+"""Last part of the names of figures that show whether a part is healthy, besides the counts of wrong results. A finding on any
+other benchmark figure is not fatal."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
@@ -58,4 +60,5 @@ def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str
 def is_fatal(verdict: Verdict) -> bool:
     """Return whether a finding takes the host out of service. Findings about speed do not."""
     is_reading = not from_benchmark(verdict.name) and not verdict.name.startswith("drift.")
-    return verdict.action in FATAL and (is_reading or verdict.name.rpartition(".")[2] in HEALTH_FIGURES)
+    shows_health = counts_wrong_results(verdict.name) or verdict.name.rpartition(".")[2] in HEALTH_FIGURES
+    return verdict.action in FATAL and (is_reading or shows_health)

@@ -18,6 +18,7 @@ import pytest
 
 from agent.exporter.live import Span, build_document, publish_record
 from agent.run.record import HostRun
+from agent.sampling import timeline
 from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS, Recorder
 from agent.soak import soak
 from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
@@ -33,6 +34,7 @@ from fleet.planning.stage_times import parse_duration
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
+from rackproof import main as rackproof
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.errors import UsageError
@@ -200,6 +202,10 @@ def test_rounds_that_differ_only_in_details_are_one_observation() -> None:
     ("name", "values", "expected"),
     [
         ("integrity.wrong_words", (0, 3, 0, 1), 4),
+        ("collective.all_reduce.wrong_elements", (0, 3, 0, 1), 4),
+        ("local_storage.wrong_blocks", (0, 3, 0, 1), 4),
+        ("shared_storage.wrong_bytes", (0, 3, 0, 1), 4),
+        ("shared_storage.misread_bytes", (0, 3, 0, 1), 4),
         ("stress.throttled_share", (0.0, 0.2, 0.0), 0.2),
         ("stress.temperature", (61.0, 88.0, 62.0), 88.0),
         ("integrity.tested_share", (0.98, 0.5, 0.98), 0.5),
@@ -212,6 +218,23 @@ def test_good_rounds_do_not_hide_a_bad_round(name: str, values: Sequence[Any], e
     result = aggregated(*(measurement(value, name, pattern="random") for value in values))
     assert result.value == expected
     assert type(result.value) is type(expected)
+
+
+def test_place_of_the_first_wrong_block_is_kept() -> None:
+    name = "local_storage.wrong_blocks"
+    first, second = (measurement(3, name, sharing="together", first_wrong=f"offset {at}") for at in (4096, 8192))
+    result = aggregated(
+        measurement(0, name, sharing="together"), first, measurement(0, name, sharing="together"), second
+    )
+    assert (result.value, result.params["first_wrong"]) == (6, "offset 4096")
+
+
+def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_SERIES", 0)
+    result = aggregated(*(measurement(value) for value in (10.0, 12.0, 5.0)))
+    assert result.value == 9.0
+    assert result.samples
+    assert (result.samples.n, result.samples.min, result.samples.max) == (3, 5.0, 12.0)
 
 
 def test_changed_digest_is_one_mismatch_and_lists_both_values() -> None:
@@ -806,3 +829,13 @@ def test_soak_command_is_refused_if_the_plan_has_no_soak(tmp_path: Path) -> None
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 64
     assert "the plan of this run has no soak" in completed.stderr
+
+
+def test_soak_that_has_ended_is_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = begin_soak(tmp_path)
+    run_rounds(run, measure_good)
+    arguments = ["soak", f"--run-dir={run.directory}", "--host=h1"]
+    assert rackproof.main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["finished"] == 4
+    assert rackproof.main([*arguments, "--looks=-1"]) == 64
+    assert "--looks -1: give 1 or more" in capsys.readouterr().err
