@@ -164,7 +164,7 @@ def _usage_problem(options: argparse.Namespace) -> str:
     """Return an error message for the first invalid option; empty if all are valid."""
     if not 0 <= options.port <= MAX_PORT:
         return f"--port {options.port}: not a port; give 1 to {MAX_PORT}, or 0 to let the system choose"
-    invalid = [part for part in options.gpus.split(",") if options.gpus and not part.isdigit()]
+    invalid = [part for part in options.gpus.split(",") if options.gpus and not part.isdecimal()]
     if invalid:
         return f"--gpus {options.gpus}: {invalid[0]!r} is not an NVML index; give comma-separated numbers, such as 0,1"
     if options.textfile and options.textfile.suffix != ".prom":

@@ -16,6 +16,8 @@ from agent.run.record import HostRun
 from schemas.errors import HeldError
 from schemas.stages import GANG, PROBE
 
+MAX_PORT = 65533
+
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add launch to the command."""
@@ -67,6 +69,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _launch(options: argparse.Namespace) -> int:
+    if not 0 < options.port <= MAX_PORT:
+        return fail(f"--port {options.port}: give 1 to {MAX_PORT}; the two ports after it are used as well")
     try:
         placement = detect_placement(options.launcher, os.environ)
         if placement and options.detach:

@@ -210,11 +210,17 @@ class HostRunner:
         return process.returncode
 
     def _emit(self, run: HostRun) -> int:
-        """Print the records to the log, copy them to --results, and release the host; return the exit code."""
+        """Print the records to the log, copy them to --results, and release the host; return the exit code.
+
+        Raises:
+            OSError: --results is not writable; the records were printed before.
+        """
         _on_termination(signal.SIG_IGN)  # a signal would cut the record short, and `collect` would reject it
-        launch_options.publish_results(self._options, run)
-        count = 1 if self._options.quiet else emit_records(run)
-        lease.release(lease.state_directory(run.directory), self._plan.run_id)
+        try:
+            count = 1 if self._options.quiet else emit_records(run)
+            launch_options.publish_results(self._options, run)
+        finally:
+            lease.release(lease.state_directory(run.directory), self._plan.run_id)
         return 0 if count else NO_RECORD
 
 

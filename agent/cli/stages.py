@@ -73,8 +73,12 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
     except KeyError as error:
         return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
-    if earlier := stages.find_earlier_launch(run.record(gang).launches, stage, members, number):
-        print(f"stage {stage}: launched at {earlier.began}, outcome {earlier.outcome}; it is not measured again")
+    record = run.record(gang)
+    if earlier := stages.find_earlier_launch(record.launches, stage, members, number):
+        note = f"stage {stage}: launched at {earlier.began}, outcome {earlier.outcome}; it is not measured again"
+        print(note, file=sys.stderr if options.json else sys.stdout)
+        if options.json:
+            print_record(record, as_json=True)
         return 0
     if options.detach:
         arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]

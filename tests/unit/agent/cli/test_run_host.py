@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from agent.cli import run_host
+from agent.gang import discovery
 from agent.gang.discovery import PORT_OFFSET, discover_members
-from agent.gang.protocol import Gang
+from agent.gang.protocol import MAX_BYTES, Gang
 from agent.run.record import HostRun
 from rackproof import main as command
 from schemas import documents, frames
@@ -100,6 +101,21 @@ def test_hosts_with_another_nonce_and_silent_connections_are_ignored(threads: Th
         assert stranger.result(20) in ([], ["h2"])
     finally:
         silent.close()
+
+
+@pytest.mark.parametrize("answer", [b"x" * (MAX_BYTES + 1), b"x"])
+def test_answer_of_a_stranger_has_a_limit_in_size_and_time(answer: bytes) -> None:
+    """A process that sends a byte now and then would otherwise be waited for without end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor() as pool:
+        sent = pool.submit(theirs.sendall, answer)
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            assert discovery._receive_members(gang("h2", 1), ours, 0.2) == []
+        assert time.monotonic() - began < 5
+        ours.close()
+        with contextlib.suppress(OSError):
+            sent.result(5)
 
 
 def retry(connect: Callable[[], socket.socket]) -> socket.socket:
@@ -193,6 +209,21 @@ def test_wrong_usage_is_refused_before_anything_starts(
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert not (tmp_path / "new").exists() or "h9" in message
+
+
+def test_record_is_printed_even_if_it_cannot_be_copied(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = HostRun(run_dir, "h1")
+    options = argparse.Namespace(run_dir=run_dir, host="h1", results=Path("/proc/none"), quiet=False)
+    with pytest.raises(OSError, match="/proc/none"):
+        run_host.HostRunner(options, run.plan, "")._emit(run)
+    records, problems = frames.read(capfd.readouterr().out.splitlines(), source="log")
+    assert ([record.gang for record in records], problems) == (["", "r1"], [])
+
+
+@pytest.mark.parametrize("port", [0, 65534])
+def test_launch_refuses_a_port_without_room_for_the_next_two(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["launch", "--run-dir=/nowhere", f"--port={port}"]) == 64
+    assert f"--port {port}: give 1 to 65533" in capsys.readouterr().err
 
 
 def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatch) -> None:

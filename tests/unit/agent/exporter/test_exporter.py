@@ -499,3 +499,9 @@ def test_invalid_interval_is_refused(
     assert main(["export", *where, "--every", seconds, "--sample-hz", "0", "--state", str(tmp_path)]) == 64
     assert "give 1 to 3600 seconds" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("indexes", ["0,²", "0,", "GPU-1"])
+def test_invalid_gpu_index_is_refused(indexes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--port=0", f"--gpus={indexes}", "--sample-hz=0", "--state", str(tmp_path)]) == 64
+    assert "is not an NVML index" in capsys.readouterr().err

@@ -486,6 +486,52 @@ def test_stop_ends_a_background_process_without_a_lease_entry(
     assert not background.is_running(run_dir, "soak")
 
 
+def unkillable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this test process the stage `benchmark` of `tmp_path`, and let it survive every signal."""
+    (tmp_path / "benchmark.pid").write_text(f"{os.getpid()} {locks.process_start_time(os.getpid())}\n")
+    (tmp_path / "benchmark.log").write_text("")
+    monkeypatch.setattr(background, "GRACE_S", 0.01)
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+
+
+def test_process_that_no_signal_ends_is_not_reported_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unkillable(tmp_path, monkeypatch)
+    message = background.stop(tmp_path, "benchmark")
+    assert message.startswith(f"benchmark still runs: process {os.getpid()} hangs in the kernel")
+    assert background.wait(tmp_path, "benchmark", -1.0) == f"{message}\n"
+
+
+def test_process_that_ends_before_the_signal_is_reported_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unkillable(tmp_path, monkeypatch)
+
+    def end(pid: int, number: int) -> None:
+        (tmp_path / "benchmark.pid").unlink()
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", end)
+    assert background.stop(tmp_path, "benchmark") == "benchmark ended"
+
+
+def test_wait_names_a_stage_that_the_plan_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    acquire(tmp_path, "r1")
+    documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(make_plan("r1")))
+    arguments = ["wait", f"--run-dir={tmp_path / 'runs' / 'r1'}", "--host=h1", "--stage=soak"]
+    assert rackproof.main(arguments) == 64
+    assert "--stage soak: the plan of run r1 has only" in capsys.readouterr().err
+
+
+def test_repeated_stage_prints_only_the_record_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    acquire(tmp_path, "r1")
+    run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(make_plan("r1"))))
+    run.append(launches=[builders.launch("benchmark", ("h1",))])
+    assert rackproof.main(["bench", f"--run-dir={run.directory}", "--host=h1", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["launches"][0]["outcome"] == "finished"
+    assert "it is not measured again" in printed.err
+
+
 def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
