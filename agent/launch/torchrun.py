@@ -86,7 +86,7 @@ def torchrun_command(
             "gang": list(plan.gangs().get(host.gang, ())) if stage.name == GANG else [],
             "addresses": dict(gang.addresses) if len(members) > 1 else {},
             "fabric": bool(host.fabric_gbps or host.infiniband_ports)
-            and host.environment.get("NCCL_IB_DISABLE", "0") == "0",
+            and {**host.environment, **request.environment}.get("NCCL_IB_DISABLE", "0") == "0",
             **{kind: list(paths) for kind in STORAGE if (paths := host.directories(kind))},
             **({"nvlink_domain": domain} if (domain := common_domain(plan, members)) else {}),
             "device": host.device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 
@@ -83,7 +84,7 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)
     if ",".join(parts) != text:
         raise PlacementError(f"the node list {text[:60]!r} is not valid: its brackets or commas do not match")
-    names = [name for part in parts for name in _expand_part(part, text)]
+    names = list(itertools.islice((name for part in parts for name in _expand_part(part, text)), MAX_HOSTS + 1))
     if len(names) > MAX_HOSTS:
         raise PlacementError(f"the node list {text[:60]} has more than {MAX_HOSTS} hosts")
     return tuple(names)

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,15 +150,23 @@ def test_hundreds_of_addresses_can_be_allowed() -> None:
 
 
 def write_rendezvous(
-    work: Path, me: str, members: Sequence[str], *, members_only: bool = False, stage: str = "gang 1"
+    work: Path,
+    me: str,
+    members: Sequence[str],
+    *,
+    members_only: bool = False,
+    stage: str = "gang 1",
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the rendezvous file of this host, after a check that the command and other users see no secret."""
-    plan = builders.plan("node1", "node2", profile="rehearsal")
+    plan = builders.plan("node1", "node2", profile="rehearsal", rackproof_infiniband_ports=2)
     host = plan.host(me)
     addresses = dict.fromkeys(members, "127.0.0.1")
     gang = Gang.from_plan(plan, host, stage, members, 29500, members_only=members_only)
     gang = Gang(**{**vars(gang), "addresses": addresses})
-    request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500, interface="eth7")
+    request = LaunchRequest(
+        stage=plan.stage("gang"), members=gang.members, port=29500, interface="eth7", environment=variables or {}
+    )
     command = torchrun_command(plan, host, request, gang=gang, work=work, data=work, uuids={})
     rendezvous: dict[str, Any] = json.loads((work / "rendezvous.json").read_text())
     assert not any(rendezvous["name"] in argument or plan.nonce in argument for argument in command.arguments)
@@ -188,6 +196,14 @@ def test_rendezvous_of_one_host_is_on_loopback(tmp_path: Path) -> None:
         0,
         1,
     )
+
+
+@pytest.mark.parametrize(("variables", "fabric"), [({}, True), ({"NCCL_IB_DISABLE": "1"}, False)])
+def test_rdma_ports_are_not_measured_if_the_operator_disables_them(
+    tmp_path: Path, variables: dict[str, str], fabric: bool
+) -> None:
+    write_rendezvous(tmp_path, "node1", ["node1", "node2"], variables=variables)
+    assert json.loads((tmp_path / "request.json").read_text())["fabric"] is fabric
 
 
 def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_node_list_of_slurm_is_expanded(text: str, names: tuple[str, ...]) -> No
     assert slurm.expand_node_list(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[0-99999999]", "n[1,,2]"])
+@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[0-99999999]", "n[1,,2]", "n[0-9999][0-9999]"])
 def test_invalid_node_list_is_refused(text: str) -> None:
     with pytest.raises(PlacementError, match="node list"):
         slurm.expand_node_list(text)
