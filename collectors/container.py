@@ -77,7 +77,7 @@ def _docker(files: Files, installed: bool) -> Iterable[Family]:
 
 def _containerd(files: Files) -> bool | Absent:
     answers = [files.read(path, _configures_nvidia) for path in _CONTAINERD if files.exists(path)]
-    return next((answer for answer in answers if answer is not False), False)
+    return True in answers or first_absent(*answers) or False
 
 
 def _configures_nvidia(text: str) -> bool:

@@ -29,7 +29,10 @@ directories = [
 ]
 files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf", "~/.pip/pip.conf"]
 settings = configparser.RawConfigParser()
-settings.read([*map(os.path.expanduser, files), os.environ.get("PIP_CONFIG_FILE", "")], encoding="utf-8")
+try:
+    settings.read([*map(os.path.expanduser, files), os.environ.get("PIP_CONFIG_FILE", "")], encoding="utf-8")
+except (configparser.Error, UnicodeDecodeError) as error:
+    sys.exit(f"a configuration file of pip cannot be read: {' '.join(str(error).split())}: correct or remove the file")
 
 given = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
 environment = {name: value for name, value in os.environ.items() if name not in given}

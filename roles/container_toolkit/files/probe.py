@@ -32,10 +32,9 @@ SMOKE = {
 """Command with which each runtime starts a container with all GPUs. For containerd it is nerdctl, because ctr cannot do this."""
 
 
-def run(*command, **options):
+def run(*command, timeout=120):
     """Return the output of a program and an error message; the output is empty if there is an error."""
     try:
-        timeout = options.get("timeout", 120)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
     except FileNotFoundError:
         return "", f"{command[0]} is not installed"
@@ -105,7 +104,10 @@ def docker_problem():
     if '"nvidia"' in read("/etc/docker/daemon.json"):
         return f"{wanted}it is in /etc/docker/daemon.json, which docker has not read; restart docker"
     remedy = f"run `nvidia-ctk runtime configure --runtime=docker` and restart docker, or {INSTALL}"
-    return f"{wanted}only {', '.join(sorted(json.loads(output or '{}')))}; {remedy}"
+    try:
+        return f"{wanted}only {', '.join(sorted(json.loads(output)))}; {remedy}"
+    except (ValueError, TypeError):
+        return f"{wanted}docker info prints {output[:MESSAGE_CHARACTERS]!r}; {remedy}"
 
 
 def containerd_problem():

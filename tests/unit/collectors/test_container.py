@@ -91,6 +91,10 @@ def test_scrape_starts_no_program(tmp_path: Path) -> None:
         ({"usr/bin/containerd": "", "etc/containerd/conf.d/99-nvidia.toml":
           '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n'},
          {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": True}),
+        ({"usr/bin/containerd": "", "etc/containerd/config.toml/directory": "",
+          "etc/containerd/conf.d/99-nvidia.toml":
+          '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n'},
+         {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": True}),
         ({"usr/bin/containerd": "", "etc/containerd/config.toml": "# [plugins.cri.containerd.runtimes.nvidia]\n"},
          {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": False}),
         ({"proc/driver/nvidia/version": None},

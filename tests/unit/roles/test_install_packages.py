@@ -84,3 +84,15 @@ def install(environment: Path, directory: Path, name: str, **variables: str) -> 
             check=False,
         )
     return done.returncode, done.stderr
+
+
+def test_broken_configuration_of_pip_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("no section\n")
+    environment = {**os.environ, "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "nothing"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip.conf" in done.stderr
+    assert "correct or remove the file" in done.stderr
+    assert "Traceback" not in done.stderr

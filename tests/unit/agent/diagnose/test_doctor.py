@@ -123,6 +123,31 @@ def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
     assert text == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
 
 
+@pytest.mark.parametrize(
+    ("doctor", "settings"),
+    [
+        ("echo '{\"findings\": []}'; exit 1", ""),
+        ("echo '[]'; exit 1", ""),
+        ("echo Traceback >&2; exit 1", ""),
+        ("exit 127", ""),
+        ("true", "TIMEOUT=soon"),
+        ("true", "\udcff"),
+    ],
+)
+def test_health_check_never_drains_a_node_because_doctor_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, doctor: str, settings: str
+) -> None:
+    (tmp_path / "rackproof").write_text(f"#!/bin/sh\n{doctor}\n")
+    (tmp_path / "rackproof").chmod(0o755)
+    path = tmp_path / "slurm-health.conf"
+    path.write_text(f"RACKPROOF={tmp_path}/rackproof\n{settings}\n", errors="surrogateescape")
+    monkeypatch.setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd")
+    main = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["main"]
+    main.__globals__["SETTINGS"] = path
+    assert main() == 0
+    assert "rackproof-health: not checked: " in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("context", ["prolog_slurmd", "health_check"])
 @pytest.mark.parametrize(
     ("scontrol", "logged"),
