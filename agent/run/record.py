@@ -201,10 +201,11 @@ def private_directory(path: Path) -> None:
     path.mkdir(exist_ok=True, mode=0o700)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise documents.DocumentError(f"{path} is not a directory")
+        raise documents.DocumentError(f"{path} is not a directory: remove it, or give another directory")
     if status.st_uid != os.geteuid():
         raise documents.DocumentError(
-            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this command"
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this command: "
+            "run it as that user, or give another directory"
         )
     if status.st_mode & 0o022:
         raise documents.DocumentError(f"{path} is writable by others: chmod go-w {path}")

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.runtime.numa import run_on_cpus, usable_nodes, wait_for_reporting_rank
+from agent.benchmarks.runtime.host_rank import wait_for_reporting_rank
+from agent.benchmarks.runtime.numa import run_on_cpus, usable_nodes
 from schemas.records import UNSUPPORTED
 
 LARGEST = 1 << 20

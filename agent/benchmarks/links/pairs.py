@@ -8,7 +8,6 @@ reports an error in its round; the other ranks report their later pairs as skipp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.host_rank import read_request
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
@@ -86,10 +86,7 @@ class RankLayout:
 
 def _host_names(context: Context) -> tuple[list[str], list[str]]:
     """Return the planned hosts of the gang, and the hosts of this launch in rank order; both empty without a supervisor."""
-    try:
-        request = json.loads((context.work / "request.json").read_text(encoding="utf-8"))
-    except OSError:
-        return [], []
+    request = read_request(context)
     members = list(request.get("members", []))
     return list(request.get("gang") or members), members
 

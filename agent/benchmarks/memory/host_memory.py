@@ -19,7 +19,8 @@ import torch
 
 from agent.benchmarks.runtime.agreement import CannotMeasureError
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usable_nodes, wait_for_reporting_rank
+from agent.benchmarks.runtime.host_rank import wait_for_reporting_rank
+from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usable_nodes
 from schemas.records import ERROR
 
 SOURCE, SCALED, FACTOR = 0x55555555, 0x2AAAAAAA, 3.0

@@ -16,12 +16,11 @@ from typing import TypeVar
 
 import torch
 
-from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.host_cpu import parse_cpu_list, select_cpus
 
 T = TypeVar("T")
-POLL_S = 0.05
 _UNLIMITED = 1 << 60
+"""From this value on, a limit of cgroup v1 means that there is none."""
 _NODES = "sys/devices/system/node"
 
 
@@ -114,13 +113,6 @@ def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T]
     if len(results) < len(cpus):
         raise TimeoutError(f"{len(cpus) - len(results)} of {len(cpus)} threads did not finish within {timeout_s:g} s")
     return [results[number] for number in range(len(cpus))]
-
-
-def wait_for_reporting_rank(context: Context) -> None:
-    """Wait until the rank that measures for the host has left the benchmark, also because it is broken."""
-    while 0 in context.present_ranks():
-        context.heartbeat.record_progress()
-        time.sleep(POLL_S)
 
 
 def _one_of_each_core(cpus: set[int], root: Path) -> list[int]:

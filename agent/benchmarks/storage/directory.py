@@ -10,6 +10,7 @@ It imports the standard library only, so that it starts fast.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -73,7 +74,7 @@ def _supports_direct(work: str) -> bool:
                 os.fsync(descriptor)
                 return bool(flag)
             except OSError as error:
-                if not flag or error.errno not in (22, 95):  # EINVAL, EOPNOTSUPP: no O_DIRECT here
+                if not flag or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no O_DIRECT here
                     raise
             finally:
                 if descriptor >= 0:

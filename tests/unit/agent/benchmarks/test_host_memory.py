@@ -14,7 +14,7 @@ import torch
 from agent.benchmarks.compute import host_compute
 from agent.benchmarks.memory import host_memory
 from agent.benchmarks.memory.host_memory import HostMemory, allocate, array_bytes
-from agent.benchmarks.runtime import numa
+from agent.benchmarks.runtime import host_rank
 from agent.benchmarks.runtime.agreement import CannotMeasureError
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usable_nodes
@@ -184,7 +184,7 @@ def test_thread_that_hangs_is_a_timeout() -> None:
 def test_rank_that_does_not_measure_waits_until_the_other_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numa, "POLL_S", 0.001)
+    monkeypatch.setattr(host_rank, "WAIT_S", 0.001)
     waiting = context(tmp_path)
     waiting.local_rank, waiting.rank, waiting.local_world_size, waiting.benchmark = 1, 1, 2, "host_memory"
     waiting.store.set("left/0/host_memory/0", "left")
