@@ -38,7 +38,10 @@ PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
 healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
 """Healthy and slow links are limited: on busy processors the rates of unlimited transfers vary tenfold, those of limited ones
 little. The burst of the slow link is small, because a burst could otherwise contain a whole exchange."""
-lossy = partial(links.lossy, lost=0.05)
+lossy = partial(links.lossy, lost=0.15)
+"""With 5 % of the frames lost, TCP repairs the losses of one exchange of 32 KiB in 15 within milliseconds, and one fast pair of
+four leaves too little evidence against the host (measured: 2 of 30 exchanges at 1.7 and 9.9 MB/s, the others below 0.1 MB/s).
+With 15 %, none of 30 was above 0.14 MB/s."""
 
 
 @pytest.fixture(scope="module")

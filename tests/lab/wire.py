@@ -3,7 +3,8 @@
     python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
 
 LOST_SHARE is the share of 1500 B units that are lost, evenly spread; the frame of such a unit is lost. Long frames are
-therefore lost more often than short ones, and no exchange of many frames avoids losses by chance.
+therefore lost more often than short ones, and no exchange of many frames avoids losses by chance. TCP may repair one loss within
+milliseconds; several losses in one exchange make it wait for a timeout.
 
 Needs CAP_NET_RAW. With PACKET_VNET_HDR the header of a frame carries its pending offloads (checksum, segmentation), so none needs
 to be disabled.
