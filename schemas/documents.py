@@ -334,12 +334,12 @@ def _marked(node: Json) -> Json:
 
 @cache
 def validator(schema: str) -> Draft202012Validator:
-    """Return the jsonschema validator of schemas/`schema`.schema.json, which does not accept 2.0 as an integer."""
+    """Return the jsonschema validator of schemas/`schema`.schema.json, or of a part of it. 2.0 is no integer for it."""
     from jsonschema import Draft202012Validator, validators  # imported here, because the import is slow
 
     extend: Any = validators.extend  # it has no types
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return cast("Draft202012Validator", extend(Draft202012Validator, type_checker=checker)(part(schema)))
+    return cast("Draft202012Validator", extend(Draft202012Validator, type_checker=checker)(part(*schema.split("#/"))))
 
 
 def part(name: str, pointer: str = "") -> Json:

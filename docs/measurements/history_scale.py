@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from fleet.history import tables  # noqa: E402
+from fleet.history.commit import writer  # noqa: E402
 from fleet.history.engine import connect  # noqa: E402
-from fleet.history.index import home, stored, writer  # noqa: E402
+from fleet.history.index import home, stored  # noqa: E402
 from schemas.baselines import SIMULATED  # noqa: E402
 
 START = datetime(2024, 1, 1)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from fleet.history.answer import QUANTITIES, SHARES, Answer, Section
+from fleet.cli.history_output import print_answer, print_rows
+from fleet.history.answer import Answer
+from fleet.history.clocks import clock_notes
 from fleet.history.database import History
 from fleet.history.figure import Selection, figure_answer
 from fleet.history.imports import import_output
@@ -24,14 +23,11 @@ from fleet.history.part import part_answer
 from fleet.history.racks import racks_answer
 from fleet.history.repeated import drivers_answer, lemons_answer
 from fleet.history.rows import run_rows, timestamp
-from fleet.history.store import add_run, clock_note, merge_runs
+from fleet.history.store import add_run, merge_runs
 from fleet.progress import progress_bar
-from fleet.quantities import quantity
 from fleet.records import run_lock
-from fleet.report.formatting import clean
 from fleet.report.judge_run import judge_run
-from fleet.report.observations import cell
-from fleet.report.terminal import add_color_option, has_colour, plain_table, render_blocks, width_of
+from fleet.report.terminal import add_color_option
 from schemas import documents
 from schemas.baselines import REAL
 from schemas.errors import TROUBLE, RackproofError, UsageError
@@ -99,6 +95,9 @@ def call(options: argparse.Namespace) -> int:
         return 0
     history = History(options.history, options.kind)
     code = _answer(history, options)
+    if options.what in ("page", "metrics", "sql"):
+        for note in clock_notes(history.index, timestamp(_now())):
+            print(f"rackproof: note: {note}", file=sys.stderr)
     for problem in history.problems:  # after the answer, because a query may find more damage
         print(f"rackproof: {problem}", file=sys.stderr)
     return code
@@ -107,13 +106,12 @@ def call(options: argparse.Namespace) -> int:
 def _answer(history: History, options: argparse.Namespace) -> int:
     if options.what == "sql":
         columns, rows = history.select(_one_name(options, "a SELECT"))
-        _print_rows(options, columns, [dict(zip(columns, row, strict=True)) for row in rows])
+        print_rows(options, columns, rows)
         return 0
     if options.what in ("page", "metrics"):
         return _write(history, options)
     answer = _QUESTIONS[options.what](history, options)
-    note = clock_note(history.index, _now())
-    _print_answer(options, answer, [*([note] if note else []), *answer.notes])
+    print_answer(options, answer, [*clock_notes(history.index, timestamp(_now())), *answer.notes])
     return 0
 
 
@@ -143,7 +141,7 @@ def _no_names(options: argparse.Namespace) -> None:
 
 
 def _one_name(options: argparse.Namespace, what: str) -> str:
-    if len(options.names) != 1:
+    if len(options.names) != 1 or not str(options.names[0]).strip():
         raise UsageError(f"history {options.what}: give {what}")
     return str(options.names[0])
 
@@ -153,6 +151,8 @@ def _part(history: History, options: argparse.Namespace) -> Answer:
 
 
 def _figure(history: History, options: argparse.Namespace) -> Answer:
+    if options.value is not None and not math.isfinite(options.value):
+        raise UsageError(f"history figure: --value {options.value} is not a finite number: give a value in the SI unit")
     selection = Selection(
         name=_one_name(options, "the name of one figure"),
         settings=options.settings,
@@ -195,7 +195,14 @@ def _import(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"added": added, "failed": failed}, indent=1))
     else:
-        print(f"{len(added)} added to {options.history}" + (f", {failed} not added" if failed else ""))
+        outcomes = Counter(item["outcome"] for item in added)
+        others = [f"{outcomes[outcome]} {outcome}" for outcome in ("replaced", "unchanged") if outcomes[outcome]]
+        counts = [
+            f"{outcomes['added']} added to {options.history}",
+            *others,
+            *([f"{failed} not added"] if failed else []),
+        ]
+        print(", ".join(counts))
     return TROUBLE if failed else 0
 
 
@@ -207,97 +214,28 @@ def _import_run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         )
     run, report = judge_run(directory, options.criteria, options.waivers)
     rows = run_rows(run, report)
-    notes = add_run(options.history, rows)
+    notes, outcome = add_run(options.history, rows)
     for note in notes:
         print(f"rackproof: {directory}: note: {note}", file=sys.stderr)
-    return {"run": rows.entry["run"], "kind": rows.kind, "decision": report.decision, "notes": notes}
+    return {
+        "run": rows.entry["run"],
+        "kind": rows.kind,
+        "decision": report.decision,
+        "outcome": outcome,
+        "notes": notes,
+    }
 
 
 def _import_file(options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Add the output of another tool; say if the history has it already."""
-    imported, is_new = import_output(options.history, options.kind, path, timestamp(_now()), options.model)
-    note = [] if is_new else ["the history has this file already"]
-    for text in note:
+    """Add the output of another tool; print its notes."""
+    imported, outcome, notes = import_output(options.history, options.kind, path, timestamp(_now()), options.model)
+    for text in notes:
         print(f"rackproof: {path}: note: {text}", file=sys.stderr)
     return {
         "file": str(path),
         "source": imported.source,
         "version": imported.version,
         "figures": len(imported.rows),
-        "notes": note,
+        "outcome": outcome,
+        "notes": notes,
     }
-
-
-def _print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:
-    if options.json:
-        sections = {section.name: section.rows for section in answer.sections}
-        print(json.dumps({"kind": options.kind, **sections, "notes": list(notes)}, indent=1, default=str))
-    elif options.csv:
-        main = answer.sections[-1] if options.values else answer.sections[0]
-        _print_csv(list(main.columns), main.rows)
-    else:
-        mark = "" if options.kind == REAL else f"{options.kind.upper()}: not figures of GPUs\n"
-        blocks = [block for section in answer.sections for block in _blocks(section)]
-        text = render_blocks(blocks, width=width_of(), colour=has_colour(options.color))
-        print("\n".join([f"{mark}{text}", *(f"note: {clean(note)}" for note in notes)]))
-
-
-def _print_rows(options: argparse.Namespace, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    if options.json:
-        print(json.dumps(rows, indent=1, default=str))
-    elif options.csv:
-        _print_csv(columns, rows)
-    else:
-        table = plain_table(*columns)
-        for row in rows:
-            table.add_row(*(clean(_text(row[name])) for name in columns))
-        print(render_blocks([table], width=width_of(), colour=has_colour(options.color)))
-
-
-def _print_csv(columns: Sequence[str], rows: Sequence[Any]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([cell(_plain(row.get(name))) for name in columns] for row in rows)
-    print(text.getvalue(), end="")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, int | float):
-        return value
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else _text(value)
-
-
-def _blocks(section: Section) -> list[Table | Text]:
-    """Return the heading and the table of a section."""
-    if not section.rows and not section.empty:
-        return []
-    heading: list[Table | Text] = [Text(""), Text(f"{section.title}:", style="bold")]
-    if not section.rows:
-        return [*heading, Text(f"  {section.empty}")]
-    table = plain_table(*section.columns.values())
-    for row in section.rows:
-        table.add_row(*(clean(_shown(name, row)) for name in section.columns))
-    return [*heading, table]
-
-
-def _shown(name: str, row: Any) -> str:
-    """Return a cell as text: figures with their unit, shares in percent, times without seconds."""
-    value = row[name]
-    if value is None:
-        return ""
-    if name in QUANTITIES:
-        return quantity(value, row["unit"], 4)
-    if name in SHARES:
-        return f"{100 * value:.3g} %" if name in ("error", "accepted_share") else f"{100 * value:+.3g} %"
-    if name in ("began", "first", "last"):
-        return str(value)[:16].removesuffix(" 00:00")
-    return _text(value)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.history import tables
+from fleet.history.clocks import wrong_dates
 from fleet.history.engine import connect, error_type
 from fleet.history.index import Index, StoredFile, damage, home, read_index
 from schemas.baselines import REAL
@@ -76,15 +77,16 @@ class History:
     def _create_runs(self, index: Index) -> None:
         self._database.execute(
             'create table runs (run varchar, nonce varchar, "began" timestamp, ended timestamp, profile varchar, '
-            "decision varchar, rackproof varchar, hosts bigint, gpus bigint, notes varchar[])"
+            "decision varchar, rackproof varchar, hosts bigint, gpus bigint, notes varchar[], clock varchar)"
         )
         names = ("run", "began", "ended", "profile", "decision", "rackproof", "hosts", "gpus", "notes")
         columns: dict[str, list[Any]] = {name: [run[name] for run in index.runs.values()] for name in names}
         self._database.execute(  # one statement: a thousand take seconds
             "insert into runs select unnest($run::varchar[]), unnest($nonce::varchar[]), unnest($began::timestamp[]), "
             "unnest($ended::timestamp[]), unnest($profile::varchar[]), unnest($decision::varchar[]), "
-            "unnest($rackproof::varchar[]), unnest($hosts::bigint[]), unnest($gpus::bigint[]), unnest($notes::varchar[][])",
-            {**columns, "nonce": list(index.runs)},
+            "unnest($rackproof::varchar[]), unnest($hosts::bigint[]), unnest($gpus::bigint[]), unnest($notes::varchar[][]), "
+            "unnest($clock::varchar[])",
+            {**columns, "nonce": list(index.runs), "clock": wrong_dates(index)},
         )
 
     def _create_trends(self, place: Path, files: Sequence[StoredFile]) -> None:
@@ -123,10 +125,10 @@ class History:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def select(self, query: str) -> tuple[list[str], Rows]:
-        """Return the columns and rows of the operator's query, which must be one SELECT.
+        """Return the columns and rows of the operator's query, which must be one SELECT. A damaged file is left out.
 
         Raises:
-            UsageError: it is something else, it fails, or it reads another file.
+            UsageError: it is something else, it fails although every file is undamaged, or it reads another file.
         """
         duckdb = importlib.import_module("duckdb")
         try:
@@ -135,10 +137,19 @@ class History:
                 raise UsageError(
                     "history sql: give one SELECT: the history can be read only, and one statement at a time"
                 )
-            result = self._database.execute(statements[0])
-            return [column[0] for column in result.description], list(result.fetchall())
+            try:
+                return self._selected(query)
+            except (duckdb.BinderException, duckdb.CatalogException, duckdb.PermissionException):
+                raise  # a mistake in the query
+            except duckdb.Error:
+                self._open(complete=True)  # a damaged file is named in `problems`
+            return self._selected(query)
         except duckdb.Error as error:
             raise UsageError(f"history sql: {' '.join(str(error).split())}") from None
+
+    def _selected(self, query: str) -> tuple[list[str], Rows]:
+        result = self._database.execute(query)
+        return [column[0] for column in result.description], list(result.fetchall())
 
 
 def open_history(directory: Path, kind: str = REAL) -> History | None:

@@ -20,11 +20,11 @@ def feed_history(directory: Path, run: Run, report: FleetReport, unread: str = "
         unread: the line of `with_history`; left out if the run is not added, because both have the same reason.
     """
     try:
-        notes = [f"note: history: {note}" for note in add_run(directory, run_rows(run, report))]
+        notes, _ = add_run(directory, run_rows(run, report))
     except Exception as error:  # noqa: BLE001 - no fault of the history may cost the operator the report
         reason = " ".join(str(error).split()) or type(error).__name__
         return [
             f"warning: the run was not added to the history: {reason}. The report is complete. "
             f"Add it later: rackproof history import {run.directory} --history {directory}"
         ]
-    return [*([unread] if unread else []), *notes]
+    return [*([unread] if unread else []), *(f"note: history: {note}" for note in notes)]

@@ -76,8 +76,9 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
     if value is not None:
         sections.insert(1, _place(history, where, values, value))
     if imported:
-        columns = {"source": "source", "version": "version", "file": "file", "model": "model", "settings": "settings",
-                   **_SPREAD_COLUMNS, **({"percentile": "percentile of the value"} if value is not None else {})}  # fmt: skip
+        head = {"source": "source", "version": "version", "file": "file", "sha256": "SHA-256", "model": "model"}
+        place = {"percentile": "percentile of the value"} if value is not None else {}
+        columns = {**head, "settings": "settings", **_SPREAD_COLUMNS, **place}
         del columns["parts"]
         sections.append(Section(name="imported", title="Figures from elsewhere", rows=imported, columns=columns))
     several = len(kinds) > 1
@@ -113,7 +114,7 @@ def _place(history: History, where: str, values: Mapping[str, str], value: float
 
 
 def _imported(history: History, selection: Selection, value: float | None) -> list[dict[str, Any]]:
-    """Return the distribution of the same figure in each imported file."""
+    """Return the distribution of the same figure in each imported file. Files are told apart by their content."""
     terms, values = ["name = $name"], {"name": selection.name}
     if selection.model:
         terms.append("model = $model")
@@ -130,8 +131,9 @@ def _imported(history: History, selection: Selection, value: float | None) -> li
         )
     spread = _SPREAD.replace("count(distinct host || ' ' || serial) as parts, ", "")
     return history.records(
-        f"select source, version, file, model, settings, any_value(unit) as unit, {spread}{place} from imported "
-        f"where {' and '.join(terms)} group by source, version, file, model, settings order by source, file, settings",
+        f"select source, version, file, sha256[:12] as sha256, model, settings, any_value(unit) as unit, {spread}{place} "
+        f"from imported where {' and '.join(terms)} group by source, version, file, imported.sha256, model, settings "
+        "order by source, file, imported.sha256, settings",
         values,
     )
 

@@ -6,6 +6,7 @@ section to the report: decision, verdicts and causes stay as they are.
 
 from __future__ import annotations
 
+import json
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +19,10 @@ from fleet.history.peers import MIN_PARTS
 from fleet.history.rows import DRIVER, clean_text, host_model, part_serial, settings_text, timestamp
 from fleet.judge.baseline import comparison_key, is_baseline_figure, part_of_scope
 from fleet.records.baseline_store import kind_of
+from schemas import documents
 from schemas.baselines import Key
 from schemas.plans import Plan
-from schemas.records import Value
+from schemas.records import Value, to_json
 from schemas.reports import (
     FAIL,
     CausePart,
@@ -80,6 +82,9 @@ def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[Flee
         if history is None:
             return report, f"note: no history in {directory} yet: the report compares nothing with former runs"
         section = compared(history, plan, report)
+        document = to_json(section)
+        json.dumps(document, allow_nan=False)
+        documents.validate(document, "report#/$defs/history", source="the comparison")
     except Exception as error:  # noqa: BLE001 - no fault of the history may cost the operator the report
         reason = " ".join(str(error).split()) or type(error).__name__
         return report, f"warning: the report compares nothing with former runs: {reason}"

@@ -1,19 +1,14 @@
 """The index of a history: its runs, and the Parquet files that belong to it.
 
-The index is the only list of files. A writer adds files under new names, then replaces the index atomically, then removes files
-that it no longer lists. So a reader always has a complete history, and a writer that is killed leaves only a file without use.
+The index is the only list of files. A writer (`commit`) adds files under new names, then adds the next version of the index
+atomically, then removes files that it no longer lists. So a reader always has a complete history.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import re
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,15 +18,16 @@ from schemas.baselines import REAL, REHEARSAL, SIMULATED
 from schemas.errors import RunError
 
 SCHEMA = "rackproof.history/1"
-INDEX, LOCK = "index.json", "lock"
+INDEX = "index.json"
+"""The index in `index-N`, of which the newest one counts, and a copy beside it."""
 INDEX_BYTES = 256_000_000
-LOCK_WAIT_S, LOCK_POLL_S = 120.0, 0.05
+VANISHED = 20
+"""Versions that may be replaced while they are read."""
 KINDS = (REAL, REHEARSAL, SIMULATED)
 DEFAULT = Path("history")
 _VERSION = re.compile(r"rackproof\.history/(\d{1,9})")
 _MAGIC = b"PAR1"
-_OWN = re.compile(r"([0-9a-f]{12}|\d{4}-\d{2})-[0-9a-f]{12}\.parquet")
-"""Name of a file of the history: of a run or import, or of a month."""
+_VERSION_DIRECTORY = re.compile(r"index-([1-9]\d{0,15})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +54,10 @@ class Index:
     files: list[StoredFile] = field(default_factory=list)
     imports: dict[str, dict[str, Any]] = field(default_factory=dict)
     """SHA-256 of an imported file -> what it is."""
-    own: set[str] = field(default_factory=set)
-    """Paths of files that were listed, or published by this writer: they may be removed when they are listed no longer."""
+    generation: int = 0
+    """Number of this version of the index; each writer adds 1."""
+    published: set[str] = field(default_factory=set)
+    """Paths of files that this writer added."""
 
 
 def home(directory: Path, kind: str) -> Path:
@@ -68,14 +66,39 @@ def home(directory: Path, kind: str) -> Path:
 
 
 def read_index(directory: Path, kind: str) -> Index | None:
-    """Return the index; None if there is no history of this kind.
+    """Return the newest index; None if there is no history of this kind.
 
     Raises:
         RunError: the index is damaged, or a newer version of Rackproof wrote it.
     """
-    path = home(directory, kind) / INDEX
-    if not path.exists() and not path.is_symlink():
-        return None
+    place = home(directory, kind)
+    has_copy = (place / INDEX).exists() or (place / INDEX).is_symlink()
+    copy = read_version(directory, kind, place / INDEX) if has_copy else None
+    for _ in range(VANISHED):
+        newest = max(versions(place), default=0)
+        if newest <= (copy.generation if copy else 0):
+            return copy
+        path = version_directory(place, newest) / INDEX
+        try:
+            return read_version(directory, kind, path)
+        except RunError:
+            if path.exists():
+                raise  # otherwise a writer has replaced it meanwhile
+    raise RunError(f"{place}: other processes change the history all the time: try again later")
+
+
+def versions(place: Path) -> list[int]:
+    """Return the versions of the index that writers committed and no later writer has removed."""
+    return [int(found[1]) for path in place.glob("index-*") if (found := _VERSION_DIRECTORY.fullmatch(path.name))]
+
+
+def version_directory(place: Path, number: int) -> Path:
+    """Return the directory with a version of the index."""
+    return place / f"index-{number}"
+
+
+def read_version(directory: Path, kind: str, path: Path) -> Index:
+    """Return the index in one of its files; raise like `read_index`."""
     try:
         document = documents.parse(
             documents.read_bytes(path, max_bytes=INDEX_BYTES), source=str(path), max_bytes=INDEX_BYTES
@@ -90,7 +113,13 @@ def read_index(directory: Path, kind: str) -> Index | None:
             "rackproof history import runs/*"
         ) from None
     files = [StoredFile(**{**item, "runs": tuple(item["runs"])}) for item in document["files"]]
-    return Index(kind=kind, runs=document["runs"], files=files, imports=document["imports"])
+    return Index(
+        kind=kind,
+        runs=document["runs"],
+        files=files,
+        imports=document["imports"],
+        generation=document.get("generation", 0),
+    )
 
 
 def _refuse_other_version(path: Path, document: Any) -> None:
@@ -103,73 +132,22 @@ def _refuse_other_version(path: Path, document: Any) -> None:
         )
 
 
-def write_index(directory: Path, index: Index) -> None:
-    """Replace the index atomically."""
+def index_text(index: Index, generation: int) -> str:
+    """Return the content of an index file."""
     files = []
     for item in index.files:
         entry: dict[str, Any] = {**vars(item), "runs": list(item.runs)}
         files.append(entry if item.month else {key: value for key, value in entry.items() if key != "month"})
-    document = {"schema": SCHEMA, "kind": index.kind, "runs": index.runs, "files": files, "imports": index.imports}
+    document = {
+        "schema": SCHEMA,
+        "kind": index.kind,
+        "generation": generation,
+        "runs": index.runs,
+        "files": files,
+        "imports": index.imports,
+    }
     documents.validate(document, "history_index", source="the index of the history")
-    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
-    documents.write_text(home(directory, index.kind) / INDEX, text + "\n")
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which stays. The kernel releases it if this process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"{path}: another process has changed the history for {LOCK_WAIT_S:g} s: try again when it ends"
-                    ) from None
-                time.sleep(LOCK_POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def writer(directory: Path, kind: str) -> Iterator[Index]:
-    """Hold the lock of the history while it changes: a second writer waits, at most LOCK_WAIT_S.
-
-    Yield the index, which the caller may change.
-
-    The index is written when the block ends without an exception; then the files that it listed before and lists no longer are
-    removed. Other files are never touched: they may belong to somebody else, or to an index that was lost.
-
-    Raises:
-        RunError: as in `read_index`, or the index is lost, or another process does not release the lock.
-        OSError: the directory cannot be written.
-    """
-    place = home(directory, kind)
-    place.mkdir(parents=True, exist_ok=True)
-    with _locked(place / LOCK):
-        index = read_index(directory, kind)
-        if index is None and _has_lost_its_index(place):
-            raise RunError(
-                f"{place}: index.json is missing, but files of the history are there: restore it from a backup, or move the "
-                "directory away and import the runs again"
-            )
-        index = index or Index(kind=kind)
-        index.own |= {item.path for item in index.files}
-        yield index
-        write_index(directory, index)
-        for path in index.own - {item.path for item in index.files}:
-            (place / path).unlink(missing_ok=True)
-
-
-def _has_lost_its_index(place: Path) -> bool:
-    """Return whether there are files of a month or of several runs. Those of one run may be from a killed first writer."""
-    found = {match[1] for path in place.glob("*/*.parquet") if (match := _OWN.fullmatch(path.name))}
-    return len(found) > 1 or any("-" in name for name in found)
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":")) + "\n"
 
 
 def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:

@@ -12,7 +12,9 @@ from schemas import documents
 from schemas.errors import UsageError
 
 MAX_KNOWN = 100_000
-_PART = "(serial = $id or (serial = '' and host = $id) or (part = 'host' and host = $id))"
+_PART = "(serial = $id or (part = 'host' and host = $id))"
+"""The rows in `parts` of a part by its serial, or of a host by its name or by the serial of its chassis."""
+_HOST_RUNS = f"(select nonce, host from parts where part = 'host' and {_PART})"
 
 
 def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
@@ -23,12 +25,19 @@ def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
     """
     places = history.records(
         f"""
-        with ordered as (
-          select *, lag((host, slot)) over (order by began) is distinct from (host, slot) as moved from parts where {_PART}
-        ), numbered as (select *, sum(moved::int) over (order by began rows unbounded preceding) as number from ordered)
-        select any_value(part) as part, host, rack, slot, any_value(model) as model, min(began)::varchar as first,
-          max(began)::varchar as last, count(distinct nonce) as runs, count(*) filter (decision = 'accepted') as accepted,
-          list_sort(list(distinct driver) filter (driver <> '')) as drivers
+        with by_run as (
+          select nonce, host, string_agg(distinct slot, ' and ' order by slot) as slot, list(distinct slot) as slots,
+            any_value("began") as "began", any_value(rack) as rack, any_value(part) as part, any_value(model) as model,
+            any_value(driver) as driver, any_value(decision) as decision
+          from parts where {_PART} group by nonce, host
+        ), ordered as (
+          select *, lag((host, slot)) over (order by began, host) is distinct from (host, slot) as moved from by_run
+        ), numbered as (
+          select *, sum(moved::int) over (order by began, host rows unbounded preceding) as number from ordered
+        )
+        select any_value(part) as part, host, rack, slot, any_value(slots) as slots, any_value(model) as model,
+          min(began)::varchar as first, max(began)::varchar as last, count(distinct nonce) as runs,
+          count(*) filter (decision = 'accepted') as accepted, list_sort(list(distinct driver) filter (driver <> '')) as drivers
         from numbered group by number, host, rack, slot order by first""",
         {"id": name},
     )
@@ -43,7 +52,7 @@ def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
         Section(name="causes", title="Causes of failures", rows=causes, empty="no failure was attributed to it", columns={
             "began": "run began", "run": "run", "host": "host", "slot": "slot", "problem": "problem", "title": "cause",
             "action": "action", "waived": "waived"}),
-        Section(name="repairs", title="Repairs", rows=[*_replacements(history, places), *_solved(history, name, causes)],
+        Section(name="repairs", title="Repairs", rows=[*_replacements(history, name, places), *_solved(history, name, causes)],
                 columns={"began": "run began", "run": "run", "text": "what changed"}),
         Section(name="figures", title="Figures", rows=_figures(history, name, is_host=is_host), columns={
             "name": "figure", "settings": "settings", "stage": "stage", "within": "within", "runs": "runs",
@@ -67,11 +76,20 @@ def _unknown(history: History, name: str) -> UsageError:
 
 
 def _where(*, is_host: bool) -> str:
-    return "host = $id and serial = ''" if is_host else "serial = $id"
+    """Return the condition of the figures of the part. `host in` uses the order of the file, the pair is exact."""
+    if not is_host:
+        return "serial = $id"
+    return f"serial = '' and host in (select host from {_HOST_RUNS}) and (nonce, host) in {_HOST_RUNS}"
 
 
 def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any]]:
-    where = "host = $id" if is_host else "serial = $id"
+    if is_host:
+        where = f"(nonce, host) in {_HOST_RUNS}"
+    else:  # the cause of a part that is no GPU has host and slot only
+        where = (
+            "(serial = $id or serial = '' and slot <> '' and (nonce, host, split_part(slot, ',', 1)) in "
+            "(select nonce, host, slot from parts where serial = $id))"
+        )
     return history.records(
         "select began::varchar as began, run, nonce, host, slot, problem, any_value(title) as title, "
         f"any_value(action) as action, bool_or(waived) as waived from causes where {where} group by all order by began, problem",
@@ -79,21 +97,20 @@ def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any
     )
 
 
-def _replacements(history: History, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return when another part was in the slot afterwards."""
     result = []
     for place in places:
-        if not place["slot"]:
-            continue
-        rows = history.rows(
-            "select began::varchar, run, serial from parts where host = $host and slot = $slot and part = $part "
-            "and began > $last::timestamp order by began limit 1",
-            {key: place[key] for key in ("host", "slot", "part", "last")},
-        )
-        result += [
-            {"began": began, "run": run, "text": f"{place['host']} {place['slot']} has part {serial} from then on"}
-            for began, run, serial in rows
-        ]
+        for slot in filter(None, place["slots"]):
+            rows = history.rows(
+                "select began::varchar, run, serial from parts where host = $host and slot = $slot and part = $part "
+                "and serial <> $id and began > $last::timestamp order by began limit 1",
+                {**{key: place[key] for key in ("host", "part", "last")}, "slot": slot, "id": name},
+            )
+            result += [
+                {"began": began, "run": run, "text": f"{place['host']} {slot} has part {serial} from then on"}
+                for began, run, serial in rows
+            ]
     return result
 
 

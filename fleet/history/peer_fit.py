@@ -68,7 +68,7 @@ def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Return run, time, part and logarithm of the part and its peers, in the runs in which the part was measured."""
     table, part, condition = _TABLES[series["level"]]
     peers = _PEERS.get((series["level"], series["reference"]), "true")
-    figure = "name = $name and settings = $settings and stage = $stage and model = $model and value > 0"
+    figure = "name = $name and settings = $settings and stage = $stage and model = $model and value > 0 and relative is not null"
     within = "within = $within" if series["level"] != "gpu" else "regexp_replace(within, '=[^,]*', '=*', 'g') = $kind"
     chosen = f"(select * from {table} where {condition} and {figure} and {within})"
     keys = ("id", "name", "settings", "stage", "model", "within")

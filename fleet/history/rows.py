@@ -5,6 +5,7 @@ Text from hosts is cleaned here, once, so that no question and no page has to do
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from schemas.scopes import Scope
 from schemas.stages import SOAK
 
 TEXT_LIMIT = 300
+DIGEST_LENGTH = 12
+"""Characters of the SHA-256 of a text that was cut."""
 DRIVER = "driver.version"
 CLOCK_TOLERANCE_S = 86400.0
 """Difference between the clocks of hosts and control node, and between runs, that is not worth a note."""
@@ -33,8 +36,14 @@ Row = dict[str, Any]
 
 @lru_cache(maxsize=1 << 16)
 def clean_text(text: str) -> str:
-    """Return `text` on one line, without characters that cannot be printed, at most TEXT_LIMIT characters."""
-    return "".join(character if character.isprintable() else " " for character in text[:TEXT_LIMIT]).strip()
+    """Return `text` on one line, without characters that cannot be printed, at most TEXT_LIMIT characters.
+
+    Longer text ends with a part of its SHA-256, so that two settings or serials do not become equal because they were cut.
+    """
+    if len(text) > TEXT_LIMIT:
+        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:DIGEST_LENGTH]
+        text = f"{text[: TEXT_LIMIT - DIGEST_LENGTH - 1]}…{digest}"
+    return "".join(character if character.isprintable() else " " for character in text).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +53,8 @@ class HostRows:
     parts: tuple[Row, ...]
     figures: tuple[Row, ...]
     tests: tuple[Row, ...] = ()
+    ended: str = ""
+    """When its last record ended, by its own clock; empty without a record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +102,12 @@ def _host_rows(run: Run, report: FleetReport, hosts: Mapping[str, HostReport]) -
         evidence = run.evidence[name]
         state = host_state(evidence)
         tests = _tests(run.plan, host, evidence.records, failed.get(name, set()), inconclusive.get(name, set()))
-        yield HostRows(parts=tuple(_parts(host, state)), figures=tuple(_figures(host, state)), tests=tuple(tests))
+        yield HostRows(
+            parts=tuple(_parts(host, state)),
+            figures=tuple(_figures(host, state)),
+            tests=tuple(tests),
+            ended=timestamp(max((record.ended for record in evidence.records), default="")),
+        )
 
 
 def _tests(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,78 +15,96 @@ from pathlib import Path
 from typing import Any
 
 from fleet.history import tables
+from fleet.history.clocks import clock_fault
+from fleet.history.commit import change
 from fleet.history.engine import writing
-from fleet.history.index import Index, StoredFile, damage, home, stored, writer
-from fleet.history.rows import CLOCK_TOLERANCE_S, Row, RunRows, clean_text, duplicates
-from schemas.times import epoch_seconds
+from fleet.history.index import Index, StoredFile, damage, home, read_index, stored
+from fleet.history.rows import Row, RunRows, clean_text, duplicates
 
 MAX_LOOSE_RUNS = 64
 """Runs with files of their own. With more, they are merged into files of a month, which are faster to read."""
 MAX_NOTES = 20
 
 
-def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> list[str]:
-    """Add a run, or replace it if the history has it; return notes for the operator, such as a serial in two places.
+def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tuple[list[str], str]:
+    """Add a run, or replace it if the history has it.
 
     Args:
         directory: the history.
         rows: the run.
         now: the present time in UTC (default: that of this machine).
 
+    Returns:
+        Notes for the operator, such as a serial in two places; and `added` or `replaced`.
+
     Raises:
         RunError: DuckDB is missing, the index cannot be read, or a file cannot be written.
         OSError: the directory cannot be written.
     """
-    place, now = home(directory, rows.kind), now or datetime.now(UTC)
+    place, present = home(directory, rows.kind), f"{now or datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, writing(directory) as database:
-        clock = _clock_notes(rows.entry, now)
-        written, notes = _write_rows(database, rows, place, Path(temporary), has_time=not clock)
-        notes += clock
-        with writer(directory, rows.kind) as index:
-            notes += _name_notes(index, rows)
+        parts, ends = _write_lines(rows, Path(temporary))
+        fault = clock_fault(rows.nonce, rows.entry, ends, read_index(directory, rows.kind), present)
+        written, notes = _write_tables(database, rows, parts, Path(temporary), has_time=not fault)
+        notes += [clean_text(f"a clock is wrong: {fault}; it is in no trend")] if fault else []
+
+        def apply(index: Index) -> tuple[list[str], str]:
+            every = [*rows.entry["notes"], *notes, *_name_notes(index, rows)]
+            known = index.runs.get(rows.nonce)
             _forget(database, place, index, rows.nonce)
-            index.runs[rows.nonce] = {**rows.entry, "notes": [*rows.entry["notes"], *notes][:MAX_NOTES]}
+            entry = {**rows.entry, "notes": every[:MAX_NOTES], "added": (known or {}).get("added", present)}
+            index.runs[rows.nonce] = {**entry, **({"clock": clean_text(fault)} if fault else {})}
             index.files += [_publish(place, index, path, table, (rows.nonce,)) for table, path in written.items()]
             if len(_loose(index)) > MAX_LOOSE_RUNS:
                 _merge(database, place, index)
-    return [*rows.entry["notes"], *notes]
+            return every, "replaced" if known else "added"
+
+        return change(directory, rows.kind, apply)
 
 
 def merge_runs(directory: Path, kind: str) -> int:
     """Merge all runs that have files of their own into the files of their months; return their number."""
-    with writing(directory) as database, writer(directory, kind) as index:
-        count = len(_loose(index))
-        _merge(database, home(directory, kind), index)
-    return count
+    with writing(directory) as database:
+
+        def apply(index: Index) -> int:
+            count = len(_loose(index))
+            _merge(database, home(directory, kind), index)
+            return count
+
+        return change(directory, kind, apply)
 
 
-def _clock_notes(entry: Mapping[str, Any], now: datetime) -> list[str]:
-    """Return a note if the run began in the future, or ended before it began, which only a wrong clock can do."""
-    began, ended = (epoch_seconds(str(entry[name]).replace(" ", "T") + "Z") for name in ("began", "ended"))
-    if began <= now.timestamp() + CLOCK_TOLERANCE_S and ended >= began - CLOCK_TOLERANCE_S:
-        return []
-    return [f"a clock is wrong: the run began at {entry['began']} and ended at {entry['ended']} UTC; it is in no trend"]
-
-
-def _write_rows(
-    database: Any, rows: RunRows, place: Path, temporary: Path, *, has_time: bool
-) -> tuple[dict[str, Path], list[str]]:
-    """Write the Parquet files of a run; return table -> file, and notes. Without a time it is in no trend."""
-    lines = {table: temporary / f"{table}.jsonl" for table in tables.INPUT}
+def _write_lines(rows: RunRows, directory: Path) -> tuple[list[Row], list[str]]:
+    """Write the rows of a run as lines of JSON, a file for each table; return its parts, and when its hosts ended."""
     parts: list[Row] = []
+    ends: list[str] = []
     with ExitStack() as stack:
-        files = {table: stack.enter_context(path.open("w", encoding="utf-8")) for table, path in lines.items()}
+        files = {
+            table: stack.enter_context(_lines(directory, table).open("w", encoding="utf-8")) for table in tables.INPUT
+        }
         for host in rows.hosts:
             parts += host.parts
+            ends.append(host.ended)
             files["parts"].writelines(json.dumps(row) + "\n" for row in host.parts)
             files["figures"].writelines(json.dumps(row) + "\n" for row in host.figures)
             files["tests"].writelines(json.dumps(row) + "\n" for row in host.tests)
         files["causes"].writelines(json.dumps(row) + "\n" for row in rows.causes)
+    return parts, ends
+
+
+def _lines(directory: Path, table: str) -> Path:
+    return directory / f"{table}.jsonl"
+
+
+def _write_tables(
+    database: Any, rows: RunRows, parts: Sequence[Row], directory: Path, *, has_time: bool
+) -> tuple[dict[str, Path], list[str]]:
+    """Write the Parquet files of a run; return table -> file, and notes. Without a time it is in no trend."""
     twice = duplicates(parts)
     for name in ("figures_with_peers", "group_levels"):
         database.execute(f"drop table if exists {name}")
-    database.execute(tables.with_peers(tables.read_rows("figures", lines["figures"]), twice))
+    database.execute(tables.with_peers(tables.read_rows("figures", _lines(directory, "figures")), twice))
     database.execute(tables.group_levels())
     shared, relative = tables.run_columns(rows.nonce, rows.entry), "relative" if has_time else "null"
     serials = "[" + ", ".join(map(tables.literal, twice)) + "]::varchar[]"
@@ -93,13 +112,13 @@ def _write_rows(
         "figures": f"select * replace ({relative} as relative), {shared} from figures_with_peers",
         "levels": f"select * replace ({relative} as relative), {shared} from group_levels",
         "parts": f"select *, {shared}, part = 'gpu' and serial in (select unnest({serials})) as duplicate "
-        f"from {tables.read_rows('parts', lines['parts'])}",
-        "causes": f"select *, {shared} from {tables.read_rows('causes', lines['causes'])}",
-        "tests": f"select *, {shared} from {tables.read_rows('tests', lines['tests'])}",
+        f"from {tables.read_rows('parts', _lines(directory, 'parts'))}",
+        "causes": f"select *, {shared} from {tables.read_rows('causes', _lines(directory, 'causes'))}",
+        "tests": f"select *, {shared} from {tables.read_rows('tests', _lines(directory, 'tests'))}",
     }
     written = {}
     for table, query in sources.items():
-        written[table] = temporary / f"{table}.parquet"
+        written[table] = directory / f"{table}.parquet"
         database.execute(tables.copy(query, table, written[table]))
     notes = [f"GPU serial {serial} is in {len(slots)} places: {', '.join(slots)}" for serial, slots in twice.items()]
     return written, [clean_text(note) for note in notes]
@@ -111,23 +130,15 @@ def _name_notes(index: Index, rows: RunRows) -> list[str]:
     return [f"another run has the same name: {rows.entry['run']}"] if same else []
 
 
-def clock_note(index: Index, now: str) -> str:
-    """Return a note if runs of the history began after the present time; else an empty string."""
-    limit = epoch_seconds(now) + CLOCK_TOLERANCE_S
-    later = [run["run"] for run in index.runs.values() if epoch_seconds(run["began"].replace(" ", "T") + "Z") > limit]
-    names = ", ".join(sorted(later)[:3]) + (" …" if len(later) > 3 else "")
-    return f"{len(later)} runs began after the present time: a clock was or is wrong: {names}" if later else ""
-
-
 def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:
-    """Move a new file to its directory, under a name that no other file has."""
+    """Copy a new file to its directory, under a name that no other file has."""
     name = month or runs[0][:12]
     target = place / table / f"{name}-{uuid.uuid4().hex[:12]}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("rb") as file:
+    index.published.add(str(target.relative_to(place)))
+    shutil.copyfile(path, target)  # a change may have to be made again
+    with target.open("rb") as file:
         os.fsync(file.fileno())  # before the index lists it
-    path.replace(target)
-    index.own.add(str(target.relative_to(place)))
     return stored(place, target, table, runs, month)
 
 
@@ -163,7 +174,7 @@ def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, with
         for item in index.files
         if item.month == month or (item.table in tables.PER_RUN and not item.month and set(item.runs) <= loose)
     ]
-    old = [item for item in old if not damage(place, item)]
+    old = [item for item in old if not damage(place, item, complete=True)]
     runs = tuple(sorted({nonce for item in old for nonce in item.runs} - {without}))
     index.files = [item for item in index.files if item not in old]
     if not runs:
@@ -182,22 +193,33 @@ def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, with
             index.files.append(_publish(place, index, path, table, runs, month))
 
 
-def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: str, figures: Iterable[Row]) -> bool:
-    """Add the figures of a file from another tool; return False if the history has this file already."""
+def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: str, figures: Sequence[Row]) -> str:
+    """Add the figures of a file from another tool.
+
+    Returns:
+        `added`; `unchanged` if the history has this file already; `replaced` if it has it with another model, or read by
+        another version of Rackproof.
+    """
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, writing(directory) as database:
-        lines = Path(temporary) / "imported.jsonl"
-        with lines.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in figures)
-        with writer(directory, kind) as index:
+
+        def apply(index: Index) -> str:
             earlier = [item for item in index.files if item.table == "imported" and digest[:32] in item.runs]
-            if digest in index.imports and earlier and not any(damage(place, item, complete=True) for item in earlier):
-                return False
+            known = index.imports.get(digest, {})
+            is_damaged = not earlier or any(damage(place, item, complete=True) for item in earlier)
+            model = entry["model"] or known.get("model", "")
+            same = all(known.get(key) == entry[key] for key in ("source", "version", "count"))
+            if same and model == known.get("model", "") and not is_damaged:
+                return "unchanged"
             index.files = [item for item in index.files if item not in earlier]
-            path = Path(temporary) / "imported.parquet"
+            path, lines = Path(temporary) / "imported.parquet", Path(temporary) / "imported.jsonl"
+            with lines.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps({**row, "model": row["model"] or model}) + "\n" for row in figures)
             source = f"select * from {tables.read_rows('imported', lines)}"
             database.execute(tables.copy(source, "imported", path))
-            index.imports[digest] = dict(entry)
+            index.imports[digest] = {**entry, "model": model}
             index.files.append(_publish(place, index, path, "imported", (digest[:32],)))
-    return True
+            return "replaced" if known else "added"
+
+        return change(directory, kind, apply)

@@ -32,7 +32,7 @@ INPUT: Mapping[str, Mapping[str, str]] = {
         "seconds": "DOUBLE",
     },
     "imported": {
-        **dict.fromkeys(("source", "version", "file", "tool_name", "name", "settings", "unit"), "VARCHAR"),
+        **dict.fromkeys(("source", "version", "file", "sha256", "tool_name", "name", "settings", "unit"), "VARCHAR"),
         "host": "VARCHAR",
         "slot": "VARCHAR",
         "model": "VARCHAR",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from fleet.history.imports.common import Imported, NotThisTool
@@ -54,21 +53,25 @@ def read_output(path: Path) -> tuple[Imported, str]:
     raise UsageError(f"{path}: neither a run directory nor an output of {', '.join(READERS)}")
 
 
-def import_output(directory: Path, kind: str, path: Path, now: str, model: str = "") -> tuple[Imported, bool]:
-    """Add the figures of a file to the history; return them, and False if the history has this file already.
+def import_output(directory: Path, kind: str, path: Path, now: str, model: str = "") -> tuple[Imported, str, list[str]]:
+    """Add the figures of a file to the history; return them, the outcome of `add_imported`, and notes.
 
     Args:
         directory: the history.
         kind: kind of the history.
         path: the file.
         now: UTC, as in `rows.timestamp`.
-        model: GPU model of the figures that have none.
+        model: GPU model of the figures that have none. A wrong model is replaced by importing the file again.
 
     Raises:
         as in `read_output` and `add_run`.
     """
     imported, digest = read_output(path)
+    model, own = clean_text(model), sorted({row["model"] for row in imported.rows})
+    notes = []
+    if model and "" not in own and own != [model]:
+        notes.append(f"--model was not used: the file names the model of each figure: {', '.join(own)}")
     shared = {"source": imported.source, "version": imported.version, "file": clean_text(path.name)}
-    rows = [{**shared, **row, "model": row.get("model") or clean_text(model)} for row in imported.rows]
-    entry = {**shared, "imported": now, "count": len(rows)}
-    return replace(imported, rows=tuple(rows)), add_imported(directory, kind, entry, digest, rows)
+    rows = [{**shared, "sha256": digest, **row} for row in imported.rows]
+    entry = {**shared, "imported": now, "count": len(rows), "model": model if "" in own else ""}
+    return imported, add_imported(directory, kind, entry, digest, rows), notes

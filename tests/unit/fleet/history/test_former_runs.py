@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fleet.history import former_runs
 from fleet.history.database import History
 from fleet.history.former_runs import MAX_VALUES, compared, history_from_json, percentile, with_history
 from fleet.history.rows import run_rows
@@ -24,34 +26,34 @@ from fleet.report.markdown import render_markdown
 from schemas import documents
 from schemas.baselines import REAL, SIMULATED
 from schemas.records import Gpu, Observation, Record, to_json
-from schemas.reports import FleetReport, HostReport, RunHistory, SeenBefore
+from schemas.reports import FigureHistory, FleetReport, HostReport, RunHistory, SeenBefore
 from tests.accepted import Change, rackproof, report_of, run_directory, slowed, swapped
 from tests.histories import DRIVERS, MODEL, Planted
 
 Document = Mapping[str, Any]
-MONTHS = {f"r{month}": f"2026-0{month}-01T00:00:00Z" for month in range(1, 6)}
+DATES = {f"r{day}": f"2026-10-0{day}T00:00:00Z" for day in range(1, 6)}
 HOST_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
 def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
-    """Write the run of a month."""
+    """Write the run of a day."""
 
     def change(record: Record) -> Record:
         for each in changes:
             record = each(record)
         return record
 
-    return run_directory(directory / name, change=change, created=MONTHS[name], **over)
+    return run_directory(directory / name, change=change, created=DATES[name], **over)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a history `h` of four runs and the run `r5`, which is not in it.
 
-    GPU 0 of h1 is slow in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each month.
+    GPU 0 of h1 is slow in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each day.
     """
     directory = tmp_path_factory.mktemp("former")
-    for number, name in enumerate(MONTHS):
+    for number, name in enumerate(DATES):
         changes = [slowed("memory.bandwidth", 1 - number / 500)]
         if name in ("r2", "r4", "r5"):
             changes.append(slowed("stress.throughput", 0.5))
@@ -135,9 +137,9 @@ def test_values_of_hosts_that_were_not_accepted_are_in_the_trend_alone(report: F
 def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
     assert report.history is not None
     (seen,) = report.history.causes
-    assert seen == SeenBefore(cause=0, parts=1, runs=2, last="2026-04-01", run="r4")
-    assert "Seen before: 2 times, last on 2026-04-01 in r4" in render_html(report)
-    assert "`Seen before: 2 times, last on 2026-04-01 in r4`" in render_markdown(report)
+    assert seen == SeenBefore(cause=0, parts=1, runs=2, last="2026-10-04", run="r4")
+    assert "Seen before: 2 times, last on 2026-10-04 in r4" in render_html(report)
+    assert "`Seen before: 2 times, last on 2026-10-04 in r4`" in render_markdown(report)
 
 
 def test_figures_of_gpus_and_hosts_are_compared_over_two_years(
@@ -265,7 +267,7 @@ def test_tables_show_the_percentile_and_pages_of_hosts_the_last_runs(report: Fle
     assert row[3:5] == ["percentile 0 of 4 accepted H200", "4270 GB/s to 4236 GB/s over 5 runs"]
     assert re.fullmatch(r"M0 \d+l[-\d ]+", row[5])
     (reason,) = data["pages"]["0"]["reasons"]
-    assert texts[reason[-1]] == "2 times, last on 2026-04-01 in r4"
+    assert texts[reason[-1]] == "2 times, last on 2026-10-04 in r4"
 
 
 def test_without_a_history_the_views_have_nothing_of_it(judged: tuple[Run, FleetReport]) -> None:
@@ -314,3 +316,15 @@ def test_three_queries_answer_for_the_whole_report(
     run, plain = judged
     assert compared(History(runs / "h"), run.plan, plain).figures
     assert len([query for query in queries if "figures" in query or "causes" in query]) == 3
+
+
+@pytest.mark.parametrize("section", [RunHistory(runs=-1), RunHistory(runs=0, figures=(FigureHistory(
+    name="x", stage="", params={}, unit="", model="", driver="", accepted=3, median=math.nan, parts=()),))])  # fmt: skip
+def test_comparison_that_the_schema_refuses_costs_one_warning(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, section: RunHistory
+) -> None:
+    run, report = judge_run(runs / "r5", [])
+    monkeypatch.setattr(former_runs, "compared", lambda *_: section)
+    result, line = with_history(runs / "h", run.plan, report)
+    assert result.history is None
+    assert line.startswith("warning: the report compares nothing with former runs: ")

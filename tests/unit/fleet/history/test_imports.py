@@ -14,7 +14,7 @@ from fleet.history.imports import read_output
 from fleet.history.rows import Row
 from schemas.errors import UsageError
 from tests import ROOT
-from tests.accepted import rackproof
+from tests.accepted import Done, rackproof
 
 REFERENCE = ROOT / "docs" / "measurements"
 OUTPUTS = sorted([*REFERENCE.glob("reference*/nccl/*.txt"), *REFERENCE.glob("reference*/nvbandwidth/*.json")])
@@ -143,7 +143,7 @@ def test_file_is_imported_once_with_its_source_and_count(tmp_path: Path) -> None
     first = rackproof("history", "import", path, "--history", store)
     second = rackproof("history", "import", path, "--history", store)
     assert (first.returncode, first.stderr, second.returncode) == (0, "", 0)
-    assert "the history has this file already" in second.stderr
+    assert second.stdout == f"0 added to {store}, 1 unchanged\n"
     ((count, sources),) = History(store).rows(
         "select count(*), count(distinct source || version || file) from imported"
     )
@@ -159,3 +159,42 @@ def test_file_is_imported_once_with_its_source_and_count(tmp_path: Path) -> None
     file.unlink()
     rackproof("history", "import", path, "--history", store)
     assert History(store).rows("select count(*) from imported") == [(42,)]
+
+
+def models(store: Path, path: Path, *options: str) -> tuple[Done, list[str]]:
+    done = rackproof("history", "import", path, "--history", store, *options)
+    return done, [row[0] for row in History(store).rows("select distinct model from imported order by all")]
+
+
+def test_wrong_model_is_corrected_by_importing_again(tmp_path: Path) -> None:
+    path, store = tmp_path / "results-summary.jsonl", tmp_path / "h"
+    path.write_text(json.dumps(SUPERBENCH) + "\n")
+    assert models(store, path, "--model", "NVIDIA H100") == (Done(0, f"1 added to {store}\n", ""), ["NVIDIA H100"])
+    again = f"0 added to {store}, 1 "
+    assert models(store, path, "--model", "NVIDIA H200") == (Done(0, f"{again}replaced\n", ""), ["NVIDIA H200"])
+    assert models(store, path) == (Done(0, f"{again}unchanged\n", ""), ["NVIDIA H200"])
+    assert History(store).rows("select count(*) from imported") == [(len(SUPERBENCH) - 2,)]
+
+
+def test_model_in_the_file_is_kept_and_the_option_is_noted(tmp_path: Path) -> None:
+    path = REFERENCE / "reference" / "nccl" / "all_reduce.txt"
+    done, stored = models(tmp_path / "h", path, "--model", "NVIDIA B200")
+    assert stored == ["NVIDIA H200"]
+    assert "--model was not used: the file names the model of each figure: NVIDIA H200" in done.stderr
+
+
+def test_files_of_the_same_name_are_not_pooled(tmp_path: Path) -> None:
+    store, text = tmp_path / "h", (REFERENCE / "reference" / "nccl" / "all_reduce.txt").read_text()
+    for name, content in (("a", text), ("b", text.replace("365.12", "165.12"))):
+        path = tmp_path / name / "all_reduce.txt"
+        path.parent.mkdir()
+        path.write_text(content)
+        rackproof("history", "import", path, "--history", store)
+    asked = rackproof(
+        "history", "figure", "collective.all_reduce.busbw", "--settings", "size_bytes=8589934592 placement=in_place",
+        "--value", "3e11", "--json", "--history", store,
+    )  # fmt: skip
+    rows = json.loads(asked.stdout)["imported"]
+    assert [row["file"] for row in rows] == ["all_reduce.txt"] * 2
+    assert len({row["sha256"] for row in rows}) == 2
+    assert sorted((row["values"], row["percentile"]) for row in rows) == [(1, 0.0), (1, 100.0)]

@@ -41,16 +41,16 @@ def test_state_is_that_of_the_newest_run_of_each_host(tmp_path: Path) -> None:
     """r2 rejects h1, r3 tests only h2, and r1, in which all were accepted, is added last."""
     history = tmp_path / "history"
     runs = [
-        run_directory(tmp_path / "r2", created="2026-02-01T00:00:00Z", change=slow),
-        run_directory(tmp_path / "r3", created="2026-03-01T00:00:00Z", hosts=("h2",)),
-        run_directory(tmp_path / "r1", created="2026-01-01T00:00:00Z"),
+        run_directory(tmp_path / "r2", created="2026-10-02T00:00:00Z", change=slow),
+        run_directory(tmp_path / "r3", created="2026-10-03T00:00:00Z", hosts=("h2",)),
+        run_directory(tmp_path / "r1", created="2026-10-01T00:00:00Z"),
     ]
     assert rackproof("history", "import", *runs, "--history", history).returncode == 0
     found, text = metrics(history)
     assert found["hosts"] == {("accepted", "r1"): 1, ("rejected", "r1"): 1, ("incomplete", "r1"): 0}
     assert sum(found["causes"].values()) == 1
     assert found["last_run_info"] == {("accepted", "smoke", "r1", "r3"): 1}
-    assert found["last_run_timestamp_seconds"] == {("r1",): 1772323200}
+    assert found["last_run_timestamp_seconds"] == {("r1",): 1790985600}
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
     assert text.endswith("# EOF\n")
     assert found["rackproof_history_unreadable_files"] == {(): 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from tests.accepted import Done, rackproof, run_directory, slowed
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a history with a healthy run and one in which GPU 0 of h1 is slow."""
     directory = tmp_path_factory.mktemp("questions")
-    healthy = run_directory(directory / "r1", created="2026-01-01T00:00:00Z")
-    slow = run_directory(directory / "r2", created="2026-02-01T00:00:00Z", change=slowed("stress.throughput", 0.5))
+    healthy = run_directory(directory / "r1", created="2026-10-01T00:00:00Z")
+    slow = run_directory(directory / "r2", created="2026-11-01T00:00:00Z", change=slowed("stress.throughput", 0.5))
     for run in (healthy, slow):
         add_run(directory / "h", run_rows(*judge_run(run, [])))
     return directory / "h"
@@ -120,6 +121,11 @@ def test_figure_of_hosts_that_were_not_accepted_is_left_out_unless_asked_for(sto
         ),
         (["figure", "stress.throughput", "--settings", "dtype=fp4"], "give fewer of --settings"),
         (["part"], "give one serial or host"),
+        (["part", ""], "give one serial or host"),
+        (["part", " "], "give one serial or host"),
+        (["page", ""], "give one file"),
+        (["figure", "stress.throughput", "--value", "nan"], "is not a finite number"),
+        (["figure", "stress.throughput", "--value=-inf"], "is not a finite number"),
         (["lemons", "h1"], "unexpected argument: h1"),
         (["import"], "give run directories"),
     ],
@@ -128,3 +134,23 @@ def test_wrong_question_is_explained(store: Path, question: list[str], message: 
     done = ask(store, *question)
     assert (done.returncode, done.stdout) == (64, "")
     assert message in done.stderr
+
+
+def test_equal_names_of_columns_keep_their_values(store: Path) -> None:
+    query = "select 1 as a, 2 as a, 3 as a_2, 4 as a"
+    assert ask(store, "sql", query).stdout.split() == ["a", "a", "a_2", "a", "1", "2", "3", "4"]
+    assert ask(store, "sql", query, "--csv").stdout == "a,a,a_2,a\n1,2,3,4\n"
+    assert list(json.loads(ask(store, "sql", query, "--json").stdout)[0].values()) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "question", [["part", "h1-0"], ["figure", "stress.throughput"], ["sql", "select 1"], ["page", "{out}"], ["metrics"]]
+)
+def test_every_question_notes_a_wrong_clock(store: Path, tmp_path: Path, question: list[str]) -> None:
+    copy = tmp_path / "h"
+    shutil.copytree(store, copy)
+    run = run_directory(tmp_path / "r0", created="1970-01-01T00:10:00Z")
+    add_run(copy, run_rows(*judge_run(run, [])))
+    done = ask(copy, *[word.format(out=tmp_path / "page.html") for word in question])
+    assert done.returncode == 0
+    assert "1 runs have a wrong date, and are in no trend: r0" in done.stdout + done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -15,12 +16,12 @@ import pytest
 import yaml
 from jinja2.nativetypes import NativeEnvironment
 
-from fleet.history import index as index_module
+from fleet.history import commit, tables
 from fleet.history import store as store_module
-from fleet.history import tables
+from fleet.history.commit import writer
 from fleet.history.database import History
-from fleet.history.index import StoredFile, read_index, writer
-from fleet.history.rows import run_rows
+from fleet.history.index import StoredFile, read_index
+from fleet.history.rows import clean_text, run_rows, settings_text
 from fleet.history.store import add_run, merge_runs
 from fleet.records.load import Run
 from fleet.report.judge_run import judge_run
@@ -39,7 +40,7 @@ Judged = tuple[Run, FleetReport]
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judged]:
     """Return two judged runs, so that tests of the store need not judge."""
     directory = tmp_path_factory.mktemp("runs")
-    created = {"r1": "2026-01-01T00:00:00Z", "r2": "2026-02-01T00:00:00Z"}
+    created = {"r1": "2026-10-01T00:00:00Z", "r2": "2026-11-01T00:00:00Z"}
     return {name: judge_run(run_directory(directory / name, created=time), []) for name, time in created.items()}
 
 
@@ -114,7 +115,7 @@ def test_many_runs_are_merged_without_being_asked(
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)
     add(tmp_path / "h", *judged.values())
-    assert {path.name[:7] for path in files(tmp_path / "h")} == {"2026-01", "2026-02"}
+    assert {path.name[:7] for path in files(tmp_path / "h")} == {"2026-10", "2026-11"}
     assert counts(tmp_path / "h")["runs"] == 2
 
 
@@ -158,11 +159,15 @@ def test_damaged_file_is_named_and_left_out(
         store / REAL / item.path for item in first.files if item.table == "figures" and item.runs == (nonce("r1"),)
     )
     damage(file)
-    history = History(store)
-    assert history.rows("select distinct run from figures where value > 0") == [("r2",)]
-    assert [
-        problem for problem in history.problems if str(file) in problem and "(runs r1; import them again)" in problem
-    ]
+    query = "select distinct run from figures where value > 0"
+    by_us, by_operator = History(store), History(store)
+    assert by_us.rows(query) == by_operator.select(query)[1] == [("r2",)]
+    for history in (by_us, by_operator):
+        assert [
+            problem
+            for problem in history.problems
+            if str(file) in problem and "(runs r1; import them again)" in problem
+        ]
     add(store, judged["r1"])
     assert {row[0] for row in History(store).rows("select distinct run from figures where value > 0")} == {"r1", "r2"}
     assert History(store).problems == []
@@ -199,19 +204,31 @@ def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, 
     assert "import the runs again" in rackproof("history", "racks", "--history", tmp_path / "h").stderr
 
 
-def test_two_writers_at_once_both_succeed(tmp_path: Path, judged: dict[str, Judged]) -> None:
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_two_writers_at_once_both_succeed(
+    tmp_path: Path, judged: dict[str, Judged], monkeypatch: pytest.MonkeyPatch, has_locks: bool
+) -> None:
+    """On NFS with `nolock` a lock is local to each machine."""
+    monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)  # the second writer merges what the first one added
+    if not has_locks:
+        monkeypatch.setattr(commit.fcntl, "flock", lambda *_: None)
     threads = [threading.Thread(target=add, args=(tmp_path / "h", run)) for run in judged.values()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert counts(tmp_path / "h")["runs"] == 2
+    listed = read_index(tmp_path / "h", REAL)
+    assert listed
+    assert {item.path for item in listed.files} == {
+        str(path.relative_to(tmp_path / "h" / REAL)) for path in files(tmp_path / "h")
+    }
 
 
 def test_lock_that_is_never_released_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
 ) -> None:
-    monkeypatch.setattr(index_module, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(commit, "LOCK_WAIT_S", 0.0)
     with writer(tmp_path / "h", REAL), pytest.raises(RunError, match="another process has changed the history"):
         add(tmp_path / "h", judged["r1"])
 
@@ -249,7 +266,10 @@ def test_clock_that_went_back_is_reported(tmp_path: Path) -> None:
     done = rackproof("history", "import", ahead, "--history", tmp_path / "h")
     assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
     assert History(tmp_path / "h").rows("select count(*) from series") == [(0,)]
-    assert "1 runs began after the present time" in rackproof("history", "racks", "--history", tmp_path / "h").stdout
+    assert (
+        "1 runs have a wrong date, and are in no trend: r1"
+        in rackproof("history", "racks", "--history", tmp_path / "h").stdout
+    )
 
 
 def test_part_in_overlapping_runs_of_two_hosts_is_reported(tmp_path: Path) -> None:
@@ -366,6 +386,7 @@ def test_playbook_feeds_the_history_that_the_inventory_names(directory: str, opt
 
 def test_lost_index_stops_a_writer_and_no_file_is_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
     add(tmp_path, *judged.values())
+    shutil.rmtree(tmp_path / REAL / "index-2")
     (tmp_path / REAL / "index.json").unlink()
     files = set(tmp_path.rglob("*.parquet"))
     with pytest.raises(RunError, match=r"index\.json is missing"):
@@ -404,3 +425,27 @@ def test_damaged_footer_is_named(tmp_path: Path, judged: dict[str, Judged]) -> N
     history = History(tmp_path, REAL)
     history.rows("from figures")
     assert [problem for problem in history.problems if str(path) in problem]
+
+
+def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    """Otherwise the damage would get a new checksum."""
+    add(tmp_path, judged["r1"])
+    index = read_index(tmp_path, REAL)
+    assert index
+    (file,) = (tmp_path / REAL / item.path for item in index.files if item.table == "parts")
+    data = file.read_bytes()
+    file.write_bytes(data[:40] + bytes(byte ^ 1 for byte in data[40:44]) + data[44:])
+    merge_runs(tmp_path, REAL)
+    assert list((tmp_path / REAL / "figures").glob("2026-*"))
+    assert file.exists()
+    add(tmp_path, judged["r1"])
+    assert len(History(tmp_path).rows("from parts where part = 'gpu'")) == 4
+
+
+def test_settings_that_are_cut_stay_different() -> None:
+    long = {f"key{number:03}": "v" * 20 for number in range(40)}
+    first, second = settings_text(long), settings_text({**long, "key039": "other"})
+    assert first != second
+    assert len(first) == len(second) == 300
+    assert clean_text(first) == first
+    assert first.isprintable()

@@ -1,0 +1,91 @@
+"""Find runs whose date is wrong because a clock was, so that they are in no trend.
+
+The date of a run is that of the control node when it planned the run. It is compared with the present time, with the clocks of
+the hosts, with the first version of Rackproof, and with the times at which the other runs were added to the history.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fleet.history.index import Index
+from fleet.history.rows import CLOCK_TOLERANCE_S
+from schemas.times import epoch_seconds
+
+EARLIEST = "2024-01-01 00:00:00"
+"""No run began before: there was no Rackproof."""
+LONGEST_RUN_S = 90 * 86400.0
+ALONE_S = 365 * 86400.0
+"""A first run that began so long before every other one has a note."""
+
+
+def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index: Index | None, now: str) -> str:
+    """Return why the date of a run cannot be right; empty if it can.
+
+    Args:
+        nonce: the run.
+        entry: the run as in the index.
+        ends: when the hosts ended, by their own clocks. Their median counts, because the clock of one host may be wrong.
+        index: the history before the run is added; None for a new one.
+        now: the present time of this machine, as `entry["began"]`.
+    """
+    known = index.runs.get(nonce) if index else None
+    if known and known.get("clock") and known["began"] == entry["began"]:
+        return str(known["clock"])  # this machine's clock may be right again
+    began, end = seconds(entry["began"]), statistics.median_low([end for end in ends if end] or [entry["ended"]])
+    if began > seconds(now) + CLOCK_TOLERANCE_S:
+        return f"the run began at {entry['began']} UTC, after the present time"
+    if began < seconds(EARLIEST):
+        return f"the run began at {entry['began']} UTC, before there was Rackproof"
+    if not began - CLOCK_TOLERANCE_S <= seconds(end) <= began + LONGEST_RUN_S:
+        return f"the run began at {entry['began']} UTC by the control node, and ended at {end} UTC by its hosts"
+    if index and is_behind(index, now) and began > seconds(now) - LONGEST_RUN_S:
+        return f"the run began at {entry['began']} UTC, but most runs were added to the history later than {now}"
+    return ""
+
+
+def is_behind(index: Index, now: str) -> bool:
+    """Return whether most runs were added to the history after the present time of this machine."""
+    limit = seconds(now) + CLOCK_TOLERANCE_S
+    added = [seconds(run["added"]) for run in index.runs.values() if "added" in run]
+    return 2 * sum(time > limit for time in added) > len(added)
+
+
+def wrong_dates(index: Index) -> list[str]:
+    """Return for each run why its date cannot be right; empty if it can."""
+    limit = datetime.now(UTC).timestamp() + CLOCK_TOLERANCE_S
+    future = "it began after the present time"
+    return [run.get("clock", "") or future * (seconds(run["began"]) > limit) for run in index.runs.values()]
+
+
+def clock_notes(index: Index, now: str) -> list[str]:
+    """Return notes on clocks that are or were wrong, for each question."""
+    began = {nonce: seconds(run["began"]) for nonce, run in index.runs.items()}
+    wrong = {nonce for nonce, run in index.runs.items() if run.get("clock")}
+    later = [nonce for nonce in began if nonce not in wrong and began[nonce] > seconds(now) + CLOCK_TOLERANCE_S]
+    notes = []
+    if is_behind(index, now):
+        notes.append(f"the clock of this machine shows {now} UTC, but most runs were added to the history later")
+    elif later:
+        notes.append(f"{len(later)} runs began after the present time: a clock was or is wrong: {_names(index, later)}")
+    if wrong:
+        notes.append(f"{len(wrong)} runs have a wrong date, and are in no trend: {_names(index, wrong)}")
+    times = sorted((time, nonce) for nonce, time in began.items() if nonce not in wrong)
+    if len(times) > 2 and times[1][0] - times[0][0] > ALONE_S:
+        notes.append(
+            f"{index.runs[times[0][1]]['run']} began more than a year before every other run: is its date right?"
+        )
+    return notes
+
+
+def _names(index: Index, nonces: Iterable[str]) -> str:
+    names = sorted(index.runs[nonce]["run"] for nonce in nonces)
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+
+
+def seconds(text: str) -> float:
+    """Return the time of a run in the index as seconds since 1970."""
+    return epoch_seconds(text.replace(" ", "T") + "Z")

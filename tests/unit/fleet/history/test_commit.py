@@ -1,0 +1,143 @@
+"""Writers whose locks do not work lose nothing, and what a killed writer left is removed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.history import commit
+from fleet.history.commit import change, writer
+from fleet.history.index import Index, read_index
+from schemas.baselines import REAL
+from schemas.errors import RunError
+
+
+def entry(number: int) -> dict[str, Any]:
+    text = dict.fromkeys(("profile", "rackproof"), "")
+    time = f"2026-01-{number + 1:02} 00:00:00"
+    return {
+        **text,
+        "run": f"r{number}",
+        "began": time,
+        "ended": time,
+        "decision": "accepted",
+        "hosts": 1,
+        "gpus": 8,
+        "notes": [],
+    }
+
+
+def add(directory: Path, number: int) -> None:
+    def apply(index: Index) -> None:
+        index.runs[f"{number:032x}"] = entry(number)
+
+    change(directory, REAL, apply)
+
+
+def names(directory: Path) -> set[str]:
+    index = read_index(directory, REAL)
+    return {run["run"] for run in index.runs.values()} if index else set()
+
+
+def without_lock(*_: object) -> None:
+    """A lock that is local to each machine does not stop a writer on another one."""
+
+
+@pytest.fixture
+def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_lock)
+
+
+@pytest.mark.usefixtures("unlocked")
+def test_writer_that_reads_before_another_one_commits_loses_nothing(tmp_path: Path) -> None:
+    add(tmp_path, 0)
+    attempts = []
+
+    def slow(index: Index) -> None:
+        index.runs[f"{1:032x}"] = entry(1)
+        if not attempts:
+            attempts.append(1)
+            add(tmp_path, 2)
+            add(tmp_path, 3)
+
+    change(tmp_path, REAL, slow)
+    assert names(tmp_path) == {"r0", "r1", "r2", "r3"}
+
+
+@pytest.mark.usefixtures("unlocked")
+def test_many_writers_without_a_lock_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "RETRY_S", 0.002)
+    threads = [threading.Thread(target=add, args=(tmp_path, number)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names(tmp_path) == {f"r{number}" for number in range(12)}
+    assert [path.name for path in (tmp_path / REAL).glob("index-*")] == ["index-12"], "older versions are removed"
+
+
+def test_version_that_was_committed_by_a_killed_writer_is_read(tmp_path: Path) -> None:
+    add(tmp_path, 0)
+    copy = tmp_path / REAL / "index.json"
+    older = copy.read_bytes()
+    add(tmp_path, 1)
+    copy.write_bytes(older)  # it was killed between the two steps
+    assert names(tmp_path) == {"r0", "r1"}
+    add(tmp_path, 2)
+    assert names(tmp_path) == {"r0", "r1", "r2"}
+
+
+def test_writer_that_is_far_behind_does_not_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_lock)
+    for number in range(3):
+        add(tmp_path, number)
+    with pytest.raises(commit.IndexChangedError), writer(tmp_path, REAL) as index:
+        index.generation = 0
+    assert names(tmp_path) == {"r0", "r1", "r2"}
+    assert not (tmp_path / REAL / "index-1").exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_file_system_without_locks_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    add(tmp_path, 0)
+    assert names(tmp_path) == {"r0"}
+
+
+def test_writer_that_fails_removes_what_it_added(tmp_path: Path) -> None:
+    file = tmp_path / REAL / "figures" / "0-0.parquet"
+
+    def fails(index: Index) -> None:
+        file.parent.mkdir()
+        file.write_bytes(b"PAR1")
+        index.published.add("figures/0-0.parquet")
+        raise RunError("the disk is full")
+
+    with pytest.raises(RunError, match="the disk is full"):
+        change(tmp_path, REAL, fails)
+    assert not file.exists()
+
+
+def test_directories_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -> None:
+    place = tmp_path / REAL
+    add(tmp_path, 0)
+    for name, age in (
+        (".new-old", 2 * commit.STALE_S),
+        (".merge-old", 2 * commit.STALE_S),
+        (".new-now", 0),
+        ("old", 9e9),
+    ):
+        (place / name / "figures").mkdir(parents=True)
+        time = (place / "lock").stat().st_mtime - min(age, 1e9)
+        os.utime(place / name, (time, time))
+    add(tmp_path, 1)
+    assert {path.name for path in place.iterdir() if path.is_dir()} == {".new-now", "old", "index-2"}

@@ -1,0 +1,75 @@
+"""The life of parts that are not one GPU in one slot: a chassis, and a serial in two slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fleet.history.answer import Answer
+from fleet.history.database import History
+from fleet.history.part import part_answer
+from fleet.history.rows import HostRows, Row
+from fleet.history.store import add_run
+from schemas.baselines import SIMULATED
+from tests.histories import FleetHistory
+
+CHASSIS, HOST, BOND = "S-r00-h00", "r00-h00", "aa:bb"
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def store(directory: Path, change: Callable[[int, HostRows], HostRows], months: int = 3) -> History:
+    """Add runs whose hosts are changed, with the number of the run."""
+    for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=months).runs()):
+        hosts = [change(number, host) for host in rows.hosts]
+        add_run(directory, replace(rows, causes=(), hosts=tuple(hosts)))
+    return History(directory, SIMULATED)
+
+
+def sections(answer: Answer) -> Rows:
+    return {section.name: section.rows for section in answer.sections}
+
+
+def test_chassis_is_found_by_its_serial_under_each_name(tmp_path: Path) -> None:
+    def rename(number: int, host: HostRows) -> HostRows:
+        def renamed(rows: Sequence[Row]) -> tuple[Row, ...]:
+            return tuple({**row, "host": "new"} if row["host"] == HOST and number == 2 else row for row in rows)
+
+        return replace(host, parts=renamed(host.parts), figures=renamed(host.figures), tests=renamed(host.tests))
+
+    history = store(tmp_path, rename)
+    by_serial, by_name = (sections(part_answer(history, name)) for name in (CHASSIS, HOST))
+    assert [(row["host"], row["part"], row["runs"]) for row in by_serial["places"]] == [
+        (HOST, "host", 2),
+        ("new", "host", 1),
+    ]
+    assert {row["runs"] for row in by_serial["figures"]} == {3}
+    assert {row["runs"] for row in by_name["figures"]} == {2}
+
+
+def test_one_serial_in_two_slots_of_a_host_has_one_place(tmp_path: Path) -> None:
+    """Two ports of an adapter, or a bond."""
+
+    def bond(_: int, host: HostRows) -> HostRows:
+        ports = [{**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": BOND} for name in ("eth0", "eth1")]
+        return replace(host, parts=(*host.parts, *ports)) if host.parts[0]["host"] == HOST else host
+
+    answer = part_answer(store(tmp_path, bond), BOND)
+    rows = sections(answer)
+    assert [(row["slot"], row["runs"]) for row in rows["places"]] == [("nic=eth0 and nic=eth1", 3)]
+    assert (rows["repairs"], answer.notes) == ([], [])
+
+
+def test_cause_of_a_part_that_is_no_gpu_is_found_by_its_serial(tmp_path: Path) -> None:
+    """Causes of such parts have host and slot only."""
+    fleet = FleetHistory(racks=6, hosts=3, gpus=3, months=1)
+    (rows,) = fleet.runs()
+    first, *others = rows.hosts
+    port = {**first.parts[0], "part": "NIC", "slot": "nic=eth0", "serial": BOND}
+    cause = {"host": HOST, "rack": "r00", "slot": "nic=eth0,port=1", "serial": "", "problem": "link-errors", "title": "",
+             "action": "recable", "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
+    hosts = (replace(first, parts=(*first.parts, port)), *others)
+    add_run(tmp_path, replace(rows, causes=(cause,), hosts=hosts))
+    answer = part_answer(History(tmp_path, SIMULATED), BOND)
+    assert [row["problem"] for row in sections(answer)["causes"]] == ["link-errors"]
