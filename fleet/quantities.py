@@ -111,6 +111,11 @@ def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None
     return f"{number(scaled, digits)} {name}".rstrip()
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 host`, `2 hosts`. The plural must be the noun with an `s`."""
+    return f"{number} {noun if number == 1 else noun + 's'}"
+
+
 def size(value: Value) -> str:
     """Format a message or buffer size: `8 B`, `64 KiB`, `8 GiB`."""
     return quantity(value, "B", 3) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

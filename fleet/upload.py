@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from fleet.records import run_lock
 from fleet.report.formatting import clean
+from fleet.report.stream import is_temporary
 from schemas.errors import HeldError, RunError, UsageError, WriteError
 from schemas.run_directory import LOCK, REPORT, RunDirectory
 
@@ -23,8 +24,6 @@ LEFT_OUT = (LOCK, "metrics")
 """What stays on the control node: the lock, and the data of the run's Prometheus, which keeps changing it."""
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?P<prefix>(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)*)/?")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""Name of a temporary file of an unfinished write."""
 _TYPES = {".html": "text/html", ".json": "application/json", ".xml": "application/xml"}
 _TEXT, _BINARY = "text/plain; charset=utf-8", "application/octet-stream"
 _TEXTS = (".md", ".csv", ".jsonl", ".prom", ".sig", ".txt", "")
@@ -109,7 +108,9 @@ def _invalid_endpoint() -> UsageError:
 def _checked_files(run_dir: Path) -> list[str]:
     """Return the path within the run of each file to upload, sorted, report.json last."""
     if not RunDirectory(run_dir).report.is_file():
-        raise RunError(f"{run_dir}: no {REPORT}: run rackproof report {run_dir}, then upload")
+        raise RunError(
+            f"{run_dir}: no {REPORT}: only a judged run can be uploaded: run rackproof report {run_dir}, then upload"
+        )
     if owner := run_lock.active_holder(run_dir):
         raise HeldError(
             f"{run_dir}: run locked by {owner.who()} since {owner.since}: upload it after its report is written"
@@ -119,7 +120,7 @@ def _checked_files(run_dir: Path) -> list[str]:
         name = f"{run_dir.name}/{path}"
         if not name.isprintable() or "\\" in name:
             raise RunError(f"{name!r}: a file with this name cannot be uploaded: rename or remove it")
-        if not stat.S_ISREG((run_dir / path).lstat().st_mode):  # a link could lead out of the run directory
+        if not stat.S_ISREG((run_dir / path).lstat().st_mode):  # a link could point to a file outside the run directory
             raise RunError(f"{run_dir / path}: not a regular file, so it cannot be uploaded: remove it")
     return paths
 
@@ -127,7 +128,7 @@ def _checked_files(run_dir: Path) -> list[str]:
 def _files(directory: Path, run_dir: Path) -> Iterator[str]:
     for entry in directory.iterdir():
         path = str(entry.relative_to(run_dir))
-        if path in LEFT_OUT or _TEMPORARY.fullmatch(entry.name):
+        if path in LEFT_OUT or is_temporary(entry.name):
             continue
         if entry.is_dir() and not entry.is_symlink():
             yield from _files(entry, run_dir)
@@ -155,9 +156,8 @@ def _client(endpoint: str) -> Any:
     )
     try:
         store = boto3.session.Session().client("s3", endpoint_url=endpoint or None, config=config)
-    except (
-        ValueError
-    ):  # what AWS_ENDPOINT_URL_S3 or the files of AWS name; the message would repeat it with its password
+    except ValueError:
+        # AWS_ENDPOINT_URL_S3 or the files of AWS name an invalid endpoint, and the message would repeat its password.
         raise _invalid_endpoint() from None
     _check_endpoint(store.meta.endpoint_url)
     return store
@@ -194,7 +194,11 @@ def _content_type(path: Path) -> str:
 def _open_regular(path: Path) -> BinaryIO:
     """Open a file that was regular when it was listed, but not if it has become a link or a FIFO since."""
     try:
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+        raise RunError(f"{path}: no longer a regular file, so it cannot be uploaded: remove it")
     except OSError as error:
         raise RunError(
             f"{path}: {error.strerror}: it cannot be uploaded: wait until no process writes to the run directory, or use another "

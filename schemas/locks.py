@@ -129,7 +129,7 @@ def claim(run_id: str, runs: Path, pid: int, since: str, running: tuple[str, ...
     """Return the claim of a process on this machine."""
     return Claim(
         run_id=run_id,
-        user=_user(),
+        user=user_name(),
         host=socket.gethostname(),
         machine=machine(),
         boot_id=boot_id(),
@@ -160,7 +160,7 @@ def pid_namespace() -> str:
         return ""
 
 
-def _user() -> str:
+def user_name() -> str:
     with contextlib.suppress(KeyError, OSError):  # a container may have no name for the account
         return os.environ.get("SUDO_USER") or getpass.getuser()
     return f"user {os.getuid()}"

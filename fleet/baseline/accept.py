@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet.records import baseline_store
 from fleet.records.host_state import HostState, gpus_by_serial, host_state, merge_levels
-from fleet.records.load import Run
+from fleet.records.load import REPORT_BYTES, Run
 from fleet.signature.rejudged import verdict_differences
 from schemas import documents
 from schemas.baselines import GPU, HOST, Accepted, Level, PartBaseline
@@ -19,7 +19,6 @@ from schemas.run_directory import RunDirectory
 
 MAX_RUNS = 20
 """Runs per part in a baseline. The oldest are dropped."""
-REPORT_BYTES = 4_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

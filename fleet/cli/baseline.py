@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from fleet.baseline.accept import Approval, accept
 from fleet.planning.test_selection import skipped_tests
 from fleet.progress import progress_bar
-from fleet.quantities import quantity
+from fleet.quantities import counted, quantity
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import Run
 from fleet.report.formatting import clean
@@ -21,6 +20,7 @@ from fleet.report.judge_run import judge_run
 from schemas import documents
 from schemas.baselines import GPU, REAL, REHEARSAL, SIMULATED, PartBaseline
 from schemas.errors import HeldError, RunError, UsageError
+from schemas.locks import user_name
 from schemas.records import to_json
 
 _NAMED = 6
@@ -72,9 +72,7 @@ def _accept(options: argparse.Namespace) -> int:
     if not options.names:
         raise UsageError("baseline accept: give the directory of an accepted run")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    by = Approval(
-        who=" ".join((options.by or getpass.getuser()).split())[:200], at=now, why=" ".join(options.why.split())[:1000]
-    )
+    by = Approval(who=_one_line(options.by or user_name(), 200), at=now, why=_one_line(options.why, 1000))
     baselines: list[PartBaseline] = []
     for name in options.names:
         if owner := run_lock.active_holder(Path(name)):
@@ -91,6 +89,10 @@ def _accept(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_short(baseline) for baseline in baselines], indent=1))
     return 0
+
+
+def _one_line(text: str, limit: int) -> str:
+    return " ".join(text.split())[:limit]
 
 
 def _refuse_reduced_profile(run: Run) -> None:
@@ -110,9 +112,13 @@ def _accepted(run: Run, baselines: Sequence[PartBaseline], directory: Path) -> s
     waived = sorted({text for baseline in baselines for text in baseline.runs[-1].waivers})
     outliers = sum(level.left_out for baseline in baselines for level in baseline.figures)
     path = baseline_store.kind_directory(directory, kind)
-    lines = [f"run {run.plan.run_id}: {len(baselines) - gpus} hosts and {gpus} GPUs in {path}{mark}"]
+    lines = [
+        f"run {run.plan.run_id}: {counted(len(baselines) - gpus, 'host')} and {counted(gpus, 'GPU')} in {path}{mark}"
+    ]
     lines += [f"accepted with a waiver: {clean(text)}" for text in waived]
-    lines += [f"{outliers} measurements are outliers among the runs of their part and were ignored"] if outliers else []
+    lines += (
+        [f"ignored as outliers among the runs of their part: {counted(outliers, 'measurement')}"] if outliers else []
+    )
     return "\n".join(lines)
 
 
@@ -138,8 +144,8 @@ def _list(options: argparse.Namespace) -> int:
     for item in baselines:
         last = item.runs[-1]
         print(
-            f"{item.part:5}{clean(item.id):28} {f'{item.host} {item.slot}'.strip():24} {len(item.figures):4} figures, "
-            f"{_runs(len(item.runs))}, last {last.run_id} ({last.status}) at {last.at} by {clean(last.by)}"
+            f"{item.part:5}{clean(item.id):28} {clean(f'{item.host} {item.slot}').strip():24} {len(item.figures):4} figures, "
+            f"{counted(len(item.runs), 'run')}, last {last.run_id} ({last.status}) at {last.at} by {clean(last.by)}"
         )
     return 0
 
@@ -173,7 +179,9 @@ def _hint(options: argparse.Namespace) -> str:
 
 
 def _lines(baseline: PartBaseline) -> list[str]:
-    lines = [f"{baseline.part} {clean(baseline.id)}, last accepted in {baseline.host} {baseline.slot}".rstrip()]
+    lines = [
+        f"{baseline.part} {clean(baseline.id)}, last accepted in {clean(f'{baseline.host} {baseline.slot}')}".rstrip()
+    ]
     for run in baseline.runs:
         why = f": {clean(run.why)}" if run.why else ""
         lines.append(f"  run {run.run_id} ({run.status}) at {run.at} by {clean(run.by)}{why}")
@@ -182,13 +190,9 @@ def _lines(baseline: PartBaseline) -> list[str]:
         params = ",".join(f"{key}={value}" for key, value in level.params.items())
         within = f" {clean(level.within)}" if level.within else ""
         sigma = f"{level.sigma * 100:.2g} % (sigma) from run to run" if level.sigma is not None else "noise unknown"
-        outliers = f", {level.left_out} outliers ignored" if level.left_out else ""
+        outliers = f", {counted(level.left_out, 'outlier')} ignored" if level.left_out else ""
         lines.append(
             f"  {level.name}[{clean(params)}]{within} {level.stage}: {quantity(level.value, level.unit, 5)}, "
-            f"{_runs(len(level.values))}, {sigma}{outliers}"
+            f"{counted(len(level.values), 'run')}, {sigma}{outliers}"
         )
     return lines
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"

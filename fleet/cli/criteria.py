@@ -40,9 +40,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument(
         "what",
         choices=["lint", "list", "alerts", "versions", "propose"],
-        help="check packs against schema, catalogue and physics; print them; print rules for Prometheus; or print the "
-        "lowest versions without a published vulnerability, and the age of that list; propose: print a pack with limits from the "
-        "accepted runs in the history, for review",
+        help="lint: check packs against schema, catalogue and physics; list: print packs or criteria; alerts: print rules for "
+        "Prometheus; versions: print the lowest versions without a published vulnerability, and the age of that list; propose: "
+        "print a pack with limits from the accepted runs in the history, for review",
     )
     criteria.add_argument(
         "packs",
@@ -118,7 +118,8 @@ def _propose(options: argparse.Namespace) -> int:
     known = list(models(history))
     if options.model not in known:
         raise UsageError(
-            f"criteria propose --model {options.model!r}: the history has accepted hosts with: {', '.join(known) or 'no GPU'}"
+            f"criteria propose --model {options.model!r}: no accepted host in {options.history} has this model: "
+            f"{'give one of ' + ', '.join(known) if known else 'first add accepted runs with rackproof history import'}"
         )
     proposal = propose(history, options.model, power=options.power, false_alarm=options.false_alarm)
     if not proposal.floors:

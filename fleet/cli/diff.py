@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.baseline.compare import RunComparison, compare_runs
+from fleet.quantities import counted
 from fleet.records import baseline_store
 from fleet.records.newest import newest_two
 from fleet.report.changes import changes_blocks, changes_page, count_by_kind
@@ -101,14 +102,14 @@ def _markdown(compared: RunComparison, changes: Sequence[Change]) -> str:
     facts = [
         f"old: {compared.earlier}",
         f"new: run {code(plan.run_id)}, profile {code(plan.profile)}",
-        f"compared: {comparison.hosts} hosts, {comparison.compared} of {comparison.figures} figures",
+        f"compared: {counted(comparison.hosts, 'host')}, {comparison.compared} of {comparison.figures} figures",
     ]
     return changes_page(f"{_mark(compared)} Changes".strip(), facts, changes)
 
 
 def _blocks(compared: RunComparison, changes: Sequence[Change], *, everything: bool) -> list[Table | Text]:
     plan, comparison, mark = compared.run.plan, compared.comparison, _mark(compared)
-    counts = f"{comparison.hosts} hosts, {comparison.compared} of {comparison.figures} figures compared"
+    counts = f"{counted(comparison.hosts, 'host')}, {comparison.compared} of {comparison.figures} figures compared"
     return [
         *([Text(f"{mark}: no GPU was measured")] if mark else []),
         Text(f"{compared.earlier} → {plan.run_id}: {counts}: {count_by_kind(changes)}"),

@@ -9,10 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from fleet.baseline.accept import REPORT_BYTES
 from fleet.cli import report as report_verb
 from fleet.progress import progress_bar
-from fleet.records.load import refuse_no_run
+from fleet.records.load import REPORT_BYTES, refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import EXIT_CODES, judge_report
 from fleet.report.rejudge import change_lines, changed_verdicts, without_left_out

@@ -18,6 +18,7 @@ from fleet.planning.begin import begin
 from fleet.planning.duration import earlier_durations, estimate_duration, past_run
 from fleet.planning.plan_run import PlanRequest, plan_run
 from fleet.planning.test_selection import PastRun, selection_table
+from fleet.quantities import counted
 from fleet.records.newest import RUNS
 from schemas import documents
 from schemas.errors import UsageError
@@ -109,10 +110,14 @@ def _stored_runs(store: Path, hosts: set[str], rehearsal: bool) -> Sequence[Past
 def _summary(plan: Plan) -> str:
     expected = sum(len(plan.scopes_of(host, item)) for host in plan.hosts for item in plan.expected_of(host))
     return (
-        f"profile {plan.profile}, {len(plan.hosts)} hosts, "
-        f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, "
-        + (f"a study of {len(plan.study.cells)} cells" if plan.study else f"{expected} observations expected")
-        + (f", {len(plan.manifest)} lines in the manifest" if plan.manifest else "")
+        f"profile {plan.profile}, {counted(len(plan.hosts), 'host')}, "
+        f"{counted(sum(len(host.devices) for host in plan.hosts), f'{plan.hosts[0].device} device')}, "
+        + (
+            f"a study of {counted(len(plan.study.cells), 'cell')}"
+            if plan.study
+            else f"{expected} observations expected"
+        )
+        + (f", {counted(len(plan.manifest), 'line')} in the manifest" if plan.manifest else "")
     )
 
 

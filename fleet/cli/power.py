@@ -59,9 +59,9 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError("--markdown prints the tables of pooled runs: give --pool too")
     runs = [load(directory) for directory in options.run_dirs]
     packs = checked_packs([*runs[0].plan.criteria, *options.criteria])
+    _refuse_repeated_runs(runs)
     pairs = [(run.plan, run.evidence) for run in runs]
     estimate = None if options.pool else power(pairs, packs)
-    _refuse_repeated_runs(runs)
     detections = detection(pairs, packs)
     simulated = any(run.plan.simulated for run in runs)
     if options.json:

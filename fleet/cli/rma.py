@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.judge.evidence import Evidence
-from fleet.records.load import Run, load, refuse_no_run
+from fleet.records.load import REPORT_BYTES, Run, load, refuse_no_run
 from fleet.records.newest import run_or_newest
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
@@ -25,8 +25,6 @@ from schemas.errors import RunError, UsageError
 from schemas.reports import PASS, Cause, CausePart, Verdict, mark
 from schemas.run_directory import RunDirectory
 from schemas.waivers import Waiver
-
-REPORT_BYTES = 2_000_000_000
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,13 +79,13 @@ def call(options: argparse.Namespace) -> int:
         chosen = [(part, part_document(part, run.plan, facts, _evidence(run, part))) for part in parts]
         causes = [*(part.causes[0] for part in parts), *causes]
     if is_named and not chosen:
-        raise UsageError(_unknown(options, failed, entries))
+        raise UsageError(_nothing_written(options, failed, entries))
     packages: dict[tuple[str, str], Package] = {}
     for (part, document), name in zip(chosen, package_names([document for _, document in chosen]), strict=True):
         files = {
             "README.md": render_readme(document),
             "part.json": to_json_text(document),
-            "observations.csv": _observations(report, run, part),
+            "observations.csv": _observations(facts, run, part),
         }
         packages[part.host, part.scope] = Package(
             path=write_package(options.run_dir, name, files, options.zip),
@@ -122,7 +120,9 @@ def _verdict(item: Mapping[str, Any]) -> Verdict:
 
 def _causes(report: Mapping[str, Any]) -> list[Cause]:
     if "causes" not in report and any(item["verdict"] != PASS for item in report["verdicts"]):
-        raise RunError("report.json is of an earlier Rackproof and has no causes: run rackproof report again")
+        raise RunError(
+            "report.json is of an earlier version of Rackproof and has no causes: run rackproof report again"
+        )
     return [
         Cause(
             **{
@@ -155,7 +155,7 @@ def _evidence(run: Run, part: FailedPart) -> Evidence:
     return run.evidence.get(part.host, Evidence())
 
 
-def _unknown(
+def _nothing_written(
     options: argparse.Namespace, failed: Sequence[FailedPart], entries: Sequence[tuple[FailedPart, Mapping[str, Any]]]
 ) -> str:
     """Return why nothing is written for the named host or part."""
@@ -170,10 +170,10 @@ def _unknown(
     return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}{remedy}"
 
 
-def _observations(report: Mapping[str, Any], run: Run, part: FailedPart) -> str:
-    head = SharedFields(mark=_facts(report).mark, run_id=run.plan.run_id)
-    rack = _facts(report).racks.get(part.host, "")
-    observed = rows(part.host, rack, _evidence(run, part), [*part.findings, *part.open])
+def _observations(facts: ReportFacts, run: Run, part: FailedPart) -> str:
+    """Return observations.csv: the observations of the part, and those of others that a verdict attributes to it."""
+    head = SharedFields(mark=facts.mark, run_id=run.plan.run_id)
+    observed = rows(part.host, facts.racks.get(part.host, ""), _evidence(run, part), [*part.findings, *part.open])
     attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
     selected = [row for row in observed if is_within(row.scope, part.scope) or (row.scope, row.name) in attributed]
     return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, selected)

@@ -95,7 +95,7 @@ def _document(plan: Plan, study: Study, results: StudyResults, currency: str) ->
         "currency": currency,
         "gpus": results.gpus,
         "software": results.software,
-        "not_believed": results.rejected,
+        "rejected": results.rejected,
         "study": to_json(study),
         "cells": [json.loads(json.dumps(to_json(row))) for row in results.rows],
         "published": [to_json(run) for run in RUNS],

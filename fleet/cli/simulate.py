@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.progress import progress_bar
+from fleet.quantities import counted
 from fleet.simulate.cabling import HOSTS_PER_LEAF
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import MAX_GPUS, Fleet, place_faults, write_run
@@ -98,7 +99,7 @@ def call(options: argparse.Namespace) -> int:
                        for item in faults],
         }))  # fmt: skip
         return 0
-    print(f"SIMULATED run {plan.run_id}: profile {plan.profile}, {len(plan.hosts)} hosts, {gpus} GPUs, "
+    print(f"SIMULATED run {plan.run_id}: profile {plan.profile}, {counted(len(plan.hosts), 'host')}, {counted(gpus, 'GPU')}, "
           f"{time.monotonic() - began:.1f} s")  # fmt: skip
     for item in faults:
         print(f"fault {item}")

@@ -10,6 +10,7 @@ from fleet.diff.comparison import Comparison
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.pack_selection import criteria_by_id, select_packs
+from fleet.quantities import counted
 from fleet.records.host_state import accepted_state, host_state
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
@@ -62,22 +63,18 @@ def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
     counts = [
         f"{diff.compared} of {diff.figures} figures compared",
         f"{kinds[REGRESSED]} regressed" if kinds[REGRESSED] else "",
-        f"{_count(parts, 'part')} differ" if parts else "",
+        f"{counted(parts, 'part')} differ" if parts else "",
         "" if kinds[REGRESSED] or parts else unchanged,
         f"{kinds[UNCLEAR]} unclear" if kinds[UNCLEAR] else "",
-        f"{_count(missing, 'accepted figure')} not measured" if missing else "",
+        f"{counted(missing, 'accepted figure')} not measured" if missing else "",
     ]
     values = {"compared": diff.compared, "figures": diff.figures, "regressed": kinds[REGRESSED], "parts": parts}
     title = f"Against the accepted records (baseline {plan.baseline.digest[:12]})"
     yield SummaryLine(kind=LineKind.BASELINE, title=title, text=", ".join(filter(None, counts)), values=values)
-    counted = [change for change in diff.changes if change.counts]
-    for change in counted[:MAX_SUMMARY_LINES]:
+    listed = [change for change in diff.changes if change.counts]
+    for change in listed[:MAX_SUMMARY_LINES]:
         yield SummaryLine(
             kind=LineKind.BASELINE, title=change.kind.upper(), text=change.text, host=change.host, part=change.scope
         )
-    if more := len(counted[MAX_SUMMARY_LINES:]):
+    if more := len(listed[MAX_SUMMARY_LINES:]):
         yield SummaryLine(kind=LineKind.MORE, text=f"… and {more} more changes in the report", values={"changes": more})
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else noun + 's'}"

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fleet.integrations import scheduler
-from fleet.records.load import refuse_no_run
+from fleet.quantities import counted
+from fleet.records.load import PLAN_BYTES, REPORT_BYTES, refuse_no_run
 from fleet.report.formatting import cause_action
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind, mark
 from schemas.run_directory import PAGE, RunDirectory
 from schemas.stages import GANG
 
@@ -22,17 +23,15 @@ IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
 MAX_LINES, MAX_HOSTS = 12, 10
 _MAX_CAVEATS = 5
-MAX_BYTES = 400_000_000
 
 
 def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     """Return report and plan of a run. Raise RunError if one of them is missing or invalid."""
     refuse_no_run(directory)
     try:
-        report = documents.parse(RunDirectory(directory).report.read_bytes(), source="report.json", max_bytes=MAX_BYTES)
-        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=MAX_BYTES))
-        documents.validate(report, "report", source="report.json")
-    except (OSError, documents.DocumentError) as error:
+        report = documents.read(RunDirectory(directory).report, "report", max_bytes=REPORT_BYTES)
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+    except documents.DocumentError as error:
         raise RunError(f"{directory} has no valid report ({error}): run rackproof report {directory}") from None
     return report, plan
 
@@ -40,7 +39,7 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     """Return the decision, or `busy` if the run is incomplete only because hosts were in use; and the busy hosts with reasons."""
     open_items = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
-    busy = {item["host"]: item["user"] for item in open_items if item.get("kind") == VerdictKind.IN_USE}
+    busy = {item["host"]: item.get("user", "") for item in open_items if item.get("kind") == VerdictKind.IN_USE}
     for item in open_items:  # a host with any other open verdict is not just in use
         if item.get("kind") != VerdictKind.IN_USE:
             busy.pop(item["host"], None)
@@ -68,14 +67,16 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
     outcome, busy = state(report, plan)
     page_location = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())
     names = [*busy][:MAX_HOSTS] + ([f"{len(busy) - MAX_HOSTS} more"] if len(busy) > MAX_HOSTS else [])
-    mark = " ".join(filter(None, ("SIMULATED" if plan.simulated else "", "REHEARSAL" if plan.rehearsal else "")))
-    head = f"{mark + ' ' if mark else ''}{report['decision']}: run {plan.run_id}, profile {plan.profile}, {len(plan.hosts)} hosts"
+    decision = f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {report['decision']}".strip()
+    head = f"{decision}: run {plan.run_id}, profile {plan.profile}, {counted(len(plan.hosts), 'host')}"
     head += f" ({plan.reason})" if plan.reason else ""
     head += f"; in use and not measured: {', '.join(names)}" if busy else ""
     shown = [_plain(line) for line in _shown_lines(report)]
     drained = scheduler.still_drained(directory)
-    still_drained = f"STILL DRAINED in the scheduler: {', '.join(drained[:MAX_HOSTS])}: rackproof scheduler resume"
-    notes = [*([still_drained] if drained else []), *scheduler.notes(directory)[:MAX_LINES]]
+    left = [*drained[:MAX_HOSTS], *([f"{len(drained) - MAX_HOSTS} more"] if len(drained) > MAX_HOSTS else [])]
+    resume = f"rackproof scheduler resume --run-dir {directory.absolute()}"
+    still_drained = [f"STILL DRAINED in the scheduler: {', '.join(left)}: {resume}"] if drained else []
+    notes = [*still_drained, *scheduler.notes(directory)[:MAX_LINES]]
     notes = [_plain(line) for line in notes]
     return {
         "text": "\n".join([_plain(head), *notes, *shown, page_location]),
@@ -84,6 +85,7 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
         "run_id": plan.run_id,
         "profile": plan.profile,
         "rehearsal": plan.rehearsal,
+        "simulated": plan.simulated,
         "reason": plan.reason,
         "busy": busy,
         "drained": drained,

@@ -15,14 +15,13 @@ from pathlib import Path
 from fleet.integrations import scheduler
 from fleet.integrations.notification import read, state
 from fleet.records import run_lock
+from fleet.report.judge_run import EXIT_CODES
 from schemas import documents
-from schemas.errors import RunError, UsageError
-from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
+from schemas.errors import HELD, RunError, UsageError
+from schemas.reports import INCOMPLETE
 from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
-EXIT_LOCKED = 75
 MAX_RUN_ID = 64 - len("-1405")
 """Longest run id in characters: the limit in schemas/record.schema.json minus the suffix with the time of day."""
 NOTIFIED = "notified.json"
@@ -34,14 +33,14 @@ def revalidate(options: argparse.Namespace) -> int:
     run_id = directory.name
     if locked := _locked_by(directory):
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
-        return EXIT_LOCKED
+        return HELD
     if _is_decided(directory):
         print(
             f"rackproof: run {run_id} of this minute was already accepted or rejected: nothing was done: start again in the "
             "next minute",
             file=sys.stderr,
         )
-        return EXIT_LOCKED
+        return HELD
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
         raise UsageError(f"{playbook} is missing: run this in a checkout, where the playbooks are")
@@ -158,7 +157,7 @@ def _is_notified(directory: Path, drained: Collection[str]) -> bool:
 def _without_report(directory: Path, code: int) -> int:
     if locked := _locked_by(directory):
         print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
-        return EXIT_LOCKED
+        return HELD
     raise RunError(
         f"the playbook exited with {code} and wrote no report: see its output above, and resume run {directory.name}"
     )

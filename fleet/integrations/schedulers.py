@@ -66,7 +66,7 @@ class Slurm:
         ]
 
     def node_state(self, node: str) -> Node:
-        """Parse `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`.
+        """Return the state, from `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…` of scontrol.
 
         A node that takes jobs but has a reason was flagged by an administrator: it counts as unhealthy.
         """

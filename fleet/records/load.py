@@ -26,8 +26,9 @@ from schemas.reports import Quarantined
 from schemas.run_directory import EVENTS, RunDirectory, bmc_record_names, is_run, record_name, record_names, runs_in
 from schemas.stages import GANG
 
-PLAN_BYTES = 64_000_000
-JOURNAL_BYTES = 64_000_000
+PLAN_BYTES = JOURNAL_BYTES = 64_000_000
+REPORT_BYTES = 4_000_000_000
+"""Maximum size of a report.json. The report of a large fleet has 20 000 verdicts and a few kB for each host."""
 MAX_CACHED_HOSTS = 16
 """The evidence of a run with more hosts is not kept in memory, except if only gang records are read."""
 FETCH_AGAIN = "resume the run, or collect it again"

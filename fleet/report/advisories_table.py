@@ -22,6 +22,7 @@ class Floor:
     reading: str
     """Reading that is compared; empty if none is."""
     line: str
+    """The branch, as the vendor names it."""
     version: str
     advisory: Advisory
     """The newest advisory that this version fixes."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fleet.quantities import quantity
+from fleet.quantities import NONE, quantity
 from fleet.report.formatting import clean, params_text, signed_percent
 from fleet.report.markup import code, section, table
 from fleet.report.terminal import plain_table
@@ -18,8 +18,13 @@ from schemas.reports import FleetReport
 from schemas.scopes import HOST, Scope
 
 MAX_ROWS = 100
+"""Maximum number of changes in Markdown."""
 MAX_LINES = 200
+"""Maximum number of rows on a terminal."""
 MAX_NAMES = 4
+"""Maximum number of parts that a row names."""
+TEXT_LIMIT = 600
+"""Maximum number of characters that describe a change."""
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_NEW)
 """Kinds of changes that a terminal only counts, unless `everything` is true."""
 TITLE = "Changes since acceptance"
@@ -40,7 +45,7 @@ def count_by_kind(changes: Sequence[Change]) -> str:
 
 
 def changes_table(changes: Sequence[Change], complete: str) -> str:
-    """Return a Markdown table of the first MAX_ROWS changes. `complete`: what has all of them, as Markdown."""
+    """Return a Markdown table of the first MAX_ROWS changes. `complete` names what has all of them, as Markdown."""
     shown = [_row(change) for change in changes[:MAX_ROWS]]
     more = f"\n\n… and {len(changes) - MAX_ROWS} more in {complete}." if len(changes) > MAX_ROWS else ""
     return table(("Kind", "Host", "Part", "What", "Before", "Now", "Change", "Noise"), shown) + more
@@ -49,7 +54,9 @@ def changes_table(changes: Sequence[Change], complete: str) -> str:
 def _row(change: Change) -> tuple[str, ...]:
     part = code(change.scope) + (f" serial {code(change.serial)}" if change.serial else "")
     name = code(f"{change.what} {params_text(change.params)}".strip())
-    noise = f"{signed_percent(change.noise).lstrip('+')} ({code(change.basis)})" if change.noise is not None else "–"
+    noise = f"{signed_percent(change.noise).lstrip('+')} ({code(change.basis)})" if change.noise is not None else NONE
+    if not has_values(change):
+        name = code(change.text, TEXT_LIMIT)
     return (
         f"**{change.kind.replace('_', ' ')}**",
         code(change.host),
@@ -109,11 +116,11 @@ def _by_part(changes: Sequence[Change]) -> list[tuple[list[str], list[Change]]]:
 
 
 def _content(change: Change) -> tuple[object, ...]:
-    return (change.what, str(change.params), change.old, change.new) if _has_values(change) else (change.text,)
+    return (change.what, str(change.params), change.old, change.new) if has_values(change) else (change.text,)
 
 
-def _has_values(change: Change) -> bool:
-    """Return whether the values before and now explain the change."""
+def has_values(change: Change) -> bool:
+    """Return whether the values before and now explain the change; else its text does."""
     return change.old is not None and change.new is not None and not change.is_unreported and change.kind not in PARTS
 
 
@@ -129,13 +136,13 @@ def _names(parts: Sequence[str]) -> str:
 
 def _what(change: Change) -> str:
     """Return the values before and now; for a change that they do not explain, its sentence."""
-    if not _has_values(change):
-        return clean(change.text, 600)
+    if not has_values(change):
+        return clean(change.text, TEXT_LIMIT)
     params = params_text(change.params)
     share = f" ({signed_percent(change.share)})" if change.share is not None else ""
     noise = f", noise {signed_percent(change.noise).lstrip('+')}" if change.noise else ""
     values = f"{quantity(change.old, change.unit)} → {quantity(change.new, change.unit)}{share}{noise}"
-    return clean(f"{change.what}{f' ({params})' if params else ''}: {values}", 600)
+    return clean(f"{change.what}{f' ({params})' if params else ''}: {values}", TEXT_LIMIT)
 
 
 def changes_page(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:

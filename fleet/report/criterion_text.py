@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleet.judge.criteria import Criterion, Range
-from fleet.quantities import SIGNS, number, scale
+from fleet.quantities import SIGNS, number, quantity, scale
 from schemas.records import Value
 
 _DATASHEET_TEXTS = {
@@ -69,7 +69,10 @@ def _limit(criterion: Criterion) -> str:
         return _of_fleet(criterion)
     if criterion.baseline is not None:
         change = criterion.baseline.change
-        share = f"{criterion.baseline.fraction * 100:g} % of" if change is None else f"{change:+g} from"
+        if change is None:
+            share = f"{criterion.baseline.fraction * 100:g} % of"
+        else:
+            share = f"{'+' if change >= 0 else ''}{quantity(change, criterion.unit)} from"
         return f"{share} the part's value at acceptance if the run has a baseline"
     if criterion.variable:
         share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "

@@ -13,7 +13,9 @@ from schemas.records import Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
 
 TEXT_LIMIT = 400
+"""Maximum number of characters of a text of a record in a report."""
 LOG_LIMIT = 6000
+"""Maximum number of characters of a log in a report: its end."""
 
 VERDICTS = (PASS, FAIL, INCONCLUSIVE)
 DECISIONS = {ACCEPTED: "accepted", REJECTED: "rejected", INCOMPLETE: "incomplete"}
@@ -35,7 +37,7 @@ ACTIONS = {
 """Most severe first."""
 
 _FAR = 2.0
-"""Margin from which a multiple of the limit is easier to read than a percentage."""
+"""Margin, as a share of the limit, from which a multiple of the limit is easier to read than a percentage."""
 
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL

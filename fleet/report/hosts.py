@@ -192,10 +192,10 @@ class HostJudge:
         self._results.hosts[name] = report
 
     def _limit_measurements(self, report: HostReport) -> tuple[HostReport, bool]:
-        """Return the report on a host that is not accepted, and whether it keeps its measurements: enough earlier hosts may.
+        """Return the report on a host that is not accepted, and whether it keeps its measurements.
 
-        The first MEASURED_HOSTS rejected hosts of the plan keep their measurements, and as many incomplete ones: the comparison
-        with the manifest may still reject an incomplete host.
+        The first MEASURED_HOSTS rejected hosts in the order of the plan keep theirs, and as many incomplete ones. `merge` then
+        selects MEASURED_HOSTS of these in all.
         """
         kept = self._measured[report.decision]
         bisect.insort(kept, (self._context.positions[report.name], report.name))

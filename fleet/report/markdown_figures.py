@@ -128,7 +128,7 @@ def _gpus(report: FleetReport) -> Iterator[str]:
     rows = [
         (
             counter.title,
-            code("; ".join(counter.errors)) if counter.errors else "none" if counter.readings else "not checked",
+            "; ".join(filter(None, (_errors(counter), counter.gap))),
             str(counter.readings),
             str(counter.devices),
         )
@@ -142,6 +142,10 @@ def _gpus(report: FleetReport) -> Iterator[str]:
         yield figure.LEGEND
         if report.history:
             yield former_runs.LEGEND
+
+
+def _errors(counter: gpus.ErrorCounter) -> str:
+    return code("; ".join(counter.errors)) if counter.errors else "none" if counter.readings else ""
 
 
 def _peers(report: FleetReport) -> str:

@@ -164,19 +164,21 @@ def _host_reports(
 ) -> list[HostReport]:
     """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
 
-    In a large fleet only MEASURED_HOSTS keep their measurements, rejected hosts first.
+    In a large fleet only MEASURED_HOSTS keep their measurements, first those that were rejected without manifest and cables.
+    Which further hosts still have measurements here depends on the number of processes.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
+    if not context.in_full:
+        with_measurements = [position for position, host in enumerate(hosts) if host != without_measurements(host)]
+        with_measurements.sort(key=lambda position: (hosts[position].decision != REJECTED, position))
+        for position in with_measurements[MEASURED_HOSTS:]:
+            hosts[position] = without_measurements(hosts[position])
     manifest_of: dict[str, list[Verdict]] = {}
     for verdict in manifest:
         manifest_of.setdefault(verdict.host, []).append(verdict)
     for position, host in enumerate(hosts):
         if host.name in manifest_of and any(verdict.blocks_acceptance for verdict in manifest_of[host.name]):
             hosts[position] = replace(host, decision=worst_decision([host.decision, decide(manifest_of[host.name])]))
-    with_measurements = [position for position, host in enumerate(hosts) if host.measurements]
-    with_measurements.sort(key=lambda position: (hosts[position].decision != REJECTED, position))
-    for position in () if context.in_full else with_measurements[MEASURED_HOSTS:]:
-        hosts[position] = without_measurements(hosts[position])
     return hosts
 
 

@@ -83,9 +83,11 @@ class _ReportCollector:
         )
         failures = self._failures(waived=False)
         yield self._family("failures", "Observations that fail the criterion", _FAILURE, failures[:MAX_FAILURES])
-        left_out = float(len(failures[MAX_FAILURES:]))
         yield self._family(
-            "failures_left_out", f"Failures left out because they exceed {MAX_FAILURES}", (), [((), left_out)]
+            "failures_left_out",
+            f"Failures left out, because they exceed {MAX_FAILURES} or because report.json does not list them",
+            (),
+            [((), float(len(failures[MAX_FAILURES:]) + self._unlisted()))],
         )
         waived = self._failures(waived=True)[:MAX_FAILURES]
         yield self._family("waived", "Observations that fail a criterion and are waived", _FAILURE, waived)
@@ -133,6 +135,11 @@ class _ReportCollector:
         counts = Counter(self._failure(verdict) for verdict in self._failed() if (verdict.waiver is not None) == waived)
         samples = ((labels, float(count)) for labels, count in counts.items())
         return sorted(samples, key=lambda item: (_action_rank(item[0][-1]), item[0]))
+
+    def _unlisted(self) -> int:
+        """Return the number of failed verdicts that are only counted in the report."""
+        total = sum(row.failed for row in self._report.judged)  # 0 on the page of one host
+        return max(0, total - sum(1 for _ in self._failed()))
 
     def _failed(self) -> Iterator[Verdict]:
         return (verdict for verdict in self._report.verdicts if verdict.verdict == FAIL)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fleet import progress
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
+from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.advisories import shipped_advisories
 from fleet.judge.criteria import Pack
 from fleet.judge.fleet_stats import FleetStats
@@ -19,6 +20,7 @@ from fleet.judge.gather import Gatherer
 from fleet.judge.judge import host_view
 from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
+from fleet.report.formatting import decision_name
 from fleet.report.hosts import HostJudge, JudgedHosts, RunContext, context_of, units
 from fleet.report.merge import fleet_report
 from fleet.report.replaced import replaced_lines
@@ -87,8 +89,9 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, jobs: int | No
     context = replace(job.context, plan=part)
     records = (record_name(host), record_name(host, planned.gang))
     rejected = [item for item in judged.quarantined if item.path in records]
-    gang_report = fleet_report(context, stats, judged.hosts, quarantined=rejected, diff=BaselineDiff())
-    return _only_host(plan, gang_report, next(report for report in gang_report.hosts if report.name == host))
+    diff = diff_against_baseline(plan.only((host,)), run.evidence, packs)
+    gang_report = fleet_report(context, stats, judged.hosts, quarantined=rejected, diff=diff)
+    return _only_host(plan, gang_report, next(report for report in gang_report.hosts if report.name == host), diff)
 
 
 def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
@@ -131,7 +134,7 @@ def _judge(job: _Job, share: Share) -> _Judged:
     return _Judged(hosts=judge.finish(), quarantined=quarantined)
 
 
-def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> FleetReport:
+def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff) -> FleetReport:
     """Return a report with only this host of its gang."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     causes = diagnose(verdicts, plan.gangs())
@@ -146,11 +149,16 @@ def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport) -> Flee
         acceptance=Acceptance(
             status=status_of(plan, report.decision, verdicts),
             lines=(
-                SummaryLine(kind=LineKind.COUNT, title=f"Host {report.name} alone", text=report.decision),
+                SummaryLine(
+                    kind=LineKind.COUNT,
+                    title=f"Host {report.name} alone",
+                    text=decision_name(gang_report, report.decision),
+                ),
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
                 *vulnerability_lines(plan, versions, vulnerable, shipped_advisories()),
                 *replaced_lines(gang_report.replaced),
+                *changes_summary(plan, diff),
                 *cause_lines(causes, verdicts, pci_slots((report.name, gpu) for gpu in report.gpus)),
             ),
         ),

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file has the name of an unfinished write, by `replacing` or `documents.write`."""
+    return bool(_TEMPORARY.fullmatch(name))
 
 
 def write_stream(path: Path, pieces: Iterable[str | bytes]) -> None:

@@ -11,6 +11,7 @@ from fleet.judge.drift import DRIFT, REFERENCE_S, format_span
 from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
+from fleet.quantities import counted
 from fleet.report.facts import HostFacts, is_of_missing_record
 from fleet.report.formatting import cause_action
 from fleet.report.replaced import replaced_lines
@@ -80,15 +81,15 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     plan, hosts = summary.plan, summary.hosts
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
-    what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was tested: this run rehearsed the pipeline on CPUs"
+    what = counted(gpus, "GPU") if not plan.rehearsal else "no GPU was tested: this run rehearsed the pipeline on CPUs"
     if plan.simulated:
-        what = f"no GPU was tested: rackproof simulate generated the records of {gpus} GPUs"
+        what = f"no GPU was tested: rackproof simulate generated the records of {counted(gpus, 'GPU')}"
     passed = "passed" if plan.rehearsal or plan.simulated else "accepted"
     words = ((REJECTED, "failed"), (INCOMPLETE, "incomplete"))
     others = ((sum(host.decision == decided for host in hosts), word) for decided, word in words)
-    counted = f"{accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
+    text = f"{accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
     values = {"total": len(hosts), "accepted": accepted, "gpus": gpus}
-    lines = [SummaryLine(kind=LineKind.COUNT, title="Hosts", text=counted, values=values)]
+    lines = [SummaryLine(kind=LineKind.COUNT, title="Hosts", text=text, values=values)]
     lines += _incomplete_gang_lines(plan, summary.facts)
     lines += _soak_lines(summary)
     lines += selection_summary(plan)
@@ -128,9 +129,9 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
             f"other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on {_names(shared, 5)}"
         )
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs shared", text=text, values={"hosts": len(shared)})
-    if counted := [host.name for host in hosts if host.count_found]:
-        text = f"the inventory does not give the number of GPUs, so the detected number is expected on {_names(counted, 5)}"
-        yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(counted)})
+    if without_count := [host.name for host in hosts if host.count_found]:
+        text = f"the inventory does not give the number of GPUs, so the detected number is expected on {_names(without_count, 5)}"
+        yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(without_count)})
 
 
 def _names(names: Sequence[str], most: int) -> str:
@@ -149,9 +150,10 @@ def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
         unequal = 0 < len(soaks) != len(finished)
         shortest = f", the shortest {format_span(min(soak.soaked_s for soak in soaks))}" if unequal else ""
         rounds = sum(soak.rounds for soak in soaks)
+        in_all = f"{counted(rounds, 'round')} in all"
         short_soaks = [host.name for host in hosts if host.soak and host.soak.planned_s < REFERENCE_S]
         not_judged = sorted({name for host in short_soaks for name in summary.facts[host].rates_without_drift})
-        text = f"{len(finished)} of {len(hosts)} hosts soaked {format_span(planned)}{shortest} ({rounds} rounds in all)"
+        text = f"{len(finished)} of {len(hosts)} hosts soaked {format_span(planned)}{shortest} ({in_all})"
         values = {"total": len(hosts), "finished": len(finished), "rounds": rounds}
         yield SummaryLine(kind=LineKind.SOAK, title="Soak", text=text, values=values)
         if not_judged and not plan.rehearsal:

@@ -6,11 +6,14 @@ import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fleet import progress
 from fleet.report.hosts import Unit
+from schemas.errors import RunError
 
 ONE_PROCESS_HOSTS = 256
 """Largest number of hosts for which one process is faster than several."""
@@ -41,18 +44,27 @@ def shares(units: Sequence[Unit], count: int) -> list[Share]:
 
 
 def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, shares: Sequence[Share]) -> list[_Result]:
-    """Return `call(context, share)` for each share; several shares have one process each."""
+    """Return `call(context, share)` for each share; several shares have one process each.
+
+    Raises:
+        RunError: the system killed one of the processes.
+    """
     global _context  # forked processes inherit it, so it need not be sent to them
     _context = context
     try:
         if len(shares) <= 1:
             return [_without_gc(call, share) for share in shares]
-        with multiprocessing.get_context("fork").Pool(len(shares)) as pool:
-            results = pool.starmap_async(_without_gc, [(call, share) for share in shares], chunksize=1)
-            while not results.ready():
-                results.wait(_DRAW_S)
+        # A multiprocessing.Pool would wait forever for the result of a process that was killed.
+        with ProcessPoolExecutor(len(shares), mp_context=multiprocessing.get_context("fork")) as pool:
+            results = [pool.submit(_without_gc, call, share) for share in shares]
+            while wait(results, _DRAW_S).not_done:
                 progress.draw()
-            return results.get()
+            return [result.result() for result in results]
+    except BrokenProcessPool:
+        raise RunError(
+            f"one of the {len(shares)} processes that judge the hosts was killed, perhaps because memory ran out: free memory, "
+            "or use fewer processors: taskset -c 0 rackproof report RUN_DIR"
+        ) from None
     finally:
         _context = None
 

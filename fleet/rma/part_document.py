@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.judge.change import change
 from fleet.judge.evidence import Evidence, Planned
 from fleet.quantities import finite
 from fleet.report.formatting import clean, clean_log, is_change
@@ -186,10 +187,11 @@ class _SiblingFigures:
 
 
 def _increase(observations: Iterable[Observation], scope: str) -> float | None:
-    """Return the last minus the first reading; None if either is not a number."""
-    numbers = [finite(item.value) for item in observations if item.scope == scope]
-    first, last = (numbers[0], numbers[-1]) if numbers else (None, None)
-    return last - first if first is not None and last is not None else None
+    """Return by how much a counter rose, as the judge computes it after a reset; None if a reading is not a number."""
+    readings = [item for item in observations if item.scope == scope]
+    if not readings or any(finite(item.value) is None for item in readings):
+        return None
+    return finite(change(readings).total) if len(readings) > 1 else 0.0
 
 
 def _counters(observations: Iterable[Observation], part_scope: str) -> list[dict[str, Any]]:
@@ -238,9 +240,8 @@ def _logs(launches: Iterable[Launch], part: FailedPart, planned: PlannedHost | N
     for launch in launches:
         for rank in launch.ranks:
             if (rank.local_rank in local_ranks or part.kind == HOST) and rank.log_tail.strip():
-                title = (
-                    f"stage {launch.stage}, rank {rank.rank} (exit {rank.exit_code}, at {rank.phase or 'its start'})"
-                )
+                code = "no exit code" if rank.exit_code is None else f"exit code {rank.exit_code}"
+                title = f"stage {launch.stage}, rank {rank.rank} ({code}, at {rank.phase or 'its start'})"
                 logs.append({"what": title, "text": rank.log_tail})
         if not launch.succeeded:
             culprit = f"; culprit: {launch.culprit.text}" if launch.culprit else ""

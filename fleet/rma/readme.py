@@ -135,7 +135,9 @@ def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
     if not counters:
         return "No counter was read."
     listed = [
-        item for item in counters if item.get("not_read") or finite(item.get("after")) != 0 or item.get("rose_by")
+        item
+        for item in counters
+        if item.get("not_read") or any(finite(item.get(key)) != 0 for key in ("before", "after"))
     ]
     unlisted_count = len(counters) - len(listed)
     rows = [

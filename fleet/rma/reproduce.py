@@ -14,7 +14,7 @@ from schemas.stages import SOAK
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
 """Benchmarks that run on a single GPU."""
 AGENT_BIN = "/opt/rackproof/bin"
-"""Directory of the agent's programs by default; the plan does not record rackproof_prefix, which changes it."""
+"""Default directory of the agent's programs. An inventory can change it with rackproof_prefix, which the plan does not record."""
 
 
 def reproduce_commands(

@@ -120,6 +120,7 @@ def _remarks(row: CellResult) -> str:
 
 
 def _money(value: float) -> str:
+    """Return an amount with two decimals, or with two significant digits if it is below 1."""
     return f"{value:.2f}" if value >= 1 else number(value, 2)
 
 
@@ -187,8 +188,8 @@ def _facts(plan: Plan, results: StudyResults, currency: str) -> list[tuple[str, 
         ("Duration of all launches", duration(results.hours * 3600)),
     ]
     if results.cost is not None:
-        facts.append(("Cost of the hosts used", f"{results.cost:.2f} {currency}".rstrip()))
-    limits = [f"{study.stop_cost:g} {currency}".rstrip()] if study.stop_cost else []
+        facts.append(("Cost of the hosts used", f"{_money(results.cost)} {currency}".rstrip()))
+    limits = [f"{study.stop_cost:g} {study.currency}".rstrip()] if study.stop_cost else []  # not that of --currency
     limits += [f"{study.stop_hours:g} h"] if study.stop_hours else []
     if limits:
         facts.append(("Budget", " or ".join(limits)))

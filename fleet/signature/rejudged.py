@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.history.former_runs import history_from_json
 from fleet.judge.criteria import PACKS, shipped_packs
-from fleet.records.load import PLAN_BYTES
+from fleet.records.load import PLAN_BYTES, REPORT_BYTES
 from fleet.report.rejudge import changed_verdicts
 from fleet.signature.sums import digest
 from schemas import documents
@@ -18,8 +18,6 @@ from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import FleetReport
 from schemas.run_directory import RunDirectory
-
-REPORT_BYTES = 2_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,9 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
-    if "history" in document:  # it does not follow from the records, and the files of the report show it
+    if (
+        "history" in document
+    ):  # the records do not give the comparison with former runs, but the files of the report show it
         report = replace(report, history=history_from_json(document["history"]))
     return Rejudged(report=report, differences=tuple(differences(document, report)))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fleet import progress
+from fleet.report.stream import is_temporary
 from schemas.errors import RunError
 
 SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
@@ -25,8 +26,6 @@ UNSIGNED_FILES: Mapping[str, str] = {
 }
 """Name of a file or directory in the run directory -> why it has no checksum."""
 MAX_SUMS_BYTES = 100_000_000
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""Name of a temporary file of an unfinished write."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
@@ -43,7 +42,7 @@ def hash_files(directory: Path) -> dict[str, str]:
         progress.advance()
         if not path.isprintable() or "\\" in path:
             raise RunError(f"{path!r}: a file with this name cannot be signed: rename or remove it")
-        if _TEMPORARY.fullmatch(Path(path).name):
+        if is_temporary(Path(path).name):
             raise RunError(f"{directory / path}: temporary file of an interrupted write: remove or rename it")
         by_path[path] = digest(directory / path)
     return by_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from fleet.quantities import counted
 from fleet.watch.progress import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.text import clock, duration, join_names, percent, shorten
 from fleet.watch.view import HostStatus, View, state_text
@@ -28,7 +29,7 @@ def changes(old: View | None, new: View) -> list[str]:
 def _run_changes(old: View | None, new: View) -> Iterator[str]:
     if old is None:
         mark = f", {new.mark}" if new.mark else ""
-        yield f"run {new.run_id}: {len(new.hosts)} hosts of {join_names(new.racks)}, profile {new.profile}{mark}"
+        yield f"run {new.run_id}: {counted(len(new.hosts), 'host')} of {join_names(new.racks)}, profile {new.profile}{mark}"
     if new.by and (old is None or old.by != new.by):
         yield f"running: {new.by}"
     for note in new.notes if old is None else [note for note in new.notes if note not in old.notes]:
@@ -72,7 +73,7 @@ def _end(old: View | None, new: View) -> Iterator[str]:
         yield f"decision: {new.decision}"
         yield from new.summary
     elif new.is_over and not new.decision and (old is None or not old.is_over):
-        yield "no playbook is running this run"
+        yield "no playbook is running, and the run has no decision"
 
 
 def _stage_start(view: View) -> str:

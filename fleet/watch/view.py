@@ -116,7 +116,9 @@ def state_text(cell: StageCell) -> str:
 
 
 def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> float | None:
-    """Return the seconds until all stages are expected to have ended; None if a running stage does not report its end.
+    """Return the seconds until all stages are expected to have ended.
+
+    None if no stage is running or waiting, or if a running stage does not report when it ends.
 
     Args:
         hosts: all hosts of the run. Those that left it do not count.

@@ -49,7 +49,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Sequence[float]) -> Axis:
-        """Return an axis around the values, so wide that noise does not look like a fault."""
+        """Return an axis around the values, at least 2 % of the largest wide, so that noise does not look like a fault."""
         low, high = min(values), max(values)
         padding = max((high - low) * 0.08, abs(high) * 0.01) or 1.0
         return cls(max(0.0, low - padding) if low >= 0 else low - padding, high + padding)
@@ -93,13 +93,14 @@ def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
 def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[tuple[Dot, ...], str]:
     """Return dots and the path of the bars.
 
-    Up to MAX_DOTS values are drawn as dots. With more values, only the first MAX_DOTS failures are dots, and bars show the
-    values that do not fail. With `bins`, the bars show these, which include all values, and only failures are dots.
+    Up to MAX_DOTS values are drawn as dots. With more values, only the first MAX_DOTS failures are dots, and bars show all other
+    values. With `bins`, the bars show these, which include all values, and only failures are dots.
     """
-    failing = [mark for mark in marks if mark.state == FAIL][:MAX_DOTS]
+    failures = [mark for mark in marks if mark.state == FAIL]
+    failing, more_failures = failures[:MAX_DOTS], failures[MAX_DOTS:]
     if bins:
         return place_dots(failing, axis), bars_path(bins, axis)
     if len(marks) <= MAX_DOTS:
         return place_dots(marks, axis), ""
-    others = axis.histogram(mark.value for mark in marks if mark.state != FAIL)
+    others = axis.histogram(mark.value for mark in (*more_failures, *(m for m in marks if m.state != FAIL)))
     return place_dots(failing, axis), bars_path(others, axis)

@@ -19,14 +19,25 @@ from fleet.report.tables.verdict_rows import worst_verdict
 from fleet.scope_text import describe_scope, describe_scopes
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Observation, Value
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Adapter, AdapterReading, Cause, FleetReport, HostReport, Verdict
+from schemas.reports import (
+    ALL,
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    Adapter,
+    AdapterReading,
+    Cause,
+    FleetReport,
+    HostReport,
+    Verdict,
+)
 from schemas.scopes import Scope
 
 STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
 POWERS = ("optics.rx_power", "optics.tx_power")
 LIMITS = ("alarm_low", "warning_low", "warning_high", "alarm_high")
 _VERBS = "verbs."
-_OF_PLACE = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners")
+_PORT_PARAMS = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners")
 """Parameters of figures that describe the port, not the test."""
 _SECTIONS = {"hca": "Adapter", "nic": "Interface", "pci": "PCI device"}
 _MAX_TEXT = 120
@@ -49,7 +60,9 @@ def add_adapter_pages(
         if page is None or not host.adapters:
             continue
         mark = table.mark()
-        adapters = adapter_pages(host, verdicts[host.name], causes.get(host.name, ()), table)
+        adapters = adapter_pages(
+            host, verdicts[host.name], causes.get(host.name, ()), table, passes_left_out=report.detail != ALL
+        )
         size = len(as_json(adapters).encode()) + table.size - mark[1] + len(',"adapters":')
         if size > budget:
             table.restore(mark)
@@ -60,17 +73,24 @@ def add_adapter_pages(
 
 
 def adapter_pages(
-    host: HostReport, verdicts: Iterable[Verdict], causes: Sequence[Cause], table: TextTable
+    host: HostReport,
+    verdicts: Iterable[Verdict],
+    causes: Sequence[Cause],
+    table: TextTable,
+    *,
+    passes_left_out: bool = False,
 ) -> list[list[Any]]:
     """Return a page for each adapter of a host.
 
-    A page is: name, state, summary, slot, numbers of its causes on the page of the host, sections, figures.
+    A page is: name, state (a letter of STATES, or empty if nothing judged the adapter), summary, slot, numbers of its causes on
+    the page of the host, sections, figures.
 
     Args:
         host: the host.
         verdicts: all its verdicts in the report.
         causes: the causes on its page, in order.
         table: the texts of the page's data.
+        passes_left_out: whether `verdicts` lacks those that pass.
     """
     by_scope: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     by_device: dict[str, list[Verdict]] = defaultdict(list)
@@ -78,7 +98,7 @@ def adapter_pages(
         by_scope[verdict.name, verdict.scope].append(verdict)
         for device in {Scope.parse(verdict.scope).device, Scope.parse(verdict.part_scope).device}:
             by_device[device].append(verdict)
-    return [_page(host, adapter, by_scope, by_device, causes, table) for adapter in host.adapters]
+    return [_page(host, adapter, by_scope, by_device, causes, table, passes_left_out) for adapter in host.adapters]
 
 
 def _page(
@@ -88,12 +108,13 @@ def _page(
     by_device: Mapping[str, Sequence[Verdict]],
     causes: Sequence[Cause],
     table: TextTable,
+    passes_left_out: bool,
 ) -> list[Any]:
-    standing = [
-        verdict for scope in adapter.scopes for verdict in by_device.get(scope, ()) if verdict.blocks_acceptance
-    ]
+    verdicts = [verdict for scope in adapter.scopes for verdict in by_device.get(scope, ())]
+    blocking = [verdict for verdict in verdicts if verdict.blocks_acceptance]
+    state = STATES[worst_verdict(blocking)] if blocking else "p" if verdicts or passes_left_out else ""
     parts = [{part.scope for part in cause.parts if part.host == host.name} for cause in causes]
-    own = [at for at, of_cause in enumerate(parts) if any(_is_in(adapter, scope) for scope in of_cause)]
+    causes_of_adapter = [at for at, of_cause in enumerate(parts) if any(_is_in(adapter, scope) for scope in of_cause)]
     readings: dict[str, list[AdapterReading]] = defaultdict(list)
     for reading in adapter.readings:
         readings[Scope.parse(reading.scope).around("lane")].append(reading)
@@ -101,9 +122,9 @@ def _page(
     sections = sorted(readings, key=lambda scope: (order.get(Scope.parse(scope).device, 0), scope))
     return [
         *table.numbers((adapter.name,)),
-        STATES[worst_verdict(standing)] if standing else "p",
+        state,
         *table.numbers((_summary(adapter), adapter.slot)),
-        own,
+        causes_of_adapter,
         [_section(scope, readings[scope], by_scope, table) for scope in sections],
         [_figure(group, by_scope, table) for group in _groups(host, adapter)],
     ]
@@ -131,7 +152,14 @@ def _summary(adapter: Adapter) -> str:
 
 
 def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
-    """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures."""
+    """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures.
+
+    Args:
+        scope: of the adapter, or of one of its ports.
+        readings: its readings and those of its lanes.
+        by_scope: verdicts by name and scope.
+        table: the texts of the page's data.
+    """
     parsed = Scope.parse(scope)
     is_port = parsed.device_kind == "hca" and bool(parsed.below)
     title = f"Port {parsed.get('port')}" if is_port else _title(parsed)
@@ -141,8 +169,10 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     shown = [item for item in of_port if item.value is not None and item.name not in limits]
     zeros = [item for item in shown if _is_zero(item) and not _not_passing(item, by_scope)]
     absent: dict[str, list[str]] = defaultdict(list)
-    for item in of_port:
-        if item.value is None:
+    measured_on_a_lane = {item.name for item in of_lanes if item.value is not None}
+    for item in readings:
+        # If a reading has a value on some lanes, it is a column of the table of lanes, which shows the gaps.
+        if item.value is None and item.name not in measured_on_a_lane and item.name not in absent[item.reason]:
             absent[item.reason].append(item.name)
     return [
         table.number(title),
@@ -249,7 +279,7 @@ def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
     for item in host.measurements:
         if item.name.startswith(_VERBS) and _is_in(adapter, item.scope):
             scope = Scope.parse(item.scope)
-            settings = tuple((key, value) for key, value in item.params.items() if key not in _OF_PLACE)
+            settings = tuple((key, value) for key, value in item.params.items() if key not in _PORT_PARAMS)
             groups[item.name, item.unit, scope.around("partner"), scope.kind == "partner", settings].append(item)
     return list(groups.values())
 
@@ -271,7 +301,7 @@ def _figure(group: Sequence[Observation], by_scope: Verdicts, table: TextTable) 
         pick = max if first.unit == "s" else min
         worst = Scope.parse(pick(values, key=lambda scope: values[scope])).get("partner")
     verdicts = [verdict for item in group for verdict in by_scope.get((item.name, item.scope), ())]
-    settings = params_text({key: value for key, value in first.params.items() if key not in _OF_PLACE})
+    settings = params_text({key: value for key, value in first.params.items() if key not in _PORT_PARAMS})
     port = describe_scope(Scope.parse(first.scope).around("partner")).partition(", ")[2]
     texts = (
         label(first.name),

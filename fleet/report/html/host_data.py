@@ -51,8 +51,8 @@ def embedded_data(report: FleetReport, budget: int) -> str:
     """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
 
     Within the budget, pages of hosts that are not accepted come first, then the serials for the search, then pages of accepted
-    hosts unless the report leaves out their verdicts, then sparklines, then pages of network
-    adapters, then comparisons with former runs.
+    hosts unless the report leaves out their verdicts, then sparklines, then pages of network adapters, then comparisons with
+    former runs.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
@@ -101,7 +101,7 @@ def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, An
 def _finding_columns(
     report: FleetReport, verdicts: VerdictsOfHost, causes: CausesOfHost, table: TextTable
 ) -> dict[str, Any]:
-    """Return counts of findings, most urgent cause and actions of each host that has findings, by its number."""
+    """Return counts of findings, most urgent cause and actions of each host that has findings, by the number of the host."""
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):
         effective = [verdict for verdict in verdicts[host.name] if verdict.blocks_acceptance]

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from fleet import quantities
 from fleet.report import formatting, grafana
+from fleet.report.changes import has_values
 from fleet.report.hosts import MEASURED_HOSTS
 from fleet.report.html import host_data, launch_traces, pairs, strips
 from fleet.report.links import adapter_anchor, host_anchors
@@ -189,7 +190,7 @@ def _changes(report: FleetReport) -> dict[str, Any]:
                 "new": quantities.quantity(change.new, change.unit),
                 "share": formatting.signed_percent(change.share) if change.share is not None else "",
                 "noise": formatting.percent(change.noise) if change.noise is not None else "",
-                "text": change.text,
+                "text": "" if has_values(change) else change.text,
             }
             for change in changes[:_MAX_CHANGES]
         ],

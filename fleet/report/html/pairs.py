@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.quantities import finite, quantity
+from fleet.quantities import NONE, finite, quantity
 from fleet.report.formatting import clean
 from fleet.report.links import host_anchor
 from schemas.records import MEASURED, Observation
@@ -131,7 +131,7 @@ def _matrix(hosts: Sequence[str], rates: Mapping[HostPair, Rates]) -> PairMatrix
         rails=len(names),
         pairs=len(gang_rates),
         failed=sum(None in rails.values() for rails in gang_rates.values()),
-        median=quantity(median, "B/s"),
+        median=quantity(median, "B/s") if values else NONE,
         lowest=quantity(min(values), "B/s") if values else "",
         paths=tuple(_paths(len(hosts), len(hosts), cells)) if len(hosts) <= MAX_HOSTS else (),
         rail_names=tuple(clean(name) for name in names),
@@ -194,7 +194,11 @@ def _paths(rows: int, columns: int, cells: Mapping[tuple[int, int], str]) -> Ite
 
 
 def host_pairs(host: HostReport) -> dict[str, Any]:
-    """Return partners, rails, rates in GB/s (a row per partner, None if not measured) and color bands; empty without pairs."""
+    """Return partners, rails, median, rates in GB/s (a row per partner, None if not measured) and a character per rate.
+
+    The character is the number of its color band (`_band`), `t` if it could not be measured, `-` without a pair on that rail.
+    Empty without pairs.
+    """
     by_partner: dict[str, dict[str, float | None]] = {}
     for rail, partner, observation in _pairs_of(host):
         by_partner.setdefault(clean(partner), {})[clean(rail)] = _value(observation)
@@ -206,7 +210,7 @@ def host_pairs(host: HostReport) -> dict[str, Any]:
     return {
         "partners": list(by_partner),
         "rails": rails,
-        "median": quantity(median, "B/s"),
+        "median": quantity(median, "B/s") if values else NONE,
         "rates": [
             [round(value / 1e9, 2) if (value := rates.get(rail)) is not None else None for rail in rails]
             for rates in by_partner.values()

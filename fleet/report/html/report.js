@@ -42,13 +42,13 @@ function findings(number) {
 
 function gpuSquares(states, step = 10) {
   const across = Math.min(states.length, 8), down = Math.ceil(states.length / 8);
-  const bad = [...states].map((state, at) => state === "f" ? at : -1).filter((at) => at >= 0);
+  const times = (letter) => [...states].filter((state) => state === letter).length;
   const shapes = [...states].map((state, at) => {
     const x = at % 8 * step + 1, y = Math.floor(at / 8) * step + 1, side = step - 3;
     const mark = state === "f" && svg("path", { d: `M${x + 1.8} ${y + 1.8}l${side - 3.6} ${side - 3.6}m0-${side - 3.6}l-${side - 3.6} ${side - 3.6}` });
     return [svg("rect", { class: KIND[state], x, y, width: side, height: side, rx: 1 }), mark];
   });
-  const label = bad.length ? `fails: GPU ${bad.join(", ")}` : plural(states.length, "GPU");
+  const label = [plural(states.length, "GPU"), times("f") && `${times("f")} failed`, times("i") && `${times("i")} inconclusive`].filter(Boolean).join(", ");
   return svg("svg", { class: "gpus", width: across * step, height: down * step, role: "img", "aria-label": label }, ...shapes.flat());
 }
 
@@ -289,7 +289,7 @@ function adapterTable(number, adapters) {
 
 function adapterPage(number, at, id) {
   const page = data.pages[number], [name, kind, summary, slot, causes, sections, figures] = page.adapters[at];
-  const parts = [el("h2", { id }, icon(KIND[kind]), `${textAt(name)} `, el("span", { class: `word ${KIND[kind]}` }, kind === "p" ? "no finding" : kind === "f" ? "failed" : "inconclusive")),
+  const parts = [el("h2", { id }, kind && icon(KIND[kind]), `${textAt(name)} `, el("span", { class: `word ${KIND[kind] || ""}` }, { p: "no finding", f: "failed", i: "inconclusive" }[kind] || "not judged")),
     el("p", { class: "lede" }, "Network adapter of ", link(number), textAt(slot) && [", PCI address ", code(textAt(slot))], textAt(summary) && `. ${textAt(summary)}`)];
   if (causes.length) parts.push(el("h3", {}, "Causes"), el("ol", { class: "cards" }, ...causes.map((cause) => card(page.reasons[cause]))));
   for (const section of sections) parts.push(...adapterSection(section));

@@ -81,6 +81,7 @@ class ConstantFigure:
     value: str
     wanted: str
     count: int
+    inconclusive: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,7 @@ def _constant(figure: Distribution) -> ConstantFigure:
         value=quantity(_as_integer(figure.range[0]), figure.unit),
         wanted=" and ".join(_limits_text(figure)),
         count=figure.count,
+        inconclusive=figure.inconclusive,
     )
 
 

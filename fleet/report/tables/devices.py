@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import finite, quantity
-from fleet.report.tables.figure import FigureKey, figure_key
+from fleet.report.tables.figure import FigureKey, failing_figures, figure_key
 from fleet.report.tables.gpus import IN_OTHER_TABLES
 from fleet.report.titles import TITLES
 from schemas.records import MEASURED
@@ -57,11 +57,7 @@ def _order(name: str) -> tuple[int, str]:
 
 def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter[FigureKey]]:
     """Return the values of each figure, and the number of devices without one."""
-    failing = {
-        (verdict.host, verdict.scope, figure_key(verdict))
-        for verdict in report.verdicts
-        if verdict.verdict == FAIL and Scope.parse(verdict.scope).is_one_device
-    }
+    failing = failing_figures(verdict for verdict in report.verdicts if Scope.parse(verdict.scope).is_one_device)
     values: dict[FigureKey, list[_Value]] = {}
     absent: Counter[FigureKey] = Counter()
     for host in report.hosts:

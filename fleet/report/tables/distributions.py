@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -59,11 +60,12 @@ class Distribution:
             self.points[point.host, point.scope] = point
 
     def summarize(self) -> None:
-        """Compute range and counts from the points."""
+        """Compute range and counts from the points; add the inconclusive ones to the verdicts without a value."""
         values = [point.value for point in self.points.values()]
         self.range = (min(values), statistics.median(values), max(values))
         self.count = len(values)
         self.failed = sum(point.state == FAIL for point in self.points.values())
+        self.inconclusive += sum(point.state == INCONCLUSIVE for point in self.points.values())
 
 
 def distributions(report: FleetReport) -> list[Distribution]:
@@ -74,11 +76,11 @@ def distributions(report: FleetReport) -> list[Distribution]:
 def _of_verdicts(report: FleetReport) -> list[Distribution]:
     """Return the figures that verdicts judge, and the figures of single devices that no criterion judges."""
     figures: dict[FigureKey, Distribution] = {}
+    without_value: Counter[FigureKey] = Counter()
     for verdict in report.verdicts:
         key, value, limit = figure_key(verdict), finite(verdict.value), finite(verdict.limit)
         if value is None or not verdict.operator:
-            if verdict.verdict == INCONCLUSIVE and key in figures:
-                figures[key].inconclusive += 1
+            without_value[key] += verdict.verdict == INCONCLUSIVE
             continue
         figure = figures.setdefault(key, Distribution(key=key, unit=verdict.unit, change=is_change(verdict)))
         figure.criteria[verdict.criterion] = None
@@ -98,7 +100,8 @@ def _of_verdicts(report: FleetReport) -> list[Distribution]:
             key = figure_key(observation)
             figure = figures.setdefault(key, Distribution(key=key, unit=observation.unit))
             figure.add(Point(host.name, observation.scope, value, UNJUDGED))
-    for figure in figures.values():
+    for key, figure in figures.items():
+        figure.inconclusive = without_value[key]
         figure.summarize()
     return list(figures.values())
 

@@ -11,7 +11,7 @@ from fleet.report.formatting import params_text
 from fleet.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
-from schemas.reports import FleetReport, HostReport, Verdict
+from schemas.reports import ACCEPTED, FAIL, FleetReport, HostReport, Verdict
 from schemas.scopes import Scope
 from schemas.stages import BENCHMARK
 
@@ -157,13 +157,9 @@ def detailed_hosts(report: FleetReport) -> list[HostReport]:
     """Return the hosts that tables list one by one: all of a small fleet, else the first that are not accepted."""
     if len(report.hosts) <= MANY_HOSTS:
         return list(report.hosts)
-    return [host for host in report.hosts if host.decision != "accepted"][:MANY_HOSTS]
+    return [host for host in report.hosts if host.decision != ACCEPTED][:MANY_HOSTS]
 
 
-def verdict_states(verdicts: Iterable[Verdict]) -> dict[tuple[str, str, FigureKey], str]:
-    """Return the verdict on each host, scope and figure; `fail` if any of several verdicts fails."""
-    states: dict[tuple[str, str, FigureKey], str] = {}
-    for verdict in verdicts:
-        key = (verdict.host, verdict.scope, figure_key(verdict))
-        states[key] = verdict.verdict if states.get(key) != "fail" else "fail"
-    return states
+def failing_figures(verdicts: Iterable[Verdict]) -> set[tuple[str, str, FigureKey]]:
+    """Return host, scope and figure of each verdict that fails."""
+    return {(verdict.host, verdict.scope, figure_key(verdict)) for verdict in verdicts if verdict.verdict == FAIL}

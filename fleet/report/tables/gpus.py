@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.quantities import finite, number, quantity, scale
+from fleet.quantities import counted, finite, number, quantity, scale
 from fleet.report.formatting import params_text, percent
 from fleet.report.tables import former_runs
 from fleet.report.tables.figure import (
@@ -17,10 +17,10 @@ from fleet.report.tables.figure import (
     TableCell,
     TableRow,
     detailed_hosts,
+    failing_figures,
     figure_key,
     serial_of,
     value_cell,
-    verdict_states,
 )
 from fleet.report.titles import benchmark_title
 from fleet.scope_text import describe_scope
@@ -55,8 +55,15 @@ class ErrorCounter:
     name: str
     readings: int
     devices: int
+    not_checked: int
+    """Number of devices on which the counter could not be read."""
     errors: tuple[str, ...]
-    """Host, part and value of the readings that are not zero, at most _MAX_ERRORS."""
+    """Host, part and value of the readings that are not zero, at most _MAX_ERRORS; then the number of further ones."""
+
+    @property
+    def gap(self) -> str:
+        """Return `not checked on 2 devices`; empty if every device was checked."""
+        return f"not checked on {counted(self.not_checked, 'device')}" if self.not_checked else ""
 
 
 class _Figures:
@@ -64,7 +71,7 @@ class _Figures:
 
     def __init__(self, report: FleetReport) -> None:
         self._places = former_runs.places(report)
-        self.states = verdict_states(verdict for verdict in report.verdicts if verdict.name in _ALL)
+        self.failing = failing_figures(verdict for verdict in report.verdicts if verdict.name in _ALL)
         self.by_device: dict[Device, dict[FigureKey, Observation]] = {}
         self._keys: dict[str, dict[FigureKey, None]] = {}
         for host in report.hosts:
@@ -96,8 +103,7 @@ class _Figures:
         item = self.by_device.get(device, {}).get(key)
         if item is None:
             return EMPTY
-        state = self.states.get((*device, key), "")
-        cell = value_cell(item, factor, state if state == FAIL else "")
+        cell = value_cell(item, factor, FAIL if (*device, key) in self.failing else "")
         place = self._places.get(former_runs.key_of(device[0], item), "") if item.status == MEASURED else ""
         return replace(cell, note=", ".join(filter(None, (cell.note, place))))
 
@@ -174,16 +180,18 @@ def _devices(host: HostReport, figures: _Figures) -> list[str]:
 
 
 def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]) -> TableCell:
-    """Return `power cap 38 %`: each throttle reason that was active for any share of the time."""
-    items = figures.by_device.get(device, {})
-    shares = {key: finite(items[key].value) for key in keys if key in items and items[key].status == MEASURED}
-    if not shares:
+    """Return `power cap 38 %`: each throttle reason that was active for any share of the time, or that was not measured."""
+    items = {key: item for key, item in figures.by_device.get(device, {}).items() if key in keys}
+    if not items:
         return EMPTY
     one_dtype = len({key.params.get("dtype") for key in keys}) == 1
     left_out = ("dtype",) if one_dtype else ()
-    active = [f"{params_text(key.params, left_out)} {percent(share)}" for key, share in shares.items() if share]
-    failed = any(figures.states.get((*device, key)) == FAIL for key in keys)
-    return TableCell(text="; ".join(active) or "nothing", css=FAIL if failed else "")
+    shares = {key: finite(item.value) for key, item in items.items() if item.status == MEASURED}
+    texts = [f"{params_text(key.params, left_out)} {percent(share)}" for key, share in shares.items() if share]
+    texts += [f"{params_text(key.params, left_out)} {item.status}" for key, item in items.items() if key not in shares]
+    failed = any((*device, key) in figures.failing for key in keys)
+    css = FAIL if failed else "inconclusive" if len(shares) < len(items) else ""
+    return TableCell(text="; ".join(texts) or "nothing", css=css)
 
 
 def error_counters(report: FleetReport) -> list[ErrorCounter]:
@@ -201,13 +209,15 @@ def error_counters(report: FleetReport) -> list[ErrorCounter]:
             if item.value != 0
         ]
         benchmark, _, what = name.partition(".")
+        more = [f"and {len(errors) - _MAX_ERRORS} more"] if len(errors) > _MAX_ERRORS else []
         counters.append(
             ErrorCounter(
                 title=f"{benchmark_title(benchmark)}: {what.replace('_', ' ')}",
                 name=name,
                 readings=len(measured),
                 devices=len({(host.name, item.scope) for host, item in measured}),
-                errors=tuple(errors[:_MAX_ERRORS]),
+                not_checked=len({(host.name, item.scope) for host, item in items if item.status != MEASURED}),
+                errors=(*errors[:_MAX_ERRORS], *more),
             )
         )
     return counters

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fleet.quantities import counted
 from fleet.report.formatting import clean, elapsed, format_time
 from fleet.report.summary import pci_slots
 from fleet.report.tables.summary_text import LINE_LIMIT
@@ -78,19 +79,18 @@ def tone(decision: str) -> str:
 
 def sentence(report: FleetReport) -> str:
     """Return the decision and the reason for it in one or two sentences."""
-    failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.blocks_acceptance]
-    inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.blocks_acceptance for verdict in report.verdicts)
+    failed, inconclusive = _blocking(report, FAIL), _blocking(report, INCONCLUSIVE)
     waived = sum(verdict.waiver is not None for verdict in report.verdicts)
-    hosts = _count(len(report.hosts), "host")
+    hosts = counted(len(report.hosts), "host")
     if not report.verdicts and not report.left_out:
         return "No observation was judged, so there is no result for this fleet."
     if report.decision == REJECTED:
-        failing_hosts = len({verdict.host for verdict in failed})
-        more = f" {_count(inconclusive, 'more check')} could not be evaluated." if inconclusive else ""
-        return f"{_count(len(failed), 'check')} failed on {failing_hosts} of {hosts}.{more}"
+        failing_hosts = sum(host.decision == REJECTED for host in report.hosts)
+        more = f" {counted(inconclusive, 'more check')} could not be evaluated." if inconclusive else ""
+        return f"{counted(failed, 'check')} failed on {failing_hosts} of {hosts}.{more}"
     if report.decision == ACCEPTED:
         # The report of a large fleet leaves out passes.
-        passed = _count(sum(verdict.verdict == PASS for verdict in report.verdicts) + report.left_out, "check")
+        passed = counted(sum(verdict.verdict == PASS for verdict in report.verdicts) + report.left_out, "check")
         if waived:
             return f"{passed} passed on {hosts}; {waived} {'was' if waived == 1 else 'were'} waived."
         return (
@@ -98,15 +98,18 @@ def sentence(report: FleetReport) -> str:
             f"and all {passed} on {hosts} passed."
         )
     missing = report.coverage.expected - report.coverage.measured
-    unmeasured = f" and {_count(missing, 'expected observation')} could not be measured" if missing else ""
+    unmeasured = f" and {counted(missing, 'expected observation')} could not be measured" if missing else ""
     return (
-        f"No check failed, but {_count(inconclusive, 'check')} could not be evaluated{unmeasured}. "
+        f"No check failed, but {counted(inconclusive, 'check')} could not be evaluated{unmeasured}. "
         "Anything not verified is not accepted."
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else noun + 's'}"
+def _blocking(report: FleetReport, kind: str) -> int:
+    """Return the number of verdicts that fail or are inconclusive without a waiver, whether or not the report lists them."""
+    listed = [verdict for verdict in report.verdicts if verdict.verdict == kind]
+    total = sum(row.failed if kind == FAIL else row.inconclusive for row in report.judged)  # 0 on the page of one host
+    return max(total - len(listed), 0) + sum(verdict.blocks_acceptance for verdict in listed)
 
 
 def causes_sentence(report: FleetReport) -> str:
@@ -116,10 +119,10 @@ def causes_sentence(report: FleetReport) -> str:
         return ""
     hosts = sum(host.decision != ACCEPTED for host in report.hosts)
     parts = len(parts_to_return(report))
-    found = _count(len(causes), "cause") + (" keeps " if len(causes) == 1 else " keep ")
+    found = counted(len(causes), "cause") + (" keeps " if len(causes) == 1 else " keep ")
     return (
-        f"{found}{hosts} of {_count(len(report.hosts), 'host')} from {'passing' if report.mark else 'acceptance'}. "
-        + (f"{_count(parts, 'part')} must be returned." if parts else "No part needs to be returned.")
+        f"{found}{hosts} of {counted(len(report.hosts), 'host')} from {'passing' if report.mark else 'acceptance'}. "
+        + (f"{counted(parts, 'part')} must be returned." if parts else "No part needs to be returned.")
     )
 
 
@@ -147,7 +150,7 @@ def numbers(report: FleetReport) -> list[tuple[str, str, str]]:
     if not report.rehearsal:
         on = sum(bool(host.gpus) for host in report.hosts)
         where = "" if on == len(report.hosts) else f" on {on} of {len(report.hosts)} hosts"
-        rows.append((str(gpu_count(report)), f"{'GPU' if gpu_count(report) == 1 else 'GPUs'} reported{where}", ""))
+        rows.append((str(gpucounted(report)), f"{'GPU' if gpucounted(report) == 1 else 'GPUs'} reported{where}", ""))
     parts = len(parts_to_return(report))
     return [*rows, (str(parts), f"{'part' if parts == 1 else 'parts'} to return", FAIL if parts else "")]
 
@@ -164,7 +167,7 @@ def certificate(report: FleetReport) -> list[tuple[str, str]]:
         ("Purchase order", report.purchase_order),
         ("Operator", report.operator),
         ("GPU model", _few([f"{name} × {count}" if len(models) > 1 else name for name, count in models.most_common()])),
-        ("Tested", ", ".join(text for text in (_count(tested, "kind") + " of tests", took) if text)),
+        ("Tested", ", ".join(text for text in (counted(tested, "kind") + " of tests", took) if text)),
         ("Profile", report.profile),
         ("Ended", format_time(report.ended)),
         ("Run", report.run_id),
@@ -180,16 +183,16 @@ def _few(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else shown
 
 
-def gpu_count(report: FleetReport) -> int:
+def gpucounted(report: FleetReport) -> int:
     """Return the number of GPUs that the hosts reported."""
     return sum(len(host.gpus) for host in report.hosts)
 
 
 def hosts_and_gpus(report: FleetReport) -> str:
     """Return `16 hosts, 128 GPUs`; in a rehearsal `16 hosts, no GPU judged`."""
-    gpus = "no GPU judged" if report.rehearsal else _count(gpu_count(report), "GPU")
+    gpus = "no GPU judged" if report.rehearsal else counted(gpucounted(report), "GPU")
     simulated = ", all of them simulated" if report.simulated else ""
-    return f"{_count(len(report.hosts), 'host')}, {gpus}{simulated}"
+    return f"{counted(len(report.hosts), 'host')}, {gpus}{simulated}"
 
 
 def unjudged(report: FleetReport) -> list[tuple[str, tuple[str, ...]]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fleet.quantities import finite, number, quantity
 from fleet.report.tables.figure import EMPTY, TIMED_OUT, TableCell, detailed_hosts
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, FleetReport, HostReport
+from schemas.reports import FAIL, FleetReport, HostReport, Verdict
 from schemas.scopes import Scope
 
 HEAT_CLASSES = 5
@@ -27,6 +27,8 @@ _MAX_DENIED = 4
 Pair = tuple[int, int]
 Readings = Mapping[str, Observation]
 """Kind of figure -> observation, of one pair."""
+Failures = set[tuple[str, str]]
+"""Kind of figure and scope of each pair that fails."""
 Cells = tuple[tuple[TableCell, ...], ...]
 
 
@@ -72,10 +74,10 @@ def peers(report: FleetReport) -> Peers:
     if not speeds:
         return Peers(pairs=0, range="", matrices=())
     low, median, high = (quantity(value, "B/s") for value in (min(speeds), statistics.median(speeds), max(speeds)))
-    failed: dict[str, set[str]] = {}
+    failed: dict[str, Failures] = {}
     for verdict in report.verdicts:
-        if verdict.verdict == FAIL and verdict.name in _NAMES:
-            failed.setdefault(verdict.host, set()).add(verdict.scope)
+        if verdict.verdict == FAIL and (kind := _kind(verdict)):
+            failed.setdefault(verdict.host, set()).add((kind, verdict.scope))
     matrices = (_matrix(host, max(speeds), failed.get(host.name, set())) for host in detailed_hosts(report))
     return Peers(
         pairs=len(speeds),
@@ -84,7 +86,8 @@ def peers(report: FleetReport) -> Peers:
     )
 
 
-def _kind(item: Observation) -> str:
+def _kind(item: Observation | Verdict) -> str:
+    """Return the kind of figure, such as `bandwidth one_way`; empty for a figure of another benchmark."""
     return f"{item.name.partition('.')[2]} {item.params.get('direction', '')}".strip() if item.name in _NAMES else ""
 
 
@@ -92,7 +95,7 @@ def _value(item: Observation) -> float | None:
     return finite(item.value) if item.status == MEASURED else None
 
 
-def _matrix(host: HostReport, fastest: float, failed: set[str]) -> PeerMatrix:
+def _matrix(host: HostReport, fastest: float, failed: Failures) -> PeerMatrix:
     readings: dict[Pair, dict[str, Observation]] = {}
     for item in host.measurements:
         if (kind := _kind(item)) and (pair := _pair(item.scope)):
@@ -111,7 +114,7 @@ def _matrix(host: HostReport, fastest: float, failed: set[str]) -> PeerMatrix:
     )
 
 
-def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: set[str]) -> Iterator[Layer]:
+def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: Failures) -> Iterator[Layer]:
     """Yield a matrix of each measured figure; bandwidths are colored relative to the fastest pair of the host."""
     for kind, caption, factor in _LAYERS:
         items = {pair: of_pair[kind] for pair, of_pair in readings.items() if kind in of_pair}
@@ -124,7 +127,7 @@ def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: s
             yield Layer(caption=caption, rows=tuple(rows))
 
 
-def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: float, failed: set[str]) -> TableCell:
+def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: float, failed: Failures) -> TableCell:
     if pair[0] == pair[1]:
         return TableCell(text="")
     if item is None:
@@ -132,10 +135,9 @@ def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: fl
     value = _value(item)
     if value is None:
         return TableCell(text=item.status, css="inconclusive")
-    css = ""
-    if _kind(item) != _LATENCY:  # latencies are not compared
-        css = FAIL if _scope(pair) in failed else _heat(value, fastest)
-    return TableCell(text=number(value / factor, 3), css=css)
+    kind = _kind(item)
+    css = "" if kind == _LATENCY else _heat(value, fastest)  # the heat classes are for bandwidths: more is better
+    return TableCell(text=number(value / factor, 3), css=FAIL if (kind, _scope(pair)) in failed else css)
 
 
 def _link(readings: Mapping[Pair, Readings], links: Mapping[str, str]) -> str:
@@ -160,7 +162,8 @@ def _pair(scope: str) -> Pair | None:
     return (int(ends[0]), int(ends[1])) if valid else None
 
 
-def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: set[str]) -> TableCell:
+def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: Failures) -> TableCell:
+    """Return the bandwidth one way with the other figures as notes; it fails if any of them fails."""
     if pair[0] == pair[1]:
         return TableCell(text="")
     speed = readings.get(_ONE_WAY)
@@ -168,7 +171,8 @@ def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, fail
     text = number(value / 1e9) if value is not None else (speed.status if speed else EMPTY.text)
     if speed and speed.samples and speed.samples.stopped == "time":
         text += TIMED_OUT
-    css = FAIL if _scope(pair) in failed else (_heat(value, fastest) if value is not None else "inconclusive")
+    is_failed = any((kind, _scope(pair)) in failed for kind in (_ONE_WAY, _BOTH_WAYS, _LATENCY, _ACCESS))
+    css = FAIL if is_failed else (_heat(value, fastest) if value is not None else "inconclusive")
     return TableCell(text=text, note=", ".join(_notes(readings, host.links.get(_scope(pair), ""))), css=css)
 
 

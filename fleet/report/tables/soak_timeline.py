@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.drift import DRIFT, format_clock, format_span, is_rate, reference_name
-from fleet.quantities import NONE, finite, number, scale
+from fleet.quantities import NONE, counted, finite, number, scale
 from fleet.report.charts.spark import THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.formatting import params_text
 from fleet.report.links import host_anchor
@@ -111,7 +111,7 @@ def summary(soak: Soak) -> str:
     remarks = [f"{soak.failed} did not finish"] if soak.failed else []
     remarks += [f"{soak.cut} interrupted and repeated"] if soak.cut else []
     remark = f" ({', '.join(remarks)})" if remarks else ""
-    text = f"{format_span(soak.soaked_s)} of {format_span(soak.planned_s)} in {soak.rounds} rounds{remark}"
+    text = f"{format_span(soak.soaked_s)} of {format_span(soak.planned_s)} in {counted(soak.rounds, 'round')}{remark}"
     if not soak.ended:
         return f"{text}, then interrupted"
     return f"{text}, then ended: {soak.reason}" if soak.reason else text
@@ -182,7 +182,8 @@ def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
 
 
 def _size(series: Series) -> int:
-    return int(series.params.get("size_bytes", 0))
+    """Return the message size in bytes; 0 if the series has none."""
+    return int(finite(series.params.get("size_bytes")) or 0)
 
 
 def judged_drifts(report: FleetReport) -> Drifts:

@@ -18,7 +18,6 @@ from schemas.scopes import HOST
 
 RULE = "=" * 50
 LINE_LIMIT = 600
-NOT_JUDGED = "NOT JUDGED"
 _MAX_PARTS = 3
 _STYLES = {PASS: "green", FAIL: "bold red", INCONCLUSIVE: "yellow"}
 _NOT_FACTS = (LineKind.CHECK, LineKind.REASON, LineKind.MORE)
@@ -79,7 +78,7 @@ def _checks(lines: Iterable[SummaryLine]) -> Table:
     _set_result_width(table)
     for line in lines:
         result, note = clean(line.text), ""
-        if result.startswith(NOT_JUDGED):  # a pass or a failure keeps its qualification, such as `(waived)`
+        if not line.verdict:  # a pass or a failure keeps its qualification, such as `(waived)`
             result, _, note = result.partition(" (")
         affected = ", ".join(filter(None, (_affected(line), note.removesuffix(")"))))
         table.add_row(clean(line.title), Text(result, style=_STYLES.get(line.verdict, "")), affected)

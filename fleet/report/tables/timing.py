@@ -107,17 +107,20 @@ def summary_line(report: FleetReport) -> str:
 
 
 def _seconds(host: HostReport) -> dict[StageTime, float]:
-    """Return the seconds of each benchmark, and the rest of each launch as `start and end`."""
+    """Return the seconds of each benchmark, and the remaining time of the launches of each stage as `start and end`."""
     seconds: dict[StageTime, float] = {}
     for item in host.measurements:
         value = finite(item.value)
         if item.name == DURATION.name and item.status == MEASURED and value is not None and value >= 0:
             seconds[StageTime(item.stage, str(item.params.get("benchmark", "")))] = value
+    launched: dict[str, float] = {}
     for launch in host.launches:
-        of_stage = [value for key, value in seconds.items() if key.stage == launch.stage]
-        rest = launch.duration_s - sum(of_stage)
+        launched[launch.stage] = launched.get(launch.stage, 0.0) + launch.duration_s
+    for stage, duration_s in launched.items():
+        of_stage = [value for key, value in seconds.items() if key.stage == stage]
+        rest = duration_s - sum(of_stage)
         if of_stage and rest > _MIN_REST_S:
-            seconds[StageTime(launch.stage, REST)] = rest
+            seconds[StageTime(stage, REST)] = rest
     return seconds
 
 

@@ -29,6 +29,7 @@ class TrainingRow:
     network: str
     data: str
     ranks: str
+    """`8 × 256`: number of ranks, and images per rank in a step."""
     throughput: str
     step_time: str
     loss_ratio: str
@@ -49,8 +50,8 @@ class TrainingRow:
 class TrainingTable:
     """The rows to show.
 
-    If there are many hosts, `rows` has the gangs, a range per network and data set, and the hosts with a failure or a missing
-    figure; `folded` has the row of each host.
+    For more than MANY_HOSTS hosts, `rows` has the gangs, a range per network and data set, and the hosts with a failure or a
+    missing figure; `folded` has the row of each host.
     """
 
     rows: tuple[TrainingRow, ...] = ()

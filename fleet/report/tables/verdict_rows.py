@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import NONE, finite, number, quantity, scale, size
+from fleet.quantities import NONE, SIGNS, finite, number, quantity, scale, size
 from fleet.report.formatting import is_change, limit_text, margin, margin_text, params_text, value_and_limit
 from fleet.scope_text import describe_scopes
 from schemas.records import Value
@@ -170,7 +170,7 @@ def _limits(group: Sequence[Verdict]) -> str:
     if len(limits) < 2:
         return limit_text(group[0])
     factor, unit = scale(limits[-1], group[0].unit)
-    return f"≥ {number(limits[0] / factor)} … {number(limits[-1] / factor)} {unit}".rstrip()
+    return f"{SIGNS[group[0].operator]} {number(limits[0] / factor)} … {number(limits[-1] / factor)} {unit}".rstrip()
 
 
 def _sizes(sizes: Sequence[Value]) -> str:

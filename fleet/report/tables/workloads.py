@@ -71,7 +71,8 @@ def _row(
     note = ", ".join(text for text in (figure, params_text(key.params)) if text)
     if columns is None:
         note += " (between hosts)" if gang else ""
-        return TableRow(head=benchmark_title(key.benchmark), note=note, cells=_range(list(values.values())))
+        failing = sum((group, key) in failed for group in values)
+        return TableRow(head=benchmark_title(key.benchmark), note=note, cells=_range(list(values.values()), failing))
     cells = (_cell(values[group], (group, key) in failed) if group in values else EMPTY for group in columns)
     return TableRow(head=benchmark_title(key.benchmark), note=note, cells=tuple(cells))
 
@@ -90,12 +91,13 @@ def _text(item: Observation, value: float | None) -> str:
     return quantity(item.value if value is None else value, item.unit)
 
 
-def _range(items: Sequence[Observation]) -> tuple[TableCell, ...]:
-    """Return lowest, median and highest value, and how many groups reported one; for texts the distinct values."""
+def _range(items: Sequence[Observation], failing: int) -> tuple[TableCell, ...]:
+    """Return lowest, median and highest value (for texts the distinct values), and how many groups reported one and fail."""
     measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]
-    css = "" if len(measured) == len(items) else "inconclusive"
-    reported = TableCell(text=f"{len(measured)} of {len(items)}", css=css)
+    css = FAIL if failing else "" if len(measured) == len(items) else "inconclusive"
+    note = f"{failing} failing" if failing else ""
+    reported = TableCell(text=f"{len(measured)} of {len(items)}", note=note, css=css)
     if not values:
         texts = sorted({quantity(item.value, item.unit) for item in measured})
         return (TableCell(text=" and ".join(texts)) if texts else EMPTY, EMPTY, EMPTY, reported)

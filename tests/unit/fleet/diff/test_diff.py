@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from fleet.diff.comparison import compare
-from fleet.judge.criteria import Criterion, VsBaseline
+from fleet.judge.criteria import Criterion, VsBaseline, read_packs
 from fleet.records import baseline_store
 from fleet.records.host_state import Figure, HostState, merge_states
+from fleet.records.load import load
+from fleet.report.run_report import report_on_host
 from schemas import documents
 from schemas.baselines import Change, InstalledPart, Level
 from schemas.plans import BenchmarkChoice, BudgetSelection
@@ -367,6 +369,20 @@ def test_report_states_how_many_figures_were_compared(tmp_path: Path) -> None:
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
     assert line.endswith(": 52 of 52 figures compared, nothing regressed, same parts")
     assert (code, report["decision"]) == (0, "accepted")
+
+
+def test_page_of_one_host_has_its_changes(tmp_path: Path) -> None:
+    good = run_directory(tmp_path / "good")
+    assert (call("report", good), call("baseline", "accept", good, "--baseline", tmp_path / "base")) == (0, 0)
+    after = tmp_path / "after"
+    baseline = baseline_store.snapshot_baseline(tmp_path / "base", "gpu", ["h1", "h2"], after)
+    run_directory(after, change=slowed("stress.throughput", 0.5), baseline=baseline)
+    for name, counts in (("h1", "1 regressed"), ("h2", "nothing regressed, same parts")):
+        page = report_on_host(load(after), read_packs([]), name, jobs=1)
+        (line,) = [line for line in page.acceptance.summary if line.startswith("Against the accepted records")]
+        assert line.endswith(f": 26 of 26 figures compared, {counts}")
+        assert {change.host for change in page.changes} <= {name}
+        assert any(change.counts for change in page.changes) == (name == "h1")
 
 
 def test_baseline_without_figures_is_inconclusive(tmp_path: Path) -> None:

@@ -501,6 +501,10 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
         "incomplete: run r1, profile smoke, 3 hosts (replaced GPU 3); in use and not measured: h2\n"
     )
     assert reported["report"] == "https://runs.example.org/r1/report.html"
+    assert (reported["rehearsal"], reported["simulated"]) == (False, False)
+    simulated = payload(report, replace(plan, simulated=True), link="", directory=tmp_path)
+    assert simulated["simulated"]
+    assert simulated["text"].startswith("SIMULATED incomplete: run r1")
 
 
 def test_gang_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
@@ -787,7 +791,7 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
     assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["drained"]) == ("accepted", ["h1"])
-    assert "STILL DRAINED in the scheduler: h1" in document["text"]
+    assert "STILL DRAINED in the scheduler: h1: rackproof scheduler resume --run-dir /" in document["text"]
 
 
 def test_nodes_that_are_resumed_on_retry_are_not_reported(timer: Timer, slurm: Site) -> None:

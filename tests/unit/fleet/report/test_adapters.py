@@ -123,6 +123,24 @@ def test_healthy_adapter_beside_it_has_no_finding(report: FleetReport) -> None:
     assert [adapter[1] for adapter in page["1"]["adapters"]] == ["p", "p"]
 
 
+def test_lane_reading_without_any_value_is_listed_with_its_reason(report: FleetReport) -> None:
+    first = host(report, "h1")
+    names = ("optics.rx_power", "optics.tx_power")
+    readings = tuple(
+        replace(item, value=None, reason="error: the module does not answer") if item.name in names else item
+        for item in first.adapters[0].readings
+    )
+    changed = replace(first, adapters=(replace(first.adapters[0], readings=readings), *first.adapters[1:]))
+    data = data_of(replace(report, hosts=(changed, report.hosts[1])))
+    absent = [texts(data, item) for *_, absent, _, _, _ in data["pages"]["0"]["adapters"][0][5] for item in absent]
+    assert ["Power received, Power sent", "error: the module does not answer"] in absent
+
+
+def test_adapter_without_any_verdict_is_not_shown_as_passed(report: FleetReport) -> None:
+    unjudged = data_of(replace(report, verdicts=(), causes=()))["pages"]
+    assert [adapter[1] for page in unjudged.values() for adapter in page["adapters"]] == [""] * 4
+
+
 def test_hosts_without_adapters_have_no_pages_of_adapters() -> None:
     plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
     report = merge(plan, builders.evidence(plan), read_packs([]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,13 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.judge import judge
 from fleet.records.load import Run, load
 from fleet.report import hosts
+from fleet.report import merge as merge_module
 from fleet.report.merge import merge
 from fleet.report.run_report import report_of, report_on_host
+from fleet.report.workers import Share, map_shares
 from schemas import documents, quick
-from schemas.plans import BenchmarkChoice, BudgetSelection, Plan
+from schemas.errors import RunError
+from schemas.plans import GPU, BenchmarkChoice, BudgetSelection, Part, Plan
 from schemas.records import Observation, Record, to_json
 from schemas.reports import ALL, EXCEPTIONS, FAIL, PASS, FleetReport
 from schemas.waivers import Waiver
@@ -51,6 +56,12 @@ def with_error(record: Record) -> Record:
         record,
         observations=tuple(error if observation is measured else observation for observation in record.observations),
     )
+
+
+def without_measurements(record: Record) -> Record:
+    """Return the record of a host whose launches left a log and no observation."""
+    launches = tuple(replace(launch, log_tail="CUDA error") for launch in record.launches)
+    return replace(record, observations=(), launches=launches)
 
 
 def with_ecc_error(record: Record) -> Record:
@@ -224,6 +235,8 @@ def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, in_ful
         page = report_on_host(run, PACKS, name, jobs=1).acceptance
         assert page.status == f"{status} (1 of 2 benchmarks chosen)"
         assert "NOT CHOSEN, so not judged: gemm (benchmark)" in page.summary
+    simulated = report_on_host(replace(run, plan=replace(run.plan, simulated=True)), PACKS, healthy, jobs=1).acceptance
+    assert simulated.summary[0] == f"Host {healthy} alone: simulation passed"
 
 
 @pytest.mark.usefixtures("brief")
@@ -233,6 +246,39 @@ def test_report_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> No
     assert len(texts) == 1
     document = json.loads(texts.pop())
     documents.validate(document, "report", source="the report")
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("case", ["only logs", "rejected by the manifest"])
+def test_the_same_hosts_keep_their_measurements_with_any_number_of_processes(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (hosts, merge_module):
+        monkeypatch.setattr(module, "MEASURED_HOSTS", 2)
+    plan = fleets.plan(6, gpu_count=1, gangs=False)
+    names = [host.name for host in plan.hosts]
+    if case == "rejected by the manifest":
+        serials = {name: fleets.records(plan, name)[0].gpus[0].serial for name in names} | {names[3]: "another"}
+        parts = (Part(host=name, kind=GPU, slot="0", serial=serial) for name, serial in serials.items())
+        plan = replace(plan, manifest=tuple(parts))
+    change = without_measurements if case == "only logs" else with_error
+    fleets.write(tmp_path, plan, dict.fromkeys(names, change))
+    run = load(tmp_path)
+    one, two = (report_of(run, PACKS, jobs=jobs) for jobs in (1, 2))
+    assert one.hosts == two.hosts
+    shown = [host.name for host in one.hosts if host.measurements or any(launch.log_tail for launch in host.launches)]
+    assert shown == names[:2]
+    assert (one.hosts[3].decision == "rejected") == (case == "rejected by the manifest")
+
+
+def _end_itself(context: Run, share: Share) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_process_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> None:
+    run = small_fleet(tmp_path, count=3)
+    with pytest.raises(RunError, match="one of the 2 processes that judge the hosts was killed"):
+        map_shares(_end_itself, run, [[("h1",)], [("h2",)]])
 
 
 @pytest.mark.usefixtures("brief")

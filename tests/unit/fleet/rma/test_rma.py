@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.diagnosis.diagnose import diagnose
+from fleet.rma import part_document as part_module
+from fleet.rma import readme
 from fleet.rma.files import package_names, safe_file_name, write_package
 from fleet.rma.parts import IDENTITY_READINGS, failed_parts
 from rackproof.main import main
@@ -23,7 +25,7 @@ from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan
 from schemas.readings import READINGS
-from schemas.records import Launch, Metric, Observation, Rank, Record, to_json
+from schemas.records import MEASURED, Launch, Metric, Observation, Rank, Record, to_json
 from schemas.reports import Verdict
 from tests import builders
 from tests.unit.fleet.report.test_report import write_run
@@ -134,7 +136,7 @@ def test_counters_errors_and_logs_are_those_of_the_part(run: Path) -> None:
     assert replays in part_document["counters"]
     assert {item["scope"].split(",")[0] for item in part_document["counters"]} == {"gpu=1"}
     assert part_document["errors"] == [{"name": "xid.count", "scope": "gpu=1,xid=63", "count": 2}]
-    assert [item["what"] for item in part_document["logs"]] == ["stage benchmark, rank 1 (exit 0, at gemm)"]
+    assert [item["what"] for item in part_document["logs"]] == ["stage benchmark, rank 1 (exit code 0, at gemm)"]
     assert "CUDA error" in part_document["logs"][0]["text"]
     assert "\x1b" not in json.dumps(part_document)
 
@@ -401,3 +403,20 @@ def test_rehearsal_is_marked_in_the_title(run: Path) -> None:
     text = (run / "rma/h2-1/README.md").read_text()
     assert text.startswith("# REHEARSAL: Failed part")
     assert "No GPU was tested" in text
+
+
+def test_counter_that_was_reset_rose_by_what_it_counted_since() -> None:
+    counter = "gpu.pcie.replays"
+
+    def reading(phase: str, value: int) -> Observation:
+        params = {"phase": phase}
+        return Observation(
+            name=counter, scope="gpu=1", stage="benchmark", unit="1", status=MEASURED, value=value, params=params
+        )
+
+    reset = [reading("before", 40), reading("after", 3)]
+    (entry,) = part_module._counters(reset, "gpu=1")
+    assert (entry["before"], entry["after"], entry["rose_by"]) == (40, 3, 3)
+    to_zero = {**entry, "after": 0, "rose_by": 0.0}
+    assert "stayed at 0" not in readme._counters([to_zero])
+    assert "`gpu.pcie.replays GPU 1` | `40` | `0` | `0`" in readme._counters([to_zero])

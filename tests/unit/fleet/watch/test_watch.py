@@ -684,7 +684,7 @@ def test_log_ends_when_the_lock_is_released(run: Run) -> None:
         (run.directory / run_directory.LOCK).unlink()
         rest = process.stdout.read()
         assert process.wait(10) == 0
-    assert b"no playbook is running this run" in rest
+    assert b"no playbook is running, and the run has no decision" in rest
     assert b"\x1b" not in rest
 
 

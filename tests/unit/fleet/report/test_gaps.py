@@ -1,0 +1,177 @@
+"""Test that the report shows what could not be measured or does not fit, and never as a good result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.report.changes import changes_page
+from fleet.report.charts.strip import MAX_DOTS, Axis, Mark, draw_strip
+from fleet.report.html import pairs
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
+from fleet.report.prometheus import render_prometheus
+from fleet.report.tables import gpus, headline, peers, soak_timeline, timing, workloads
+from fleet.report.tables.distributions import distributions
+from schemas.baselines import FIGURES_GONE, Change
+from schemas.records import ERROR, Observation
+from schemas.reports import EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, Judged, Verdict
+from schemas.timeline import Series, Soak, Timeline
+from tests.unit.fleet.report.test_render import accepted, measured, rejected, two_hosts
+
+
+def with_measurements(report: FleetReport, change: Callable[[Observation], Observation]) -> FleetReport:
+    """Return the report with the measurements of its first host changed."""
+    first, *others = report.hosts
+    return replace(report, hosts=(replace(first, measurements=tuple(map(change, first.measurements))), *others))
+
+
+def failed_to_measure(name: str, scope: str) -> Callable[[Observation], Observation]:
+    def change(item: Observation) -> Observation:
+        is_chosen = (item.name, item.scope) == (name, scope)
+        return replace(item, status=ERROR, value=None, reason="driver hangs", samples=None) if is_chosen else item
+
+    return change
+
+
+@pytest.mark.parametrize("render", [render_html, render_markdown])
+def test_error_counter_states_the_devices_that_were_not_checked(render: Callable[[FleetReport], str]) -> None:
+    report = with_measurements(two_hosts(), failed_to_measure("integrity.wrong_words", "gpu=1"))
+    [counter] = gpus.error_counters(report)
+    assert (counter.readings, counter.devices, counter.gap) == (3, 3, "not checked on 1 device")
+    assert "not checked on 1 device" in render(report)
+
+
+def test_error_counter_counts_the_errors_that_do_not_fit() -> None:
+    report = with_measurements(accepted(), lambda item: item)
+    errors = tuple(measured("integrity.wrong_words", 1, "1", f"gpu={index}", pattern="zeros") for index in range(25))
+    first, *others = report.hosts
+    [counter] = gpus.error_counters(replace(report, hosts=(replace(first, measurements=errors), *others)))
+    assert (len(counter.errors), counter.errors[-1]) == (21, "and 5 more")
+
+
+def test_unmeasured_throttle_reason_is_not_read_as_no_throttling() -> None:
+    def unread(item: Observation) -> Observation:
+        is_chosen = item.name == "stress.throttled_share" and item.params["reason"] == "power_cap"
+        is_chosen = is_chosen and item.scope == "gpu=0"
+        return replace(item, status=ERROR, value=None, reason="driver hangs") if is_chosen else item
+
+    table = gpus.stress(with_measurements(two_hosts(), unread))
+    assert table
+    assert [(row.cells[-1].text, row.cells[-1].css) for row in table.rows[:2]] == [
+        ("power cap error", "inconclusive"),
+        ("power cap 38 %", ""),
+    ]
+
+
+def verdict(**over: Any) -> Verdict:
+    defaults: dict[str, Any] = {
+        "host": "gpu-00",
+        "scope": "gpu=0,peer=1",
+        "name": "peer_copy.bandwidth",
+        "params": {"direction": "one_way"},
+        "verdict": FAIL,
+        "criterion": "peer",
+        "reason": "too slow",
+    }
+    return Verdict(**{**defaults, **over})
+
+
+def test_only_the_failing_figure_of_a_pair_is_marked_in_its_matrix() -> None:
+    report = replace(two_hosts(), verdicts=(verdict(),))
+    matrix = peers.peers(report).matrices[0]
+    marked = {layer.caption: layer.rows[0][1].css for layer in matrix.layers}
+    assert marked == {"One way, GB/s": "fail", "Both ways, GB/s": "heat5", "Latency, µs": ""}
+    assert matrix.rows[0][1].css == "fail"
+    slow_latency = replace(report, verdicts=(verdict(name="peer_copy.latency", params={}),))
+    assert peers.peers(slow_latency).matrices[0].layers[2].rows[0][1].css == "fail"
+
+
+def test_failure_in_a_range_over_many_hosts_is_marked() -> None:
+    report = two_hosts()
+    hosts = [replace(report.hosts[index % 2], name=f"gpu-{index:02}") for index in range(6)]
+    failure = verdict(host="gpu-03", scope="host", name="checkpoint.identical", params={}, stage="benchmark")
+    table = workloads.workloads(replace(report, hosts=tuple(hosts), verdicts=(failure,)))
+    assert table
+    cells = {row.note: row.cells[-1] for row in table.rows}
+    assert (cells["identical"].whole, cells["identical"].css) == ("6 of 6 (1 failing)", "fail")
+    assert cells["mfu"].css == ""
+
+
+def test_inconclusive_verdicts_are_counted_whatever_the_order_of_hosts() -> None:
+    report = rejected()
+    listed = [item for item in report.verdicts if item.name == "gemm.throughput"]
+    gap = replace(listed[-1], host="gpu-00", verdict=INCONCLUSIVE, value=None, limit=None, operator="")
+    valued = replace(listed[-1], verdict=INCONCLUSIVE)
+    for verdicts in ((gap, *listed[:-1], valued), (*listed[:-1], valued, gap)):
+        (figure,) = [
+            item
+            for item in distributions(replace(report, verdicts=verdicts))
+            if item.key.name == "gemm.throughput" and item.criteria
+        ]
+        assert (figure.inconclusive, figure.failed) == (2, 0)
+
+
+def test_failures_that_have_no_dot_are_in_the_histogram() -> None:
+    marks = [Mark(float(index), FAIL, "") for index in range(MAX_DOTS + 30)]
+    dots, bars = draw_strip([*marks, Mark(500.0, PASS, "")], (), Axis.around([0.0, 500.0]))
+    assert len(dots) == MAX_DOTS
+    assert bars.count("M") > 1
+
+
+def test_time_of_every_launch_of_a_stage_is_counted() -> None:
+    first = two_hosts().hosts[0]
+    (launch,) = first.launches
+    twice = replace(first, launches=(replace(launch, number=1, outcome="failed", duration_s=300.0), launch))
+    rest = timing._seconds(twice)[timing.StageTime("benchmark", timing.REST)]
+    once = timing._seconds(first)[timing.StageTime("benchmark", timing.REST)]
+    assert rest == pytest.approx(once + 300.0)
+
+
+def test_median_of_pairs_without_any_rate_is_no_number() -> None:
+    report = accepted()
+    first, second = report.hosts
+    pair = measured("pairs.bandwidth", 1.0, "1", "nic=rail0,partner=gpu-01")
+    item = replace(pair, status=ERROR, value=None, unit="B/s", reason="timed out")
+    [matrix] = pairs.pair_matrices(replace(report, hosts=(replace(first, measurements=(item,)), second)))
+    assert (matrix.median, matrix.lowest, matrix.failed) == ("–", "", 1)
+    assert pairs.host_pairs(replace(first, measurements=(item,)))["median"] == "–"
+
+
+@pytest.mark.parametrize("size", ["a text", True, 1e300, None])
+def test_soak_series_with_an_odd_message_size_is_no_error(size: Any) -> None:
+    full: dict[str, Any] = {"at": (0,), "n": (1,), "low": (1e9,), "mean": (2e9,), "high": (3e9,)}
+    rate = {"name": "collective.all_reduce.busbw", "scope": "host", "unit": "B/s"}
+    series = (Series(**rate, params={"size_bytes": size}, **full),)
+    soak = Soak(
+        began="2026-11-14T09:30:02Z",
+        planned_s=60,
+        soaked_s=60,
+        finished=1,
+        timeline=Timeline(bucket_s=60, series=series),
+    )
+    report = accepted()
+    report = replace(report, hosts=(replace(report.hosts[0], soak=soak), report.hosts[1]))
+    [timeline] = soak_timeline.timelines(report)
+    assert (timeline.columns, len(timeline.rates)) == ((), 1)
+    assert timeline.summary == "1 min 00 s of 1 min 00 s in 1 round, then interrupted"
+    assert "collective" in render_html(report)
+
+
+def test_change_without_values_has_its_sentence_in_markdown() -> None:
+    change = Change(
+        kind=FIGURES_GONE, host="h1", scope="host", what="figures", old=7, new=None, text="7 figures are gone"
+    )
+    assert "7 figures are gone" in changes_page("Changes", [], [change])
+
+
+def test_numbers_include_failures_that_the_report_does_not_list() -> None:
+    report = rejected()
+    (failure,) = [item for item in report.verdicts if item.verdict == FAIL]
+    row = Judged(criterion=failure.criterion, name=failure.name, failed=30_000, inconclusive=5)
+    large = replace(report, judged=(row,), verdicts=(failure,), left_out=29_999, detail=EXCEPTIONS)
+    assert headline.sentence(large) == "30000 checks failed on 1 of 2 hosts. 5 more checks could not be evaluated."
+    assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in render_prometheus(large)
