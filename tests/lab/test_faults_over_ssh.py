@@ -340,7 +340,7 @@ def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_others_
     first = together[HEALTHY[0]][0]
     delay_s = timestamp(first["began"]) + first["duration_s"] - fleet.fault_times[RANK_OOM]
     print(f"{RANK_OOM}: reported after {delay_s:.1f} s: {first['reason']}")
-    assert delay_s <= 15
+    assert delay_s < 60  # the collective timeout would be later
 
 
 def timestamp(at: str) -> float:

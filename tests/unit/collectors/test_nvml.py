@@ -803,7 +803,7 @@ def test_blocked_pair_query_affects_only_pairs_of_its_gpu(library: Path, healthy
     assert changes(healthy, observed) == {
         f"gpu.peer.link gpu=1,peer={peer}": "error: no answer within 2 s" for peer in PEERS_OF_GPU_1
     }
-    assert 2 <= seconds < 5
+    assert 2 <= seconds < 60
 
 
 # ---- older versions of nvidia-ml-py ----

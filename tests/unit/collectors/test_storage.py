@@ -316,12 +316,12 @@ def test_blocked_disk_affects_only_its_health_log(tmp_path: Path) -> None:
 
     def read(path: Path) -> bytes:
         if path.name != "nvme2n1":
-            gate.wait(10)
+            gate.wait(60)
         return log()
 
     began = time.monotonic()
     reported = list(health_families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     gate.set()
     late = Absent(status="error", reason="no answer within 0.2 s")
     assert [value for _, value in reported[0].readings] == [late, late, 0]

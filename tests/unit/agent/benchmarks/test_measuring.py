@@ -78,9 +78,9 @@ def test_sampling_stops_at_precision_or_time(tmp_path: Path) -> None:
     assert sum(wild.seconds) >= 0.1
 
 
-def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path) -> None:
+def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    punctual, late = (context(tmp_path, store, rank, 2, timeout_s=0.3) for rank in range(2))
+    punctual, late = (context(tmp_path, store, rank, 2, timeout_s=1.0) for rank in range(2))
     for rank in (punctual, late):
         rank.begin("stress")
     together = threading.Thread(target=late.host_barrier)
@@ -88,11 +88,10 @@ def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path) -> None:
     punctual.host_barrier()
     together.join()
     assert not punctual.lost
-    began = time.monotonic()
     punctual.host_barrier()
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for the lost rank again"))
     punctual.host_barrier()
-    assert time.monotonic() - began < 0.6  # the barrier waits for the lost rank once, not twice
-    assert punctual.lost == {1: "did not reach the barrier 'stress' within 0.3 s"}
+    assert punctual.lost == {1: "did not reach the barrier 'stress' within 1 s"}
 
 
 def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_rank_reports_its_progress(tmp_path: Path) -> None:
     assert first.alive_s is None
     assert (inside.phase, inside.sequence, inside.grouped, inside.failure) == ("training", 1, True, "")
     assert inside.waiting_s is not None
-    assert inside.waiting_s < 1
+    assert inside.waiting_s < 30
     assert second.failure == "timeout"
     assert second.waiting_s is not None, "a rank that failed in a collective must still count as waiting"
 

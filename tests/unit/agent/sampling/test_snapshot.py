@@ -74,7 +74,7 @@ def test_failed_collector_affects_only_its_readings() -> None:
 def test_blocked_collector_is_named_and_abandoned(gate: threading.Event) -> None:
     began = time.monotonic()
     families, outcome = collect([Fake("stuck", blocked(gate)), Fake("good", load)], deadline_s=0.1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     assert families == load()
     assert outcome["stuck"] == "no answer within 0.1 s"
 
@@ -92,8 +92,8 @@ def test_collectors_run_in_parallel() -> None:
 
 def test_collectors_share_one_deadline(gate: threading.Event) -> None:
     began = time.monotonic()
-    collect([Fake(f"stuck{number}", blocked(gate)) for number in range(20)], deadline_s=0.2)
-    assert time.monotonic() - began < 2
+    collect([Fake(f"stuck{number}", blocked(gate)) for number in range(200)], deadline_s=0.2)
+    assert time.monotonic() - began < 20  # 40 s one after the other
 
 
 def test_last_of_many_collectors_is_started_while_the_others_block(gate: threading.Event) -> None:
@@ -116,7 +116,7 @@ def test_collector_that_still_blocks_is_not_started_again(gate: threading.Event)
         families, outcome = collect(collectors, 10.0, stuck)
         assert families == load()
         assert outcome["stuck"] == "no answer within 10 s"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30  # 50 s if each waited for the deadline
     assert threading.active_count() == threads
     gate.set()
     stuck["stuck"].join()
@@ -143,7 +143,7 @@ def test_blocked_driver_affects_only_readings_of_the_driver(tmp_path: Path) -> N
     library = nvml.build(tmp_path / "library")
     printed = nvml.python(["-c", WITH_A_BLOCKED_DRIVER, root, log], library, nvml.scenario("blocked"))
     seconds, names, outcome = json.loads(printed)
-    assert 0.5 <= seconds < 3
+    assert 0.5 <= seconds < 60
     assert names[0] == "host.kernel_version"
     assert {"gpu.pci_count", "xid.last_seen", "xid.count"} < set(names)
     assert not any(name.startswith("gpu.nvlink") for name in names)
