@@ -6,6 +6,7 @@ import ctypes
 
 import pynvml as nvml
 
+from collectors.base import Absent, ReadingError
 from collectors.nvml.calls import binding, decode
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Row, count, named, text
@@ -34,6 +35,14 @@ _GSP_VERSION_BYTES = 64
 def _capability(gpu: NvmlGpu) -> str:
     major, minor = gpu.query("CudaComputeCapability")
     return f"{major}.{minor}"
+
+
+def _serial(gpu: NvmlGpu) -> str:
+    """Return the serial of the board. Zeros are no serial: they would name several GPUs."""
+    serial = decode(gpu.query("Serial"))
+    if not serial.strip("0 "):
+        raise ReadingError(Absent.unsupported(f"NVML reports the serial {serial!r}"))
+    return serial
 
 
 def _module(gpu: NvmlGpu) -> int:
@@ -66,7 +75,7 @@ def _inforom_valid(gpu: NvmlGpu) -> bool:
 
 IDENTITY_ROWS = (
     Row("gpu.name", "1", CONSTANT, "Product name", text("Name"), ONCE),
-    Row("gpu.serial", "1", CONSTANT, "Serial number of the board", text("Serial"), ONCE),
+    Row("gpu.serial", "1", CONSTANT, "Serial number of the board", _serial, ONCE),
     Row("gpu.pci_bus_id", "1", CONSTANT, "PCI address", lambda gpu: decode(gpu.query("PciInfo").busId)),
     Row("gpu.vbios_version", "1", CONSTANT, "VBIOS version", text("VbiosVersion"), ONCE),
     Row("gpu.part_number", "1", CONSTANT, "Board part number", text("BoardPartNumber"), ONCE),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fleet.advisories.checkout import git
 from fleet.judge.advisories import Advisory, AffectedRange
 
 MODULES: Mapping[str, tuple[str, str]] = {
@@ -34,7 +35,7 @@ def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]
 
     Vulnerabilities from before `since` (a year) are left out: databases add some of them years later.
 
-    Raises OSError, ValueError.
+    Raises OSError, ValueError, UsageError.
     """
     for path in sorted(directory.rglob("*.json")):
         text = path.read_text(encoding="utf-8")
@@ -68,8 +69,8 @@ def document_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tup
         cves=cves or (names[0],),
         ranges=(),
     )
-    for product, found in ranges.items():
-        yield product, Advisory(**{**vars(advisory), "ranges": tuple(dict.fromkeys(found))})
+    for product, of_product in ranges.items():
+        yield product, replace(advisory, ranges=tuple(dict.fromkeys(of_product)))
 
 
 def _ranges(affected: Mapping[str, Any], lowest: str) -> Iterator[AffectedRange]:
@@ -94,5 +95,4 @@ def _date(document: Mapping[str, Any], path: Path) -> str:
     published = str(document.get("published", _UNKNOWN_DATE))
     if not published.startswith(_UNKNOWN_DATE):
         return published[:10]
-    command = ["git", "-C", str(path.parent), "log", "-1", "--diff-filter=A", "--format=%cs", "--", path.name]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.strip()
+    return git(path.parent, "log", "-1", "--diff-filter=A", "--format=%cs", "--", path.name)

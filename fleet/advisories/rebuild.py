@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet.advisories.checkout import git
 from fleet.advisories.csaf import nvidia_advisories
 from fleet.advisories.osv import osv_advisories
 from fleet.judge.advisories import PRODUCTS, Advisory
@@ -57,14 +57,6 @@ def _newest_first(advisories: list[Advisory]) -> Iterator[dict[str, Any]]:
 
 def _source(directory: Path) -> dict[str, str]:
     """Return address, commit and date of a checkout."""
-    url = _git(directory, "remote", "get-url", "origin").removesuffix(".git")
-    commit, date = _git(directory, "log", "-1", "--format=%H %cs").split(" ")
+    url = git(directory, "remote", "get-url", "origin").removesuffix(".git")
+    commit, date = git(directory, "log", "-1", "--format=%H %cs").split(" ")
     return {"url": url, "commit": commit, "date": date}
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(directory), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
-        raise UsageError(f"{directory}: not a git checkout: {done.stderr.strip()[:200]}; see docs/versions.md")
-    return done.stdout.strip()

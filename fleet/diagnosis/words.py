@@ -217,7 +217,11 @@ def module(shown: Sequence[Verdict]) -> str:
     """Return what is wrong with the module at a port, or with the port, and on which lanes."""
     first = shown[0]
     lanes = {Scope.parse(verdict.scope).get("lane") for verdict in shown if verdict.name == first.name} - {""}
-    where = f" on lane{'s' if len(lanes) > 1 else ''} {', '.join(sorted(lanes, key=int))}" if lanes else ""
+    where = (
+        f" on lane{'s' if len(lanes) > 1 else ''} {', '.join(sorted(lanes, key=lambda lane: (len(lane), lane)))}"
+        if lanes
+        else ""
+    )
     if first.name in _MODULE_FLAGS:
         return f"{_MODULE_FLAGS[first.name]}{where}"
     _, quantity_name, *level = first.name.split(".")
@@ -291,13 +295,12 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     if first.name == "integrity.wrong_words":
         return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words"
     if first.name == "local_storage.wrong_blocks":
-        where = first.params.get("first_wrong")
-        return f"returns other data than were written: {quantity(first.value, '1')} wrong blocks or more, the first at {where}"
+        where = f", the first at {first.params['first_wrong']}" if "first_wrong" in first.params else ""
+        return f"returns other data than were written: {quantity(first.value, '1')} wrong blocks or more{where}"
     if first.name == "shared_storage.wrong_bytes":
-        return (
-            f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes, the first in "
-            f"{first.params.get('first_wrong')}, as read by {first.params.get('readers')}"
-        )
+        where = f", the first in {first.params['first_wrong']}" if "first_wrong" in first.params else ""
+        by = f", as read by {first.params['readers']}" if "readers" in first.params else ""
+        return f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes{where}{by}"
     if first.name == "shared_storage.misread_bytes":
         return f"reads {quantity(first.value, '1')} bytes wrong that other hosts read right"
     if first.name.startswith("digest."):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from fleet.judge.baseline import MAX_NOISE_MARGIN, READINGS, direction, noise
 from fleet.judge.criteria import Criterion
+from fleet.judge.finding import CEILINGS, FLOORS
 from fleet.judge.matching import matches
 from fleet.quantities import format_pair
 from fleet.records.host_state import Figure, HostState, gpus_by_serial
@@ -54,10 +55,12 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
         names = ", ".join(name for name, _ in missing.most_common(_MAX_NAMED_FIGURES)) + (
             " …" if len(missing) > _MAX_NAMED_FIGURES else ""
         )
-        text = f"{host}: {count} earlier figures were not measured this time ({names})"
+        text = (
+            f"{host}: {count} earlier {'figure was' if count == 1 else 'figures were'} not measured this time ({names})"
+        )
         yield Change(kind=FIGURES_GONE, host=host, scope="host", what="figures", old=count, text=text)
     if added:
-        text = f"{host}: {added} figures have no earlier value to compare with"
+        text = f"{host}: {added} {'figure has' if added == 1 else 'figures have'} no earlier value to compare with"
         yield Change(kind=FIGURES_NEW, host=host, scope="host", what="figures", new=added, text=text)
 
 
@@ -68,8 +71,9 @@ class _Noise:
     share: float
     basis: str
     """How `share` was determined, as text."""
-    is_judged: bool
-    """Whether a larger change is a regression or an improvement: a criterion matches, or the figure reads a link or wear."""
+    better: int = 0
+    """1 if more is better, -1 if less is. 0 if a change is neither improvement nor regression: no criterion judges the figure
+    against a baseline, or it is not known which is better."""
     is_clear: bool = True
     """Whether the noise is small enough that a change beyond it is significant."""
 
@@ -85,8 +89,8 @@ def _figure_change(
     if share is not None and abs(share) <= allowed.share:
         return None
     kind = CHANGED
-    if allowed.is_judged:
-        is_better = (after - before) * direction(old.name, old.unit) > 0
+    if allowed.better:
+        is_better = (after - before) * allowed.better > 0
         kind = (IMPROVED if is_better else REGRESSED) if allowed.is_clear else UNCLEAR
     change = Change(
         kind=kind,
@@ -137,21 +141,26 @@ def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
             limit = criterion.baseline
             floor = abs(limit.change / old.value) if limit.change is not None and old.value else abs(1 - limit.fraction)
             share = round(max(floor, limit.sigmas * own_noise), 6)
+            better = direction(old.name, old.unit) or _side(criterion.operator)
             if limit.sigmas * own_noise > floor:
                 return _Noise(
                     share=share,
                     basis=f"{limit.sigmas:g} × its own noise, {source}",
-                    is_judged=True,
+                    better=better,
                     is_clear=limit.sigmas * own_noise <= MAX_NOISE_MARGIN,
                 )
-            return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", is_judged=True)
+            return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", better=better)
     if old.name in READINGS:
-        return _Noise(share=0.0, basis="a count has no noise", is_judged=True)
+        return _Noise(share=0.0, basis="a count has no noise", better=READINGS[old.name])
     return _Noise(
         share=max(UNJUDGED_SHARE, UNJUDGED_SIGMAS * own_noise),
         basis="no criterion judges this figure against a baseline",
-        is_judged=False,
     )
+
+
+def _side(operator: str) -> int:
+    """Return on which side of its limit a figure is good."""
+    return 1 if operator in FLOORS else -1 if operator in CEILINGS else 0
 
 
 def _noise_source(old: Level, own_noise: float) -> str:

@@ -157,9 +157,9 @@ def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -
     if not affecting:
         return None
     fixed = match.group(1)
-    while found := [item for item in (each.range_of(fixed) for each in known) if item]:
+    while affected := [item for item in (each.range_of(fixed) for each in known) if item]:
         # The first version with one fix may still lack another.
-        fixed = max((item.fixed for item in found), key=version_key)
+        fixed = max((item.fixed for item in affected), key=version_key)
     affecting.sort(key=lambda item: (SEVERITIES.index(item.severity), -(item.score or 0.0)))
     return MissingFixes(
         product=product, version=text, fixed=text[: match.start(1)] + fixed, advisories=tuple(affecting)

@@ -159,7 +159,7 @@ def direction(name: str, unit: str) -> int:
     last = name.rpartition(".")[2]
     if name in READINGS:
         return READINGS[name]
-    if unit in RATE_UNITS or last in HIGHER_IS_BETTER or last == "mfu":
+    if unit in RATE_UNITS or last in HIGHER_IS_BETTER:
         return 1
     return -1 if last in LOWER_IS_BETTER | MUST_BE_ZERO and unit != "Cel" else 0
 

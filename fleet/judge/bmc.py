@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.judge.credibility import Problem, incredible
+from fleet.judge.credibility import Problem, impossible_readings
 from fleet.judge.host_view import HostView
 from schemas.readings import BMC, READINGS
 from schemas.records import MEASURED, Metric, Record, Snapshot, Value
@@ -83,7 +83,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
     for snapshot in snapshots:
-        yield from incredible(snapshot, is_bmc=True)
+        yield from impossible_readings(snapshot, is_bmc=True)
         readings = {metric.name: metric for metric in snapshot.metrics}
         if not _is_readable(readings):
             if READABLE not in readings or not readings[READABLE].absent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from fleet.judge.credibility import incredible
+from fleet.judge.credibility import impossible_readings
 from fleet.judge.figure_consistency import Figures, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
 from fleet.judge.port_consistency import port_problems
@@ -44,7 +44,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
     evidence = view.evidence
     for record in evidence.records:
         for snapshot in record.snapshots:
-            yield from incredible(snapshot)
+            yield from impossible_readings(snapshot)
         yield from _launch_problems(view, record)
         yield from sequence_problems(view, record)
         yield from _time_problems(record)
@@ -119,28 +119,29 @@ def _time_problems(record: Record) -> Iterator[Problem]:
     moments = [("its beginning", record.began), ("its end", record.ended)]
     moments += [(f"the snapshot {item.phase} {item.stage}", item.at) for item in record.snapshots]
     moments += [(f"the launch of {item.stage}", item.began) for item in record.launches]
-    times: dict[str, float] = {}
+    times: list[tuple[str, float]] = []
     for what, text in moments:
         try:
-            times[what] = epoch_seconds(text)
+            times.append((what, epoch_seconds(text)))
         except ValueError:
             yield "record", "host", f"{what} has the time {text!r}, which is not a valid time", ""
             return
-    first, last = times["its beginning"] - CLOCK_TOLERANCE_S, times["its end"] + CLOCK_TOLERANCE_S
+    (_, began), (_, ended), *_ = times
+    first, last = began - CLOCK_TOLERANCE_S, ended + CLOCK_TOLERANCE_S
     read = [epoch_seconds(snapshot.at) for snapshot in record.snapshots]
-    outside = [what for what, moment in times.items() if not first <= moment <= last]
-    if times["its end"] < times["its beginning"]:
+    outside = [what for what, moment in times if not first <= moment <= last]
+    if ended < began:
         yield "record", "host", "the record ends before it begins: the clock of the host was set back", ""
     elif outside:
         yield "record", "host", f"the record covers {record.began} to {record.ended}, but {outside[0]} is outside", ""
-    elif read and times["its end"] - max([*read, *_ends_of_launches(record)]) > LAST_READING_S:
+    elif read and ended - max([*read, *_ends_of_launches(record)]) > LAST_READING_S:
         yield (
             "record",
             "host",
             f"the record ends at {record.ended}, more than an hour after its last snapshot and launch",
             "",
         )
-    elif read and min(read) - times["its beginning"] > FIRST_READING_S:
+    elif read and min(read) - began > FIRST_READING_S:
         yield "record", "host", f"the record begins at {record.began}, more than an hour before its first snapshot", ""
     for launch in record.launches:
         if epoch_seconds(launch.began) + launch.duration_s > last:

@@ -73,7 +73,8 @@ def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float
 
 def describe_age(hours: float, count: float, increase: float) -> str:
     """Return in words how much was counted before the run, over which time, and how much the run added."""
-    days = hours / 24
-    time = f"{number(days, 3)} days" if days >= 2 else f"{number(hours, 3)} h"
+    time = f"{number(hours / 24, 3)} days" if hours >= 48 else f"{number(hours, 3)} h"
+    if hours * HOUR_S <= LEAST_AGE_S:
+        time = f"at most {time}"
     added = f"{quantity(increase, '1')} more during the run" if increase else "unchanged during the run"
     return f"{quantity(count, '1')} counted in {time} before the run, {added}"

@@ -43,7 +43,7 @@ _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Crite
 Keeping the mapping ensures that no other object gets its `id`."""
 
 
-def incredible(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator[Problem]:
+def impossible_readings(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator[Problem]:
     """Yield a problem for each reading with an impossible unit, sign or amount, and for each duplicate reading."""
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)

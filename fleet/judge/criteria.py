@@ -233,14 +233,16 @@ def model_packs() -> tuple[str, ...]:
     return tuple(name for name in shipped_packs() if read_pack(name).gpu_names)
 
 
-def read_pack(name: str) -> Pack:
+def read_pack(name: str, *, included_by: tuple[Path, ...] = ()) -> Pack:
     """Return a shipped pack by its name, or a pack from a YAML file by its path, with the packs that it includes.
 
+    `included_by`: the files that include this one, from the outermost to the innermost.
+
     Raises:
-        UsageError: there is no such pack, or the file does not follow criteria.schema.json.
+        UsageError: there is no such pack, the file does not follow criteria.schema.json, or it includes itself.
     """
     if name.endswith((".yml", ".yaml")):
-        return _read(Path(name))
+        return _read(Path(name), included_by)
     if name not in shipped_packs():
         near = documents.nearest(name, shipped_packs(), same_letters=_has_digit(name))
         raise UsageError(
@@ -256,12 +258,16 @@ def _shipped(name: str) -> Pack:
     return _read(PACKS / f"{name}.yml")
 
 
-def _read(path: Path) -> Pack:
+def _read(path: Path, included_by: tuple[Path, ...] = ()) -> Pack:
     if path.stem in shipped_packs() and path.resolve().parent != PACKS.resolve():
         raise UsageError(f"{path}: {path.stem} is the name of a shipped criteria pack; rename the file")
+    chain = (*included_by, path.resolve())
+    if chain[-1] in included_by:
+        raise UsageError(f"{path}: the pack includes itself ({' includes '.join(file.name for file in chain)})")
     document = read_yaml(path, "criteria")
     # If two included packs define the same id, the later one wins.
-    included = [criterion for name in document.get("include", ()) for criterion in read_pack(name).criteria]
+    packs = [read_pack(name, included_by=chain) for name in document.get("include", ())]
+    included = [criterion for pack in packs for criterion in pack.criteria]
     criteria = list({criterion.id: criterion for criterion in included}.values())
     criteria += [_criterion(item, path.stem) for item in document["criteria"]]
     ids = [criterion.id for criterion in criteria]
@@ -287,12 +293,12 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
             replaces an unknown id.
     """
     packs = (*map(read_pack, shipped_packs()), *(replace(read_pack(name), chosen=True) for name in names))
-    if problems := [*_silent_replacements(packs)]:
+    if problems := [*_invalid_ids(packs)]:
         raise UsageError("criteria with a wrong id or `replaces`:\n" + "\n".join(problems))
     return packs
 
 
-def _silent_replacements(packs: Iterable[Pack]) -> Iterator[str]:
+def _invalid_ids(packs: Iterable[Pack]) -> Iterator[str]:
     """Yield why criteria of the operator are refused: a reserved id, an id reused without `replaces`, or an unknown `replaces`.
 
     Shipped criteria that a named pack includes replace others only by their own `replaces` (`pack_selection`).

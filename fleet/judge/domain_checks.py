@@ -49,9 +49,8 @@ def judge_domains(views: Iterable[HostView], domains: NvlinkDomains) -> Iterator
             yield from _judge_membership(view)
             yield from _judge_imex(view, domains)
             transports = [item for item in view.observations[TRANSPORT] if _is_of_gang(item)]
-            if (
-                transports and view.members(GANG) not in launches
-            ):  # one verdict on a launch, not one on each of its hosts
+            # One verdict on a launch, not one on each of its hosts.
+            if transports and view.members(GANG) not in launches:
                 launches.add(view.members(GANG))
                 yield from _judge_transport(view, transports[-1], domains)
 
@@ -62,7 +61,9 @@ def _is_of_gang(item: Observation) -> bool:
 
 def _judge_membership(view: HostView) -> Iterator[Verdict]:
     """Yield a verdict on each GPU: it must report a domain. A part without a fabric is judged only if the inventory names one."""
-    where = f"the inventory has the host in NVLink {view.nvlink_domain}"
+    where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
+    if view.host.nvlink_domain:
+        where = f"the inventory has the host in NVLink {view.nvlink_domain}"
     uuids = last_values(view, CLUSTER)
     for scope in view.host.scopes:
         if scope in uuids:

@@ -37,8 +37,8 @@ def gpu_models(view: HostView) -> Iterator[Verdict]:
             yield view.inconclusive("gpu.name", scope, "the GPU does not report its name")
         elif scope in view.names and expected:
             name = view.names[scope]
-            reason = f"found {name}, but the inventory has {view.host.gpu_model}"
             passed = name in expected.gpu_names
+            reason = f"found {name}" if passed else f"found {name}, but the inventory has {view.host.gpu_model}"
             yield _identity_verdict(
                 view, "gpu.name", scope, "gpu-model", name, reason, passed, "inventory: rackproof_gpu_model"
             )

@@ -95,7 +95,8 @@ def _located_parts(view: HostView) -> Iterator[LocatedPart]:
     """Yield every part of a host that has an identity."""
     for gpu in view.evidence.gpus():
         if gpu.serial:
-            slots = frozenset({str(gpu.index), pci_address(gpu.pci_bus_id)})
+            address = {pci_address(gpu.pci_bus_id)} if gpu.pci_bus_id else set()
+            slots = frozenset({str(gpu.index), *address})
             yield LocatedPart(
                 host=view.host.name, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots
             )

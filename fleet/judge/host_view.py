@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 
@@ -81,9 +82,13 @@ class HostView:
     @cached_property
     def renumbered(self) -> bool:
         """Return whether two records have different GPUs under one index, for example because one was lost in between."""
-        first: dict[int, str] = {}
-        gpus = [gpu for record in self.evidence.records for gpu in record.gpus if gpu.serial]
-        return any(first.setdefault(gpu.index, gpu.serial) != gpu.serial for gpu in gpus)
+        first: dict[tuple[int, str], str] = {}
+        gpus = [gpu for record in self.evidence.records for gpu in record.gpus]
+        return any(
+            identity and first.setdefault((gpu.index, kind), identity) != identity
+            for gpu in gpus
+            for kind, identity in (("serial", gpu.serial), ("uuid", gpu.uuid))
+        )
 
     def members(self, stage: str) -> tuple[str, ...]:
         """Return the members of the last launch of a stage on this host; empty if there was none."""
@@ -112,10 +117,11 @@ class HostView:
         metrics = {id(metric): metric for _, metric in self.observations.metrics.get("gpu.peer.link", ())}
         for metric in metrics.values():
             for scope, path in metric.values.items():
-                number = _nvlinks_of_path(str(path))
-                labels = Scope.parse(scope).labels
-                for pair in (scope, f"gpu={labels['peer']},peer={labels['gpu']}") if number is not None else ():
-                    links[pair] = max(links.get(pair, 0), number or 0)
+                number, labels = _nvlinks_of_path(str(path)), Scope.parse(scope).labels
+                if number is None or labels.keys() != {"gpu", "peer"}:
+                    continue
+                for pair in (scope, f"gpu={labels['peer']},peer={labels['gpu']}"):
+                    links[pair] = max(links.get(pair, 0), number)
         return links
 
     def nvlinks_between(self, scope: str) -> int | None:
@@ -272,5 +278,5 @@ def _nvlinks_of_path(path: str) -> int | None:
     """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for a path over PCIe."""
     if path in PCIE_PATHS:
         return 0
-    number = path.removeprefix("NV")
-    return int(number) if number.isdecimal() and number != path else None
+    number = re.fullmatch(r"NV([0-9]{1,3})", path)
+    return int(number[1]) if number else None

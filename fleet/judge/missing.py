@@ -73,7 +73,7 @@ class SlotMap:
             return f"nothing at {text}, {where}{caution if NO_MODULE in usual.values() else ''}"
         modules, usual_modules = {*actual.values()}, {*usual.values()}
         empty_modules = sorted(usual_modules - modules)
-        if modules < usual_modules and len(empty_modules) == missing:
+        if modules < usual_modules and NO_MODULE not in usual_modules and len(empty_modules) == missing:
             return f"nothing in {', '.join(f'module {module}' for module in empty_modules)}, {where}"
         return ""
 

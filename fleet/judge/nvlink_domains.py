@@ -36,7 +36,7 @@ class DomainMember:
     peers: int
     """Number of other hosts with a reading of the connection to them."""
     unreported: int
-    """Number of these whose connection IMEX left out, although the domain is not up."""
+    """Number of these whose connection IMEX left out, unless it reports that the domain is up."""
     cliques: frozenset[tuple[Value, Value]]
     """Cluster UUID and clique of its GPUs."""
 
@@ -101,12 +101,13 @@ class NvlinkDomains:
 def _member(view: HostView) -> DomainMember:
     addresses = {item.scope: str(item.value) for item in measured(view, "fabric.imex.node_address")}
     connections = measured(view, CONNECTION)
-    own = [str(item.value) for item in measured(view, "fabric.imex.address")]
+    own_addresses = [str(item.value) for item in measured(view, "fabric.imex.address")]
     states = [item.value for item in measured(view, STATE)]
-    is_up = all(item.value == UP for item in measured(view, "fabric.imex.domain_state"))
+    domain_states = [item.value for item in measured(view, "fabric.imex.domain_state")]
+    is_up = bool(domain_states) and all(state == UP for state in domain_states)
     uuids, cliques = (last_values(view, name) for name in (CLUSTER, CLIQUE))
     return DomainMember(
-        address=own[-1] if own else "",
+        address=own_addresses[-1] if own_addresses else "",
         is_ready=all(state == READY for state in states) if states else None,
         broken={
             addresses.get(item.scope, item.scope): str(item.value)

@@ -136,8 +136,8 @@ class Layout:
     """The checks of the steps that only compare numbers."""
     shared: SharedReadings[_Step]
     """Steps with the same passes on all hosts so far."""
-    shared_group: tuple[str, str] | None = None
-    """Gang and rack of the last host."""
+    shared_group: tuple[str, str, str] | None = None
+    """Gang, rack and NVLink domain of the last host."""
     alike: _Repeated
     """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
@@ -307,8 +307,9 @@ class PassCounter:
         """
         view = values.view
         changed = layout.shared.remove_changed(values)
-        if layout.shared_group != (view.host.gang, view.host.rack):
-            layout.shared_group = (view.host.gang, view.host.rack)
+        group = (view.host.gang, view.host.rack, view.nvlink_domain)
+        if layout.shared_group != group:
+            layout.shared_group = group
             changed += layout.shared.remove(
                 [step for step in layout.shared.steps if self._majority(view, step) != step.majority]
             )

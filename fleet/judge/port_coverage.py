@@ -126,7 +126,7 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
     for stage in stages if view.host.verbs_required else ():
         figures = [item for item in view.observations[f"{VERBS}.bandwidth"] if item.stage == stage]
-        ports = {Scope.parse(item.scope).device for item in figures if item.status == MEASURED}
+        ports = {port_of(item.scope) for item in figures if item.status == MEASURED}
         if (stage != GANG or view.host.gang) and len(ports) < max(1, view.host.infiniband_ports):
             reasons = dict.fromkeys(item.reason for item in figures if item.status != MEASURED)
             why = "; ".join(reasons) or "the host has no RDMA port"

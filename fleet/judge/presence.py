@@ -56,7 +56,8 @@ def _without_figures(view: HostView) -> set[str]:
 
 
 def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
-    before = next((other for other in host.gpus if other.pci_bus_id == gpu.pci_bus_id), None) if host else None
+    of_slot = [other for other in host.gpus if gpu.pci_bus_id and other.pci_bus_id == gpu.pci_bus_id] if host else []
+    before = of_slot[0] if of_slot else None
     replaced = f": it replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
     return f"no accepted record of serial {identity(gpu) or 'unknown'}{replaced}"
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
 from fleet.judge.evaluate import with_matching_name
+from fleet.judge.evidence import from_benchmark
 from fleet.judge.finding import CEILINGS, FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
@@ -44,9 +45,9 @@ _CHANGED = "; it changed during the run: measure again"
 """Remedies for criteria with the action `none` or `configure`: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
-"""Criterion, name, GPU model, gang and scope, which comparable values share."""
+"""Criterion, name, GPU model, group of hosts (`group_name`) and scope, which comparable values share."""
 KindKey = tuple[str, str, str]
-"""Criterion, GPU models and gang of a group of hosts: if one host reports the value, all must."""
+"""Criterion, GPU models and name of a group of hosts (`group_name`): if one host reports the value, all must."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -361,9 +362,12 @@ def _judge_series(
         group = groups.of(view, criterion, last)
     if group.total <= bool(measured):
         return  # there is no other part
-    if measured and last.status != ERROR:
+    may_be_absent = criterion.optional and last.status == UNSUPPORTED
+    # What a benchmark did not measure is judged by the plan.
+    is_lost = last.status == ERROR or (last.status == UNSUPPORTED and not from_benchmark(last.name))
+    if measured and (may_be_absent or not is_lost):
         yield _compare(view, criterion, measured, group)
-    elif not (criterion.optional and last.status == UNSUPPORTED):
+    elif not may_be_absent:
         reason = f"{last.status}: {last.reason}"
         yield with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
@@ -376,7 +380,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> Value
     """
     scope = Scope.parse(item.scope)
     kinds = [view.observations.last_values(name) for name in criterion.group_by]
-    own = _kind_of(scope, kinds)
+    kind = _kind_of(scope, kinds)
     group = ValueGroup(what="GPU" if scope.is_one_device else scope.kind)
     for other, value in view.observations.last_values(item.name).items():
         parsed = Scope.parse(other)
@@ -384,7 +388,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> Value
             alike = parsed.device == scope.device and parsed.kind == scope.kind
         else:
             alike = parsed.device_kind == scope.device_kind and parsed.below == scope.below
-        if alike and None not in own and _kind_of(parsed, kinds) == own:
+        if alike and None not in kind and _kind_of(parsed, kinds) == kind:
             group.add(value)
     if scope.is_one_device:
         return group

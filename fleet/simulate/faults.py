@@ -104,9 +104,8 @@ class FaultyHost:
 def scale_observation(item: Doc, factor: float) -> None:
     """Multiply the value and the samples of an observation."""
     item["value"] = float(f"{item['value'] * factor:.7g}")
-    for key in ("min", "p50", "max"):
-        if "samples" in item:
-            item["samples"][key] = float(f"{item['samples'][key] * factor:.7g}")
+    for key in ("min", "p50", "max") if "samples" in item else ():
+        item["samples"][key] = float(f"{item['samples'][key] * factor:.7g}")
 
 
 @dataclass(frozen=True, kw_only=True)

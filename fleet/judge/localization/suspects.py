@@ -96,6 +96,9 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
     """Return the fabric as suspect: no pair is slow, but the collective over all hosts is."""
     hosts = {host for pair in pairs for host in (pair.a, pair.b)}
     compared = {(pair.a, pair.b) for pair in comparable_pairs(pairs, BANDWIDTH)}
+    if not compared:
+        evidence = f"the collective over all {len(hosts)} hosts is slow, and no pair of hosts could be compared"
+        return Suspect(kind=FABRIC, where="", confidence=rule_of_succession(0, 0), evidence=evidence)
     share = 100 * len(compared) / (len(hosts) * (len(hosts) - 1) / 2)
     return Suspect(
         kind=FABRIC,

@@ -46,7 +46,7 @@ def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
         ports = sum(verdict.verdict == PASS for verdict in rails.verdicts)
         texts.append(f"{ports} of {len(rails.verdicts)} ports at the switch that most hosts have in this slot")
     elif rails.hosts and not lines:
-        few = f"{rails.hosts} hosts with known switches, {MIN_HOSTS} are needed"
+        few = f"{rails.hosts} of at least {MIN_HOSTS} hosts have known switches"
         why = few if rails.hosts < MIN_HOSTS else "no slot has a switch that most hosts share"
         texts.append(f"NOT COMPARED ({why}); list the cables in the manifest (kind link)")
     return Wiring(verdicts=(*planned, *rails.verdicts), summary="; ".join(texts))

@@ -144,7 +144,10 @@ def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any
     if len(reason.hosts) > 1 or scope.device_kind != "gpu":
         return {}
     at = next((at for at, gpu in enumerate(gpus) if gpu.index == scope.index), None)
-    return {} if at is None else {"address": pci_address(gpus[at].pci_bus_id), "at": at, "of": len(gpus)}
+    if at is None:
+        return {}
+    bus_id = gpus[at].pci_bus_id
+    return {"address": pci_address(bus_id) if bus_id else "", "at": at, "of": len(gpus)}
 
 
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:

@@ -476,6 +476,7 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.P2PStatus.6.2=!999": {"gpu.peer.link gpu=1,peer=6": UNKNOWN},
     "gpu.1.NvLinkRemoteDeviceType.*=!3": {"gpu.nvlink.missing_links gpu=1": NOT_SUPPORTED},
     "gpu.1.PciInfo=!999": {"gpu.pci_bus_id gpu=1": UNKNOWN},
+    "gpu.1.Serial=0": {"gpu.serial gpu=1": "unsupported: NVML reports the serial '0'"},
     "gpu.1.Serial=!14": {"gpu.serial gpu=1": "error: NVML: Corrupted infoROM"},
     "gpu.1.PowerUsage=!98": {"gpu.power gpu=1": "error: NVML: An error that only the stub knows"},
     "DriverVersion=!999": {"driver.version host": UNKNOWN},

@@ -6,9 +6,11 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from fleet.advisories.checkout import git as rebuild_git
 from fleet.advisories.csaf import bulletin_advisories
 from fleet.advisories.osv import document_advisories
 from fleet.advisories.rebuild import rebuild
@@ -210,6 +212,23 @@ def test_a_directory_without_advisories_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=problem):
         rebuild(checkout(tmp_path, "https://example.com", files), checkouts[1])
+
+
+def test_a_vulnerability_without_a_date_is_not_dropped_without_a_word(tmp_path: Path) -> None:
+    document = vulnerability(RUNC, *FIXED, published="0001-01-01T00:00:00Z")
+    with pytest.raises(UsageError, match="not a git checkout, or an incomplete one"):
+        list(document_advisories(document, tmp_path / "GO-2026-1.json"))
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "a")
+    with pytest.raises(UsageError, match="git log prints nothing"):
+        list(document_advisories(document, tmp_path / "GO-2026-1.json"))
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 60)])
+def test_git_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
+    with pytest.raises(UsageError, match="git does not run"):
+        rebuild_git(tmp_path, "log")
 
 
 def test_a_directory_that_is_no_checkout_is_refused(checkouts: tuple[Path, Path], tmp_path: Path) -> None:

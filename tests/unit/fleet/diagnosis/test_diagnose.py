@@ -374,6 +374,7 @@ def test_dark_lane_explains_what_follows_at_its_port_and_in_its_gang() -> None:
         ("optics.rx_los", "port=1,lane=2", True, "receives no signal on lane 2"),
         ("optics.temperature.warning", "port=1", "high", "temperature is above the module's own warning limit"),
         ("port.fec_uncorrectable", "port=1", 3, "has uncorrectable FEC blocks 3"),
+        ("optics.rx_los", "port=1,lane=tx3", True, "receives no signal on lane tx3"),
     ],
 )
 def test_title_of_a_module_says_what_is_wrong(name: str, scope: str, value: Any, text: str) -> None:
@@ -395,3 +396,21 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
     (cause,) = diagnose(verdicts, {})
     assert cause.title == "GPU 1 of a is slowed down by heat (88 °C under load, for 63 % of the stress test)"
     assert cause.verdicts == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        ("local_storage.wrong_blocks", {"first_wrong": 4096}, "2 wrong blocks or more, the first at 4096"),
+        ("local_storage.wrong_blocks", {}, "2 wrong blocks or more"),
+        (
+            "shared_storage.wrong_bytes",
+            {"first_wrong": "a.0", "readers": "b"},
+            "2 wrong bytes, the first in a.0, as read by b",
+        ),
+        ("shared_storage.wrong_bytes", {}, "2 wrong bytes"),
+    ],
+)
+def test_wrong_data_is_located_only_if_the_place_is_known(name: str, params: dict[str, Any], text: str) -> None:
+    (cause,) = diagnose([failed(name, "directory=scratch", value=2, params=params)], {})
+    assert cause.title.endswith(text)

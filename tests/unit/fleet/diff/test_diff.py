@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.diff.comparison import compare
+from fleet.diff.figures import changed_figures
 from fleet.judge.criteria import Criterion, VsBaseline, read_packs
 from fleet.records import baseline_store
 from fleet.records.host_state import Figure, HostState, merge_states
@@ -182,6 +183,34 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
 def test_figure_is_listed_only_beyond_its_noise(before: Figure, after: Figure, expected: list[str]) -> None:
     old, new = host(figures=[("S1", before)]), host(figures=[("S1", after)])
     assert [kind for kind, _, _ in listed_changes({"h1": old}, {"h1": new})] == expected
+
+
+@pytest.mark.parametrize(("operator", "kind"), [("ge", "regressed"), ("le", "improved"), ("eq", "changed")])
+def test_operator_of_the_criterion_decides_if_the_unit_does_not(operator: str, kind: str) -> None:
+    before, after = (
+        replace(item, level=replace(item.level, unit="W", name="stress.power"))
+        for item in (figure(700.0), figure(500.0))
+    )
+    rule = replace(CRITERIA[0], name="stress.power", operator=operator, unit="W")
+    found = changed_figures("h1", host(figures=[("S1", before)]), host(figures=[("S1", after)]), [rule])
+    assert [item.kind for item in found] == [kind]
+
+
+@pytest.mark.parametrize(("count", "texts"), [
+    (1, {"h1: 1 earlier figure was not measured this time (a)", "h1: 1 figure has no earlier value to compare with"}),
+    (2, {"h1: 2 earlier figures were not measured this time (a)", "h1: 2 figures have no earlier value to compare with"}),
+])  # fmt: skip
+def test_figures_of_one_side_are_counted(count: int, texts: set[str]) -> None:
+    old, new = (
+        host(
+            figures=[
+                ("S1", figure(1.0)),
+                *(("S1", figure(1.0, name=name, scope=f"gpu=0,peer={at}")) for at in range(count)),
+            ]
+        )
+        for name in "ab"
+    )
+    assert {item.text for item in changes({"h1": old}, {"h1": new})} == texts
 
 
 def test_change_states_its_noise_and_the_source_of_it() -> None:

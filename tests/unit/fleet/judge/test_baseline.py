@@ -315,6 +315,13 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
         result = missing_baselines(HostBaseline(host=replace(HOST, gpus=gpus)))
         assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]
+    nowhere = missing_baselines(
+        HostBaseline(host=replace(HOST, gpus=(replace(old, pci_bus_id=""),))),
+        gpus=(replace(builders.gpu("h1", 0), pci_bus_id=""),),
+    )
+    assert nowhere == [("gpu=0", "no accepted record of serial h1-0")], (
+        "two GPUs without an address have no common slot"
+    )
     silent = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert missing_baselines(HostBaseline(host=HOST), gpus=(silent,)) == [
         ("gpu=0", "no accepted record of serial unknown")

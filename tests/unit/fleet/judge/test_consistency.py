@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleet.judge.consistency import contradictions
-from fleet.judge.credibility import incredible
+from fleet.judge.credibility import impossible_readings
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.figure_consistency import figure_problems, figure_structure
@@ -94,6 +94,10 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "launch of another host": (change_launch(members=("h9",)), "the launch had the members h9, but not this host"),
     "launch twice": (change_launches(lambda items: (*items, *items)), "the record has a launch twice"),
     "launch outside the record": (change_launch(began="2026-12-24T00:00:00Z"), "is outside"),
+    "first of two launches outside the record": (
+        change_launches(lambda items: (replace(items[0], began="2026-12-24T00:00:00Z"), *items)),
+        "is outside",
+    ),
     "no snapshot of the beginning": (
         keep_snapshots(lambda item: item.stage != "preflight"),
         "no snapshot of the beginning of the run",
@@ -452,7 +456,7 @@ INCREDIBLE: dict[str, tuple[Metric, str]] = {
 def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
     metric, reason = INCREDIBLE[kind]
     taken = Snapshot(stage="benchmark", phase="during", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
-    assert [problem[2] for problem in incredible(taken)] == ([reason] if reason else [])
+    assert [problem[2] for problem in impossible_readings(taken)] == ([reason] if reason else [])
 
 
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {

@@ -358,6 +358,16 @@ def test_later_included_pack_overrides_the_earlier(tmp_path: Path) -> None:
         assert own.optional == optional
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_pack_that_includes_itself_is_refused(tmp_path: Path, length: int) -> None:
+    paths = [tmp_path / f"mine{number}.yml" for number in range(length)]
+    for number, path in enumerate(paths):
+        write_pack(path, pack_document(id=f"c{number}") | {"include": [str(paths[(number + 1) % length])]})
+    chain = " includes ".join(path.name for path in (*paths, paths[0]))
+    with pytest.raises(UsageError, match=rf"the pack includes itself \({chain}\)"):
+        read_pack(str(paths[0]))
+
+
 def test_model_pack_without_a_datasheet_or_with_unlisted_figures_is_reported() -> None:
     bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "not measured"})
     findings = [str(item) for item in lint(bare)]

@@ -29,7 +29,7 @@ from fleet.report.merge import merge
 from fleet.report.summary import pci_slots
 from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.plans import Plan
-from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Value
+from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Coverage, HostReport, Verdict
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import (
@@ -1303,3 +1303,35 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
         INCONCLUSIVE,
         "the GPU does not report its name",
     )
+
+
+ALONE = builders.plan("h1", profile="smoke", gpu_count=2, rackproof_gang="none")
+
+
+def view_of(*records: Record) -> HostView:
+    return HostView(ALONE, ALONE.hosts[0], Evidence(records=records), [])
+
+
+def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
+    """A scope or path of another form is no pair, and stops nothing: the record may be of anyone."""
+    paths = {"gpu=0,peer=1": "NV18", "host": "NV4", "gpu=0": "NV4", "gpu=1,peer=0": "NV" + "9" * 900, "peer=1": "NV2"}
+    record = builders.records(ALONE, "h1")[0]
+    taken = replace(record.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=paths),))
+    assert view_of(replace(record, snapshots=(taken,))).nvlinks == {"gpu=0,peer=1": 18, "gpu=1,peer=0": 18}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (("S1", "GPU-1"), ("S1", "GPU-1"), False), (("S1", "GPU-1"), ("S2", "GPU-2"), True),
+        (("", "GPU-1"), ("", "GPU-2"), True), (("", "GPU-1"), ("S1", "GPU-1"), False), (("", ""), ("S1", "GPU-1"), False),
+    ],
+)  # fmt: skip
+def test_index_with_another_gpu_is_renumbered_by_serial_or_uuid(
+    before: tuple[str, str], after: tuple[str, str], expected: bool
+) -> None:
+    record = builders.records(ALONE, "h1")[0]
+    records = [
+        replace(record, gpus=(replace(record.gpus[0], serial=serial, uuid=uuid),)) for serial, uuid in (before, after)
+    ]
+    assert view_of(*records).renumbered is expected

@@ -281,6 +281,10 @@ def test_model_that_differs_from_the_inventory_fails() -> None:
     failed = [item for item in findings(plan, builders.evidence(plan)) if item.criterion == "gpu-model"]
     assert {item.verdict for item in failed} == {FAIL}
     assert len(failed) == 4
+    assert {item.reason for item in failed} == {"found NVIDIA H200, but the inventory has h100-sxm"}
+    plan = builders.plan(rackproof_gpu_model="h200-sxm")
+    passed = [item for item in judge(plan, builders.evidence(plan), PACKS) if item.criterion == "gpu-model"]
+    assert {(item.verdict, item.reason) for item in passed} == {(PASS, "found NVIDIA H200")}
 
 
 def test_duplicate_serial_fails_both_hosts() -> None:

@@ -427,3 +427,16 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     refused = rackproof(*begin, listing(tmp_path, hosts))
     assert (refused.returncode, refused.stdout) == (64, "")
     assert "order.csv line 2: serial 1.65E+12 was rounded by a spreadsheet" in refused.stderr
+
+
+def test_gpu_without_a_pci_address_is_not_in_the_wrong_slot() -> None:
+    plan = ordered_plan([gpu_line("h1", 0, slot="0000:1b:00.0")])
+    evidence = builders.evidence(plan)
+    records = [
+        replace(record, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in record.gpus))
+        for record in evidence["h1"].records
+    ]
+    evidence["h1"] = replace(evidence["h1"], records=tuple(records))
+    on_gpu = [item for item in not_passing(manifest_verdicts(plan, evidence)) if item[:2] == ("h1", "gpu=0")]
+    reason = "ordered for h1 slot 0000:1b:00.0, found in that host; the slot of gpu=0 was not reported"
+    assert on_gpu == [("h1", "gpu=0", INCONCLUSIVE, reason)]

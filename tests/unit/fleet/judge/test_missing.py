@@ -289,6 +289,14 @@ def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_it() -> None:
         assert bool(result) == (name in ("h3", "h4")), name
 
 
+def test_gpu_without_a_module_number_is_not_located_by_it() -> None:
+    slots, modules = SlotMap(), (6, True, 5, 7)  # that of the missing GPU is no number
+    for _ in range(2):
+        slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
+    moved = host_with_slots("h2", REMAINING, modules=modules, address=lambda slot: f"0000:{slot + 10}:00.0")
+    assert slots.describe_empty(HostView(PLAN, PLAN.host("h2"), moved, read_packs([])), 1, ()) == ""
+
+
 def test_slots_merge_across_worker_processes() -> None:
     views = {name: HostView(PLAN, PLAN.host(name), host_with_slots(name, ALL), read_packs([])) for name in ("h1", "h3")}
     slots, slots_of_other_worker = SlotMap(), SlotMap()

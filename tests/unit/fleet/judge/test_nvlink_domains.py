@@ -214,6 +214,16 @@ def test_connections_that_imex_leaves_out_are_no_fault_while_the_domain_is_up() 
     assert baseline_of(judged(change)) == set()
 
 
+def test_connections_that_imex_leaves_out_are_not_known_if_the_state_of_the_domain_is_not() -> None:
+    def change(readings: dict[str, Readings]) -> None:
+        for of_host in readings.values():
+            of_host[CONNECTION] = dict.fromkeys(of_host[CONNECTION], "not_reported")
+            of_host["fabric.imex.domain_state"] = {"host": "unsupported: nvidia-imex-ctl of 570 does not report it"}
+
+    of_connections = {item for item in baseline_of(judged(change)) if item[2] == CONNECTION}
+    assert of_connections == {(host, "host", CONNECTION, INCONCLUSIVE) for host in HOSTS}
+
+
 def test_two_broken_hosts_are_both_named() -> None:
     def change(readings: dict[str, Readings]) -> None:
         without("t01")(readings)

@@ -748,6 +748,20 @@ def test_equal_readings_pass_in_one_gang_and_fail_in_another() -> None:
         assert_gathered(GANGS, evidence, [pack(*rules)])
 
 
+def test_equal_readings_pass_in_one_nvlink_domain_and_fail_in_another_of_the_same_rack() -> None:
+    """h5 is the last host with the links of the first domain, but the first host of the second one."""
+    domains = {name: "d1" if name < ODD else "d2" for name in NAMES}
+    plan = replace(PLAN, hosts=tuple(replace(host, nvlink_domain=domains[host.name]) for host in PLAN.hosts))
+    fewer = {name: with_constant_readings(links=17) for name in NAMES if name > ODD}
+    rule = replace(LINKS, id="of-domain", among="domain")
+    evidence = fleet(plan, **fewer)
+    hosts_with_findings(evidence, rule, plan=plan, parts=1)
+    failed = [
+        item for item in judge(plan, evidence, [pack(rule)]) if item.criterion == rule.id and item.verdict != PASS
+    ]
+    assert [item.host for item in failed] == [ODD]
+
+
 def test_healthy_gangs_pass_and_a_slow_gang_fails() -> None:
     assert gang_hosts_with_findings(gang_fleet()) == []
     turned = {

@@ -189,6 +189,18 @@ def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str
     assert findings(figures, **variables) == set(), "without the variable nothing is required"
 
 
+def test_each_port_of_an_adapter_counts() -> None:
+    both = {
+        host: [
+            replace(item, scope=item.scope.replace("port=1", f"port={port}"))
+            for port in (1, 2)
+            for item in healthy_port(0, host)
+        ]
+        for host in HOSTS
+    }
+    assert findings(both, rackproof_verbs_required=True, rackproof_infiniband_ports=2) == set()
+
+
 PORT = "hca=mlx5_1,port=1"
 """The port whose figures are missing."""
 

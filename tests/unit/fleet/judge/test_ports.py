@@ -132,6 +132,12 @@ def test_rate_names_count_time_and_that_it_does_not_move() -> None:
     assert (failed.value, failed.unit) == (400.0, "1/h")
 
 
+def test_rate_over_the_least_time_does_not_claim_that_the_counter_counted_so_long() -> None:
+    evidence = fleet_of(with_metrics(*counted(0, age_s=60.0)), with_metrics(*counted(120 * 24 + 24, age_s=60.0)))
+    (failed,) = verdicts(evidence, RATE, RISING)
+    assert "counted in at most 24 h before the run" in failed.reason
+
+
 def test_counter_that_moves_is_a_finding_on_its_stage() -> None:
     evidence = fleet_of(with_metrics(*counted(5)), with_metrics(*counted(5, 2005)))
     assert hosts_with_findings(evidence, RATE, RISING) == [ODD]

@@ -203,6 +203,17 @@ def test_unsupported_reading_is_ignored_if_optional() -> None:
     assert verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
 
 
+def test_reading_that_is_no_longer_supported_is_inconclusive_unless_it_is_optional() -> None:
+    plan = uniform_plan("h1", "h2")
+    for name, scope, expected in (
+        ("driver.version", "host", [("h2", "host", INCONCLUSIVE, "unsupported: gone")]),
+        ("gpu.vbios_version", "gpu=0", []),
+    ):
+        evidence = evidence_with(plan, name, {host: {scope: NEW} for host in ("h1", "h2")})
+        evidence["h2"] = with_readings(evidence["h2"], {name: {scope: ("unsupported", "gone")}})
+        assert not_passing(uniformity_verdicts(plan, evidence)) == expected
+
+
 def test_last_value_of_a_number_is_compared() -> None:
     """A temporary change, such as by a cpuset, is not a difference between hosts."""
     plan = uniform_plan("h1", "h2")

@@ -215,7 +215,7 @@ def test_fewer_than_three_hosts_conclude_nothing_and_say_so(count: int) -> None:
     wiring = compared(swap(rail_optimized(count), ("h01", 0), ("h01", 1)))
     assert wiring.verdicts == ()
     assert wiring.summary == (
-        f"NOT COMPARED ({count} hosts with known switches, 3 are needed); list the cables in the manifest (kind link)"
+        f"NOT COMPARED ({count} of at least 3 hosts have known switches); list the cables in the manifest (kind link)"
     )
 
 

@@ -264,6 +264,16 @@ def test_fabric_is_suspected_if_only_the_collective_is_slow() -> None:
     assert only(find_suspects(slow_host.pairs(), collective_slow=True)).where == "h1"
 
 
+def test_no_host_is_called_normal_if_no_pair_could_be_compared() -> None:
+    failed = [replace(pair, bandwidth=None, latency=None, failed="timed out") for pair in Fleet(4).pairs()]
+    for suspect in find_suspects(failed, collective_slow=True):
+        assert "normal" not in suspect.evidence
+    unmeasured = [replace(pair, bandwidth=None, latency=None) for pair in Fleet(4).pairs()]
+    suspect = only(find_suspects(unmeasured, collective_slow=True))
+    assert (suspect.kind, suspect.confidence) == ("fabric", 0.5)
+    assert suspect.evidence == "the collective over all 4 hosts is slow, and no pair of hosts could be compared"
+
+
 def test_link_of_two_hosts_is_suspected_with_confidence_one_half() -> None:
     assert find_suspects(Fleet(2).pairs()) == []
     assert find_suspects([]) == []
