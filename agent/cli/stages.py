@@ -68,10 +68,11 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         if run.plan.study:
             run, stage = run.for_cell(number), CELL
         planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
-        for member in members:
-            run.plan.host(member)
     except KeyError as error:
-        return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}")
+        known = [one.name for one in run.plan.stages] + (
+            [f"cell 1 to {len(run.plan.study.cells)}"] if run.plan.study else []
+        )
+        return fail(f"{error.args[0]} is not in the plan of run {run.plan.run_id}, which has {', '.join(known)}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     record = run.record(gang)
     if earlier := stages.find_earlier_launch(record.launches, stage, members, number):

@@ -57,7 +57,7 @@ def torchrun_command(
         uuids: NVML index -> UUID, if known. A rank on a GPU with another UUID measures nothing.
 
     Raises:
-        LaunchError: torch is not installed, `host` is not a member or has too few CPUs, or the name of the first member cannot be
+        LaunchError: torch is not installed, `host` has too few CPUs, or the name of the first member cannot be
             resolved.
         GangError: only members may connect and the name of a member cannot be resolved, or an address is a loopback address.
     """
@@ -67,8 +67,6 @@ def torchrun_command(
             f"torch is not installed for {sys.executable}: if the host provides it, set rackproof_system_torch, and "
             "rackproof_python to the Python that has it; otherwise add torch to the wheelhouse"
         )
-    if host.name not in members:
-        raise LaunchError(f"host {host.name} is not among the members {', '.join(members)}")
     needed_cpus, cpus = stage.cpus * len(host.devices), len(os.sched_getaffinity(0))
     if needed_cpus > cpus:
         raise LaunchError(

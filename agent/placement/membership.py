@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.placement.detect import PROGRAMS
 from agent.placement.rank_placement import PlacementError, RankPlacement, visible_devices
+from schemas import documents
 from schemas.plans import Plan, PlannedHost
 
 HOST_VARIABLES = ("SLURMD_NODENAME", "PMIX_HOSTNAME")
@@ -50,8 +51,8 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
         requested: the operator's comma-separated list; empty: the gang of `host`.
 
     Raises:
-        PlacementError: the plan has no gang for this host or lacks a requested host, or the launcher started other hosts or
-            processes than planned.
+        PlacementError: the plan has no gang for this host; a requested host is not in the plan or is named twice; this host
+            is not requested; or the launcher started other hosts or processes than planned.
     """
     members = requested.split(",") if requested else list(plan.gangs().get(host.gang, ()))
     if not members:
@@ -59,12 +60,26 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
             f"host {host.name} is in no gang of the plan of run {plan.run_id}: plan it with rackproof_gang rack or all, "
             "or run its own stage with `rackproof bench`"
         )
-    unknown = [name for name in members if name not in {other.name for other in plan.hosts}]
-    if unknown:
-        raise PlacementError(f"{unknown[0]!r} is not in the plan of run {plan.run_id}")
+    _check_requested(plan, host, members)
     if placement:
         _check_started_processes(plan, host, members, placement)
     return members
+
+
+def _check_requested(plan: Plan, host: PlannedHost, members: Sequence[str]) -> None:
+    names = [other.name for other in plan.hosts]
+    for number, name in enumerate(members):
+        if name not in names:
+            similar = documents.nearest(name, names)
+            raise PlacementError(
+                f"--members: {name!r} is not in the plan of run {plan.run_id}{similar}: give names from the plan, comma-separated"
+            )
+        if name in members[:number]:
+            raise PlacementError(f"--members: {name} is named twice: name each host once")
+    if host.name not in members:
+        raise PlacementError(
+            f"--members {','.join(members)}: add this host, {host.name}, or start this on one of these hosts"
+        )
 
 
 def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[str], placement: RankPlacement) -> None:

@@ -89,7 +89,10 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
         BackgroundError: no process of this name was started in the directory.
     """
     if not (directory / f"{name}.pid").exists():
-        raise BackgroundError(None, f"{name} was not started in {directory}")
+        raise BackgroundError(
+            None,
+            f"{name} was not started in {directory}: start it with --detach, or give the --run-dir in which it was started",
+        )
     deadline = (directory / f"{name}.pid").stat().st_mtime + deadline_s
     reasons = []
     while _running_pid(directory, name):

@@ -261,6 +261,10 @@ def test_hosts_that_differ_from_the_plan_are_refused(plan: Plan) -> None:
         membership.select_members(plan, plan.host("h1"), "", placement(2, 1, hosts=("h1", "h3")))
     with pytest.raises(PlacementError, match="'h9' is not in the plan of run r1"):
         membership.select_members(plan, plan.host("h1"), "h1,h9", None)
+    with pytest.raises(PlacementError, match="h1 is named twice: name each host once"):
+        membership.select_members(plan, plan.host("h1"), "h1,h1", None)
+    with pytest.raises(PlacementError, match="--members h2: add this host, h1, or start this on one of these hosts"):
+        membership.select_members(plan, plan.host("h1"), "h2", None)
 
 
 def test_job_with_fewer_gpus_than_ranks_is_refused() -> None:
