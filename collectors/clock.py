@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collectors.base import Absent, Family, host_family, varying
 from collectors.files import Files, nonempty
-from collectors.host.processor import is_virtual
+from collectors.virtual import is_virtual
 
 UNSYNCHRONIZED_ERROR_S = 16.0
 """Without synchronization the kernel lets the maximum error grow to this value, so 16 s means: not synchronized."""

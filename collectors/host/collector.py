@@ -12,6 +12,7 @@ from collectors.host import kernel, memory, processor
 from collectors.host.memory_modules import memory_modules
 from collectors.host.parsing import cpu_model, load_average
 from collectors.pcie.device import GPU, PciBus
+from collectors.virtual import FIRST_PROCESSOR_BYTES, is_virtual
 
 
 class HostCollector:
@@ -29,12 +30,12 @@ class HostCollector:
         files = Files(self._root, cached=True)
         release = files.required("proc/sys/kernel/osrelease", nonempty)
         yield host_family("host.kernel_version", "1", "Kernel release", release)
-        first = processor.FIRST_PROCESSOR_BYTES
+        first = FIRST_PROCESSOR_BYTES
         model = self._read_once("model", lambda: files.required("proc/cpuinfo", cpu_model, max_bytes=first))
         yield host_family("host.cpu.model", "1", "Processor model", model)
         count = len(os.sched_getaffinity(0))
         yield host_family("host.cpu.count", "1", "Processors that this process may use", count)
-        virtual = self._read_once("virtual", lambda: processor.is_virtual(files))
+        virtual = self._read_once("virtual", lambda: is_virtual(files))
         yield host_family("host.virtual_machine", "1", "The host is a virtual machine", virtual)
         load = files.required("proc/loadavg", load_average)
         family = host_family("host.load", "1", "Load average over one minute", load, varies=True)

@@ -33,14 +33,6 @@ def cpu_clocks(text: str) -> list[float]:
     return clocks
 
 
-def has_hypervisor_flag(text: str) -> bool:
-    """Return whether /proc/cpuinfo has the hypervisor flag. Raises MissingError if it has no flags."""
-    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    if not flags:
-        raise MissingError("this architecture reports no processor flags")
-    return "hypervisor" in flags.group(1).split()
-
-
 def load_average(text: str) -> float:
     """Return the one-minute load average in /proc/loadavg."""
     return float(text.split()[0])

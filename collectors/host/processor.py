@@ -1,4 +1,4 @@
-"""The processors: topology, clocks, and whether the host is a virtual machine."""
+"""The processors: topology and clocks."""
 
 from __future__ import annotations
 
@@ -6,25 +6,12 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from collectors.base import Absent, Family, Value, first_absent, host_family
+from collectors.base import Absent, Family, first_absent, host_family
 from collectors.files import Files, nonempty
-from collectors.host.parsing import cpu_clocks, has_hypervisor_flag
+from collectors.host.parsing import cpu_clocks
 
 T = TypeVar("T")
-FIRST_PROCESSOR_BYTES = 8192
-"""These bytes of /proc/cpuinfo include the first processor. On a large host the whole file is a megabyte."""
 _CPUS = "sys/devices/system/cpu"
-_VIRTUAL_PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU")
-
-
-def is_virtual(files: Files) -> Value | Absent:
-    """Return whether this is a virtual machine; `unsupported` if the architecture does not report it."""
-    flag = files.required("proc/cpuinfo", has_hypervisor_flag, max_bytes=FIRST_PROCESSOR_BYTES)
-    if not isinstance(flag, Absent) or flag.status == "error":
-        return flag
-    product = files.read("sys/class/dmi/id/product_name", nonempty)
-    is_known = isinstance(product, str) and any(part in product for part in _VIRTUAL_PRODUCTS)
-    return True if is_known or files.exists("sys/hypervisor/type") else flag
 
 
 def topology(files: Files) -> Iterable[Family]:

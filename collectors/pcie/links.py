@@ -12,6 +12,7 @@ from collectors.pcie.affinity import affinity_families
 from collectors.pcie.config import configuration_families
 from collectors.pcie.device import GPU, NETWORK, Device, PciBus
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
+from collectors.virtual import is_virtual
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """GT/s a lane -> PCIe generation."""
@@ -20,7 +21,6 @@ VIRTUAL = Absent.unsupported("in a virtual machine, the ports are not those of t
 COHERENT = Absent.unsupported("the GPU is attached to its CPU by NVLink-C2C")
 NO_AER = "no AER counters: the device, the firmware or the kernel does not provide them"
 _NO_LINK = "the device has no PCIe link"
-_CPUINFO_BYTES = 65536
 _LOST_WIDTH, _NO_WIDTHS = 63, (0, 255)
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
@@ -72,18 +72,17 @@ class PcieCollector:
         return [*(family for family in families.values() if family.readings), *constant]
 
     def _constant_families(self, devices: list[Device]) -> list[Family]:
-        is_virtual = self._is_virtual()
+        virtual = self._is_virtual()
         return [
             *configuration_families(self._files, devices),
-            *acs_families(self._files, devices, is_virtual=is_virtual),
-            *affinity_families(self._files, devices, absent=VIRTUAL if is_virtual else None),
+            *acs_families(self._files, devices, is_virtual=virtual),
+            *affinity_families(self._files, devices, absent=VIRTUAL if virtual else None),
         ]
 
     def _is_virtual(self) -> bool:
-        """Return whether this is a virtual machine. Reads only the start of /proc/cpuinfo, because the whole file is long."""
+        """Return whether this is known to be a virtual machine."""
         if self._virtual is None:
-            start = self._files.required("proc/cpuinfo", str, max_bytes=_CPUINFO_BYTES)
-            self._virtual = isinstance(start, str) and " hypervisor" in start
+            self._virtual = is_virtual(self._files) is True
         return self._virtual
 
     def _readings(self, device: Device) -> dict[str, Value | Absent]:

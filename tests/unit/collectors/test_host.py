@@ -15,7 +15,6 @@ from collectors.host.parsing import (
     bracketed_choice,
     cpu_model,
     firmware_text,
-    has_hypervisor_flag,
     interrupts,
     iommu_options,
     load_average,
@@ -26,6 +25,7 @@ from collectors.host.parsing import (
     soft_limit,
     stalled_share,
 )  # fmt: skip
+from collectors.virtual import has_hypervisor_flag
 from tests.fakes import host
 
 GIB = 1 << 30

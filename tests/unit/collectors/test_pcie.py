@@ -307,8 +307,16 @@ def test_virtual_machine_has_no_errors(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_links_of_a_virtual_machine_are_unsupported(root: Path) -> None:
-    links.write(root, "proc/cpuinfo", "flags\t\t: fpu hypervisor\n")
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/cpuinfo": "flags\t\t: fpu hypervisor\n"},
+        {"proc/cpuinfo": "Features\t: fp asimd\n", "sys/class/dmi/id/product_name": "KVM Virtual Machine\n"},  # on Arm
+    ],
+)
+def test_links_of_a_virtual_machine_are_unsupported(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        links.write(root, path, text)
     links.set_link(root, GPU, "current", width=8)
     links.set_acs(root, PORT, links.ACS_KERNEL)
     observed = readings(root)
