@@ -1,4 +1,4 @@
-"""GPU telemetry of one launch. Each time bucket is one word of a text, which is small enough for every record.
+"""GPU telemetry of one launch. It is stored as text, one word for each time bucket, so that it is small enough for every record.
 
 The word `693-4+8` means: mean 693, minimum 4 less, maximum 8 more. `61` is a constant value and `.` an incomplete bucket. A text
 is used because the judge reads thousands of records and does not need the numbers; only charts parse them.
@@ -24,9 +24,9 @@ FIGURES = {
     "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
     "held_percent": ("gpu.throttle.active", "reason=other", "1", 0.01),
 }
-"""Name in the record -> name of the series, its scope below the GPU, its unit, and the value of 1 in a word, in that unit."""
+"""Name in the record -> name of the series, its scope below the GPU, its unit, and the amount of it that a 1 in a word is."""
 HELD = "held_percent"
-"""Share of the samples with throttling for a reason other than the power limit. Omitted if there was no such sample."""
+"""Percentage of the samples with throttling for a reason other than the power limit. Omitted if there was no such sample."""
 
 
 @dataclass(frozen=True, kw_only=True)

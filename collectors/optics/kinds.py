@@ -28,10 +28,11 @@ KINDS = {
     "optics.module.fault": ("1", "The module reports a fault and has switched off"),
     **{f"optics.{name}": (_UNITS[name], _NAMES[name]) for name in (*MODULE, *LANE)},
     **{
-        f"optics.{name}.alarm": ("1", f"{_NAMES[name]}: side of the module's alarm limits") for name in (*MODULE, *LANE)
-    },
-    **{
-        f"optics.{name}.warning": ("1", f"{_NAMES[name]}: side of the module's warning limits")
+        f"optics.{name}.{level}": (
+            "1",
+            f"{_NAMES[name]}: {level} limit of the module that is exceeded (none, low or high)",
+        )
+        for level in ("alarm", "warning")
         for name in (*MODULE, *LANE)
     },
     **{f"optics.{name}": ("W", _limit_help(name)) for name in LIMITS},

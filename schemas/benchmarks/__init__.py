@@ -49,7 +49,7 @@ class Output:
 class Cost:
     """A part of a benchmark's duration that depends on its settings, or on how many GPUs and hosts there are.
 
-    `(seconds + the settings in `timed`) × the settings in `over` × the number that `per` names`.
+    The part takes (`seconds` + the settings in `timed`) × the settings in `over` × the number that `per` names, in seconds.
     """
 
     seconds: float = 0.0
