@@ -59,7 +59,7 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
     problem = ""
     try:
         results = _run_rank(context, settings, log, enabled=enabled)
-    except MeasurementError as error:
+    except (MeasurementError, OSError) as error:  # the other ranks must learn of it too
         problem = str(error)
     if not context.min_max_over_ranks(int(not problem))[0]:
         _report_absent(context, settings, problem or "another rank has no result", enabled=enabled)
@@ -133,9 +133,8 @@ def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
     """Write a message to the process; one that has ended is noticed by its exit code."""
     if process.stdin is not None:
         with suppress(BrokenPipeError):
-            os.write(
-                process.stdin.fileno(), f"{json.dumps(message)}\n".encode()
-            )  # unbuffered: nothing is left to flush
+            line = f"{json.dumps(message)}\n".encode()
+            os.write(process.stdin.fileno(), line)  # unbuffered: nothing is left to flush
 
 
 def _answer(file: int) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             wrong += _count_wrong_words(chunk, part, pattern)
         context.report("integrity.wrong_words", int(wrong), pattern=pattern, bytes=tested, **common)
         if int(wrong):
-            first_error = next(error for chunk in chunks if (error := _first_error(chunk, part, pattern)))
+            errors = (error for chunk in chunks if (error := _first_error(chunk, part, pattern)))
+            first_error = next(errors, "none of the words is wrong when read again")
             context.report("integrity.first_error", first_error, pattern=pattern, **common)
     context.report("integrity.tested_share", tested / free, bytes=tested, free_bytes=free, **common)
 

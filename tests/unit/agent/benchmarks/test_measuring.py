@@ -286,6 +286,17 @@ def test_flipped_bit_is_reported_with_address_and_values(
     assert expected ^ read == 1 << 17
 
 
+def test_wrong_word_that_is_correct_when_read_again_does_not_end_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integrity, "_count_wrong_words", lambda chunk, part, pattern: torch.tensor(1))
+    rank = context(tmp_path)
+    integrity.run(rank, settings("integrity", {"most_bytes": 8192}))
+    assert values(rank, "integrity.wrong_words") == [1] * len(PATTERNS)
+    assert set(values(rank, "integrity.first_error")) == {"none of the words is wrong when read again"}
+    assert values(rank, "integrity.tested_share")
+
+
 def test_healthy_memory_has_no_wrong_words(tmp_path: Path) -> None:
     rank = context(tmp_path)
     integrity.run(rank, settings("integrity", {"most_bytes": 8192}))

@@ -124,3 +124,13 @@ def test_rank_without_a_result_costs_the_figure_on_all_ranks_and_has_a_reason(
     assert len(ranks.absent) == 4, "with and without NVLink, on both hosts"
     assert reason in {text for _, text in ranks.absent}
     assert {text for _, text in ranks.absent} <= {reason, "another rank has no result"}
+
+
+def test_process_that_cannot_be_started_is_reported_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mnnvl, "COMMAND", (str(tmp_path / "python"),))
+    ranks = Ranks(tmp_path, "nvl1")
+    ranks.run()
+    assert [number for number, _ in sorted(ranks.absent)] == [0, 0, 1, 1]
+    assert all("No such file or directory" in text for _, text in ranks.absent)
