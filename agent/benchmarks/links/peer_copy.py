@@ -111,9 +111,8 @@ class DevicePair:
         for source, target, source_stream, target_stream in self._active_directions:
             with torch.cuda.stream(target_stream), torch.cuda.stream(source_stream):
                 first, last = cuda_event(), cuda_event()
-                target.copy_(
-                    source, non_blocking=True
-                )  # keeps the GPU busy until the host has launched the timed copies
+                # Keeps the GPU busy until the host has launched the timed copies.
+                target.copy_(source, non_blocking=True)
                 first.record(source_stream)
                 for _ in range(COPIES):
                     target.copy_(source, non_blocking=True)

@@ -119,9 +119,8 @@ class CheckpointShards:
         stored, misread = 0, 0
         about: dict[str, Any] = {}
         for name, found in readings.items():
-            if (
-                found.keys() == readers[name] or len(found.keys() - {name[0]}) > 1
-            ):  # an owner may have its own in a cache
+            # The owner may read its own shard correctly from a cache, so two others suffice.
+            if found.keys() == readers[name] or len(found.keys() - {name[0]}) > 1:
                 if name[0] == clients.host:
                     bytes_, place = next(iter(found.values()))
                     stored += bytes_
