@@ -6,7 +6,8 @@ writes the history, asks it, and prints what was planted and what was found. Exi
 
 Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. Parts fail once at
 random and are repaired or replaced. Planted on top: GPUs that age, one that lost speed at once, one drifting rack, drivers that
-change figures, a GPU that fails again and again, a slot in which every GPU fails, and a host that fails itself.
+change figures, a GPU that fails again and again, a slot in which every GPU fails, a host that fails itself, one that loses all
+its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
 """
 
 from __future__ import annotations
@@ -98,8 +99,10 @@ class FleetHistory:
             ("gpu", self._stepped): "step",
             ("rack", self._rack): "drift",
         }
+        self._bus_host, self._dimm = f"r{racks[2]:02}-h01", (f"r{racks[1]:02}-h00", "dimm=A1")
         self.planted.lemons = {
             ("part", self._lemon), ("slot", " ".join(self._bad_slot)), ("host", self._bad_host),
+            ("host", self._bus_host), ("slot", " ".join(self._dimm)), ("rack", self._rack),
         }  # fmt: skip
         untouchable = {self._lemon, self._stepped, *self._aging}
         self._kept = {place for place, serial in self.serials.items() if serial in untouchable} | {self._bad_slot}
@@ -156,14 +159,21 @@ class FleetHistory:
             is_bad_slot = place == self._bad_slot and month % 4 == 2
             if place in failing or is_lemon or is_bad_slot:
                 yield _cause(*place, serial, "gpu-memory", "rma")
+            elif month % 4 == 2 and place[0] == self._bus_host:
+                yield _cause(*place, serial, "gpu-missing", "reboot")
         if month % 4 == 3:
             yield _cause(self._bad_host, "", "", "power-supply", "inspect_hardware")
+        if month % 5 == 4:
+            for host in range(self.hosts):
+                yield _cause(f"{self._rack}-h{host:02}", "", "", "power-lost", "inspect_hardware")
+        if month % 4 == 0:
+            yield _cause(*self._dimm, "", "dimm-missing", "reseat")
         yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # never a property of the part
 
     def _repair(self, causes: list[dict[str, Any]]) -> None:
         """Replace the failed GPUs; the lemon is only reset, and passes again."""
         for cause in causes:
-            if cause["slot"] and cause["serial"] != self._lemon:
+            if cause["action"] == "rma" and cause["serial"] != self._lemon:
                 self.serials[(cause["host"], cause["slot"])] = self._new_serial()
 
     def _host(self, rack: int, number: int, month: int, failed: set[str]) -> HostRows:

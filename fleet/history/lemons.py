@@ -1,19 +1,25 @@
-"""Find parts and hosts that fail again and again.
+"""Find racks, hosts, slots and parts that fail again and again, the widest cause first.
 
-An episode is a failure until the next run in which the part passes: a part that waits for its replacement and is measured ten
-times has one episode. A serial that fails again after it passed has two, wherever it was installed. A slot or host counts too:
-if its second GPU fails like the first, the GPU is not the cause.
+What a rack or host fails with as a whole (`episodes`) counts for it alone. Of what remains, each slot of a host counts once for
+the host, and each serial once for its slot: a host in which one GPU after another fails, or a slot in which every GPU fails, is
+the cause, and its GPUs are not. The rest counts for the part: by its serial wherever it was installed, without a serial by host
+and slot.
+
+Chance: the expected number of parts of the same kind with as many episodes, if all failed at the same rate, or at the same rate
+in each run, whichever is more. So neither a rack that is tested every night nor one that is tested twice is suspicious for it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.history.database import History
-from fleet.history.trends import poisson_tail
+from fleet.history.episodes import Episode, Episodes, Run, group_episodes, run_of, split
+from schemas.scopes import Scope
 
 HARDWARE = ("rma", "inspect_hardware", "reseat", "recable", "recover_imex_domain", "drain_p2p", "reset_gpu", "reboot")
 """Actions of causes that count. A wrong setting (`configure`) is no property of a part."""
@@ -22,52 +28,70 @@ COUNTED = f"not waived and action in ({', '.join(map(repr, HARDWARE))})"
 MIN_EPISODES = 2
 MAX_CHANCE = 0.05
 """Expected number of parts with as many episodes by chance, above which repetition proves nothing."""
+_DATED = "nonce not in (select nonce from runs where clock <> '')"
+"""A run with a wrong date is neither before nor after another one."""
+Measured = Mapping[tuple[str, str], Sequence[Run]]
+Exposures = Mapping[tuple[str, str], Mapping[int, int]]
+"""Kind of finding, and kind of part -> number of runs -> how many there are with so many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lemon:
-    """A part, a slot or a host with several episodes."""
+    """A part, a slot, a host or a rack with several episodes."""
 
     kind: str
-    """`part`, `slot` or `host`."""
+    """`part`, `slot`, `host` or `rack`."""
     id: str
-    """Serial, host and slot, or host."""
+    """Serial, host and slot, host, or rack."""
     host: str
-    """Where it was last."""
+    """Where it was last; empty for a rack."""
     slot: str
     episodes: int
     runs: int
     """Runs in which it was measured."""
     problems: tuple[str, ...]
     serials: tuple[str, ...]
-    """Serials that failed in the slot or host."""
+    """Serials that failed in the slot, host or rack."""
     first: str
     last: str
     by_chance: float
-    """Number of parts of the fleet that would have as many episodes, if all parts failed at the same rate."""
+    """Number of such parts of the fleet that would have as many episodes by chance."""
     is_lemon: bool
     """Whether `by_chance` is less than MAX_CHANCE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """The episodes that count for one rack, host, slot or part."""
+
+    kind: str
+    id: str
+    part_kind: str
+    """`gpu` for a slot or part; else empty."""
+    count: int
+    episodes: tuple[Episode, ...]
 
 
 def lemons(history: History) -> list[Lemon]:
     """Return what failed repeatedly, the least likely by chance first."""
     causes = history.records(
-        f"select distinct began, nonce, host, slot, serial, problem from causes where {COUNTED} order by began"
+        f"select distinct began, nonce, host, rack, slot, serial, problem from causes where {COUNTED} and {_DATED} "
+        "order by began"
     )
     if not causes:
         return []
-    runs = _measured(history, _repeated(causes, "serial"), _repeated(causes, "host"))
-    counts = history.rows(
-        "select count(distinct serial), count(distinct host) from parts where part in ('gpu', 'host')"
-    )
-    gpus, hosts = counts[0]
+    measured = _measured(history, _repeated(causes, "serial"), _repeated(causes, "host"))
+    episodes = group_episodes(causes, measured, _rack_hosts(history))
+    exposures = _exposures(history)
     found: list[Lemon] = []
-    for kind, population in (("part", max(gpus, hosts)), ("slot", gpus), ("host", hosts)):
-        explained = {
-            item.id for item in found if item.is_lemon
-        }  # the failures of a lemon do not count for its host too
-        rest = [item for item in causes if not {item["serial"], f"{item['host']} {item['slot']}"} & explained]
-        found += _group(kind, rest, runs, population)
+    alone = list(episodes.alone)
+    for groups in (_racks(episodes), _hosts(episodes, measured)):
+        found += _tested(groups, exposures, measured)
+        alone = _unexplained(alone, groups, found)
+    slots = _slots(alone)
+    found += _tested(slots, exposures, measured)
+    alone = _unexplained(alone, slots, found)
+    found += _tested(_parts(alone), exposures, measured)
     return sorted(found, key=lambda item: (not item.is_lemon, item.by_chance, item.kind, item.id))
 
 
@@ -79,82 +103,181 @@ def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
     return {name for name, nonces in failing.items() if name and len(nonces) >= MIN_EPISODES}
 
 
-def _measured(
-    history: History, serials: Iterable[str], hosts: Iterable[str]
-) -> dict[tuple[str, str], list[tuple[Any, str]]]:
+def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) -> Measured:
     """Return the runs (time, nonce) that measured something on the host of each of these serials, and on each of these hosts.
 
     A host that was unreachable, or measured nothing, passes nothing: such a run ends no episode.
     """
     rows = history.rows(
-        "with measured as (from parts semi join (from tests where measured) using (nonce, host)) "
-        "select distinct 'part', serial, began, nonce from measured where list_contains($serials, serial) union all "
+        f"with measured as (from parts semi join (from tests where measured) using (nonce, host) where {_DATED}) "
+        "select distinct 'serial', serial, began, nonce from measured where list_contains($serials, serial) union all "
         "select distinct 'host', host, began, nonce from measured where list_contains($hosts, host) order by 3",
         {"serials": sorted(serials), "hosts": sorted(hosts)},
     )
-    result: dict[tuple[str, str], list[tuple[Any, str]]] = defaultdict(list)
+    result: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for kind, name, began, nonce in rows:
         result[(kind, name)].append((began, nonce))
     return result
 
 
-def _id(kind: str, item: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the identity of what a cause is about, and the key under which its runs are known; empty if it has none."""
-    if kind == "part":
-        return item["serial"], item["serial"]
-    if kind == "slot":
-        return (f"{item['host']} {item['slot']}" if item["slot"] else ""), item["host"]
-    return item["host"], item["host"]
+def _rack_hosts(history: History) -> dict[tuple[str, str], int]:
+    """Return rack and nonce -> hosts of the rack, of the runs in which a host of it failed."""
+    rows = history.rows(
+        f"select rack, nonce, count(*) from parts where part = 'host' and (rack, nonce) in (select rack, nonce from causes "
+        f"where {COUNTED}) group by all"
+    )
+    return {(rack, nonce): count for rack, nonce, count in rows}
 
 
-def _group(kind: str, causes: Iterable[Mapping[str, Any]], runs: Mapping[tuple[str, str], list[tuple[Any, str]]],
-           population: int) -> Iterable[Lemon]:  # fmt: skip
-    """Yield what of one kind has several episodes. A slot counts if several serials failed in it; a host, several slots."""
-    by_id: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    keys: dict[str, str] = {}
-    for item in causes:
-        name, key = _id(kind, item)
-        if name:
-            by_id[name].append(item)
-            keys[name] = key
-    measured = "part" if kind == "part" else "host"
-    episodes = {name: _episodes(items, runs[(measured, keys[name])]) for name, items in by_id.items()}
-    rate = sum(episodes.values()) / max(1, population, len(by_id))
-    for name, items in by_id.items():
-        serials = tuple(dict.fromkeys(item["serial"] for item in items if item["serial"]))
-        slots = {item["slot"] for item in items}
-        is_own = (
-            kind == "part" or (kind == "slot" and len(serials) > 1) or (kind == "host" and _is_host(slots, serials))
-        )
-        if episodes[name] < MIN_EPISODES or not is_own:
+def _exposures(history: History) -> Exposures:
+    """Return how many parts, slots, hosts and racks there are, by the number of their runs."""
+    kind = "split_part(slot, '=', 1)"
+    rows = history.rows(
+        f"""with counted as (
+          select 'part' as level, {kind} as kind, count(*) as runs from parts where slot <> '' and serial <> ''
+          group by kind, serial
+          union all select 'slot', {kind} as kind, count(*) from parts where slot <> '' group by kind, host, slot
+          union all select 'host', '', count(*) from parts where part = 'host' group by host
+          union all select 'rack', '', count(distinct nonce) from parts where part = 'host' group by rack
+        ) select level, kind, runs, count(*) from counted group by all"""
+    )
+    result: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for level, kind, runs, count in rows:
+        result[(level, kind)][runs] = count
+    return result
+
+
+def _racks(episodes: Episodes) -> list[_Group]:
+    by_rack = _by(episodes.racks, lambda item: item.rack)
+    return [
+        _Group(kind="rack", id=rack, part_kind="", count=len({item.began for item in items}), episodes=tuple(items))
+        for rack, items in by_rack.items()
+    ]
+
+
+def _hosts(episodes: Episodes, measured: Measured) -> list[_Group]:
+    """Return for each host its common failures, and those of single parts in different slots: each slot counts once."""
+    common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
+    result = []
+    for host in dict.fromkeys([*common, *alone]):
+        own = common.get(host, [])
+        parts = alone.get(host, [])
+        count = len(split([cause for item in own for cause in item.causes], measured.get(("host", host), ())))
+        count += min(len({item.slot for item in parts}), len({item.part for item in parts}))
+        result.append(_Group(kind="host", id=host, part_kind="", count=count, episodes=(*own, *parts)))
+    return result
+
+
+def _slots(alone: Iterable[Episode]) -> list[_Group]:
+    """Return for each slot its failures: each serial counts once, a part without a serial as often as it failed."""
+    result = []
+    for slot, items in _by(alone, lambda item: f"{item.host} {item.slot}").items():
+        serials = {item.serial for item in items if item.serial}
+        known = {run_of(cause) for item in items if item.serial for cause in item.causes}
+        count = len(serials) + len({item.began for item in items if not item.serial} - known)
+        result.append(_Group(kind="slot", id=slot, part_kind=_kind(items), count=count, episodes=tuple(items)))
+    return result
+
+
+def _parts(alone: Iterable[Episode]) -> list[_Group]:
+    by_serial = _by((item for item in alone if item.serial), lambda item: item.serial)
+    return [
+        _Group(kind="part", id=serial, part_kind=_kind(items), count=len(items), episodes=tuple(items))
+        for serial, items in by_serial.items()
+    ]
+
+
+def _kind(items: Sequence[Episode]) -> str:
+    return Scope.parse(items[0].slot).device_kind
+
+
+def _by(items: Iterable[Episode], key: Callable[[Episode], str]) -> dict[str, list[Episode]]:
+    result: dict[str, list[Episode]] = defaultdict(list)
+    for item in items:
+        result[key(item)].append(item)
+    return result
+
+
+def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iterable[Lemon]) -> list[Episode]:
+    """Return the episodes of single parts without those that a lemon explains.
+
+    A lemon of a host explains the slots that failed once: where one part or slot failed again, that may be a second lemon.
+    """
+    certain = {(item.kind, item.id) for item in found if item.is_lemon}
+    explained = [item for group in groups if (group.kind, group.id) in certain for item in group.episodes]
+    times = Counter((item.host, item.slot) for item in explained)
+    ids = {
+        id(item)
+        for group in groups
+        if (group.kind, group.id) in certain
+        for item in group.episodes
+        if group.kind != "host" or times[(item.host, item.slot)] == 1
+    }
+    return [item for item in alone if id(item) not in ids]
+
+
+def _tested(groups: Sequence[_Group], exposures: Exposures, measured: Measured) -> list[Lemon]:
+    """Return the groups with several episodes, and how many there would be by chance."""
+    totals = Counter[tuple[str, str]]()
+    members = Counter[tuple[str, str]]()
+    for group in groups:
+        totals[(group.kind, group.part_kind)] += group.count
+        members[(group.kind, group.part_kind)] += 1
+    result = []
+    for group in groups:
+        if group.count < MIN_EPISODES:
             continue
-        by_chance = poisson_tail(episodes[name], rate) * max(population, len(by_id))
-        yield Lemon(
-            kind=kind,
-            id=name,
-            host=items[-1]["host"],
-            slot=items[-1]["slot"] if kind != "host" else "",
-            episodes=episodes[name],
-            runs=len(runs[(measured, keys[name])]),
-            problems=tuple(dict.fromkeys(item["problem"] for item in items)),
-            serials=serials if kind != "part" else (),
-            first=f"{items[0]['began']:%Y-%m-%d}",
-            last=f"{items[-1]['began']:%Y-%m-%d}",
-            by_chance=by_chance,
-            is_lemon=by_chance < MAX_CHANCE,
-        )
+        key = (group.kind, group.part_kind)
+        known = exposures.get(key) or exposures.get(("host", ""), {})  # a mount or a DIMM: at least one in each host
+        result.append(_lemon(group, expected(group.count, totals[key], known, members[key]), measured))
+    return result
 
 
-def _is_host(slots: set[str], serials: tuple[str, ...]) -> bool:
-    """Return whether the failures are the host's: its own, or of GPUs in several slots."""
-    return "" in slots or (len(slots) > 1 and len(serials) > 1)
+def expected(count: int, total: int, exposures: Mapping[int, int], failing: int) -> float:
+    """Return how many parts would have `count` or more episodes by chance.
+
+    Args:
+        count: episodes.
+        total: episodes of all parts of the kind.
+        exposures: runs -> number of parts with so many.
+        failing: parts with an episode, of which more may be known than are in `exposures`.
+    """
+    parts = max(1, failing, sum(exposures.values()))
+    by_part = parts * poisson_tail(count, total / parts)
+    runs = max(1, sum(number * size for number, size in exposures.items()))
+    by_run = sum(size * poisson_tail(count, total * number / runs) for number, size in exposures.items())
+    return max(by_part, by_run)
 
 
-def _episodes(items: Iterable[Mapping[str, Any]], runs: Iterable[tuple[Any, str]]) -> int:
-    """Return how often a failure began: a failing run after a run that measured without this failure, or the first one."""
-    failing = {(item["began"], item["nonce"]) for item in items}
-    count, was_failing = 0, False
-    for run in sorted(failing | set(runs)):
-        count += run in failing and not was_failing
-        was_failing = run in failing
-    return count
+def _lemon(group: _Group, by_chance: float, measured: Measured) -> Lemon:
+    causes = sorted((cause for item in group.episodes for cause in item.causes), key=run_of)
+    last = causes[-1]
+    hosts = {item.host for item in group.episodes}
+    runs = measured.get(("serial", group.id), ()) if group.kind == "part" else [
+        run for host in hosts for run in measured.get(("host", host), ())
+    ]  # fmt: skip
+    return Lemon(
+        kind=group.kind,
+        id=group.id,
+        host=last["host"] if group.kind != "rack" else "",
+        slot=last["slot"] if group.kind in ("part", "slot") else "",
+        episodes=group.count,
+        runs=len({*runs, *map(run_of, causes)}),
+        problems=tuple(dict.fromkeys(cause["problem"] for cause in causes)),
+        serials=tuple(dict.fromkeys(cause["serial"] for cause in causes if cause["serial"]))
+        if group.kind != "part"
+        else (),
+        first=f"{causes[0]['began']:%Y-%m-%d}",
+        last=f"{last['began']:%Y-%m-%d}",
+        by_chance=by_chance,
+        is_lemon=by_chance < MAX_CHANCE,
+    )
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """Return the probability of `count` or more events, if `mean` are expected."""
+    term = total = math.exp(-mean)
+    for number in range(1, count):
+        term *= mean / number
+        total += term
+    return max(0.0, 1.0 - total)

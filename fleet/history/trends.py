@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -247,9 +247,3 @@ def _effect(item: Mapping[str, Any], limit: float) -> DriverEffect | None:
         hosts=len(changes),
         meaning=meaning(item["name"], item["unit"], change),
     )
-
-
-def poisson_tail(count: int, mean: float) -> float:
-    """Return the probability of `count` or more events, if `mean` are expected."""
-    terms: Iterable[float] = (math.exp(-mean) * mean**number / math.factorial(number) for number in range(count))
-    return max(0.0, 1.0 - sum(terms))

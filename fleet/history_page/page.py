@@ -67,7 +67,7 @@ def summarize(drifting: Sequence[Drift], repeated: Sequence[Lemon]) -> str:
     names = {"gpu": "GPU", "host": "host", "rack": "rack"}
     parts = [f"{count} {names[level]}{'s' if count > 1 else ''}" for level, count in levels.items() if count]
     plural = "" if certain == 1 else "s"
-    failed = f"{certain or 'no'} part{plural}, slot{plural} or host{plural}"
+    failed = f"{certain or 'no'} part{plural}, slot{plural}, host{plural} or rack{plural}"
     slower = f"{', '.join(parts)} became worse than their peers" if parts else "nothing became worse than its peers"
     return f"{failed} failed again and again; {slower}."
 

@@ -1,0 +1,131 @@
+"""Group failures to episodes, and to events that several parts of a host or a rack have in common.
+
+An episode is a failure until the next run in which the part passes: a part that waits for its replacement and is measured ten
+times has one episode. If episodes of several parts of a host begin in the same run, that is one event of the host, not of its
+parts: eight GPUs that fall off the bus together are one fault. Likewise if most hosts of a rack begin to fail together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.scopes import Scope
+
+MIN_PARTS, MIN_RACK_HOSTS = 2, 3
+"""Slots of a host, and hosts of a rack, that begin to fail in one run if they have a common cause; of a rack also half of it."""
+Cause = Mapping[str, Any]
+Run = tuple[Any, str]
+"""Time and nonce."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """A failure of one part until it passes."""
+
+    part: str
+    """Serial; without one host and slot; of a host its name."""
+    host: str
+    rack: str
+    slot: str
+    """Empty for the host itself."""
+    serial: str
+    began: Run
+    causes: tuple[Cause, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """All episodes: each is in one of the three."""
+
+    racks: tuple[Episode, ...]
+    """With a cause that most hosts of the rack share."""
+    hosts: tuple[Episode, ...]
+    """Of the host itself, or with a cause that several of its parts share."""
+    alone: tuple[Episode, ...]
+    """Of one part."""
+
+
+def run_of(cause: Cause) -> Run:
+    """Return the run of a cause."""
+    return cause["began"], cause["nonce"]
+
+
+def place_of(cause: Cause) -> str:
+    """Return the slot of the part that can be replaced: `gpu=0` for `gpu=0,link=3`."""
+    return Scope.parse(cause["slot"]).part if cause["slot"] else ""
+
+
+def group_episodes(
+    causes: Iterable[Cause],
+    measured: Mapping[tuple[str, str], Sequence[Run]],
+    rack_hosts: Mapping[tuple[str, str], int],
+) -> Episodes:
+    """Return the episodes of all causes.
+
+    Args:
+        causes: rows of `causes`.
+        measured: `serial` or `host`, and which -> the runs that measured it. Not needed for what failed in one run only.
+        rack_hosts: rack and nonce -> number of its hosts in that run.
+    """
+    by_part: dict[tuple[str, str], list[Cause]] = defaultdict(list)
+    for cause in causes:
+        key = ("serial", cause["serial"]) if cause["serial"] else ("host", f"{cause['host']} {place_of(cause)}".strip())
+        by_part[key].append(cause)
+    episodes = []
+    for (kind, name), items in by_part.items():
+        runs = measured.get((kind, name if kind == "serial" else items[0]["host"]), ())
+        episodes += [_episode(name, failing) for failing in split(items, runs)]
+    return _assign(episodes, rack_hosts)
+
+
+def split(causes: Iterable[Cause], runs: Iterable[Run]) -> list[list[Cause]]:
+    """Return the causes by episode: it ends at the next run that measured without any of these causes."""
+    by_run: dict[Run, list[Cause]] = defaultdict(list)
+    for cause in causes:
+        by_run[run_of(cause)].append(cause)
+    result: list[list[Cause]] = []
+    was_failing = False
+    for run in sorted({*by_run, *runs}):
+        if run in by_run:
+            if not was_failing:
+                result.append([])
+            result[-1] += by_run[run]
+        was_failing = run in by_run
+    return result
+
+
+def _episode(name: str, causes: Sequence[Cause]) -> Episode:
+    first = causes[0]
+    return Episode(
+        part=name,
+        host=first["host"],
+        rack=first["rack"],
+        slot=place_of(first),
+        serial=first["serial"],
+        began=run_of(first),
+        causes=tuple(causes),
+    )
+
+
+def _assign(episodes: Iterable[Episode], rack_hosts: Mapping[tuple[str, str], int]) -> Episodes:
+    by_rack: dict[tuple[str, Run], list[Episode]] = defaultdict(list)
+    for item in episodes:
+        by_rack[(item.rack, item.began)].append(item)
+    racks: list[Episode] = []
+    by_host: dict[tuple[str, Run], list[Episode]] = defaultdict(list)
+    for (rack, run), items in by_rack.items():
+        failing = len({item.host for item in items})
+        if rack and failing >= max(MIN_RACK_HOSTS, rack_hosts.get((rack, run[1]), 0) / 2):
+            racks += items
+            continue
+        for item in items:
+            by_host[(item.host, run)].append(item)
+    hosts: list[Episode] = []
+    alone: list[Episode] = []
+    for items in by_host.values():
+        slots = {item.slot for item in items}
+        (hosts if "" in slots or len(slots) >= MIN_PARTS else alone).extend(items)
+    return Episodes(racks=tuple(racks), hosts=tuple(hosts), alone=tuple(alone))

@@ -1,0 +1,182 @@
+"""The rack, host, slot or part that fails again and again is named, and not what shares its fate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import duckdb
+import pytest
+
+from fleet.history.database import History
+from fleet.history.lemons import Lemon, expected, lemons, poisson_tail
+
+RACKS, HOSTS, GPUS, RUNS = 8, 4, 8, 24
+Failures = Iterator[tuple[int, str, str, str]]
+"""Run, host, slot and serial."""
+
+
+class Tables:
+    """The tables of a history in memory: a fleet that is measured once a month."""
+
+    def __init__(self, failures: Failures, *, often: str = "", wrong: tuple[int, ...] = ()) -> None:
+        self._database = duckdb.connect()
+        text = dict.fromkeys(("nonce", "host", "rack", "slot", "serial"), "varchar")
+        for table, more in (
+            ("parts", {"part": "varchar"}), ("causes", {"problem": "varchar", "action": "varchar", "waived": "boolean"}),
+            ("tests", {"measured": "boolean"}), ("runs", {"clock": "varchar"}),
+        ):  # fmt: skip
+            columns = ", ".join(f'"{name}" {kind}' for name, kind in {"began": "timestamp", **text, **more}.items())
+            self._database.execute(f"create table {table} ({columns})")
+        runs = [(number, rack) for number in range(RUNS) for rack in range(RACKS)]
+        runs += [(RUNS + number, int(often)) for number in range(1000) if often]
+        rows: dict[str, list[tuple[Any, ...]]] = {"parts": [], "tests": [], "causes": [], "runs": []}
+        for number, rack in runs:
+            for host in range(HOSTS):
+                name = f"r{rack}-h{host}"
+                rows["parts"].append((*self._key(number, name), "", "", "host"))
+                rows["parts"] += [
+                    (*self._key(number, name), f"gpu={gpu}", f"{name}-{gpu}", "gpu") for gpu in range(GPUS)
+                ]
+                rows["tests"].append((*self._key(number, name), "", "", True))
+        for number, host, slot, serial in failures:
+            rows["causes"].append((*self._key(number, host), slot, serial, "broken", "rma", False))
+        rows["runs"] = [(None, str(number), "", "", "", "", "wrong" * (number in wrong)) for number in range(RUNS)]
+        for table, content in rows.items():
+            columns = [list(column) for column in zip(*content, strict=True)] or []
+            if columns:
+                self._database.execute(f"insert into {table} select {', '.join('unnest(?)' for _ in columns)}", columns)
+
+    @staticmethod
+    def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
+        return datetime(2024, 1, 1) + timedelta(days=30 * min(number, RUNS), hours=number), str(number), host, host[:2]
+
+    def rows(self, query: str, values: object = ()) -> list[tuple[Any, ...]]:
+        return self._database.execute(query, values).fetchall()
+
+    def records(self, query: str, values: object = ()) -> list[dict[str, Any]]:
+        rows = self.rows(query, values)
+        names = [column[0] for column in self._database.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def found(*failures: Failures, **options: Any) -> list[Lemon]:
+    rows = iter([item for each in failures for item in each])
+    return lemons(cast("History", Tables(rows, **options)))
+
+
+def certain(*failures: Failures, **options: Any) -> set[tuple[str, str, int]]:
+    return {(item.kind, item.id, item.episodes) for item in found(*failures, **options) if item.is_lemon}
+
+
+def chance() -> Failures:
+    """Yield failures of single GPUs at random: 1 % a year, which are repaired before the next run."""
+    generator = random.Random(1)  # noqa: S311
+    for number in range(RUNS):
+        for rack in range(RACKS):
+            for host in range(HOSTS):
+                for gpu in range(GPUS):
+                    if generator.random() < 0.01 / 12 and (rack, host) != (0, 0):
+                        yield number, f"r{rack}-h{host}", f"gpu={gpu}", f"r{rack}-h{host}-{gpu}-{number}"
+
+
+def of_host(*numbers: int, gpus: int = GPUS, first: int = 0) -> Failures:
+    for number in numbers:
+        for gpu in range(first, first + gpus):
+            yield number, "r0-h0", f"gpu={gpu}", f"r0-h0-{gpu}"
+
+
+def of_part(*numbers: int, slot: str = "gpu=0", serial: str = "r0-h0-0", host: str = "r0-h0") -> Failures:
+    for number in numbers:
+        yield number, host, slot, serial
+
+
+def of_rack(*numbers: int) -> Failures:
+    for number in numbers:
+        for host in range(HOSTS):
+            yield number, f"r0-h{host}", "", ""
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected_lemons"),
+    [
+        (lambda: of_host(2, 8, 14, 20), {("host", "r0-h0", 4)}),  # a cause for each of its GPUs
+        (lambda: of_host(2, 3, 4, 8, 14, 20, gpus=2), {("host", "r0-h0", 4)}),  # two GPUs behind one switch, 3 runs broken
+        (lambda: of_part(2, 8, 14, 20, slot="", serial=""), {("host", "r0-h0", 4)}),
+        (lambda: of_part(2, 8, 14, 20), {("part", "r0-h0-0", 4)}),
+        (lambda: of_part(2, 8, 14, 20, slot="gpu=0,link=3"), {("part", "r0-h0-0", 4)}),
+        (lambda: of_part(2, 8, 14, 20, slot="mc=0,dimm=1", serial=""), {("slot", "r0-h0 mc=0,dimm=1", 4)}),
+        (lambda: of_part(2, 8, 14, 20, slot="hca=mlx5_0", serial=""), {("slot", "r0-h0 hca=mlx5_0", 4)}),
+        (lambda: of_part(2, 8, 14, 20, slot="directory=data", serial=""), {("slot", "r0-h0 directory=data", 4)}),
+        (lambda: (item for number in (2, 8, 14, 20) for item in of_part(number, serial=f"new-{number}")),
+         {("slot", "r0-h0 gpu=0", 4)}),
+        (lambda: (item for number in (2, 8, 14, 20) for item in of_part(number, number + 2, serial=f"new-{number}")),
+         {("slot", "r0-h0 gpu=0", 4)}),  # each GPU failed twice before it was replaced
+        (lambda: (item for at, number in enumerate((2, 5, 8, 11, 14, 17)) for item in of_part(
+            number, slot=f"gpu={at}", serial=f"r0-h0-{at}")), {("host", "r0-h0", 6)}),  # one GPU after another
+        (lambda: (item for at, number in enumerate((2, 5, 8, 11)) for item in of_part(
+            number, host=f"r0-h{at}", slot=f"gpu={at}")), {("part", "r0-h0-0", 4)}),  # moved from host to host
+        (lambda: of_rack(2, 8, 14, 20), {("rack", "r0", 4)}),
+        (lambda: of_part(2, 3, 4, 5, 6, 7, 8, 9), set()),  # waits for its replacement
+        (lambda: of_part(2, slot="hca=mlx5_0", serial=""), set()),
+        (lambda: iter(()), set()),
+    ],
+)  # fmt: skip
+def test_the_widest_cause_is_named_alone(
+    failures: Callable[[], Failures], expected_lemons: set[tuple[str, str, int]]
+) -> None:
+    assert certain(failures(), chance()) == expected_lemons
+
+
+def test_bad_gpu_in_a_bad_host_is_named_too() -> None:
+    result = certain(of_host(2, 8, 14, 20), of_part(4, 6, 10, 12, 16, slot="gpu=3", serial="r0-h0-3"), chance())
+    assert result == {("host", "r0-h0", 4), ("part", "r0-h0-3", 5)} or result == {
+        ("host", "r0-h0", 5),
+        ("part", "r0-h0-3", 5),
+    }
+
+
+def test_power_lost_in_the_whole_fleet_is_no_property_of_a_rack() -> None:
+    everywhere = [
+        (number, f"r{rack}-h{host}", "", "")
+        for number in (2, 8, 14, 20)
+        for rack in range(RACKS)
+        for host in range(HOSTS)
+    ]
+    assert certain(iter(everywhere)) == set()
+
+
+def test_rack_that_is_tested_every_night_is_not_suspicious_for_it() -> None:
+    """A failure in one of a thousand tests of a host is no more than in the other racks."""
+    rate = [
+        (number, f"r{rack}-h{rack % 4}", "gpu=1", f"x-{number}-{rack}")
+        for number in range(0, RUNS, 8)
+        for rack in range(RACKS)
+    ]
+    nightly = [(RUNS + 111 * at, f"r0-h{at % 4}", "gpu=1", f"r0-h{at % 4}-1") for at in range(8)]
+    assert certain(iter(rate), iter(nightly), often="0") == set()
+
+
+def test_run_with_a_wrong_date_counts_for_nothing() -> None:
+    assert [item.episodes for item in found(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
+
+
+def test_failures_of_a_gpu_and_without_its_serial_count_once() -> None:
+    (item,) = found(of_part(2, 8), of_part(2, 8, serial=""))
+    assert (item.kind, item.episodes) == ("part", 2)
+
+
+def test_chance_is_that_of_the_fleet() -> None:
+    """Failures at random over a year: the expected number of parts with two or more is met on average."""
+    generator = random.Random(4)  # noqa: S311
+    parts, total, trials = 300, 30, 200
+    hits = 0
+    for _ in range(trials):
+        counts = [0] * parts
+        for _ in range(total):
+            counts[generator.randrange(parts)] += 1
+        hits += sum(count >= 2 for count in counts)
+    assert hits / trials == pytest.approx(expected(2, total, {12: parts}, 0), rel=0.1)
+    assert poisson_tail(1, 0.1) == pytest.approx(0.09516, abs=1e-5)
