@@ -127,13 +127,13 @@ class FleetFigures:
 
     def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
         """Add the numbers of the parts of several hosts that have the same scope."""
+        self._peers.clear()
         parsed = Scope.parse(scope)
         if parsed.is_gang:
             # Every member of a gang reports the same figure of the gang. Count it once.
             self._of_gangs.setdefault(key, {})[scope] = numbers[-1]
             return
         self._values.setdefault(key, {}).setdefault(parsed.device, array("d")).extend(numbers)
-        self._peers.clear()
 
     def update(self, other: FleetFigures) -> None:
         """Add the figures of other hosts."""

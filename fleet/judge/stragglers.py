@@ -220,10 +220,9 @@ def _temperature(own: Figures, usual: Figures) -> str:
 
 
 def _quota(own: Figures, usual: Figures) -> str:
-    share, _ = _rank_and_peers("cpu_throttled_share", own, usual)
-    return (
-        f"the CPU quota of its cgroup stopped it in {share * 100:.0f} % of the periods" if share > MIN_DEVIATION else ""
-    )
+    mine, others = _rank_and_peers("cpu_throttled_share", own, usual)
+    is_stopped = mine > others + MIN_DEVIATION
+    return f"the CPU quota of its cgroup stopped it in {mine * 100:.0f} % of the periods" if is_stopped else ""
 
 
 def _cpus(own: Figures, usual: Figures) -> str:

@@ -42,10 +42,10 @@ def with_scores(evidence: Evidence, packs: Iterable[Pack]) -> Evidence:
 
 def with_advisory(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If it fails a score, add the missing fix and the advisory."""
-    if verdict.verdict != FAIL or not verdict.name.startswith(SCORES):
-        return verdict
     key = verdict.name.removeprefix(SCORES)
-    product = PRODUCTS[key]
+    product = PRODUCTS.get(key)
+    if verdict.verdict != FAIL or not verdict.name.startswith(SCORES) or product is None:
+        return verdict
     versions = [metric.values.get(verdict.scope) for _, metric in view.observations.metrics.get(product.reading, ())]
     found = (_fixes(key, product, version) for version in dict.fromkeys(versions))
     detail = "; ".join(str(fixes) for fixes in found if fixes)

@@ -73,41 +73,43 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
                 f"choose from {', '.join(sorted(defaults))}"
             )
         default = defaults[key]
-        has_type = (
-            isinstance(value, float | int) if isinstance(default, float | int) else isinstance(value, type(default))
-        )
-        if not has_type or isinstance(value, bool) or value == []:
+        items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
+        is_same_kind = isinstance(value, list) is isinstance(default, list) and bool(items)
+        if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected a value such as {default!r}")
-        numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int | float)]
-        minimum = 0 if default == 0 else 1 if isinstance(default, int) else None
-        if any(number < minimum if minimum is not None else not number > 0 for number in numbers):
-            expected = f"at least {minimum}" if minimum is not None else "more than 0"
-            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected {expected}")
-        choices = BENCHMARKS[benchmark].choices.get(key, default)
-        values = value if key in _CLOSED_LISTS else [value] if isinstance(default, str) else []
-        unknown = [item for item in values if item not in choices]
-        if unknown:
-            raise UsageError(
-                f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), choices)}: "
-                f"choose from {', '.join(choices)}"
-            )
+        choices = items if key in _OPEN_LISTS else BENCHMARKS[benchmark].choices.get(key, examples)
+        is_number = _is_number(examples[0])
+        if problem := _range_problem(value, items, examples[0]) if is_number else _choice_problem(items, choices):
+            raise UsageError(f"{where}: {benchmark}.{key} {problem}")
 
 
-_CLOSED_LISTS = frozenset(
-    {
-        "dtypes",
-        "directions",
-        "sharings",
-        "ops",
-        "graph_ops",
-        "placements",
-        "patterns",
-        "workloads",
-        "networks",
-        "variants",
-    }
-)
-"""List settings whose values must be choices of the catalogue, or items of the default if it has no choices."""
+_OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
+"""Lists of texts that are not choices of the catalogue, or items of the default."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _has_type(item: object, example: object) -> bool:
+    """Return whether a setting has the type of its default. A fraction of bytes, steps or processes has no meaning."""
+    if not _is_number(example):
+        return isinstance(item, type(example))
+    return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
+
+
+def _range_problem(value: object, numbers: Sequence[float], default: float) -> str:
+    minimum = 0 if default == 0 else 1 if isinstance(default, int) else None
+    if all(number >= minimum if minimum is not None else number > 0 for number in numbers):
+        return ""
+    return f"is {value!r}, expected {f'at least {minimum}' if minimum is not None else 'more than 0'}"
+
+
+def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
+    unknown = next((item for item in items if item not in choices), None)
+    if unknown is None:
+        return ""
+    return f"has no {unknown}{documents.nearest(unknown, choices)}: choose from {', '.join(choices)}"
 
 
 def make_plan(

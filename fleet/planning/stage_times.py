@@ -125,8 +125,16 @@ def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _scaled(stage: Stage, scaled: Mapping[str, Any], factor: float) -> Stage:
+    """Return the stage with these time budgets multiplied. Those that are whole seconds by their default stay whole."""
+
+    def multiplied(benchmark: str, key: str, value: float) -> float:
+        is_whole = isinstance(BENCHMARKS[benchmark].settings[key], int)
+        return round(value * factor) if is_whole else round(value * factor, 1)
+
     benchmarks = {
-        name: {key: round(value * factor, 1) if key in scaled.get(name, ()) else value for key, value in chosen.items()}
+        name: {
+            key: multiplied(name, key, value) if key in scaled.get(name, ()) else value for key, value in chosen.items()
+        }
         for name, chosen in stage.benchmarks.items()
     }
     return replace(stage, benchmarks=benchmarks)

@@ -9,7 +9,9 @@ import pytest
 
 from fleet.criteria_lint.lint import lint
 from fleet.judge.criteria import Criterion, Pack, read_pack
-from fleet.judge.judge import Evidence, judge
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.judge import judge
+from fleet.judge.outliers import FleetFigures
 from schemas.errors import UsageError
 from schemas.records import Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -62,6 +64,14 @@ def test_deviation_limit_needs_eight_parts() -> None:
     assert {item.verdict for item in verdicts.values()} == {INCONCLUSIVE}
     assert "a deviation needs at least 8" in next(iter(verdicts.values())).reason
     assert relative_verdicts(criterion(fleet_deviations=6.0, optional=True), normal_factors(3)) == {}
+
+
+def test_gang_that_is_added_after_a_comparison_counts() -> None:
+    figures = FleetFigures(Planned(small_plan("h1", "h2")))
+    key = ("NVIDIA H200", "collective.all_reduce.busbw", "gang", "gang", ())
+    for number in (1, 2):
+        figures.add_figures(key, f"gang=r{number}", [float(number)])
+        assert len(figures.peers_at(key, "gang=r1").values) == number
 
 
 def test_looser_of_fraction_and_deviations_is_the_limit() -> None:

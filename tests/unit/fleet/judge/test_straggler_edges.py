@@ -144,6 +144,12 @@ def test_cpu_limit_by_configuration_needs_no_hardware_action(own: dict[str, Any]
     assert "stopped it in 6 % of the periods" in annotate(cpu_throttled_share=0.06).detail
 
 
+def test_cpu_quota_that_stops_the_peers_as_often_explains_no_straggler() -> None:
+    verdict = annotate(peers={"cpu_throttled_share": 0.30}, cpu_throttled_share=0.31)
+    assert verdict.detail.endswith(NOTHING)
+    assert verdict.action == "inspect_hardware"
+
+
 def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
     plan = replace(PLAN, hosts=tuple(replace(one, gang=gangs[one.name]) for one in PLAN.hosts))
     return host_view(host, plan, stage="gang", **over)

@@ -14,6 +14,7 @@ from fleet.judge import vulnerabilities
 from fleet.judge.advisories import PRODUCTS, Advisories, Advisory, AffectedRange
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.report.merge import merge
 from schemas.records import Metric
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
@@ -181,3 +182,13 @@ def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
     path.write_text(text.replace("value: 9.0", f"value: {limit}"), encoding="utf-8")
     runc = reading("container.runc.version", "1.1.12"), reading("container.runc.package_version", "no package")
     assert report(checked_packs([str(path)]), OLD_DRIVER, *runc).decision == decision
+
+
+def test_score_of_an_unknown_product_stays_as_it_is() -> None:
+    """A criterion may name any reading, and a record may have it."""
+    plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
+    view = HostView(plan, plan.hosts[0], builders.evidence(plan)["h1"], [])
+    failed = Verdict(
+        host="h1", scope="host", name="vulnerability.toaster", verdict=FAIL, criterion="mine", reason="found 9"
+    )
+    assert vulnerabilities.with_advisory(view, failed) is failed

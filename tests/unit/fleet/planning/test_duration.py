@@ -152,3 +152,19 @@ def test_profile_with_a_duration_must_scale_something() -> None:
         make_plan(
             profile, builders.inventory(rackproof_gpu_count=1), run_id="r1", nonce="0" * 32, created=builders.WHEN
         )
+
+
+def test_budget_in_whole_seconds_stays_whole() -> None:
+    """The tests of `verbs` take whole seconds: perftest refuses others."""
+    stage = {
+        "deadline_s": 900,
+        "collective_timeout_s": 60,
+        "benchmarks": {"verbs": {"seconds": 1}, "stress": {"seconds": 10.0}},
+        "scaled": {"verbs": ["seconds"], "stress": ["seconds"]},
+    }
+    profile = read_profile("standard") | {"duration_s": 333, "stages": {"benchmark": stage}}
+    hosts = builders.inventory(rackproof_gpu_count=1, rackproof_infiniband_ports=1)
+    plan = make_plan(profile, hosts, run_id="r1", nonce="0" * 32, created=builders.WHEN)
+    seconds = plan.stage("benchmark").benchmarks["verbs"]["seconds"]
+    assert type(seconds) is int
+    assert seconds > 1
