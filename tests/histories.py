@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.history.database import History
+from fleet.history.driver_effects import CLEAR, driver_effects
 from fleet.history.lemons import lemons
 from fleet.history.rows import HostRows, RunRows
 from fleet.history.store import add_run
-from fleet.history.trends import drifts, driver_effects
+from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
 
 MODEL = "NVIDIA H200"
@@ -235,7 +236,7 @@ def found(history: History) -> Planted:
     return Planted(
         drifts={(item.level, item.id): item.shape for item in drifts(history)},
         lemons={(item.kind, item.id) for item in lemons(history) if item.is_lemon},
-        effects={(item.name, item.old, item.new) for item in driver_effects(history)},
+        effects={(item.name, item.old, item.new) for item in driver_effects(history) if item.finding == CLEAR},
     )
 
 

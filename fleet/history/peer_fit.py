@@ -6,7 +6,6 @@ turn by medians (median polish, Tukey 1977), without the part itself. What remai
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from fleet.history.database import History
+from fleet.history.regression import Point, fit_line, weakest_z
+from fleet.history.tables import DAYS, MIN_PEERS
 
 ITERATIONS = 10
 MIN_FITTED_PEERS = 2
@@ -39,6 +40,9 @@ class Course:
     """Standard error of the slope."""
     z: float
     """Normal deviate of the slope."""
+    freedom: float
+    weakest_z: float
+    """Least normal deviate without any one of the points; negative if the slope changes its sign."""
     change: float
     """Slope times the observed time."""
     step_at: str
@@ -61,7 +65,35 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
     days = [moment.timestamp() / DAY_S for moment, _ in own]
     values = [value for _, value in own]
     slope, error, z = fit_line(days, values)
-    return Course(slope=slope, error=error, z=z, change=slope * (days[-1] - days[0]), step_at=_step(days, values))
+    return Course(
+        slope=slope,
+        error=error,
+        z=z,
+        freedom=len(days) - 2,
+        weakest_z=weakest_z([("", day, value) for day, value in zip(days, values, strict=True)], slope),
+        change=slope * (days[-1] - days[0]),
+        step_at=_step(days, values),
+    )
+
+
+def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
+    """Return the points of a series without peers in its runs: driver, day, and logarithm without what all such parts share.
+
+    With the reference `month`, each is compared with the others of its month; else each driver has a level of its own.
+    """
+    table, part, condition = _TABLES[series["level"]]
+    figure = "name = $name and settings = $settings and stage = $stage and within = $within and model = $model"
+    chosen = f"(from {table} where {condition} and {figure} and reference = '' and relative is not null and value > 0)"
+    rows = history.rows(
+        f"""with chosen as (
+          select {part} as id, driver, date_trunc('month', "began") as month, {DAYS} as day, ln(value) as y from {chosen}
+        ), middles as (select driver, month, median(y) as middle, count(distinct id) as parts from chosen group by all)
+        select driver, day, y, middle, parts from chosen join middles using (driver, month) where id = $id""",
+        {key: series[key] for key in ("id", "name", "settings", "stage", "within", "model")},
+    )
+    if series["reference"] == "month":
+        return [("", day, y - middle) for _, day, y, middle, parts in rows if parts >= MIN_PEERS]
+    return [(driver, day, y - series["shared_slope"] * day) for driver, day, y, _, _ in rows]
 
 
 def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -100,22 +132,6 @@ def _run_effects(others: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
                 residuals[nonce].append(value - levels[part])
         effects = {nonce: statistics.median(values) for nonce, values in residuals.items()}
     return effects
-
-
-def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Return slope, its standard error and the normal deviate of the least squares line through three or more points."""
-    slope, intercept = statistics.linear_regression(times, values)
-    freedom = len(times) - 2
-    middle = statistics.fmean(times)
-    spread = sum((time - middle) ** 2 for time in times)
-    squares = sum((value - intercept - slope * time) ** 2 for time, value in zip(times, values, strict=True))
-    error = math.sqrt(max(squares, 1e-14 * len(times)) / freedom / spread)
-    return slope, error, normal_deviate(slope / error, freedom)
-
-
-def normal_deviate(t: float, freedom: float) -> float:
-    """Return the normal deviate with the same two-sided probability as t: Wallace, Ann. Math. Statist. 30 (1959) 1121."""
-    return math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
 
 
 def _step(days: Sequence[float], values: Sequence[float]) -> str:

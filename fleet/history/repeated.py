@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 from fleet.history.answer import Answer, Section
 from fleet.history.database import History
+from fleet.history.driver_effects import driver_effects
 from fleet.history.lemons import lemons
-from fleet.history.trends import drifts, driver_effects
+from fleet.history.trends import drifts
 
 _REPEATED = {
     "kind": "kind", "id": "part", "host": "last in", "slot": "slot", "episodes": "episodes", "runs": "runs",
@@ -21,7 +22,8 @@ _DRIFTS = {
 }  # fmt: skip
 _DRIVERS = {
     "name": "figure", "settings": "settings", "stage": "stage", "model": "model", "old": "old driver", "new": "new driver",
-    "change": "change", "error": "± (95 %)", "hosts": "hosts", "meaning": "change is",
+    "change": "change", "error": "± (95 %)", "hosts": "hosts", "weeks_old": "weeks old", "weeks_new": "weeks new",
+    "meaning": "change is", "finding": "finding",
 }  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def drivers_answer(history: History) -> Answer:
                 title="Figures that changed with the driver",
                 rows=rows,
                 columns=_DRIVERS,
-                empty="no figure changed with the driver by more than the noise, on hosts with runs under both",
+                empty="no figure changed with the driver by more than the scatter between runs, on hosts with both drivers",
             )
         ]
     )

@@ -1,19 +1,16 @@
-"""Find figures that drift slowly, and figures whose level changed with the driver, in the sums of all runs.
+"""Find figures that drift slowly, in the sums of all runs.
 
-Drift: least squares of `relative` over time. Peers have the same driver; a part without peers has a level of its own under
+Least squares of `relative` over time. Peers have the same driver; a part without peers has a level of its own under
 each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal
 deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni). A part is
 compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what happens to
 a rack is found once, for the rack, and not for each of its GPUs. What is found is confirmed beside the fitted peers
-(`peer_fit`), because the median of a host moves when one of its GPUs is replaced.
-
-Driver: per host the mean of the logarithm under each driver; their difference, as the median over all hosts with both.
+(`peer_fit`), because the median of a host moves when one of its GPUs is replaced, and must remain if any one run is left out.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +18,10 @@ from statistics import NormalDist
 from typing import Any
 
 from fleet.history.database import History
-from fleet.history.peer_fit import course
+from fleet.history.peer_fit import alone_points, course
+from fleet.history.regression import t_quantile, weakest_z
 from fleet.history.tables import DAYS, MIN_PEERS
 from fleet.judge.baseline import direction
-from fleet.judge.power import robust_sigma
 
 FALSE_FINDINGS = 0.01
 """Expected number of false findings in one question, if the noise is normal and independent."""
@@ -32,9 +29,8 @@ MIN_POINTS = 8
 MIN_DAYS = 60.0
 MIN_EFFECT = 0.01
 """Change over the observed time, as a share, below which a drift is not listed."""
-MIN_DRIVER_EFFECT = 0.005
-MIN_HOSTS = 5
-"""Hosts with runs under both drivers, below which the driver's effect is not estimated."""
+MIN_Z_WITHOUT_ONE = 3.0
+"""Least z without any one of the runs: one odd run, or one with a wrong date, is no drift."""
 DAYS_PER_YEAR = 365.25
 _FIGURE = "name, settings, stage, within, model, unit"
 
@@ -87,26 +83,6 @@ class Drift:
     """Other figures of the same part that drift too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverEffect:
-    """A figure whose level differs between two drivers."""
-
-    name: str
-    settings: str
-    stage: str
-    within: str
-    model: str
-    unit: str
-    old: str
-    new: str
-    change: float
-    """(new - old) / old."""
-    error: float
-    """Half of the 95 % confidence interval of `change`."""
-    hosts: int
-    meaning: str
-
-
 def drifts(history: History) -> list[Drift]:
     """Return one drift for each part, host and rack: the figure with the clearest one; the worst first."""
     candidates, count = _candidates(history)
@@ -127,9 +103,15 @@ def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
     own = course(history, item) if item["reference"] not in ("", "month") else None
     item["at"] = own.step_at if own else ""
     if own is None:
-        return True
-    item |= {"slope": own.slope, "error": own.error, "z": own.z, "change": math.expm1(own.change)}
-    return own.z >= limit and abs(item["change"]) >= MIN_EFFECT
+        return weakest_z(alone_points(history, item), item["slope"]) >= MIN_Z_WITHOUT_ONE
+    item |= {
+        "slope": own.slope,
+        "error": own.error,
+        "z": own.z,
+        "change": math.expm1(own.change),
+        "freedom": own.freedom,
+    }
+    return own.z >= limit and abs(item["change"]) >= MIN_EFFECT and own.weakest_z >= MIN_Z_WITHOUT_ONE
 
 
 def _figure(item: Mapping[str, Any]) -> tuple[str, ...]:
@@ -176,7 +158,7 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
       from corrected
     )
     select level, id, rack, {_FIGURE}, reference, n::bigint as points, first, last, days, slope, error, tests,
-      slope * days as change,
+      slope * days as change, freedom, raw_slope - slope as shared_slope,
       sqrt(freedom * ln(1 + (slope / error) ** 2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3) as z
     from tested qualify z >= 3.5 or row_number() over () = 1"""
     records = history.records(query)
@@ -201,7 +183,7 @@ def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
     return Drift(
         **{key: lead[key] for key in ("level", "id", "rack", "name", "settings", "stage", "within", "model", "unit")},
         per_year=math.expm1(lead["slope"] * DAYS_PER_YEAR),
-        error=1.96 * lead["error"] * DAYS_PER_YEAR,
+        error=t_quantile(1.96, lead["freedom"]) * lead["error"] * DAYS_PER_YEAR,
         change=lead["change"],
         points=lead["points"],
         first=f"{lead['first']:%Y-%m-%d}",
@@ -211,39 +193,4 @@ def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
         shape="step" if lead["at"] else "drift",
         at=lead["at"],
         others=tuple(others),
-    )
-
-
-def driver_effects(history: History) -> list[DriverEffect]:
-    """Return the figures whose level differs between one driver and the next, the largest change first."""
-    query = f"""
-    with means as (
-      select id, {_FIGURE}, driver, sum(log_sum) / sum(n) as mean, min(first) as first
-      from series where level = 'host' and driver <> '' group by id, {_FIGURE}, driver
-    ), ordered as (
-      select *, lag(driver) over (partition by id, {_FIGURE} order by first) as old,
-        lag(mean) over (partition by id, {_FIGURE} order by first) as old_mean
-      from means
-    )
-    select {_FIGURE}, old, driver as new, list(mean - old_mean) as changes
-    from ordered where old is not null group by all having count(*) >= {MIN_HOSTS}"""
-    records = history.records(query)
-    limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, len(records)))
-    found = (effect for item in records if (effect := _effect(item, limit)))
-    return sorted(found, key=lambda item: (-abs(item.change), item.name, item.settings))
-
-
-def _effect(item: Mapping[str, Any], limit: float) -> DriverEffect | None:
-    """Return the effect of a driver on one figure; None if it is small or within the noise."""
-    changes: Sequence[float] = item["changes"]
-    change = statistics.median(changes)
-    error = 1.2533 * robust_sigma(changes) / math.sqrt(len(changes))  # of a median, for many normal values
-    if abs(math.expm1(change)) < MIN_DRIVER_EFFECT or abs(change) < limit * error:
-        return None
-    return DriverEffect(
-        **{key: item[key] for key in ("name", "settings", "stage", "within", "model", "unit", "old", "new")},
-        change=math.expm1(change),
-        error=1.96 * error,
-        hosts=len(changes),
-        meaning=meaning(item["name"], item["unit"], change),
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fleet.history.database import History
+from fleet.history.driver_effects import DriverEffect, driver_effects
 from fleet.history.lemons import Lemon, lemons
-from fleet.history.trends import Drift, DriverEffect, drifts, driver_effects
+from fleet.history.trends import Drift, drifts
 from fleet.history_page.grid import months_of, new_drivers, rack_rows
 from fleet.history_page.plots import FRAME, plots
 from fleet.report.html.page import asset, environment, policy
@@ -22,7 +23,7 @@ MAX_ROWS = 100
 """Rows of each table; `rackproof history lemons` has all."""
 REPEATED_COLUMNS = ("Part", "Last in", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding")
 DRIFT_COLUMNS = ("Part", "Figure", "Per year", "± (95 %)", "In all", "Shape", "From", "To", "Other figures")
-DRIVER_COLUMNS = ("Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Change is")
+DRIVER_COLUMNS = ("Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Weeks", "Change is", "Finding")
 
 
 def render_page(history: History) -> str:
@@ -106,5 +107,6 @@ def _drift(item: Drift) -> tuple[str, ...]:
 
 
 def _effect(item: DriverEffect) -> tuple[str, ...]:
-    return (f"{item.name} {item.settings} ({item.model})", item.old, item.new, _share(item.change), f"{100 * item.error:.2g} %",
-            str(item.hosts), item.meaning)  # fmt: skip
+    error = "" if item.error is None else f"{100 * item.error:.2g} %"
+    return (f"{item.name} {item.settings} ({item.model})", item.old, item.new, _share(item.change), error,
+            str(item.hosts), f"{item.weeks_old} and {item.weeks_new}", item.meaning, item.finding)  # fmt: skip

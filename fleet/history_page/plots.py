@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.history.database import History
-from fleet.history.trends import Drift, DriverEffect
+from fleet.history.driver_effects import DriverEffect
+from fleet.history.trends import Drift
 from fleet.quantities import quantity
 from fleet.report.charts.line import Frame, Tick
 from fleet.report.formatting import clean

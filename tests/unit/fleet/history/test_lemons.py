@@ -7,64 +7,52 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-import duckdb
 import pytest
 
 from fleet.history.database import History
 from fleet.history.lemons import Lemon, expected, lemons, poisson_tail
+from tests.unit.fleet.history.memory import MemoryHistory
 
 RACKS, HOSTS, GPUS, RUNS = 8, 4, 8, 24
 Failures = Iterator[tuple[int, str, str, str]]
 """Run, host, slot and serial."""
 
 
-class Tables:
-    """The tables of a history in memory: a fleet that is measured once a month."""
+def history_of(failures: Failures, *, often: str = "", wrong: tuple[int, ...] = ()) -> History:
+    """Return a history in memory: a fleet that is measured once a month, one rack of it much more often."""
+    history = MemoryHistory()
+    place = '"began" timestamp, nonce varchar, host varchar, rack varchar'
+    for table, more in {
+        "parts": "slot varchar, serial varchar, part varchar", "tests": "measured boolean",
+        "causes": "slot varchar, serial varchar, problem varchar, action varchar, waived boolean", "runs": "clock varchar",
+    }.items():  # fmt: skip
+        history.database.execute(f"create table {table} ({place}, {more})")
+    runs = [(number, rack) for number in range(RUNS) for rack in range(RACKS)]
+    runs += [(RUNS + number, int(often)) for number in range(1000) if often]
+    parts: list[tuple[Any, ...]] = []
+    for number, rack in runs:
+        for host in range(HOSTS):
+            name = f"r{rack}-h{host}"
+            parts.append((*_key(number, name), "", "", "host"))
+            parts += [(*_key(number, name), f"gpu={gpu}", f"{name}-{gpu}", "gpu") for gpu in range(GPUS)]
+    history.insert("parts", f"{_PLACE}, slot, serial, part", parts)
+    history.insert("tests", f"{_PLACE}, measured", [(*row[:4], True) for row in parts if row[6] == "host"])
+    causes = [(*_key(number, host), slot, serial, "broken", "rma", False) for number, host, slot, serial in failures]
+    history.insert("causes", f"{_PLACE}, slot, serial, problem, action, waived", causes)
+    history.insert("runs", "nonce, clock", [(str(number), "wrong" * (number in wrong)) for number in range(RUNS)])
+    return cast("History", history)
 
-    def __init__(self, failures: Failures, *, often: str = "", wrong: tuple[int, ...] = ()) -> None:
-        self._database = duckdb.connect()
-        text = dict.fromkeys(("nonce", "host", "rack", "slot", "serial"), "varchar")
-        for table, more in (
-            ("parts", {"part": "varchar"}), ("causes", {"problem": "varchar", "action": "varchar", "waived": "boolean"}),
-            ("tests", {"measured": "boolean"}), ("runs", {"clock": "varchar"}),
-        ):  # fmt: skip
-            columns = ", ".join(f'"{name}" {kind}' for name, kind in {"began": "timestamp", **text, **more}.items())
-            self._database.execute(f"create table {table} ({columns})")
-        runs = [(number, rack) for number in range(RUNS) for rack in range(RACKS)]
-        runs += [(RUNS + number, int(often)) for number in range(1000) if often]
-        rows: dict[str, list[tuple[Any, ...]]] = {"parts": [], "tests": [], "causes": [], "runs": []}
-        for number, rack in runs:
-            for host in range(HOSTS):
-                name = f"r{rack}-h{host}"
-                rows["parts"].append((*self._key(number, name), "", "", "host"))
-                rows["parts"] += [
-                    (*self._key(number, name), f"gpu={gpu}", f"{name}-{gpu}", "gpu") for gpu in range(GPUS)
-                ]
-                rows["tests"].append((*self._key(number, name), "", "", True))
-        for number, host, slot, serial in failures:
-            rows["causes"].append((*self._key(number, host), slot, serial, "broken", "rma", False))
-        rows["runs"] = [(None, str(number), "", "", "", "", "wrong" * (number in wrong)) for number in range(RUNS)]
-        for table, content in rows.items():
-            columns = [list(column) for column in zip(*content, strict=True)] or []
-            if columns:
-                self._database.execute(f"insert into {table} select {', '.join('unnest(?)' for _ in columns)}", columns)
 
-    @staticmethod
-    def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
-        return datetime(2024, 1, 1) + timedelta(days=30 * min(number, RUNS), hours=number), str(number), host, host[:2]
+_PLACE = '"began", nonce, host, rack'
 
-    def rows(self, query: str, values: object = ()) -> list[tuple[Any, ...]]:
-        return self._database.execute(query, values).fetchall()
 
-    def records(self, query: str, values: object = ()) -> list[dict[str, Any]]:
-        rows = self.rows(query, values)
-        names = [column[0] for column in self._database.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in rows]
+def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
+    return datetime(2024, 1, 1) + timedelta(days=30 * min(number, RUNS), hours=number), str(number), host, host[:2]
 
 
 def found(*failures: Failures, **options: Any) -> list[Lemon]:
     rows = iter([item for each in failures for item in each])
-    return lemons(cast("History", Tables(rows, **options)))
+    return lemons(history_of(rows, **options))
 
 
 def certain(*failures: Failures, **options: Any) -> set[tuple[str, str, int]]:

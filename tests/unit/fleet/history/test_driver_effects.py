@@ -1,0 +1,112 @@
+"""A change is the driver's only if it is clear beside the scatter between runs, whose hosts all share one fate."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from fleet.history.database import History
+from fleet.history.driver_effects import CLEAR, CONFOUNDED, DriverEffect, driver_effects, fit_step
+from fleet.history.regression import normal_deviate, t_quantile, weakest_z
+from tests.unit.fleet.history.memory import memory_history
+
+HOSTS, OLD, NEW = 40, "560", "570"
+Effect = Callable[[float, bool], float]
+"""Day and whether the driver is new -> logarithm that all hosts share."""
+
+
+def history_of(days: list[float], changed: float, shared: Effect, *, run_sigma: float, seed: int) -> History:
+    """Return a history in memory: all hosts in each run, with a level of their own and little noise."""
+    generator = random.Random(seed)  # noqa: S311
+    levels = [generator.gauss(0, 0.02) for _ in range(HOSTS)]
+    rows = []
+    for day in days:
+        is_new = day >= changed
+        run = shared(day, is_new) + generator.gauss(0, run_sigma)
+        for host, level in enumerate(levels):
+            rows.append(
+                ("host", f"h{host}", day, NEW if is_new else OLD, level + run + generator.gauss(0, 0.001), "run")
+            )
+    return memory_history(rows)
+
+
+def found(
+    days: list[float], changed: float, shared: Effect, *, run_sigma: float = 0.003, seed: int = 0
+) -> list[DriverEffect]:
+    return driver_effects(history_of(days, changed, shared, run_sigma=run_sigma, seed=seed))
+
+
+WEEKS = [7.0 * number for number in range(20)]
+
+
+def step(_: float, is_new: bool) -> float:
+    return 0.02 * is_new
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_step_of_a_driver_is_found_with_its_interval(seed: int) -> None:
+    (effect,) = found(WEEKS, 70, step, seed=seed)
+    assert effect.error
+    assert (effect.finding, effect.hosts, effect.weeks_old, effect.weeks_new) == (CLEAR, HOSTS, 10, 10)
+    assert 0.002 < effect.error < 0.012
+    assert abs(effect.change - math.expm1(0.02)) < 2 * effect.error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scatter_that_all_hosts_of_a_run_share_is_no_driver(seed: int) -> None:
+    """Each of 40 hosts changed in the same way, which 40 independent hosts would not do by chance."""
+    assert found(WEEKS, 70, lambda *_: 0.0, run_sigma=0.02, seed=seed) == []
+
+
+def test_slow_drift_of_the_whole_fleet_is_no_driver() -> None:
+    assert found(WEEKS, 70, lambda day, _: -0.05 * day / 140, run_sigma=0.001) == []
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        [0, 7, 70, 77],
+        [0, 7, 14, 70, 77],
+        [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],  # a run for each rack
+    ],
+)
+def test_few_weeks_are_confounded_with_the_date(days: list[float]) -> None:
+    (effect,) = found(days, 70, step)
+    assert (effect.finding, effect.error) == (CONFOUNDED, None)
+    assert effect.change == pytest.approx(0.02, abs=0.01)
+
+
+def test_interval_of_a_step_contains_the_step_as_often_as_stated() -> None:
+    """Three weeks for each driver: three degrees of freedom, so 1.96 standard errors would be far too few."""
+    generator = random.Random(5)  # noqa: S311
+    inside = alarms = 0
+    for _ in range(2000):
+        values = [(float(week), week > 2, 0.01 * (week > 2) + generator.gauss(0, 0.003)) for week in range(6)]
+        fitted = fit_step(values)
+        assert fitted
+        change, error, freedom = fitted
+        inside += abs(change - 0.01) < t_quantile(1.96, freedom) * error
+        alarms += normal_deviate((change - 0.01) / error, freedom) > 3
+    assert inside / 2000 == pytest.approx(0.95, abs=0.015)
+    assert alarms / 2000 < 0.006
+
+
+def test_quantile_of_t_is_that_of_the_tables() -> None:
+    for freedom, expected in ((3, 3.182), (5, 2.571), (10, 2.228), (100, 1.984)):
+        assert t_quantile(1.96, freedom) == pytest.approx(expected, rel=0.02)
+
+
+def test_drift_that_one_point_makes_is_weak_without_it() -> None:
+    generator = random.Random(3)  # noqa: S311
+    noise = [generator.gauss(0, 0.003) for _ in range(20)]
+    years = [("", 30.0 * number, value) for number, value in enumerate(noise)]
+    odd = [("", -20_000.0, 0.05), *years]
+    drift = [(group, day, value - 0.0003 * day / 10) for group, day, value in years]
+    assert weakest_z(odd, -1.0) < 3
+    assert weakest_z(drift, -1.0) > 5
+    eras = [("old" if day < 300 else "new", day, value + 0.5 * (day >= 300)) for _, day, value in drift]
+    assert weakest_z(eras, -1.0) > 3, "the level of each driver is its own"
+    assert weakest_z(years[:3], 1.0) == 0
