@@ -53,11 +53,16 @@ def _timed(collector: Collector) -> tuple[list[Family], float]:
 
 
 def take_snapshot(
-    collectors: Iterable[Collector], *, stage: str, phase: str, clock: Callable[[], str] = utc_now
+    collectors: Iterable[Collector],
+    *,
+    stage: str,
+    phase: str,
+    clock: Callable[[], str] = utc_now,
+    stuck: Stuck | None = None,
 ) -> tuple[Snapshot, tuple[Gpu, ...]]:
-    """Return a snapshot of all collectors, and the GPUs in it."""
+    """Return a snapshot of all collectors, and the GPUs in it. `stuck`: as for `collect`."""
     at, began = clock(), time.monotonic()
-    families, outcome = collect(collectors)
+    families, outcome = collect(collectors, COLLECT_DEADLINE_S, stuck)
     metrics = [_metric(family) for family in families]
     for name, result in outcome.items():
         failed = isinstance(result, str)

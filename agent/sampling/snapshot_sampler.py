@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from agent.sampling.snapshot import take_snapshot
+from agent.sampling.snapshot import Stuck, take_snapshot
 from collectors.base import Collector
 from schemas.records import Snapshot
 
@@ -24,6 +24,7 @@ class SnapshotSampler(threading.Thread):
     def __init__(self, collectors: Sequence[Collector], stage: str) -> None:
         super().__init__(name="snapshots", daemon=True)
         self._collectors, self._stage = collectors, stage
+        self._stuck: Stuck = {}
         self._selector = SnapshotSelector()
         self._ended = threading.Event()
 
@@ -38,7 +39,7 @@ class SnapshotSampler(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(PERIOD_S):
-            snapshot, _ = take_snapshot(self._collectors, stage=self._stage, phase="during")
+            snapshot, _ = take_snapshot(self._collectors, stage=self._stage, phase="during", stuck=self._stuck)
             self._selector.add(snapshot)
 
     def selected(self) -> list[Snapshot]:

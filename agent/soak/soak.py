@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.exporter.live import Span, publish_record
 from agent.run import background
-from agent.sampling.snapshot import take_snapshot
+from agent.sampling.snapshot import Stuck, take_snapshot
 from agent.sampling.telemetry import GpuSamples, NvmlPoller
 from agent.soak.soak_run import SoakRun, format_progress
 from agent.soak.stop_on import read_known_packs, stopping_finding
@@ -48,6 +48,7 @@ class SoakWatcher(threading.Thread):
         self._poller: SoakPoller | None = None
         self._ended = threading.Event()
         self._checkpoint_at = 0.0
+        self._stuck: Stuck = {}
 
     def __enter__(self) -> SoakWatcher:
         self.start()
@@ -66,7 +67,7 @@ class SoakWatcher(threading.Thread):
                     self._run.recorder.add_event(self._run.at_s(), "gpu.power", "host", self._poller.problem)
                 self._poller = SoakPoller(self._run)
                 self._poller.start()
-            snapshot, _ = take_snapshot(self._collectors, stage=SOAK, phase="during")
+            snapshot, _ = take_snapshot(self._collectors, stage=SOAK, phase="during", stuck=self._stuck)
             self._run.recorder.add_counters(self._run.at_s(), snapshot)
             if time.monotonic() - self._checkpoint_at > CHECKPOINT_S - COUNTERS_S:
                 with contextlib.suppress(OSError):  # a full disk is reported when the record is written

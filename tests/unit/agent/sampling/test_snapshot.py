@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.sampling import snapshot as snapshot_module
+from agent.sampling import snapshot_sampler
 from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot, utc_now
 from collectors.base import HOST, Absent, Family
 from schemas import documents
@@ -123,6 +125,28 @@ def test_collector_that_still_blocks_is_not_started_again(gate: threading.Event)
     families, outcome = collect(collectors, 10.0, stuck)
     assert families == load(9.0) + load()
     assert isinstance(outcome["stuck"], float)
+
+
+def test_sampler_starts_a_collector_that_blocks_only_once(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_module, "COLLECT_DEADLINE_S", 0.02)
+    monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.001)
+    starts, several = [], threading.Event()
+
+    def block() -> list[Family]:
+        starts.append(1)
+        return blocked(gate)()
+
+    def count() -> list[Family]:
+        starts.append(2)
+        if starts.count(2) == 5:
+            several.set()
+        return []
+
+    with snapshot_sampler.SnapshotSampler([Fake("stuck", block), Fake("good", count)], "benchmark"):
+        assert several.wait(60)
+    assert starts.count(1) == 1
 
 
 WITH_A_BLOCKED_DRIVER = """
