@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import collectors
-from agent.cli.common import read_text_argument
 from agent.exporter.live import publish_idle
 from agent.run import lease
-from agent.run.record import HostRun
+from agent.run.record import HostRun, read_plan_text
 from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS
@@ -55,7 +54,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _busy(options: argparse.Namespace) -> int:
-    run = HostRun.begin(options.run_dir, options.host, read_text_argument(options.plan))
+    run = HostRun.begin(options.run_dir, options.host, read_plan_text(options.plan))
     reasons = [*filter(None, options.because), *_gpu_users(run)]
     claim = lease.load_claim(options.claim, run.plan.run_id, options.run_dir)
     other = lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, claim)

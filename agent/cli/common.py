@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from agent.run.record import run_directory
 from schemas.errors import USAGE
@@ -33,8 +32,3 @@ def fail(message: str, code: int = USAGE) -> int:
     """Print an error message to standard error; return the exit code."""
     print(f"rackproof: {message}", file=sys.stderr)
     return code
-
-
-def read_text_argument(path: str) -> str:
-    """Return the content of a file; `-` means standard input."""
-    return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")

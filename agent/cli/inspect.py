@@ -7,11 +7,11 @@ import json
 import sys
 
 import collectors
-from agent.cli.common import fail, read_text_argument
+from agent.cli.common import fail
 from agent.cli.stages import print_record
 from agent.launch import stage as stages
 from agent.run import lease
-from agent.run.record import HostRun, run_directory
+from agent.run.record import HostRun, read_plan_text, run_directory
 from agent.sampling.snapshot import collect
 from collectors.base import Absent, scope
 from schemas.errors import HeldError
@@ -49,7 +49,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if not options.host:
         return fail("--host is missing: give this host's name in the plan")
     if options.plan:
-        plan = read_text_argument(options.plan)
+        plan = read_plan_text(options.plan)
         try:
             run = stages.start_run(
                 options.run_dir, options.host, plan, claim=options.claim, take_over=options.take_over

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.placement.rank_placement import PlacementError
-from agent.run.record import PLAN_BYTES, HostRun
+from agent.run.record import PLAN_BYTES, STANDARD_INPUT, HostRun, read_plan_text
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
 from schemas.run_directory import RunDirectory, record_name
 
 LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
-STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ def read_plan(options: argparse.Namespace) -> GivenPlan:
         raise PlacementError(
             "--plan - with --detach: the background process has no standard input; give the plan as a file"
         )
-    text = sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+    text = read_plan_text(path)
     source = f"--plan {path}"
     document = documents.parse(text, source=source, max_bytes=PLAN_BYTES)
     documents.validate(document, "plan", source=source)

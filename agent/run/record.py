@@ -7,6 +7,7 @@ import copy
 import functools
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from schemas.records import Gpu, Launch, Observation, Record, Snapshot, to_json
 from schemas.run_directory import RunDirectory, own_record
 
 PLAN_BYTES = 64_000_000
+STANDARD_INPUT = "-"
 OWNER_FILE = "host"
 """File in the run directory with the host's name. Two hosts must not share a directory: they would overwrite the record."""
 _P = ParamSpec("_P")
@@ -38,6 +40,21 @@ def _with_record_locked(
             return change(run, *arguments, **options)
 
     return locked
+
+
+def read_plan_text(path: str) -> str:
+    """Return the text of the file that `--plan` names; `-` means standard input.
+
+    Raises:
+        documents.DocumentError: it is not UTF-8.
+        OSError: it cannot be read.
+    """
+    try:
+        return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise documents.DocumentError(
+            f"--plan {path}: not UTF-8 at offset {error.start}: give the plan.json that `rackproof plan` wrote"
+        ) from None
 
 
 def run_directory(path: str) -> Path:

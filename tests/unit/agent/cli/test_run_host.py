@@ -211,6 +211,14 @@ def test_wrong_usage_is_refused_before_anything_starts(
     assert not (tmp_path / "new").exists() or "h9" in message
 
 
+@pytest.mark.parametrize("verb", ["bench", "busy", "inspect", "launch", "run-host"])
+def test_plan_that_is_no_text_is_named(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(b"\x1f\x8b\x08 compressed")
+    assert command.main([verb, f"--plan={plan}", "--host=h1", f"--run-dir={tmp_path / 'r1'}"]) == 2
+    assert f"--plan {plan}: not UTF-8 at offset 1" in capsys.readouterr().err
+
+
 def test_record_is_printed_even_if_it_cannot_be_copied(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = HostRun(run_dir, "h1")
     options = argparse.Namespace(run_dir=run_dir, host="h1", results=Path("/proc/none"), quiet=False)
