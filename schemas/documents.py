@@ -73,9 +73,8 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
         raise DocumentError(f"{source}: {word} is not JSON")
 
     try:
-        whole = (
-            text if isinstance(text, str) else text.decode()
-        )  # json would also accept UTF-16, a BOM and lone surrogates
+        # Decoded here, because json would also accept UTF-16, a BOM and lone surrogates.
+        whole = text if isinstance(text, str) else text.decode()
         value = json.loads(whole, object_pairs_hook=unique, parse_constant=constant)
     except RecursionError:
         raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels") from None
@@ -144,9 +143,8 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: not a regular file")
             if status.st_size > max_bytes:
                 raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
-            content = file.read(
-                status.st_size + 1
-            )  # not `max_bytes`: to allocate that takes longer than to read a small file
+            # Not `max_bytes`: to allocate that takes longer than to read a small file.
+            content = file.read(status.st_size + 1)
             if len(content) > status.st_size:  # the file has grown
                 content += file.read(max_bytes + 1 - len(content))
             return content

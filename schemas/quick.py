@@ -179,9 +179,8 @@ class Reader:
     def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
         if not compiled(_METRIC).is_valid(document) or _has_long_number(raw):
             return False
-        if not all(
-            map(self._absent.search, document.get("absent", {}).values())
-        ):  # Python's `re` and Rust's may differ
+        # Searched with Python's `re` too, because Rust's may differ.
+        if not all(map(self._absent.search, document.get("absent", {}).values())):
             return False
         colons: int = msgspec.json.encode(document).count(b":")
         return colons == raw.count(b":")

@@ -193,9 +193,8 @@ class HostRunner:
         command = [sys.executable, sys.argv[0], verb, *run_options, *options]
         print_progress(f"{verb} started")
         pending: list[int] = []
-        _on_termination(
-            lambda number, _: pending.append(number)
-        )  # an exception inside Popen would leave the new process running
+        # The handler raises nothing: an exception inside Popen would leave the new process running.
+        _on_termination(lambda number, _: pending.append(number))
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, text=True, env=_environment())
         try:
             _on_termination(_request_termination)

@@ -135,9 +135,8 @@ class Server:
         self._page = Page(registry, fresh_s)
         self._users = Users(self._web.users)
         self._connections = 0
-        self._max_connections = min(
-            MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        )  # the collectors open files too
+        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_connections = min(MAX_CONNECTIONS, most_files // 2)  # the collectors open files too
         self._tls = self._web.context()
         self._loop = asyncio.new_event_loop()
         try:

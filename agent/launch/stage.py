@@ -70,9 +70,8 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     if reason := _reason_not_to_start(run, request):
         return record_not_started(run, gang, request, reason)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # SystemExit runs the supervisor's `finally` blocks, which end the ranks
+    # SystemExit runs the supervisor's `finally` blocks, which end the ranks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     work = _empty_work_directory(run, stage)
     context = f"{stage} {request.number}"
     gang_of_launch = Gang.from_plan(

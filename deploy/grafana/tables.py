@@ -141,9 +141,8 @@ def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboa
     return [
         *converted,
         _transformation("sortBy", fields={}, sort=[{"field": row[0]}]),
-        _transformation(
-            "sortBy", fields={}, sort=[{"field": column}]
-        ),  # the sort is stable and keeps the order of rows
+        # The second sort is stable, and keeps the order of the rows.
+        _transformation("sortBy", fields={}, sort=[{"field": column}]),
         _transformation("groupingToMatrix", rowField=row[0], columnField=column, valueField="Value", emptyValue="null"),
         _transformation("organize", excludeByName={}, indexByName={}, renameByName={f"{row[0]}\\{column}": row[1]}),
     ]

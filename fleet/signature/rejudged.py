@@ -48,9 +48,8 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
-    if (
-        "history" in document
-    ):  # the records do not give the comparison with former runs, but the files of the report show it
+    # The records do not give the comparison with former runs, but the files of the report show it.
+    if "history" in document:
         report = replace(report, history=history_from_json(document["history"]))
     return Rejudged(report=report, differences=tuple(differences(document, report)))
 
