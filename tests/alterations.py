@@ -98,7 +98,7 @@ WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2
 """Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same elements."""
 
 _EXTRA = "adds a part or a name that is not required, and removes nothing"
-_DRAWN = "the report draws the time line of a launch and does not judge it"
+_DRAWN = "the report draws the timeline of a launch and does not judge it"
 _SPREAD = "describes how a figure varied; the figure itself is judged"
 _LIKE = "both values are within the limits of these equal parts; another healthy run may have them the other way around"
 _DESCRIBES = "describes the measurement; the figure is expected and judged with the settings that distinguish it"
@@ -211,7 +211,7 @@ def part_of_record(kind: str) -> str:
                 inner, "figure"
             )
         case "launches" if inner == "timeline":
-            return "time line"
+            return "timeline"
         case "launches" if "ranks" in rest:
             return "rank"
         case "launches" if "members" in rest:

@@ -18,7 +18,7 @@ from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Rank, Re
 
 NONCE = "0123456789abcdef" * 2
 WHEN = "2026-11-21T04:00:00Z"
-
+"""Time of everything in a record: began, ended, snapshots and launches."""
 HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.ecc.enabled": ("1", True),
     "gpu.ecc.uncorrectable_volatile": ("1", 0),
@@ -31,6 +31,7 @@ HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.pcie.replays": ("1", 0),
     "gpu.nvlink.active_links": ("1", 18),
 }
+"""Reading of a healthy GPU -> its unit and value."""
 NEVER_ABSENT: dict[str, Any] = {"host.module.nouveau": False, "storage.state.read_only": False, "storage.disk.count": 2}
 """Values of readings that every host must have."""
 RATES = {
@@ -103,8 +104,6 @@ FIGURES_BY_SUFFIX: dict[str, Any] = {
 """Last part of a name -> value, for names that are not in FIGURES."""
 EXTRA_PARAMS = {"host_copy.bandwidth": {"numa": "local"}, "dataloader.sufficiency": {"network": "resnet18"}}
 """Parameters that benchmarks report in addition to those of the plan."""
-
-
 SOFTWARE = {"torch": "2.11.0", "cuda": "13.0", "nccl": "2.28.9", "cudnn": "91900"}
 
 
@@ -173,8 +172,9 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the readings of criteria that are not in `exported`: those of NEVER_ABSENT with their values, those of optional
-    criteria as unsupported. Cached: most tests ask for the same.
+    """Return the readings of criteria that are not in `exported`.
+
+    Those of NEVER_ABSENT have their values, those of optional criteria are unsupported. Cached, because most tests need the same.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:

@@ -24,6 +24,7 @@ TIMEOUT_S = 60.0
 LATE_STATUS_AGE_S, LOST_STATUS_AGE_S = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
 """Status ages of a host that is late but not silent, and of a silent host."""
 SILENT_RANK_S = RANK_SILENT_S + 0.1
+"""Age of the last heartbeat of a silent rank."""
 SETTLED_S = SETTLE_S + 0.1
 """Age of an event that is old enough for a verdict."""
 RUNNING_FIELDS = {

@@ -1,8 +1,8 @@
-"""Make the history of a simulated fleet over two years, with known faults, below the import of the history.
+"""Write the history of a simulated fleet over two years, with known faults, directly into the store of the history.
 
     .venv/bin/python -m tests.histories /tmp/fleet --racks 40 --hosts 8 --gpus 8 --months 24
 
-writes the history, asks it, and prints what was planted and what was found. Exit code 1 if they differ.
+writes the history, queries it, and prints the planted and the found faults. Exit code 1 if they differ.
 
 Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. Parts fail once at
 random and are repaired or replaced. Planted on top: GPUs that age, one that lost speed at once, one drifting rack, drivers that
@@ -53,7 +53,7 @@ FAILURES_PER_YEAR = 0.01
 
 @dataclass(kw_only=True)
 class Planted:
-    """What must be found, and nothing else."""
+    """The faults that must be found. Nothing else may be found."""
 
     drifts: dict[tuple[str, str], str] = field(default_factory=dict)
     """Level and id -> shape."""
@@ -231,8 +231,8 @@ def _figure(place: dict[str, str], slot: str, serial: str, name: str, settings: 
             "unit": unit, "value": value, "accepted": decision == "accepted"}  # fmt: skip
 
 
-def found(history: History) -> Planted:
-    """Return what the questions find."""
+def found_faults(history: History) -> Planted:
+    """Return the faults that the queries of the history find."""
     return Planted(
         drifts={(item.level, item.id): item.shape for item in drifts(history)},
         lemons={(item.kind, item.id) for item in lemons(history) if item.is_lemon},
@@ -241,7 +241,7 @@ def found(history: History) -> Planted:
 
 
 def main() -> int:
-    """Write a history, ask it, and print what was planted and found."""
+    """Write and query a history, and print the planted and the found faults. Return 1 if they differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument(
@@ -258,13 +258,13 @@ def main() -> int:
         add_run(options.directory, rows)
     history = History(options.directory, SIMULATED)
     imported = time.monotonic()
-    result = found(history)
+    result = found_faults(history)
     print(f"{options.racks * options.hosts * options.gpus} GPUs, {options.months} runs, imported in {imported - began:.1f} s, "
-          f"asked in {time.monotonic() - imported:.1f} s")  # fmt: skip
+          f"queried in {time.monotonic() - imported:.1f} s")  # fmt: skip
     for name in ("drifts", "lemons", "effects"):
         print(f"{name}:\n  planted {sorted(getattr(fleet.planted, name))}\n  found   {sorted(getattr(result, name))}")
     print("equal" if result == fleet.planted else "DIFFERENT")
-    return result != fleet.planted
+    return int(result != fleet.planted)
 
 
 if __name__ == "__main__":

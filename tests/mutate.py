@@ -70,8 +70,7 @@ SCOPES = {
     "judge": MutationScope(
         targets=(
             *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
-            *("fleet/report/hosts.py:decide", "fleet/report/causes.py"),
-            *("fleet/report/summary.py:reasons", "fleet/report/summary.py:status_of"),
+            *("fleet/report/hosts.py:decide", "fleet/report/summary.py:status_of", "fleet/diagnosis/diagnose.py"),
         ),
         tests=(
             "fleet/judge/test_edges", "fleet/judge/test_paths", "fleet/judge/test_evidence", "fleet/judge/test_baseline",
@@ -81,6 +80,7 @@ SCOPES = {
             "fleet/judge/test_culprits", "fleet/judge/test_passes", "fleet/judge/test_tally", "fleet/judge/test_waivers",
             "fleet/judge/test_severity", "fleet/judge/test_outliers", "fleet/judge/test_uniformity",
             "fleet/judge/test_power", "fleet/judge/test_manifest", "fleet/judge/test_criteria", "collectors/test_xid",
+            "fleet/diagnosis/test_diagnose",
         ),
         min_score=0.90,
     ),

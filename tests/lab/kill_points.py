@@ -321,8 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         site.runs.mkdir()
         code, output = site.run("first")
         attempt = site.start("undisturbed")
-        if code or (attempt.end() and attempt.process.returncode):
-            print(output[-3000:], "\n".join(attempt.lines[-40:]))
+        undisturbed_output = attempt.end()
+        if code or attempt.process.returncode:
+            print(output[-3000:], undisturbed_output[-3000:])
             return 2
         undisturbed, tasks = site.report("undisturbed"), len(attempt.tasks)
         print(f"undisturbed: {undisturbed['decision']}, {tasks} tasks, {time.monotonic() - began:.0f} s", flush=True)

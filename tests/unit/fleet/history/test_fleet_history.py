@@ -17,12 +17,12 @@ from fleet.history.rows import RunRows
 from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
-from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, FleetHistory, Planted, found
+from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, FleetHistory, Planted, found_faults
 
 
 def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) -> None:
     planted, directory = fleet
-    assert found(History(directory, SIMULATED)) == planted
+    assert found_faults(History(directory, SIMULATED)) == planted
 
 
 def test_slope_is_the_planted_one_and_its_interval_is_narrow(fleet: tuple[Planted, Path]) -> None:

@@ -995,7 +995,7 @@ def test_report_summary_distinguishes_pass_fail_incomplete_and_waived() -> None:
     assert (decision, status, lines[0]) == (REJECTED, "FAIL", "Hosts: 1 of 2 accepted, 1 failed (2 GPUs)")
     assert "Host and GPU health: FAIL" in lines
     decision, status, lines = acceptance(plan, {"h1": good["h1"]}, criterion())
-    assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted, 1 incomplete (1 GPUs)")
+    assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted, 1 incomplete (1 GPU)")
     assert "Host and GPU health: INCOMPLETE" in lines
     waived = replace(plan, waivers=(waiver(host="h2"),))
     decision, status, lines = acceptance(waived, good | {"h2": host_evidence(plan, "h2", reading(2))}, criterion())
