@@ -257,10 +257,13 @@ class DuplicateSerials:
 
 
 def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
-    """Yield the serial and the UUID of each GPU. GPUs of one board (A16: four) that have UUIDs may share its serial."""
+    """Yield the serial and the UUID of each GPU. Zeros are no serial.
+
+    GPUs of one board (A16: four) that have UUIDs may share its serial.
+    """
     boards: set[str] = set()
     for gpu in gpus:
-        if gpu.serial and not (gpu.uuid and gpu.serial in boards):
+        if gpu.serial.strip("0 ") and not (gpu.uuid and gpu.serial in boards):
             yield gpu, ("gpu.serial", gpu.serial)
         if gpu.uuid:
             boards.add(gpu.serial)
@@ -280,12 +283,16 @@ def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
                 yield scope, (name, str(value).lower())
 
 
+_ASSIGNED = frozenset("014589cd")
+"""Second digits of the MAC addresses that a manufacturer assigns: the bit with the value 2 marks locally administered ones."""
+
+
 def _is_unique(name: str, value: str) -> bool:
     """Return whether the manufacturer assigns the value: it is not zero, nor a locally administered MAC address (IEEE 802)."""
     digits = value.replace(":", "")
     if not digits.strip("0"):
         return False
-    return name != MAC_ADDRESS or (digits[1:2] != "" and not int(digits[1], 16) & 2)
+    return name != MAC_ADDRESS or digits[1:2].lower() in _ASSIGNED
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:

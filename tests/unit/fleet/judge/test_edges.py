@@ -17,7 +17,7 @@ from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.evaluate import describe_comparison, evaluate, holds, matches, series
 from fleet.judge.evidence import Evidence, Planned
-from fleet.judge.expectations import DuplicateSerials
+from fleet.judge.expectations import DuplicateSerials, duplicate_identities
 from fleet.judge.gather import Gatherer, gather
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
@@ -1335,3 +1335,18 @@ def test_index_with_another_gpu_is_renumbered_by_serial_or_uuid(
         replace(record, gpus=(replace(record.gpus[0], serial=serial, uuid=uuid),)) for serial, uuid in (before, after)
     ]
     assert view_of(*records).renumbered is expected
+
+
+@pytest.mark.parametrize("address", ["zz:zz", "0.0.0.0", "", "\u0662\u0662", "0"])
+def test_address_that_is_no_mac_address_identifies_no_adapter(address: str) -> None:
+    """Such a text stops nothing, and two hosts with it do not fail."""
+    known = DuplicateSerials()
+    evidence = {}
+    for host in ("h1", "h2"):
+        record = builders.records(ALONE, "h1")[0]
+        metric = Metric(name="network.address", unit="1", values={"nic=eth0": address})
+        taken = replace(record.snapshots[0], metrics=(metric,))
+        gpus = tuple(replace(gpu, serial="0", uuid=f"GPU-{host}-{gpu.index}") for gpu in record.gpus)
+        evidence[host] = Evidence(records=(replace(record, gpus=gpus, snapshots=(taken,)),))
+        known.add(host, evidence[host])
+    assert duplicate_identities(evidence, known) == []
