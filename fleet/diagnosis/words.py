@@ -184,10 +184,12 @@ def slow(shown: Sequence[Verdict]) -> str:
 
 
 def slow_files(shown: Sequence[Verdict]) -> str:
-    """Return that every host is slow with the files of one host, so that the host itself is not the cause."""
+    """Return that all hosts read or write the files of one host slowly: their place is the cause, not that host."""
     first = shown[0]
     value, limit = format_pair(first.value, first.limit, first.unit)
-    return f"holds its files where every host is slow with them: {value}, the limit is {SIGNS.get(first.operator, '')} {limit}"
+    return (
+        f"has files that all hosts read or write slowly: {value}, the limit is {SIGNS.get(first.operator, '')} {limit}"
+    )
 
 
 def consequence(explained: Sequence[Verdict]) -> str:

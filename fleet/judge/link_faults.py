@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
+from fleet.scope_text import describe_scope
 from schemas.records import MEASURED
 from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope
@@ -63,14 +64,14 @@ def _with_root(verdict: Verdict, view: HostView, root: Part) -> Verdict:
     if verdict.verdict != FAIL or (verdict.host, verdict.part_scope) == root or not _is_follower(view, verdict):
         return verdict
     host, scope = root
-    why = f"follows from the dead NVLink of {scope.replace('=', ' ')} of {host} (XID {DEAD_LINK})"
+    why = f"follows from the dead NVLink of {describe_scope(scope)} of {host} (XID {DEAD_LINK})"
     detail = "; ".join(filter(None, (why, verdict.detail)))
     params = {**verdict.params, FOLLOWS_HOST: host, FOLLOWS_PART: scope}
     return replace(verdict, reason=f"{verdict.reason}; {why}", detail=detail, params=params)
 
 
 def _is_follower(view: HostView, verdict: Verdict) -> bool:
-    """Return whether XIDs 145, and on the host with the dead link also 149, are the only reason for the failure."""
+    """Return whether the failure has no other reason than XIDs 145, and on the host with the dead link XIDs 149."""
     if verdict.name == LAST_SEEN:
         codes = {Scope.parse(item.scope).get("xid") for item in view.observations[COUNT] if item.status == MEASURED}
         return bool(codes) and codes <= {FOLLOWING, DEAD_LINK}

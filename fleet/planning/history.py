@@ -17,6 +17,7 @@ from schemas.plans import BudgetSelection, selection_from_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
 from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.stages import BENCHMARK, SOAK
+from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 """Number of the newest runs that are read; of the newest among them whose records are read for the cost of benchmarks; and of
@@ -168,6 +169,7 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
     failed = _hosts_with(report, FAIL, hosts)
     inconclusive = _hosts_with(report, INCONCLUSIVE, hosts)
     measured = {key: len(measured_hosts - inconclusive.get(key, set()) | failed.get(key, set())) for key in keys}
+    epoch_seconds(report["began"])  # raises ValueError if it is no time
     return PastRun(
         run_id=str(report["run_id"]),
         began=str(report["began"]),

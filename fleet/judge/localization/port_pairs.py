@@ -1,7 +1,7 @@
 """The pair matrix of RDMA ports, below NCCL.
 
-It knows more than the matrix of GPUs: what each port reaches with itself, and the switch at the other end of its cable. So it
-tells a slow port from a slow cable, and one switch from many ports.
+Unlike the matrix of GPUs, it has what each port reaches with itself, and the switch at the other end of its cable. So a slow port
+can be distinguished from a slow cable, and a slow switch from many slow ports.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def tenth(value: Any) -> Any:
     ("change", "problem", "words"),
     [
         ({"bandwidth": tenth, "metadata_rate": tenth, "checkpoint_bandwidth": tenth}, "slow-storage", "bandwidth of the client"),
-        ({"bandwidth": tenth, "file_bandwidth": tenth}, "slow-files", "holds its files where every host is slow with them"),
+        ({"bandwidth": tenth, "file_bandwidth": tenth}, "slow-files", "has files that all hosts read or write slowly"),
         ({"wrong_bytes": lambda _: 1}, "wrong-results", "holds other data than the host wrote"),
         ({"misread_bytes": lambda _: 9}, "wrong-results", "reads 9 bytes wrong that other hosts read right"),
     ],

@@ -191,6 +191,9 @@ def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
     for number, broken in enumerate(("", "{}", "[]", text[: len(text) // 2], '{"hosts": 3, "verdicts": []}')):
         shutil.copytree(tmp_path / "first", tmp_path / f"broken{number}")
         (tmp_path / f"broken{number}" / "report.json").write_text(broken)
+    no_time = json.loads(text) | {"began": "yesterday"}
+    shutil.copytree(tmp_path / "first", tmp_path / "no_time")
+    (tmp_path / "no_time" / "report.json").write_text(json.dumps(no_time))
     assert {run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)} == {"first", "second"}
 
 
