@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import functools
 import json
 import math
@@ -37,6 +38,7 @@ READABLE, SECRET = 0o644, 0o600
 MAX_BYTES = 8_000_000
 """A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
+_DEVICES = Path("/dev")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _USER_INFO = re.compile("//.*@")
 """User name and password in a URL, which messages must not repeat."""
@@ -180,7 +182,11 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
     Args:
         durable: whether the file must survive a power failure.
         mode: permissions of the file. `SECRET`: only its owner may read it.
+
+    Raises:
+        OSError: it cannot be written, or `path` is a device, a pipe or in /dev, which would be replaced by a file.
     """
+    refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -194,6 +200,13 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OSError if `path` is a device, pipe or socket, or in /dev: root would replace `/dev/null` for the whole machine."""
+    is_special = path.exists() and not path.is_file() and not path.is_dir()
+    if is_special or path.absolute().parent == _DEVICES:
+        raise OSError(errno.EINVAL, "not a regular file, and would be replaced by one", str(path))
 
 
 def _plain(value: object) -> Json:

@@ -3,7 +3,8 @@
     .venv/bin/python docs/measurements/history_scale.py --runs 1000 --hosts 64 --gpus 8
 
 It writes the Parquet files of all runs directly, month by month in the form in which `rackproof history merge` leaves them, with
-a few newer runs that are not merged. Then it starts the command for each question, as an operator does, and prints its time.
+a few newer runs that are not merged. With the second driver, half of the figures are 1 % higher. Then it starts the command for
+each question, as an operator does, and prints its time.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ QUESTIONS: dict[str, list[str]] = {
     "lemons": ["lemons"],
     "drivers": ["drivers"],
     "racks": ["racks"],
+    "page": ["page", "{page}"],
     "sql, one host": ["sql", "select name, median(value) from figures where host = 'r01-h003' group by name"],
 }
 _PARTS = """
@@ -51,7 +53,8 @@ create table kinds as select 'bench.' || (i // 4) || '.throughput' as name, 'dty
 _MONTH = """
 create or replace table all_figures as select run, nonce, "began", rack, host, slot, serial, 'NVIDIA H200' as model, driver,
   hash(host, nonce) % 1000 <> 0 as accepted, name, 'benchmark' as stage, '' as within, settings, unit,
-  round(level * (1 + 0.002 * ((hash(serial, name) % 1000) / 500.0 - 1) + 0.01 * (random() - 0.5)), -6) as value,
+  round(level * case when driver >= '580.61' and settings < 'dtype=d2' then 1.01 else 1 end
+    * (1 + 0.002 * ((hash(serial, name) % 1000) / 500.0 - 1) + 0.01 * (random() - 0.5)), -6) as value,
   false as duplicate, (0.01 * (random() - 0.5))::float as relative, 'host' as reference
 from month_runs, kinds, places where serial <> ''"""
 _GROUPS = """
@@ -71,6 +74,9 @@ create or replace table all_parts as select run, nonce, "began", rack, host, slo
   case when slot = '' then 'host' else 'gpu' end as part, 'NVIDIA H200' as model, driver, 'accepted' as decision,
   false as duplicate
 from month_runs, places;
+create or replace table all_tests as select run, nonce, "began", host, 'benchmark' as stage, 'bench.' || i as benchmark,
+  true as measured, false as failed, 20.0 as seconds
+from month_runs, places, range(20) t(i) where slot = '';
 create or replace table all_causes as select run, nonce, "began", rack, host, slot, serial, 'gpu-memory' as problem,
   'GPU memory' as title, 'rma' as action, 'critical' as severity, 'certain' as confidence, false as waived
 from month_runs, places where serial <> '' and hash(serial, nonce) % 2000 = 0"""
@@ -110,7 +116,9 @@ def main() -> int:
 def ask(directory: Path, question: list[str], processors: int) -> str:
     """Return the time of the command for a question."""
     chosen = set(sorted(os.sched_getaffinity(0))[:processors])
-    command = [sys.executable, str(COMMAND), "history", *question, "--history", str(directory), "--kind", SIMULATED]
+    page = str(directory.parent / "history_scale.html")
+    words = [word.format(page=page) for word in question]
+    command = [sys.executable, str(COMMAND), "history", *words, "--history", str(directory), "--kind", SIMULATED]
     began, before = time.monotonic(), os.times()
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, chosen))
     if done.returncode:
@@ -165,7 +173,7 @@ def make_tables(database: Any, index: Any, numbers: list[int], options: argparse
 
 def write_files(database: Any, index: Any, place: Path, month: str, nonces: list[str]) -> None:
     """Write the Parquet files of one month, or of one run."""
-    for table in ("figures", "levels", "parts", "causes", *(["trends", "spreads"] if month else [])):
+    for table in ("figures", "levels", "parts", "causes", "tests", *(["trends", "spreads"] if month else [])):
         path = place / table / f"{month or nonces[0]}-00.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         derived = {"trends": tables.trend_sums("all_figures", "all_levels"), "spreads": tables.spreads("all_figures")}

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fleet.history.answer import Answer, Section
 from fleet.history.database import History
+from fleet.history.tables import WEIGHT, WITHIN_KIND, weighted
 from schemas import documents
 from schemas.errors import UsageError
 
+_PARTS = "count(distinct host || ' ' || serial) as parts"
 _SPREAD = (
-    "count(*) as values, count(distinct host || ' ' || serial) as parts, min(value) as least, "
-    "quantile_cont(value, 0.05) as p05, median(value) as median, quantile_cont(value, 0.95) as p95, max(value) as most"
+    f"count(*) as values, {_PARTS}, min(value) as least, quantile_cont(value, 0.05) as p05, median(value) as median, "
+    "quantile_cont(value, 0.95) as p95, max(value) as most"
 )
+_WEIGHTED_SPREAD = (
+    f"count(distinct (nonce, host, serial)) as values, {_PARTS}, min(value) as least, "
+    + ", ".join(
+        f"coalesce(min(value) filter (position >= {share}), max(value)) as {name}"
+        for name, share in (("p05", 0.05), ("median", 0.5), ("p95", 0.95))
+    )
+    + ", max(value) as most"
+)
+"""Of figures of links, peers or adapters, of which a part has several."""
+_KEY = "name, settings, stage, within, model"
 _SPREAD_COLUMNS = {
     "values": "values", "parts": "parts", "least": "least", "p05": "5 %", "median": "median", "p95": "95 %", "most": "most",
 }  # fmt: skip
-GROUPS = {"rack": "rack", "driver": "driver", "month": "strftime(\"began\", '%Y-%m')"}
+GROUPS = ("rack", "driver", "month")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,23 +71,20 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
         UsageError: the history has no such figure.
     """
     where, values = selection.where()
-    figures = history.records(
-        f"select name, settings, stage, model, unit, {_SPREAD} from figures where {where} "
-        "group by name, settings, stage, model, unit order by model, stage, settings",
-        values,
-    )
+    source = _Source(history=history, where=where, values=values)
+    figures = source.spread(_KEY, order="model, stage, settings, within")
     imported = _imported(history, selection, value)
     if not figures and not imported:
         raise _unknown(history, selection)
-    head = {"model": "model", "stage": "stage", "settings": "settings"}
+    within = {"within": "of each"} if any(row["within"] for row in figures) else {}
+    head = {"model": "model", "stage": "stage", "settings": "settings", **within}
     sections = [Section(name="figures", title=f"{selection.name}, own fleet", rows=figures, columns={**head, **_SPREAD_COLUMNS},
                         empty="no accepted host has this figure")]  # fmt: skip
-    kinds = {(row["settings"], row["stage"], row["unit"]) for row in figures}
+    kinds = {(row["settings"], row["stage"], row["within"], row["unit"]) for row in figures}
     if len(kinds) == 1:
-        for name, expression in GROUPS.items():
-            sections.append(_by(history, name, expression, where, values))
+        sections += [_by(source, name) for name in GROUPS]
     if value is not None:
-        sections.insert(1, _place(history, where, values, value))
+        sections.insert(1, _place(source, value))
     if imported:
         head = {"source": "source", "version": "version", "file": "file", "sha256": "SHA-256", "model": "model"}
         place = {"percentile": "percentile of the value"} if value is not None else {}
@@ -86,27 +96,60 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
     return Answer(sections=sections, notes=[note] if several else [])
 
 
-def _by(history: History, name: str, expression: str, where: str, values: Mapping[str, str]) -> Section:
-    rows = history.records(
-        f"select model, {expression} as {name}, any_value(unit) as unit, {_SPREAD} from figures where {where} "
-        "group by 1, 2 order by 1, 2",
-        values,
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """The selected figures. `within` is their kind: `peer=*`."""
+
+    history: History
+    where: str
+    values: Mapping[str, str]
+
+    @cached_property
+    def has_several(self) -> bool:
+        """Whether a part has several figures in a run, so that each has a share of its weight."""
+        return bool(
+            self.history.rows(f"select bool_or(within <> '') from figures where {self.where}", self.values)[0][0]
+        )
+
+    @property
+    def rows(self) -> str:
+        """The selected rows as a relation."""
+        month = "strftime(\"began\", '%Y-%m') as month"
+        return f"(select * replace ({WITHIN_KIND} as within), {month} from figures where {self.where})"
+
+    def spread(self, key: str, order: str) -> list[dict[str, Any]]:
+        """Return the distribution for each value of the key, which is columns of `rows`."""
+        source, spread = self.rows, _SPREAD
+        if self.has_several:
+            source, spread = f"({weighted(self.rows, key)})", _WEIGHTED_SPREAD
+        return self.history.records(
+            f"select {key}, any_value(unit) as unit, {spread} from {source} group by {key} order by {order}",
+            self.values,
+        )
+
+
+def _by(source: _Source, name: str) -> Section:
+    rows = source.spread(f"model, {name}", f"model, {name}")
     return Section(
         name=f"by_{name}", title=f"By {name}", rows=rows, columns={"model": "model", name: name, **_SPREAD_COLUMNS}
     )
 
 
-def _place(history: History, where: str, values: Mapping[str, str], value: float) -> Section:
+def _place(source: _Source, value: float) -> Section:
     """Return where the value lies among the figures of the own fleet, by model, driver, stage and settings."""
-    rows = history.records(
-        f"""select 'own fleet' as source, model, driver, stage, settings, any_value(unit) as unit, $value::double as value,
-        round(100 * (count(*) filter (value < $value) + 0.5 * count(*) filter (value = $value)) / count(*), 1) as percentile,
-        count(*) as values, count(distinct host || ' ' || serial) as parts
-        from figures where {where} group by model, driver, stage, settings order by model, stage, settings, driver""",
-        {**values, "value": value},
+    weight = WEIGHT if source.has_several else "1.0"
+    rows = source.history.records(
+        f"""select 'own fleet' as source, model, driver, stage, settings, within, any_value(unit) as unit,
+        $value::double as value,
+        round(100 * sum(weight * case when value < $value then 1 when value = $value then 0.5 else 0 end) / sum(weight), 1)
+          as percentile,
+        round(sum(weight))::bigint as values, count(distinct host || ' ' || serial) as parts
+        from (select *, {weight} as weight from {source.rows}) group by model, driver, stage, settings, within
+        order by model, stage, settings, within, driver""",
+        {**source.values, "value": value},
     )
-    columns = {"source": "source", "model": "model", "driver": "driver", "stage": "stage", "settings": "settings",
+    within = {"within": "of each"} if source.has_several else {}
+    columns = {"source": "source", "model": "model", "driver": "driver", "stage": "stage", "settings": "settings", **within,
                "value": "value", "percentile": "percentile", "values": "values", "parts": "parts"}  # fmt: skip
     return Section(
         name="place", title="Where the value lies", rows=rows, columns=columns, empty="no accepted host has this figure"
@@ -129,7 +172,7 @@ def _imported(history: History, selection: Selection, value: float | None) -> li
             ", round(100 * (count(*) filter (value < $value) + 0.5 * count(*) filter (value = $value)) / count(*), 1) "
             "as percentile"
         )
-    spread = _SPREAD.replace("count(distinct host || ' ' || serial) as parts, ", "")
+    spread = _SPREAD.replace(f"{_PARTS}, ", "")
     return history.records(
         f"select source, version, file, sha256[:12] as sha256, model, settings, any_value(unit) as unit, {spread}{place} "
         f"from imported where {' and '.join(terms)} group by source, version, file, imported.sha256, model, settings "

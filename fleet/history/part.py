@@ -142,7 +142,7 @@ def _figures(history: History, name: str, *, is_host: bool) -> list[dict[str, An
     )
     asked = [
         PeerFigure(value=row["last_value"], is_gpu=not is_host,
-                   **{key: row[key] for key in ("name", "settings", "stage", "model", "driver")})
+                   **{key: row[key] for key in ("name", "settings", "stage", "within", "model", "driver")})
         for row in rows
     ]  # fmt: skip
     for row, place in zip(rows, percentiles(history, asked), strict=True):

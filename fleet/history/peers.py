@@ -5,12 +5,17 @@ Renderers use this module: `percentiles` answers for all figures of a report in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.history.database import History
 from fleet.history.rows import clean_text, settings_text
+from fleet.history.tables import WEIGHT, WITHIN_KIND
 
+_GROUP = "name, settings, stage, model, driver, within, is_gpu"
+_NAME_WITHIN = re.compile("=[^,]*")
+"""As in WITHIN_KIND."""
 MIN_PARTS = 3
 """With fewer other parts there is no percentile."""
 
@@ -26,6 +31,8 @@ class PeerFigure:
     model: str
     driver: str
     value: float
+    within: str = ""
+    """Scope below the part; figures of all links or peers are compared with each other."""
     is_gpu: bool = True
     """Whether it is the figure of a GPU; otherwise of a host."""
 
@@ -37,34 +44,38 @@ class Percentile:
     below: float
     """Share of the values below it, equal ones counted half; 0.5 is the median."""
     values: int
-    """Values that it was compared with: one for each part and run."""
+    """Values that it was compared with: one for each part and run, of which each link or peer has a share."""
     parts: int
     """Parts that these values are from; with merged months, those of the month with the most parts."""
     median: float
     """Of the values; with merged months, the mean of the medians of the months."""
 
 
-_QUERY = """
+_LOOSE = f"""select nonce, name, settings, stage, model, driver, {WITHIN_KIND} as within, serial <> '' as is_gpu, value, host,
+  serial from loose_figures where accepted and not duplicate and nonce <> $without and within"""
+_QUERY = f"""
 with asked as (
   select unnest($name) as name, unnest($settings) as settings, unnest($stage) as stage, unnest($model) as model,
-    unnest($driver) as driver, unnest($value::double[]) as value, unnest($is_gpu::boolean[]) as is_gpu,
-    unnest(range(len($name))) as number
-), kinds as (select distinct name, settings, stage, model, driver, is_gpu from asked
+    unnest($driver) as driver, unnest($within) as within, unnest($value::double[]) as value,
+    unnest($is_gpu::boolean[]) as is_gpu, unnest(range(len($name))) as number
+), kinds as (select distinct {_GROUP} from asked
 ), months as (
-  select name, settings, stage, model, driver, is_gpu, "values" / len(quantiles) as weight, parts,
+  select {_GROUP}, "values" / len(quantiles) as weight, parts,
     unnest(quantiles) as quantile, quantiles[len(quantiles) // 2 + 1] as middle
-  from spreads semi join kinds using (name, settings, stage, model, driver, is_gpu)
+  from spreads semi join kinds using ({_GROUP})
 ), loose as (
-  select name, settings, stage, model, driver, serial <> '' as is_gpu, value, host || ' ' || serial as part from loose_figures
-  where accepted and not duplicate and nonce <> $without
+  select *, 1.0 as weight from ({_LOOSE} = '') semi join kinds using ({_GROUP})
+  union all by name
+  select *, {WEIGHT} as weight from ({_LOOSE} <> '') semi join kinds using ({_GROUP})
 ), found as (
   select number, sum(weight * case when quantile < value then 1 when quantile = value then 0.5 else 0 end) as below,
     sum(weight) as count, max(parts) as parts, sum(weight * middle) as middles
-  from asked join months using (name, settings, stage, model, driver, is_gpu) group by number
+  from asked join months using ({_GROUP}) group by number
   union all by name
-  select number, sum(case when loose.value < asked.value then 1 when loose.value = asked.value then 0.5 else 0 end) as below,
-    count(*) as count, count(distinct part) as parts, count(*) * median(loose.value) as middles
-  from asked join loose using (name, settings, stage, model, driver, is_gpu) group by number
+  select number,
+    sum(weight * case when loose.value < asked.value then 1 when loose.value = asked.value then 0.5 else 0 end) as below,
+    sum(weight) as count, count(distinct host || ' ' || serial) as parts, sum(weight) * median(loose.value) as middles
+  from asked join loose using ({_GROUP}) group by number
 )
 select number, least(1.0, sum(below) / sum(count)), round(sum(count))::bigint, max(parts), sum(middles) / sum(count)
 from found group by number"""
@@ -86,6 +97,7 @@ def percentiles(history: History, figures: Sequence[PeerFigure], *, without_run:
         name: [getattr(figure, name) for figure in figures]
         for name in ("name", "settings", "stage", "model", "driver", "value", "is_gpu")
     }
+    columns["within"] = [_NAME_WITHIN.sub("=*", figure.within) for figure in figures]
     rows = history.rows(_QUERY, {**columns, "without": without_run})
     by_number = {
         number: Percentile(below=below, values=count, parts=parts, median=median)

@@ -63,7 +63,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     "tests": {**RUN, **INPUT["tests"]},
     "trends": TREND,
     "spreads": {
-        **dict.fromkeys(("name", "settings", "stage", "model", "driver"), "VARCHAR"),
+        **dict.fromkeys(("name", "settings", "stage", "within", "model", "driver"), "VARCHAR"),
         "is_gpu": "BOOLEAN",
         "values": "BIGINT",
         "parts": "BIGINT",
@@ -80,7 +80,7 @@ SORTED = {
     "causes": "serial, host, began",
     "tests": "host, began, stage, benchmark",
     "trends": "level, name, settings, stage, within, id, driver",
-    "spreads": "name, settings, stage, model, driver",
+    "spreads": "name, settings, stage, within, model, driver",
     "imported": "source, name, settings",
 }
 QUANTILES = 200
@@ -215,9 +215,39 @@ def trend_sums(figures: str, levels: str) -> str:
       from ({points}) group by {key}"""
 
 
+def weighted(source: str, key: str) -> str:
+    """Return the query of the rows of `source` with `weight` and `position`, the share of the weights up to the value.
+
+    A part counts once for each run and figure, so each of its links, peers or adapters has a part of its weight. `key` are the
+    columns of the distribution.
+    """
+    return f"""
+      select *, sum(weight) over (partition by {key} order by value rows unbounded preceding)
+        / sum(weight) over (partition by {key}) + 1e-9 as position
+      from (select *, {WEIGHT} as weight from {source})"""
+
+
+WEIGHT = f"1.0 / count(*) over (partition by nonce, host, serial, name, settings, stage, model, {WITHIN_KIND})"
+
+
 def spreads(figures: str) -> str:
     """Return the query of the distribution of each figure of accepted hosts, over all rows of the given relation."""
     steps = ", ".join(str((number + 0.5) / QUANTILES) for number in range(QUANTILES))
-    return f"""select name, settings, stage, model, driver, serial <> '' as is_gpu, count(*) as values,
-      count(distinct host || ' ' || serial) as parts, quantile_disc(value, [{steps}]) as quantiles
-      from {figures} where accepted and not duplicate group by name, settings, stage, model, driver, is_gpu"""
+    key = "name, settings, stage, model, driver, is_gpu"
+    on = " and ".join(f"steps.{column} = ranked.{column}" for column in (*key.split(", "), "kind"))
+    kinds = f"serial <> '' as is_gpu, {WITHIN_KIND} as kind"
+    chosen = f"(select *, {kinds} from {figures} where accepted and not duplicate and within"
+    return f"""
+    with ranked as ({weighted(f"{chosen} <> '')", f"{key}, kind")}), totals as (
+      select {key}, kind, count(distinct (nonce, host, serial)) as values, count(distinct host || ' ' || serial) as parts,
+        max(value) as highest
+      from ranked group by {key}, kind
+    ), steps as (select *, unnest([{steps}]) as step from totals), nearest as (
+      select steps.*, coalesce(ranked.value, highest) as value from steps asof left join ranked on {on} and steps.step <= position
+    )
+    select {key}, '' as within, count(*) as values, count(distinct host || ' ' || serial) as parts,
+      quantile_disc(value, [{steps}]) as quantiles
+    from {chosen} = '') group by {key}
+    union all by name
+    select {key}, kind as within, any_value(values) as values, any_value(parts) as parts, list(value order by step) as quantiles
+    from nearest group by {key}, kind"""

@@ -172,3 +172,18 @@ def test_same_letters_limits_suggestions_to_names_with_the_same_letters() -> Non
     assert documents.nearest("h2000", ["gh200", "baseline"]) == " (did you mean gh200?)"
     assert documents.nearest("h2000", ["gh200", "baseline"], same_letters=True) == ""
     assert documents.nearest("h2000", ["gh200", "h200-sxm"], same_letters=True) == " (did you mean h200-sxm?)"
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/new"])
+def test_device_is_no_file_to_replace(path: str) -> None:
+    """Only the check is called: the tests may run as root, for whom a replacement would succeed."""
+    with pytest.raises(OSError, match="not a regular file"):
+        documents.refuse_special(Path(path))
+
+
+def test_pipe_is_not_replaced_by_a_document(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        documents.write_text(pipe, "text")
+    assert pipe.is_fifo()
