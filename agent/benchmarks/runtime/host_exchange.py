@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Time that the collecting host may take beyond the limit of a step."""
+"""Time that the collecting host may take beyond the limit of a step, which begins for it when it enters the step itself."""
 
 
 class ExchangeError(Exception):
@@ -53,12 +53,14 @@ class HostExchange:
         taking_part = [name for name in self._members if not hosts or name in hosts]
         store, prefix = self._context.store, f"{self._name}/{step}"
         store.set(f"{prefix}/of/{self.host}", json.dumps(value))
-        deadline, leaders = time.monotonic() + limit_s + MARGIN_S, list(taking_part)
+        deadline, leaders, collecting = time.monotonic() + limit_s + MARGIN_S, list(taking_part), ""
         while not store.check([f"{prefix}/all"]):
             while len(leaders) > 1 and self._has_left(leaders[0]):
                 leaders.pop(0)
             if leaders[0] == self.host:
                 store.set(f"{prefix}/all", json.dumps(self._collect(prefix, taking_part, limit_s)))
+            elif leaders[0] != collecting and store.check([f"{prefix}/of/{leaders[0]}"]):
+                deadline, collecting = time.monotonic() + limit_s + MARGIN_S, leaders[0]
             elif time.monotonic() > deadline:
                 raise ExchangeError(f"{leaders[0]}, which collects the results of the hosts, did not answer")
             else:

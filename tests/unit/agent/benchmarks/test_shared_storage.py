@@ -131,6 +131,26 @@ def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path)
     assert list((tmp_path / "shared").iterdir()) == []
 
 
+def test_host_that_collects_may_enter_a_step_late_and_wait_for_one_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """h1 enters after 50 s, within the limit of 60 s, and waits 60 s for h3. Meanwhile h2 must not give up."""
+    now, store = [0.0], HashStore()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 50 and not store.check(["x/step/of/h1"]):
+            store.set("x/step/of/h1", "1")
+        if now[0] > 110:
+            store.set("x/step/all", json.dumps({"h1": 1, "h2": 2}))
+
+    monkeypatch.setattr(host_exchange, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    heartbeat = SimpleNamespace(record_progress=lambda: None)
+    context: Any = SimpleNamespace(node=1, store=store, heartbeat=heartbeat, benchmark="shared_storage")
+    exchange = host_exchange.HostExchange(context, HOSTS, "x")
+    assert exchange.gather("step", 2, 60.0) == {"h1": 1, "h2": 2}
+
+
 def test_byte_that_is_stored_wrong_is_found_by_all_and_reported_by_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
