@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
     profile = read_profile(options.profile)
     profile = profile if "study" in profile else single_host_profile(profile)
     cpu = profile["device"] == "cpu"
-    _check_options(options, cpu=cpu)
+    _check_options(options, profile)
     machine = inspect_machine()
     if not cpu and (reason := readiness.reason_without_gpus(machine.gpus)):
         return _complain(reason, TROUBLE)
@@ -131,9 +131,13 @@ def _run(options: argparse.Namespace) -> int:
     return _run_verb("report", options)
 
 
-def _check_options(options: argparse.Namespace, *, cpu: bool) -> None:
-    """Raise UsageError if the options are wrong or contradict each other."""
-    if cpu and (options.gpus is not None or options.devices):
+def _check_options(options: argparse.Namespace, profile: Mapping[str, Any]) -> None:
+    """Raise UsageError if the options are wrong, contradict each other or have no effect."""
+    if options.duration and "duration_s" not in profile:
+        raise UsageError(
+            f"--duration with profile {options.profile}, whose times are fixed: omit it, or choose the profile extended"
+        )
+    if profile["device"] == "cpu" and (options.gpus is not None or options.devices):
         raise UsageError(
             f"--gpus or --devices with profile {options.profile}, which uses no GPU: omit them or choose another profile"
         )

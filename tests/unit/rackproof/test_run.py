@@ -144,6 +144,7 @@ def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Pa
             "--gpus or --devices with profile rehearsal, which uses no GPU",
         ),
         (["--profile", "soak"], "profile soak has no stage benchmark"),
+        (["--duration", "20m"], "--duration with profile standard, whose times are fixed"),
         (["--gpus", "0"], "--gpus 0: give the number of GPUs, 1 to 128"),
         (["--devices", "gpu0"], "--devices gpu0: give NVML indices such as 0,1,2"),
         (["--epochs", "0"], "--epochs 0: give at least 1"),
