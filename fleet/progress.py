@@ -12,6 +12,7 @@ from typing import TextIO
 DELAY_S = 1.0
 """Work that is done sooner shows no bar."""
 _REFRESH_S = 0.1
+"""Minimum time between two drawings."""
 
 
 class _Bar:
@@ -21,7 +22,7 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        # No thread refreshes it: forking beside a thread is unsafe.
+        # No thread refreshes the bar, because a fork of a process that runs another thread may deadlock.
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

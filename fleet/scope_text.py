@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from schemas.scopes import Scope, directory_path
 
 _MAX_SUFFIXES = 4
+"""Largest number of different suffixes, such as links, that are listed; of more, only the parts are counted."""
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
 _KINDS = {
     "nic": "NIC",
@@ -41,7 +42,7 @@ def describe_scopes(scopes: Iterable[str]) -> str:
         else:
             others[f"{_device(scope)}{suffix}"] = None
     if len(indexes) > _MAX_SUFFIXES and not others:
-        return f"{sum(map(len, indexes.values()))} pairs of GPUs" if only_pairs else f"{len(indexes)} parts"
+        return f"{sum(map(len, indexes.values()))} {'pairs of GPUs' if only_pairs else 'parts'}"
     devices = (f"{kind} {_ranges(numbers)}{suffix}" for (kind, suffix), numbers in indexes.items())
     return "; ".join([*devices, *others])
 

@@ -21,7 +21,7 @@ from schemas.errors import HeldError, RunError, UsageError, WriteError
 from schemas.run_directory import LOCK, REPORT, RunDirectory
 
 LEFT_OUT = (LOCK, "metrics")
-"""What stays on the control node: the lock, and the data of the run's Prometheus, which keeps changing it."""
+"""Entries of the run directory that are not uploaded: the lock, and the data that the run's Prometheus keeps changing."""
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?P<prefix>(/[A-Za-z0-9_][A-Za-z0-9_.=-]*)*)/?")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
 _TYPES = {".html": "text/html", ".json": "application/json", ".xml": "application/xml"}
@@ -82,8 +82,8 @@ def _location(url: str) -> tuple[str, str]:
     """Return bucket and prefix. The message does not repeat the URL, which may contain a password by mistake."""
     if not (match := _URL.fullmatch(url)):
         raise UsageError(
-            "the upload URL is not valid: give s3://BUCKET or s3://BUCKET/PREFIX, with letters, digits, '.', '_', '-' and '=', "
-            "and without credentials"
+            "the upload URL is not valid: give s3://BUCKET or s3://BUCKET/PREFIX without credentials; a bucket has 3 to 63 "
+            "lower-case letters, digits, '.' and '-', a prefix also capital letters, '_' and '='"
         )
     return match["bucket"], match["prefix"].strip("/")
 
@@ -139,13 +139,13 @@ def _files(directory: Path, run_dir: Path) -> Iterator[str]:
 def _client(endpoint: str) -> Any:
     """Return a client of S3. boto3 takes the credentials from the environment or the files of AWS, never from options.
 
-    Stores other than AWS often lack host names for buckets, and the checksums that AWS added in 2025. Every upload has its MD5
-    instead, which all stores verify.
+    Stores other than AWS often support neither host names of buckets nor the checksums that AWS added in 2025. So their requests
+    have the bucket in the path, and every upload has its MD5, which all stores verify.
     """
     import boto3
     from botocore.config import Config
 
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # at INFO it prints a line about where it found credentials
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # at INFO, botocore logs where it found the credentials
     config = Config(
         connect_timeout=10,
         read_timeout=60,

@@ -53,7 +53,8 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if len(options.run_dirs) < MIN_RUNS and not options.pool:
         raise UsageError(
-            f"{len(options.run_dirs)} run directories: give at least {MIN_RUNS}; noise cannot be estimated from fewer runs"
+            f"too few run directories ({len(options.run_dirs)}): noise cannot be estimated from fewer than {MIN_RUNS} runs: "
+            "give more, or --pool"
         )
     if options.markdown and not options.pool:
         raise UsageError("--markdown prints the tables of pooled runs: give --pool too")

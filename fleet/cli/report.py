@@ -8,16 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.history.feed import feed_history
 from fleet.history.former_runs import with_history
-from fleet.inventory.waivers_file import with_waivers
 from fleet.progress import progress_bar
 from fleet.records import run_lock
-from fleet.records.load import Run, load
+from fleet.records.load import Run
 from fleet.records.newest import run_or_newest
 from fleet.report import formats, one_host
-from fleet.report.judge_run import EXIT_CODES, judge_run
+from fleet.report.judge_run import EXIT_CODES, judge_run, load_run
 from fleet.report.tables.summary_text import render_screen
 from fleet.report.terminal import add_color_option, has_colour, width_of
 from fleet.report.workers import gc_off
@@ -55,8 +53,7 @@ def call(options: argparse.Namespace) -> int:
     options.run_dir = run_or_newest(options.run_dir)
     _note_in_progress(options.run_dir)
     if getattr(options, "host", None):
-        run = with_waivers(load(options.run_dir), options.waivers)
-        packs = checked_packs([*run.plan.criteria, *options.criteria])
+        run, packs = load_run(options.run_dir, options.criteria, options.waivers)
         return EXIT_CODES[one_host.write_page(options, run, packs)]
     with progress_bar(sys.stderr), gc_off():
         run, report, document, unread = _judge_and_write(options, flags)

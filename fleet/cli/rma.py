@@ -167,7 +167,7 @@ def _nothing_written(
     available = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
     named = options.serial if options.serial is not None and entries else options.host or options.serial
     remedy = "; to return the part anyway: --reason TEXT" if options.serial is not None else ""
-    return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}{remedy}"
+    return f"{clean(named)}: no failure in this run{documents.nearest(named, known)}; failures on: {available}{remedy}"
 
 
 def _observations(facts: ReportFacts, run: Run, part: FailedPart) -> str:

@@ -132,7 +132,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
     serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
     action = cause_action(cause["verdict"], cause.get("action", "none"))
     why = f": {cause['why']}" if cause.get("why") else ""
-    return f"{word}: {cause['title']}{serial}{why}{f': {action}' if action else ''}"
+    return f"{word}: {cause['title']}{serial}{why}{f'; {action}' if action else ''}"
 
 
 def _plain(line: str) -> str:

@@ -35,7 +35,7 @@ def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
     return tuple(waivers)
 
 
-def with_waivers(run: Run, names: Sequence[str]) -> Run:
+def with_waiver_files(run: Run, names: Sequence[str]) -> Run:
     """Return the run with the waivers of these files in addition to those of its plan."""
     hosts = {host.name for host in run.plan.hosts}
     more = tuple(waiver for name in names for waiver in read_waivers(name, hosts))

@@ -16,10 +16,10 @@ from schemas.reports import Adapter, AdapterReading
 from schemas.scopes import Scope, pci_address
 
 _PREFIXES = ("infiniband.", "network.", "optics.", "port.", "pcie.")
-_OF_GPUS = ("pcie.nic_path", "pcie.nearest_nics")
+_PATH, _NEAREST = _GPU_READINGS = ("pcie.nic_path", "pcie.nearest_nics")
+"""Readings of GPUs: the kind of path to the nearest adapters, and their PCI addresses."""
 _ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _INTERFACE = "infiniband.interface"
-_PATH, _NEAREST = _OF_GPUS
 
 
 @dataclass(kw_only=True)
@@ -33,11 +33,11 @@ class _Draft:
 
 
 def host_adapters(view: HostView) -> tuple[Adapter, ...]:
-    """Return the network adapters of a host, those for RDMA first. An Ethernet interface of theirs is a part of them."""
+    """Return the network adapters of a host, those for RDMA first, each with the Ethernet interfaces of its ports."""
     last = {
         name: _last(view, name)
         for name in view.observations.metrics
-        if name.startswith(_PREFIXES) and name not in _OF_GPUS and name in READINGS
+        if name.startswith(_PREFIXES) and name not in _GPU_READINGS and name in READINGS
     }
     drafts = _drafts(view, {Scope.parse(scope).device for readings in last.values() for scope in readings})
     owners = {scope: draft for draft in drafts for scope in draft.scopes}
@@ -110,7 +110,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return PCI address of each adapter -> the GPUs to which no other adapter is nearer, and the path to them."""
+    """Return two mappings from the PCI address of each adapter: to the GPUs to which no other is nearer, and to their path."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)

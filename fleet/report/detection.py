@@ -29,7 +29,7 @@ TOO_FEW = "too few"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One criterion on figures of one benchmark with the same settings, on each GPU model."""
+    """What one criterion detects in the figures of one benchmark with the same settings, on each GPU model."""
 
     profiles: tuple[str, ...]
     stage: str
@@ -46,12 +46,12 @@ class Row:
 
 
 def rows(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]]) -> list[Row]:
-    """Return the criteria whose faults have a size, in order of the benchmarks. Of several settings the worst one counts.
+    """Return a row for each criterion and figure whose faults have a size, in the order of the benchmarks.
 
     Args:
         detections: from `detection`.
-        profiles: name -> its stages, with other settings if it is scaled to a duration. Rows of settings that no profile
-            has get no profile.
+        profiles: name -> its stages; several if it is scaled to a duration. A row has the profiles that measure the figure with
+            its settings, perhaps none.
     """
     groups: dict[tuple[str, str, str, str], list[Detection]] = defaultdict(list)
     for item in detections:

@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] = ()) -> dict[str, dict[str, str]]:
     """Return what is found by logic -> criterion -> its limit; empty text if the limit is a property of the part.
 
-    `criteria` that judged no value are added if their definition shows it.
+    Of `criteria`, those that judged no value are added if their definition alone shows what they find.
     """
     groups: dict[str, dict[str, str]] = {title: {} for title in LOGIC_TITLES}
     for item in detections:

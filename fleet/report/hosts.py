@@ -137,10 +137,10 @@ class HostJudge:
     def add(self, unit: Unit, evidence: Mapping[str, Evidence]) -> None:
         """Judge the hosts of a unit."""
         context, results = self._context, self._results
-        part = context.plan.only(unit)
-        views = host_views(part, evidence, context.packs)
+        plan_of_unit = context.plan.only(unit)
+        views = host_views(plan_of_unit, evidence, context.packs)
         remaining = None if context.in_full else {view.host.name: self._passes.count(view) for view in views}
-        verdicts = with_waivers(part, judge_hosts(part, views, self._stats, remaining))
+        verdicts = with_waivers(plan_of_unit, judge_hosts(plan_of_unit, views, self._stats, remaining))
         of_host: dict[str, list[Verdict]] = {view.host.name: [] for view in views}
         for verdict in verdicts:
             results.tally.add(verdict)
@@ -234,10 +234,10 @@ def decide(verdicts: Iterable[Verdict]) -> str:
     A waived verdict does not count. Without any verdict the decision is `incomplete`.
     """
     judged = list(verdicts)
-    standing = {verdict.verdict for verdict in judged if verdict.blocks_acceptance}
-    if FAIL in standing:
+    blocking = {verdict.verdict for verdict in judged if verdict.blocks_acceptance}
+    if FAIL in blocking:
         return REJECTED
-    return INCOMPLETE if INCONCLUSIVE in standing or not judged else ACCEPTED
+    return INCOMPLETE if INCONCLUSIVE in blocking or not judged else ACCEPTED
 
 
 def worst_decision(decisions: Iterable[str]) -> str:

@@ -84,7 +84,7 @@ def shared_fields(report: FleetReport) -> SharedFields:
 
 
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
-    """Return the fields of a host with these verdicts. If the host left no record, none of its observations passed."""
+    """Return the shared fields of a host's rows. If the host left no record, an observation without a verdict did not pass."""
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
 
 
@@ -190,9 +190,8 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
     """Return the index of the judged observation; None if there is none.
 
-    If several match, one with exactly the verdict's parameters is preferred, then the last one.
-
-    A verdict has all parameters of its observation, or only those that the plan states.
+    A verdict has all parameters of its observation, or only those that the plan states. If several observations match, one with
+    exactly the verdict's parameters is preferred, then the last one.
     """
     params = verdict.params.items()
     matches = []

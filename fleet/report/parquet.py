@@ -31,7 +31,7 @@ _GROUP_ROWS = 100_000
 
 
 class _Pieces(io.RawIOBase):
-    """A file to write to. It passes on what was written, so that only one piece is in memory."""
+    """A write-only file in memory. `take` empties it, so that only one piece is in memory at a time."""
 
     def __init__(self) -> None:
         self._written: list[bytes] = []

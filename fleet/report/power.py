@@ -16,7 +16,7 @@ from fleet.quantities import number, quantity
 from fleet.report.formatting import clean, params_text
 from schemas.stages import BENCHMARK
 
-NONE = "nothing"
+NOTHING = "nothing"
 
 
 def render_power(power: Power) -> str:
@@ -62,7 +62,7 @@ def _gate(gate: Gate) -> tuple[str, ...]:
         _percent(gate.sigma / gate.mean),
         quantity(gate.limit, gate.unit),
         _probability(gate.false_alarm),
-        NONE if gate.finds is None else _percent(gate.finds),
+        NOTHING if gate.finds is None else _percent(gate.finds),
         _percent(gate.could_find),
     )
 

@@ -221,7 +221,9 @@ def shares(text: str, criteria: Mapping[str, Criterion]) -> str:
     def share(match: re.Match[str]) -> str:
         criterion = _find_criterion(criteria, match.group(1))
         if criterion.fleet_fraction is None:
-            raise UsageError(f"criterion {criterion.id}: it has no fleet fraction, which its alert needs")
+            raise UsageError(
+                f"criterion {criterion.id}: its alert needs a share of the fleet's median: give `fraction` in `vs_fleet`"
+            )
         return f"{criterion.fleet_fraction:g}"
 
     return re.sub(r"<share ([\w-]+)>", share, text)
@@ -229,7 +231,9 @@ def shares(text: str, criteria: Mapping[str, Criterion]) -> str:
 
 def _find_criterion(criteria: Mapping[str, Criterion], name: str) -> Criterion:
     if name not in criteria:
-        raise UsageError(f"no pack has the criterion {name}, which an alert needs")
+        raise UsageError(
+            f"no pack has the criterion {name}, which an alert needs: give the criterion that replaces it the same id"
+        )
     return criteria[name]
 
 

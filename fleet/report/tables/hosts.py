@@ -92,9 +92,14 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the worst verdict on each GPU of a host.
 
-    A waived verdict counts as passed. A GPU without verdicts is inconclusive, unless the report leaves out passes and the host
-    has at least as many inconclusive verdicts, waived or not, as missing observations: then it passed. On a host without a
-    record, or without any result of a stage, no GPU passes.
+    A waived verdict counts as passed. A GPU without verdicts is inconclusive. If the report leaves out passes, such a GPU passed,
+    provided that each missing observation of the host has an inconclusive verdict, waived or not. On a host without a record, or
+    without any result of a stage, no GPU passes.
+
+    Args:
+        host: the host.
+        verdicts: its verdicts in the report.
+        passes_left_out: whether the report leaves out passes.
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:

@@ -73,37 +73,46 @@ class Times:
 
 def times(report: FleetReport) -> Times:
     """Return the time of each benchmark; without rows if no host reported durations."""
-    hosts = {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
+    hosts = _seconds_of_hosts(report)
     if not hosts:
         return Times(total="")
-    keys = sorted({key for seconds in hosts.values() for key in seconds}, key=lambda key: key.order)
-    medians = {key: statistics.median([seconds[key] for seconds in hosts.values() if key in seconds]) for key in keys}
+    medians = _medians(hosts)
     slowest = sorted(hosts, key=lambda host: -sum(hosts[host].values()))
     longest = sum(hosts[slowest[0]].values())
     listed = list(hosts) if len(hosts) <= MANY_HOSTS else slowest[:_MAX_SLOWEST]
     fleet = [_bar(f"median of {len(hosts)} hosts", medians, longest)] if len(hosts) > 1 else []
     return Times(
         total=duration(sum(medians.values())),
-        rows=tuple(_row(key, medians, hosts) for key in keys),
+        rows=tuple(_row(key, medians, hosts) for key in medians),
         bars=(*fleet, *(_bar(host, hosts[host], longest) for host in listed)),
     )
 
 
 def summary_line(report: FleetReport) -> str:
-    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`, the longest five with their means; empty without durations."""
-    total = times(report).total
-    if not total:
+    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`: the sum of the medians, and the five longest benchmarks.
+
+    Empty without durations.
+    """
+    medians = _medians(_seconds_of_hosts(report))
+    if not medians:
         return ""
-    # The report on a large fleet has the durations of few hosts.
-    measured = [host_seconds for host in report.hosts if (host_seconds := _seconds(host))]
     by_benchmark: dict[str, float] = {}
-    for host_seconds in measured:
-        for key, seconds in host_seconds.items():
-            by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds / len(measured)
+    for key, seconds in medians.items():
+        by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds
     longest = sorted(by_benchmark, key=lambda name: -by_benchmark[name])[:_MAX_SLOWEST]
-    return f"{total} per host: " + ", ".join(
-        f"{benchmark_title(name)} {duration(by_benchmark[name])}" for name in longest
-    )
+    texts = (f"{benchmark_title(name)} {duration(by_benchmark[name])}" for name in longest)
+    return f"{duration(sum(medians.values()))} per host: {', '.join(texts)}"
+
+
+def _seconds_of_hosts(report: FleetReport) -> dict[str, Seconds]:
+    """Return the times of each host that reported durations; the report of a large fleet has those of few hosts."""
+    return {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
+
+
+def _medians(hosts: Mapping[str, Seconds]) -> dict[StageTime, float]:
+    """Return the median over the hosts of each benchmark in each stage, in order."""
+    keys = sorted({key for seconds in hosts.values() for key in seconds}, key=lambda key: key.order)
+    return {key: statistics.median([seconds[key] for seconds in hosts.values() if key in seconds]) for key in keys}
 
 
 def _seconds(host: HostReport) -> dict[StageTime, float]:

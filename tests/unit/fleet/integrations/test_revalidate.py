@@ -595,7 +595,7 @@ def test_notification_names_every_failed_host(tmp_path: Path) -> None:
 
     assert shown() == [lines["count"], lines["reason"], lines["more"]]
     cause = {"title": "GPU 1 of h1 is slow", "verdict": "fail", "action": "rma"}
-    assert shown(cause) == [lines["count"], "FAIL: GPU 1 of h1 is slow: Return the part (RMA)", lines["more"]]
+    assert shown(cause) == [lines["count"], "FAIL: GPU 1 of h1 is slow; Return the part (RMA)", lines["more"]]
     assert shown(*[cause] * 30)[-2:] == ["… and 20 more lines in the report", lines["more"]]
 
 

@@ -280,4 +280,4 @@ def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixt
 
 def test_command_exits_64_with_too_few_runs(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(*directories[:2]) == 64
-    assert "2 run directories: give at least 3" in capsys.readouterr().err
+    assert "too few run directories (2): noise cannot be estimated from fewer than 3 runs" in capsys.readouterr().err

@@ -734,6 +734,7 @@ def test_margin_is_a_signed_share_of_the_limit(operator: str, value: Any, limit:
         (["host"], "host"),
         (["gpu=0,peer=1", "gpu=2,peer=1"], "GPU 0, 2 to GPU 1"),
         ([f"gpu={a},peer={b}" for a in range(8) for b in range(8) if a != b], "56 pairs of GPUs"),
+        ([f"gpu={gpu},link={link}" for gpu in range(2) for link in range(5)], "10 parts"),
     ],
 )
 def test_scopes_are_described_in_words(scopes: list[str], text: str) -> None:

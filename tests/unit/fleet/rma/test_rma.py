@@ -200,7 +200,7 @@ def test_parts_are_selected_by_serial_or_host(run: Path, capsys: pytest.CaptureF
         str(run / "rma/h2-1"),
     )
     assert main(["rma", str(run), "--serial", "h2-2"]) == 64
-    assert "h2-2: no failure (did you mean h2-1?)" in capsys.readouterr().err
+    assert "h2-2: no failure in this run (did you mean h2-1?)" in capsys.readouterr().err
     assert main(["rma", str(run), "--host", "h1"]) == 64
     assert "h1: no failure" in capsys.readouterr().err
     assert main(["rma", str(run), "--host", "h2"]) == 0
