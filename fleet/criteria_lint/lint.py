@@ -6,7 +6,6 @@ no observation has judges nothing. In a report, none of these looks like a mista
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -14,7 +13,7 @@ from functools import cache
 from fleet.criteria_lint.parameters import check_parameters
 from fleet.criteria_lint.physics import LEAST_OF_DATASHEET, check_physics, check_share_of_datasheet
 from fleet.criteria_lint.plausibility import check_plausibility
-from fleet.judge.criteria import MODEL, Criterion, Pack, with_datasheet
+from fleet.judge.criteria import MODEL, Criterion, Pack, name_matches, with_datasheet
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, finding_on, use_one_of
 from schemas.benchmarks import Benchmark, Output
 from schemas.catalogue import BENCHMARKS, DURATION
@@ -91,7 +90,7 @@ def _explain_unknown_name(name: str) -> str:
     first = name.split(".")[0]
     if first in COLLECTED:
         siblings = [reading for reading in READINGS if reading.startswith(f"{first}.")]
-        if not siblings or any(fnmatch.fnmatchcase(reading, name) for reading in siblings):
+        if not siblings or any(name_matches(name, reading) for reading in siblings):
             return ""
         return f"no collector reads {name}{nearest(name, siblings)}"
     names = [known for known, _, _ in _observation_names()]

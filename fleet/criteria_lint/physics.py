@@ -123,9 +123,9 @@ def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
 def _flops(where: Where, pack: Pack) -> _Peak | None:
     peaks = {key: value for key, value in pack.datasheet.get("flops", {}).items() if key != "source"}
     dtype = where.get("dtype")
-    if not peaks or (dtype and dtype not in peaks):
+    if not peaks or (dtype is not None and not (isinstance(dtype, str) and dtype in peaks)):
         return None
-    value = peaks[dtype] if isinstance(dtype, str) else min(peaks.values())
+    value = min(peaks.values()) if dtype is None else peaks[dtype]
     return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=MIN_GEMM_FRACTION)
 
 

@@ -160,6 +160,11 @@ def test_limit_that_cannot_be_intended_is_a_finding(name: str, over: Any, findin
     assert not findings or findings in result[0]
 
 
+@pytest.mark.parametrize("dtype", [{"ge": 1}, 8, "int3", ""])
+def test_floor_of_a_precision_that_the_datasheet_lacks_is_not_compared(dtype: Any) -> None:
+    assert against_sheet(rule("gemm.throughput", where={"dtype": dtype}, value=1e9)) == []
+
+
 def findings(*, criteria: Any = None, **over: Any) -> list[str]:
     name = over.pop("name", "memory.bandwidth")
     rules = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **over}),)
@@ -182,6 +187,8 @@ def findings(*, criteria: Any = None, **over: Any) -> list[str]:
             {"name": "gpu.cuont", "unit": "1", "scope": "host", "value": 8},
             "no collector reads gpu.cuont (did you mean gpu.count?)",
         ),
+        ({"name": "gpu.*replays", "unit": "1", "operator": "le", "value": 8}, "no collector reads gpu.*replays"),
+        ({"name": "gpu.*.replays", "unit": "1", "operator": "le", "value": 8}, ""),
         ({"name": "gpu.count", "unit": "B", "scope": "host", "value": 8}, "not the unit of the reading"),
         ({"name": "gpu.count", "unit": "1", "scope": "gup", "value": 8}, "unknown kind of scope"),
         (
