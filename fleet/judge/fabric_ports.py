@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fleet.judge.evidence import Evidence
-from schemas.records import Metric, Snapshot, Value
+from schemas.records import ERROR, Metric, Snapshot, Value
 
 TOTALS = "fabric_ports."
 """Prefix of the names of the totals. A host without such ports has none."""
@@ -41,11 +41,18 @@ def _with_totals(snapshot: Snapshot) -> Snapshot:
         return snapshot
     readings = {metric.name: metric.values for metric in snapshot.metrics if metric.name in _READINGS}
     up = [scope for scope in readings["infiniband.link_layer"] if _is_up(readings, scope)]
+    if unread := [scope for scope in readings["infiniband.link_layer"] if not _is_read(readings, scope)]:
+        reason = f"{ERROR}: the state of {', '.join(unread)} was not read"
+        return replace(snapshot, metrics=(*snapshot.metrics, Metric(name=ACTIVE, unit="1", absent={"host": reason})))
     totals = [Metric(name=ACTIVE, unit="1", values={"host": len(up)})]
     rates = readings.get("infiniband.rate", {})
     if all(scope in rates for scope in up):
         totals.append(Metric(name=RATE, unit="B/s", values={"host": _total_rate(readings, up)}))
     return replace(snapshot, metrics=(*snapshot.metrics, *totals))
+
+
+def _is_read(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
+    return any(scope in readings.get(name, ()) for name in _UP)
 
 
 def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:

@@ -14,7 +14,7 @@ from fleet.judge.judge import judge
 from schemas.baselines import PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import Metric
-from schemas.reports import FAIL, PASS
+from schemas.reports import FAIL, INCONCLUSIVE, PASS
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 
@@ -142,6 +142,18 @@ def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
         replace(item, values=dict.fromkeys(item.values, bad)) if item.name == missing else item for item in ports()
     )
     assert port_failures(readings, rackproof_infiniband_ports=8) == {"fabric-ports-up"}
+
+
+def test_port_whose_state_was_not_read_is_neither_up_nor_down() -> None:
+    readings = {item.name: item for item in ports()}
+    for name in ("infiniband.state", "infiniband.phys_state", "infiniband.active"):
+        known = {scope: value for scope, value in readings[name].values.items() if scope != "hca=mlx5_3,port=1"}
+        readings[name] = replace(readings[name], values=known, absent={"hca=mlx5_3,port=1": "error: no such file"})
+    plan = one_figure_plan("h1", rackproof_infiniband_ports=8, rackproof_gang="none")
+    evidence = {"h1": host_evidence(plan, "h1", *readings.values())}
+    judged = judge(plan, evidence, [pack_of("h200-sxm", "fabric-ports-up")])
+    (verdict,) = [item for item in judged if item.criterion == "fabric-ports-up"]
+    assert (verdict.verdict, "the state of hca=mlx5_3,port=1 was not read" in verdict.reason) == (INCONCLUSIVE, True)
 
 
 @pytest.mark.parametrize(
