@@ -113,13 +113,15 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
     floors: dict[tuple[str, str, Figure], list[float]] = defaultdict(list)
     for plan, evidence in runs:
         planned = Planned(plan)
-        for host, of_host in evidence.items():
-            for key, value in _figures(host, of_host, planned).items():
-                series[key[0]][key[1]].append(value)
+        figures: dict[tuple[Figure, Part], float] = {}
+        for host, of_host in evidence.items():  # every host of a gang has the same figures of the gang: they count once
+            figures |= _figures(host, of_host, planned)
+        for (figure, part), value in figures.items():
+            series[figure][part].append(value)
         for verdict in judge(plan, evidence, packs):
             if _is_floor(verdict):
-                figure = (verdict.name, verdict.stage, tuple(planned.params(verdict).items()))
-                floors[(verdict.criterion, verdict.unit, figure)].append(float(verdict.limit or 0))
+                judged = (verdict.name, verdict.stage, tuple(planned.params(verdict).items()))
+                floors[(verdict.criterion, verdict.unit, judged)].append(float(verdict.limit or 0))
     repeated = {
         figure: {part: values for part, values in parts.items() if len(values) >= MIN_RUNS}
         for figure, parts in series.items()
