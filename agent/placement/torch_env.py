@@ -73,7 +73,7 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
             f"{given} is set but {', '.join(missing)} is not: start it with torchrun, or set all of {', '.join(REQUIRED)}"
         )
     rank, size = (read_number(environment, name, "torchrun") for name in ("RANK", "WORLD_SIZE"))
-    read_number(environment, "MASTER_PORT", "torchrun")
+    _check_port(environment["MASTER_PORT"])
     if rank >= size:
         raise PlacementError(f"RANK is {rank} and WORLD_SIZE is {size}: ranks go from 0 to WORLD_SIZE - 1")
     if placement is None:
@@ -101,8 +101,7 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
             "give its address with mpirun -x MASTER_ADDR=ADDRESS …"
         )
     port = environment.get("MASTER_PORT") or str(DEFAULT_PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise PlacementError(f"MASTER_PORT is {port!r}: give a port, 1 to 65535")
+    _check_port(port)
     return {
         "RANK": str(placement.rank),
         "WORLD_SIZE": str(placement.size),
@@ -112,6 +111,11 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
+
+
+def _check_port(port: str) -> None:
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise PlacementError(f"MASTER_PORT is {port!r}: give a port, 1 to 65535")
 
 
 def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> None:

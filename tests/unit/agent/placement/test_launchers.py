@@ -190,6 +190,7 @@ WRONG_RANK_VARIABLES = [
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
     ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
+    ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "MASTER_PORT is '99999'"),
     ({"RANK": "2", "WORLD_SIZE": "2", **RENDEZVOUS}, "RANK is 2 and WORLD_SIZE is 2"),
     ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers started this process"),
 ]
