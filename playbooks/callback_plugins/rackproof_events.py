@@ -202,9 +202,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Record the task, with the stage that it waits for."""
-        if (
-            self._play_command
-        ):  # a task has started, so hosts are left. (Without hosts, Ansible starts plays but no tasks.)
+        # A task has started, so hosts are left. (Without hosts, Ansible starts plays but no tasks.)
+        if self._play_command:
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
         self._progress.write(
