@@ -18,6 +18,7 @@ from schemas.times import epoch_seconds
 EARLIEST = "2024-01-01 00:00:00"
 """No run began before: there was no Rackproof."""
 LONGEST_RUN_S = 90 * 86400.0
+MIN_LATER_DAYS = 3
 ALONE_S = 365 * 86400.0
 """A first run that began so long before every other one has a note."""
 
@@ -48,10 +49,14 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
 
 
 def is_behind(index: Index, now: str) -> bool:
-    """Return whether most runs were added to the history after the present time of this machine."""
+    """Return whether runs were added to the history on most days after the present time of this machine, and three or more.
+
+    Days count and not runs, because a thousand runs may have been imported while the clock was ahead.
+    """
     limit = seconds(now) + CLOCK_TOLERANCE_S
-    added = [seconds(run["added"]) for run in index.runs.values() if "added" in run]
-    return 2 * sum(time > limit for time in added) > len(added)
+    added = {run["added"][:10]: seconds(run["added"]) for run in index.runs.values() if "added" in run}
+    later = sum(time > limit for time in added.values())
+    return later >= MIN_LATER_DAYS and 2 * later > len(added)
 
 
 def wrong_dates(index: Index) -> list[str]:

@@ -1,8 +1,9 @@
 """Group failures to episodes, and to events that several parts of a host or a rack have in common.
 
 An episode is a failure until the next run in which the part passes: a part that waits for its replacement and is measured ten
-times has one episode. If episodes of several parts of a host begin in the same run, that is one event of the host, not of its
-parts: eight GPUs that fall off the bus together are one fault. Likewise if most hosts of a rack begin to fail together.
+times has one episode. A run passes the part only if it measured the benchmarks that had failed on the host: a short run between
+two complete ones repairs nothing. If episodes of several parts of a host begin in the same run, that is one event of the host,
+not of its parts: eight GPUs that fall off the bus together are one fault. Likewise if most hosts of a rack fail together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ MIN_PARTS, MIN_RACK_HOSTS = 2, 3
 Cause = Mapping[str, Any]
 Run = tuple[Any, str]
 """Time and nonce."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a run measured on a host."""
+
+    run: Run
+    benchmarks: frozenset[str]
+    failed: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +70,14 @@ def place_of(cause: Cause) -> str:
 
 def group_episodes(
     causes: Iterable[Cause],
-    measured: Mapping[tuple[str, str], Sequence[Run]],
+    measured: Mapping[tuple[str, str], Sequence[Measured]],
     rack_hosts: Mapping[tuple[str, str], int],
 ) -> Episodes:
     """Return the episodes of all causes.
 
     Args:
         causes: rows of `causes`.
-        measured: `serial` or `host`, and which -> the runs that measured it. Not needed for what failed in one run only.
+        measured: `serial` or `host`, and which -> its runs. Not needed for what failed in one run only.
         rack_hosts: rack and nonce -> number of its hosts in that run.
     """
     by_part: dict[tuple[str, str], list[Cause]] = defaultdict(list)
@@ -81,19 +91,22 @@ def group_episodes(
     return _assign(episodes, rack_hosts)
 
 
-def split(causes: Iterable[Cause], runs: Iterable[Run]) -> list[list[Cause]]:
-    """Return the causes by episode: it ends at the next run that measured without any of these causes."""
+def split(causes: Iterable[Cause], measured: Iterable[Measured]) -> list[list[Cause]]:
+    """Return the causes by episode: it ends at the next run that measured what had failed, and has none of these causes."""
     by_run: dict[Run, list[Cause]] = defaultdict(list)
     for cause in causes:
         by_run[run_of(cause)].append(cause)
+    known = {item.run: item for item in measured}
     result: list[list[Cause]] = []
-    was_failing = False
-    for run in sorted({*by_run, *runs}):
+    failed: frozenset[str] | None = None  # while it passes
+    for run in sorted({*by_run, *known}):
         if run in by_run:
-            if not was_failing:
+            if failed is None:
                 result.append([])
             result[-1] += by_run[run]
-        was_failing = run in by_run
+            failed = known[run].failed if run in known else frozenset()
+        elif known[run].benchmarks and failed is not None and failed <= known[run].benchmarks:
+            failed = None
     return result
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.history.database import History, open_history
-from fleet.history.index import INDEX, KINDS, home
+from fleet.history.index import INDEX, KINDS, home, versions
 from fleet.history.rows import clean_text
 from fleet.planning.test_selection import Key, PastRun
 from schemas.baselines import REAL, REHEARSAL
@@ -19,7 +19,7 @@ MAX_COSTS = 5
 
 def is_history(directory: Path) -> bool:
     """Return whether a directory is a history, and not a directory of runs."""
-    return any((home(directory, kind) / INDEX).is_file() for kind in KINDS)
+    return any((home(directory, kind) / INDEX).is_file() or versions(home(directory, kind)) for kind in KINDS)
 
 
 def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) -> tuple[list[PastRun], str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.history.database import History
-from fleet.history.episodes import Episode, Episodes, Run, group_episodes, run_of, split
+from fleet.history.episodes import Episode, Episodes, Measured, group_episodes, run_of, split
 from schemas.scopes import Scope
 
 HARDWARE = ("rma", "inspect_hardware", "reseat", "recable", "recover_imex_domain", "drain_p2p", "reset_gpu", "reboot")
@@ -30,7 +30,7 @@ MAX_CHANCE = 0.05
 """Expected number of parts with as many episodes by chance, above which repetition proves nothing."""
 _DATED = "nonce not in (select nonce from runs where clock <> '')"
 """A run with a wrong date is neither before nor after another one."""
-Measured = Mapping[tuple[str, str], Sequence[Run]]
+MeasuredRuns = Mapping[tuple[str, str], Sequence[Measured]]
 Exposures = Mapping[tuple[str, str], Mapping[int, int]]
 """Kind of finding, and kind of part -> number of runs -> how many there are with so many runs."""
 
@@ -103,20 +103,25 @@ def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
     return {name for name, nonces in failing.items() if name and len(nonces) >= MIN_EPISODES}
 
 
-def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) -> Measured:
-    """Return the runs (time, nonce) that measured something on the host of each of these serials, and on each of these hosts.
-
-    A host that was unreachable, or measured nothing, passes nothing: such a run ends no episode.
-    """
+def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) -> MeasuredRuns:
+    """Return the runs of each of these serials, with what they measured on its host, and of each of these hosts."""
     rows = history.rows(
-        f"with measured as (from parts semi join (from tests where measured) using (nonce, host) where {_DATED}) "
-        "select distinct 'serial', serial, began, nonce from measured where list_contains($serials, serial) union all "
-        "select distinct 'host', host, began, nonce from measured where list_contains($hosts, host) order by 3",
+        f"""with wanted as (
+          select distinct 'serial' as kind, serial as name, began, nonce, host from parts
+          where list_contains($serials, serial) and {_DATED}
+          union all select distinct 'host', host, began, nonce, host from parts where list_contains($hosts, host) and {_DATED}
+        ), done as (
+          select nonce, host, list(distinct benchmark) filter (measured) as benchmarks,
+            list(distinct benchmark) filter (failed) as failed
+          from tests semi join wanted using (nonce, host) group by nonce, host
+        )
+        select kind, name, began, nonce, benchmarks, failed from wanted join done using (nonce, host) order by 3""",
         {"serials": sorted(serials), "hosts": sorted(hosts)},
     )
-    result: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for kind, name, began, nonce in rows:
-        result[(kind, name)].append((began, nonce))
+    result: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    for kind, name, began, nonce, benchmarks, failed in rows:
+        item = Measured(run=(began, nonce), benchmarks=frozenset(benchmarks or ()), failed=frozenset(failed or ()))
+        result[(kind, name)].append(item)
     return result
 
 
@@ -155,7 +160,7 @@ def _racks(episodes: Episodes) -> list[_Group]:
     ]
 
 
-def _hosts(episodes: Episodes, measured: Measured) -> list[_Group]:
+def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
     """Return for each host its common failures, and those of single parts in different slots: each slot counts once."""
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []
@@ -216,7 +221,7 @@ def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iter
     return [item for item in alone if id(item) not in ids]
 
 
-def _tested(groups: Sequence[_Group], exposures: Exposures, measured: Measured) -> list[Lemon]:
+def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRuns) -> list[Lemon]:
     """Return the groups with several episodes, and how many there would be by chance."""
     totals = Counter[tuple[str, str]]()
     members = Counter[tuple[str, str]]()
@@ -249,7 +254,7 @@ def expected(count: int, total: int, exposures: Mapping[int, int], failing: int)
     return max(by_part, by_run)
 
 
-def _lemon(group: _Group, by_chance: float, measured: Measured) -> Lemon:
+def _lemon(group: _Group, by_chance: float, measured: MeasuredRuns) -> Lemon:
     causes = sorted((cause for item in group.episodes for cause in item.causes), key=run_of)
     last = causes[-1]
     hosts = {item.host for item in group.episodes}
@@ -262,7 +267,7 @@ def _lemon(group: _Group, by_chance: float, measured: Measured) -> Lemon:
         host=last["host"] if group.kind != "rack" else "",
         slot=last["slot"] if group.kind in ("part", "slot") else "",
         episodes=group.count,
-        runs=len({*runs, *map(run_of, causes)}),
+        runs=len({*(item.run for item in runs if item.benchmarks), *map(run_of, causes)}),
         problems=tuple(dict.fromkeys(cause["problem"] for cause in causes)),
         serials=tuple(dict.fromkeys(cause["serial"] for cause in causes if cause["serial"]))
         if group.kind != "part"

@@ -17,13 +17,14 @@ from schemas.baselines import REAL
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
 
 _NEWEST = """
-with newest as (select host, arg_max(nonce, (began, nonce)) as nonce from parts where part = 'host' group by host),
-states as (select parts.* from parts join newest using (host, nonce) where part = 'host')
+with dated as (select parts.*, runs.clock = '' as is_right from parts join runs using (nonce) where part = 'host'),
+newest as (select host, arg_max(nonce, (is_right, began, nonce)) as nonce from dated group by host),
+states as (select dated.* from dated join newest using (host, nonce))
 """
 _HOSTS = f"""{_NEWEST}
 select rack, decision, count(distinct host) from states group by all order by all"""
 _RUNS = f"""{_NEWEST},
-last as (select rack, arg_max(nonce, (began, nonce)) as nonce from states group by rack)
+last as (select rack, arg_max(nonce, (is_right, began, nonce)) as nonce from states group by rack)
 select last.rack, runs.run, runs.profile, runs.decision, epoch(runs.began) from last join runs using (nonce) order by all"""
 _CAUSES = f"""{_NEWEST}
 select states.rack, problem, action, count(distinct (causes.host, slot))

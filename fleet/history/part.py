@@ -115,14 +115,22 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first run after each problem that measured the part's host and in which the part does not have it."""
+    """Return the first run after each problem that measured what had failed, and in which the part does not have it."""
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):
         last = [item for item in causes if item["problem"] == problem][-1]
         rows = history.rows(
-            f"select began::varchar, run from (from parts semi join (from tests where measured) using (nonce, host)) "
-            f"where {_PART} and began > $last::timestamp order by began limit 1",
-            {"id": name, "last": last["began"]},
+            f"""with failed as (
+              select coalesce(list(distinct benchmark), []) as benchmarks from tests
+              where nonce = $nonce and host = $host and failed
+            ), mine as (select distinct nonce, host, run, "began" from parts where {_PART} and "began" > $last::timestamp
+            ), done as (
+              select nonce, host, list(distinct benchmark) as benchmarks from tests semi join mine using (nonce, host)
+              where measured group by nonce, host
+            )
+            select mine.began::varchar, run from mine join done using (nonce, host), failed
+            where list_has_all(done.benchmarks, failed.benchmarks) order by mine.began limit 1""",
+            {"id": name, "last": last["began"], "nonce": last["nonce"], "host": last["host"]},
         )
         result += [
             {"began": began, "run": run, "text": f"{problem} is gone, last in run {last['run']}"} for began, run in rows

@@ -32,10 +32,10 @@ class GridRow:
 
 
 def months_of(history: History) -> tuple[str, ...]:
-    """Return the months from the first run to the last one, at most MAX_MONTHS: `2026-05`."""
+    """Return the months from the first run with a right date to the last one, at most MAX_MONTHS: `2026-05`."""
     rows = history.rows(
         """select strftime(month, '%Y-%m') from (select unnest(generate_series(date_trunc('month', min("began")),
-        date_trunc('month', max("began")), interval 1 month)) as month from runs) order by 1"""
+        date_trunc('month', max("began")), interval 1 month)) as month from runs where clock = '') order by 1"""
     )
     return tuple(row[0] for row in rows)[-MAX_MONTHS:]
 
@@ -78,7 +78,8 @@ def _cell(place: str, count: int, rejected: int, incomplete: int, driver: str) -
 def new_drivers(history: History, months: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return month -> drivers that the fleet first had in it; the first month of all has none."""
     rows = history.rows(
-        """select strftime(min("began"), '%Y-%m'), driver from parts where part = 'host' and driver <> '' group by driver
+        """select strftime(min("began"), '%Y-%m'), driver from parts where part = 'host' and driver <> ''
+        and nonce in (select nonce from runs where clock = '') group by driver
         order by 1, 2"""
     )
     first = min((month for month, _ in rows), default="")

@@ -30,11 +30,13 @@ def render_page(history: History) -> str:
     """Return the page. The same history gives the same bytes.
 
     Raises:
-        RunError: the history has no run.
+        RunError: the history has no run with a right date.
     """
     months = months_of(history)
     if not months:
-        raise RunError(f"the history in {history.directory} has no run: rackproof history import runs/*")
+        raise RunError(
+            f"the history in {history.directory} has no run with a right date: rackproof history import runs/*"
+        )
     drifting, effects, repeated = drifts(history), driver_effects(history), lemons(history)
     drivers = new_drivers(history, months)
     css = f"{asset('report.css')}\n{asset('history.css', _HERE)}"
@@ -75,7 +77,8 @@ def summarize(drifting: Sequence[Drift], repeated: Sequence[Lemon]) -> str:
 
 def _facts(history: History, months: Sequence[str]) -> list[tuple[str, str]]:
     ((runs, first, last),) = history.rows(
-        """select count(*), strftime(min("began"), '%Y-%m-%d'), strftime(max("began"), '%Y-%m-%d') from runs"""
+        """select count(*), strftime(min("began"), '%Y-%m-%d'), strftime(max("began"), '%Y-%m-%d')
+        from runs where clock = '' """
     )
     ((racks, hosts, gpus, models),) = history.rows(
         """select count(distinct rack), count(distinct host), count(distinct serial) filter (part = 'gpu'),

@@ -65,6 +65,11 @@ def test_one_run_that_was_added_by_a_clock_ahead_makes_no_other_run_wrong() -> N
     assert clock_notes(index, NOW) == ["1 runs began after the present time: a clock was or is wrong: 2099-01-01"]
 
 
+def test_many_runs_that_were_imported_by_a_clock_ahead_make_no_other_run_wrong() -> None:
+    imported = [entry(f"2026-0{month}-01 00:00:00", added="2030-01-01 00:00:00") for month in range(1, 6)]
+    assert clock_fault("f" * 32, entry("2026-05-30 00:00:00"), (), index_of(*imported), NOW) == ""
+
+
 def test_clock_of_the_machine_that_asks_is_noticed() -> None:
     (note,) = clock_notes(index_of(*ADDED), "2020-01-01 00:00:00")
     assert "the clock of this machine shows 2020-01-01 00:00:00 UTC" in note

@@ -139,7 +139,7 @@ def test_all_runs_of_the_history_count_and_the_newest_costs(tmp_path: Path) -> N
     gemm, memory = sorted(choice.items, key=lambda item: item.benchmark)
     assert gemm.why.startswith(f"1 finding in {RUNS} measurements")
     assert gemm.cost_s == RUNS - (MAX_COSTS + 1) / 2
-    assert (memory.cost_s, "1 measurements, last run 81 days ago" in memory.why) == (7.0, True)
+    assert (memory.cost_s, "1 measurement, last run 81 days ago" in memory.why) == (7.0, True)
 
 
 # The plan
@@ -177,10 +177,10 @@ def one_run(fleet: Path, tmp_path: Path) -> Path:
 def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> None:
     assert (is_history(fleet / "h"), is_history(one_run)) == (True, False)
     store, new = str(fleet / "h"), ("--run-dir", one_run / "new")
-    assert "from 4 earlier runs" in runs_of(plan_of(rackproof_history=store))
-    assert "from 4 earlier runs" in runs_of(plan_of("--history", store))
-    assert "from 1 earlier run " in runs_of(plan_of("--history", one_run, rackproof_history=store))
-    assert "from 4 earlier runs" in runs_of(plan_of(*new, rackproof_history=store))
+    assert "by the history of 4 earlier runs" in runs_of(plan_of(rackproof_history=store))
+    assert "by the history of 4 earlier runs" in runs_of(plan_of("--history", store))
+    assert "by the history of 1 earlier run " in runs_of(plan_of("--history", one_run, rackproof_history=store))
+    assert "by the history of 4 earlier runs" in runs_of(plan_of(*new, rackproof_history=store))
 
 
 @pytest.mark.parametrize("fault", ["none yet", "no duckdb", "damaged index", "cut off"])
@@ -197,7 +197,7 @@ def test_runs_are_read_from_directories_without_a_readable_history(
     for path in (store / REAL / "tests").glob("*.parquet") if fault == "cut off" else ():
         path.write_bytes(path.read_bytes()[:-20])
     done = plan_of("--run-dir", one_run / "new", rackproof_history=str(store))
-    assert "from 1 earlier run " in runs_of(done)
+    assert "by the history of 1 earlier run " in runs_of(done)
     assert done.stderr.count("\n") == (0 if fault == "none yet" else 1)
     reason = {"no duckdb": "duckdb is not installed", "damaged index": "index.json", "cut off": "it was cut off"}
     assert reason.get(fault, "") in done.stderr

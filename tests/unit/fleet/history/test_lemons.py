@@ -18,12 +18,18 @@ Failures = Iterator[tuple[int, str, str, str]]
 """Run, host, slot and serial."""
 
 
-def history_of(failures: Failures, *, often: str = "", wrong: tuple[int, ...] = ()) -> History:
-    """Return a history in memory: a fleet that is measured once a month, one rack of it much more often."""
-    history = MemoryHistory()
+def history_of(
+    failures: Failures, *, often: str = "", wrong: tuple[int, ...] = (), short: tuple[int, ...] = ()
+) -> History:
+    """Return a history in memory: a fleet that is measured once a month, one rack of it much more often.
+
+    Failures are of the benchmark `peer_copy`, which runs in `short` leave out.
+    """
+    history, failed = MemoryHistory(), list(failures)
+    failing = {(str(number), host) for number, host, *_ in failed}
     place = '"began" timestamp, nonce varchar, host varchar, rack varchar'
     for table, more in {
-        "parts": "slot varchar, serial varchar, part varchar", "tests": "measured boolean",
+        "parts": "slot varchar, serial varchar, part varchar", "tests": "benchmark varchar, measured boolean, failed boolean",
         "causes": "slot varchar, serial varchar, problem varchar, action varchar, waived boolean", "runs": "clock varchar",
     }.items():  # fmt: skip
         history.database.execute(f"create table {table} ({place}, {more})")
@@ -36,8 +42,13 @@ def history_of(failures: Failures, *, often: str = "", wrong: tuple[int, ...] = 
             parts.append((*_key(number, name), "", "", "host"))
             parts += [(*_key(number, name), f"gpu={gpu}", f"{name}-{gpu}", "gpu") for gpu in range(GPUS)]
     history.insert("parts", f"{_PLACE}, slot, serial, part", parts)
-    history.insert("tests", f"{_PLACE}, measured", [(*row[:4], True) for row in parts if row[6] == "host"])
-    causes = [(*_key(number, host), slot, serial, "broken", "rma", False) for number, host, slot, serial in failures]
+    tests = [
+        (*row[:4], benchmark, True, benchmark == "peer_copy" and (row[1], row[2]) in failing)
+        for row in parts for benchmark in ("memory", "peer_copy")
+        if row[6] == "host" and (benchmark == "memory" or int(row[1]) not in short)
+    ]  # fmt: skip
+    history.insert("tests", f"{_PLACE}, benchmark, measured, failed", tests)
+    causes = [(*_key(number, host), slot, serial, "broken", "rma", False) for number, host, slot, serial in failed]
     history.insert("causes", f"{_PLACE}, slot, serial, problem, action, waived", causes)
     history.insert("runs", "nonce, clock", [(str(number), "wrong" * (number in wrong)) for number in range(RUNS)])
     return cast("History", history)
@@ -149,6 +160,13 @@ def test_rack_that_is_tested_every_night_is_not_suspicious_for_it() -> None:
 
 def test_run_with_a_wrong_date_counts_for_nothing() -> None:
     assert [item.episodes for item in found(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
+
+
+def test_short_run_between_complete_ones_repairs_nothing() -> None:
+    """A GPU with a broken link fails in each complete run, and the runs between do not measure the link."""
+    short = tuple(number for number in range(RUNS) if number % 4)
+    assert found(of_part(0, 4, 8, 12, 16, 20), short=short) == []
+    assert [item.episodes for item in found(of_part(0, 4, 12, 20), short=short)] == [3]
 
 
 def test_failures_of_a_gpu_and_without_its_serial_count_once() -> None:

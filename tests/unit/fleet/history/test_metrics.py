@@ -72,3 +72,13 @@ def test_simulated_run_is_not_exported_as_accepted(tmp_path: Path) -> None:
     assert sum(found["hosts"].values()) == 2
     assert all("SIMULATED" in line for line in text.splitlines() if line.startswith("# HELP rackproof_history_rack"))
     assert rackproof("history", "metrics", "--history", history).returncode == 2, "no real run"
+
+
+def test_run_with_a_wrong_date_is_not_the_newest(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    right = run_directory(tmp_path / "r1", change=slow)
+    wrong = run_directory(tmp_path / "r2", created="2099-01-01T00:00:00Z", hosts=("h1",))
+    assert rackproof("history", "import", right, wrong, "--history", history).returncode == 0
+    text = rackproof("history", "metrics", "--history", history).stdout
+    assert 'run_id="r1"' in text
+    assert 'run_id="r2"' not in text

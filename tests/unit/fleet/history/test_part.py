@@ -73,3 +73,19 @@ def test_cause_of_a_part_that_is_no_gpu_is_found_by_its_serial(tmp_path: Path) -
     add_run(tmp_path, replace(rows, causes=(cause,), hosts=hosts))
     answer = part_answer(History(tmp_path, SIMULATED), BOND)
     assert [row["problem"] for row in sections(answer)["causes"]] == ["link-errors"]
+
+
+def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: Path) -> None:
+    cause = {"host": HOST, "rack": "r00", "slot": "", "serial": "", "problem": "slow-copy", "title": "", "action": "rma",
+             "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
+    for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=4).runs()):
+        copies = {"host": HOST, "stage": "benchmark", "benchmark": "peer_copy", "measured": True, "seconds": 1.0}
+        hosts = [
+            replace(host, tests=(*host.tests, {**copies, "failed": number == 0})) if number in (0, 2) else host
+            for host in rows.hosts
+        ]  # the host of each row is that of the test
+        add_run(tmp_path, replace(rows, causes=(cause,) if number == 0 else (), hosts=tuple(hosts)))
+    history = History(tmp_path, SIMULATED)
+    ((_, third),) = history.rows("select began, run from runs order by began limit 1 offset 2")
+    (repair,) = sections(part_answer(history, HOST))["repairs"]
+    assert (repair["run"], repair["text"][:17]) == (third, "slow-copy is gone")
