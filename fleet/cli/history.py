@@ -203,6 +203,8 @@ def _import(options: argparse.Namespace) -> int:
             *([f"{failed} not added"] if failed else []),
         ]
         print(", ".join(counts))
+        for kind in sorted({str(item["kind"]) for item in added if item.get("kind", REAL) != REAL}):
+            print(f"runs of kind {kind} are kept apart: ask with --kind {kind}")
     return TROUBLE if failed else 0
 
 

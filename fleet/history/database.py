@@ -13,7 +13,7 @@ from typing import Any
 from fleet.history import tables
 from fleet.history.clocks import wrong_dates
 from fleet.history.engine import connect, error_type
-from fleet.history.index import Index, StoredFile, damage, home, read_index
+from fleet.history.index import KINDS, Index, StoredFile, damage, home, read_index
 from schemas.baselines import REAL
 from schemas.errors import RunError, UsageError
 
@@ -42,10 +42,7 @@ class History:
     def _open(self, *, complete: bool) -> None:
         index = read_index(self.directory, self.kind)
         if index is None:
-            raise RunError(
-                f"no history of kind {self.kind} in {self.directory}: add runs first: rackproof history import "
-                f"runs/* --history {self.directory}"
-            )
+            raise RunError(f"no history of kind {self.kind} in {self.directory}: {self._remedy()}")
         self.index = index
         self._database = connect()
         place = home(self.directory, self.kind).absolute()
@@ -58,6 +55,12 @@ class History:
         self._database.execute(f"set allowed_paths = {allowed}")
         self._database.execute("set enable_external_access = false")
         self._database.execute("set lock_configuration = true")
+
+    def _remedy(self) -> str:
+        others = [kind for kind in KINDS if kind != self.kind and read_index(self.directory, kind)]
+        if others:
+            return f"it has {' and '.join(f'--kind {kind}' for kind in others)}"
+        return f"add runs first: rackproof history import runs/* --history {self.directory}"
 
     def _undamaged(self, place: Path, index: Index, *, complete: bool) -> list[StoredFile]:
         files, self.problems = [], []

@@ -9,6 +9,7 @@ from typing import Any
 
 from fleet.history.answer import Answer, Section
 from fleet.history.database import History
+from fleet.history.peers import MIN_PARTS
 from fleet.history.tables import WEIGHT, WITHIN_KIND, weighted
 from schemas import documents
 from schemas.errors import UsageError
@@ -141,8 +142,8 @@ def _place(source: _Source, value: float) -> Section:
     rows = source.history.records(
         f"""select 'own fleet' as source, model, driver, stage, settings, within, any_value(unit) as unit,
         $value::double as value,
-        round(100 * sum(weight * case when value < $value then 1 when value = $value then 0.5 else 0 end) / sum(weight), 1)
-          as percentile,
+        case when count(distinct host || ' ' || serial) >= {MIN_PARTS} then round(100 * sum(weight
+          * case when value < $value then 1 when value = $value then 0.5 else 0 end) / sum(weight), 1) end as percentile,
         round(sum(weight))::bigint as values, count(distinct host || ' ' || serial) as parts
         from (select *, {weight} as weight from {source.rows}) group by model, driver, stage, settings, within
         order by model, stage, settings, within, driver""",
@@ -169,8 +170,8 @@ def _imported(history: History, selection: Selection, value: float | None) -> li
     if value is not None:
         values["value"] = value  # type: ignore[assignment]
         place = (
-            ", round(100 * (count(*) filter (value < $value) + 0.5 * count(*) filter (value = $value)) / count(*), 1) "
-            "as percentile"
+            f", case when count(*) >= {MIN_PARTS} then round(100 * (count(*) filter (value < $value) "
+            "+ 0.5 * count(*) filter (value = $value)) / count(*), 1) end as percentile"
         )
     spread = _SPREAD.replace(f"{_PARTS}, ", "")
     return history.records(

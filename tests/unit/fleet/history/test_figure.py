@@ -74,3 +74,13 @@ def test_percentile_of_a_pair_is_among_pairs_and_counts_each_gpu_once(history: H
     assert (pair.below, pair.values, pair.parts) == (pytest.approx(0.5, abs=0.005), 16, 8)
     assert other.below == pytest.approx(0.75, abs=0.005)
     assert (whole.below, whole.values, whole.parts) == (0.0, 16, 8)
+
+
+def test_value_has_no_percentile_among_fewer_than_three_parts(tmp_path: Path) -> None:
+    entry: dict[str, Any] = {
+        "run": "r1", "began": "2026-11-01 00:00:00", "ended": "2026-11-01 01:00:00", "profile": "",
+        "decision": "accepted", "rackproof": "", "hosts": 1, "gpus": 2, "notes": [],
+    }  # fmt: skip
+    add_run(tmp_path, RunRows(kind=REAL, nonce="1" * 32, entry=entry, causes=(), hosts=[host_rows("b")]))
+    answer = figure_answer(History(tmp_path), Selection(name=NAME), 1.5e11)
+    assert [row["percentile"] for row in answer.sections[1].rows] == [None, None]
