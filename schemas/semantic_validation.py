@@ -22,7 +22,7 @@ def record_problem(record: Record) -> str:
     `metric_problem` checks the metrics of its snapshots.
     """
     observations = [*record.observations, *(item for launch in record.launches for item in launch.observations)]
-    return next(itertools.chain(_observation_problems(observations), _soak_problems(record.soak)), "")
+    return next(itertools.chain(_observation_problems(observations), soak_problems(record.soak)), "")
 
 
 def metric_problem(metric: Metric) -> str:
@@ -66,7 +66,8 @@ def _twice(where: str, scope: str) -> str:
     return f"{where}: scope {scope} has the same label twice"
 
 
-def _soak_problems(soak: Soak | None) -> Iterator[str]:
+def soak_problems(soak: Soak | None) -> Iterator[str]:
+    """Yield the problems of a soak that matches its schema."""
     if not soak:
         return
     if soak.timeline.bucket_s > LONGEST_BUCKET_S:

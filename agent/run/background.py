@@ -142,10 +142,11 @@ def stop(directory: Path, name: str) -> str:
 def _running_pid(directory: Path, name: str) -> int:
     """Return the process id; 0 if the process does not run."""
     try:
-        pid, start_time = (directory / f"{name}.pid").read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
+        number, start_time = (directory / f"{name}.pid").read_text(encoding="utf-8").split()
+        pid = int(number)
+    except (OSError, ValueError):  # not started, or the file is damaged
         return 0
-    return int(pid) if process_start_time(int(pid)) == start_time else 0
+    return pid if process_start_time(pid) == start_time else 0
 
 
 def _read_log(path: Path) -> str:

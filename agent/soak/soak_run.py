@@ -19,6 +19,7 @@ from agent.sampling.timeline import Recorder
 from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from schemas import documents
 from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapshot, to_json
+from schemas.semantic_validation import soak_problems
 from schemas.stages import SOAK
 from schemas.timeline import Soak, soak_from_json
 
@@ -49,12 +50,7 @@ class SoakRun(HostRun):
 
     def _read_state(self) -> Soak:
         """Return the newest progress, from the record or from the checkpoint, which is newer if a round was interrupted."""
-        recorded = self.record().soak
-        try:
-            document = documents.read(self.directory / CHECKPOINT, SOAK, max_bytes=CHECKPOINT_BYTES)
-            checkpoint = soak_from_json(document)
-        except documents.DocumentError:
-            checkpoint = None
+        recorded, checkpoint = self.record().soak, self._read_checkpoint()
         if recorded and recorded.ended and checkpoint:  # the checkpoint has all series, the record only some
             return replace(recorded, timeline=checkpoint.timeline)
         if checkpoint and (
@@ -62,6 +58,15 @@ class SoakRun(HostRun):
         ):
             return checkpoint
         return recorded or Soak(began=utc_now(), planned_s=self._planned_s, soaked_s=0.0)
+
+    def _read_checkpoint(self) -> Soak | None:
+        """Return the progress in the checkpoint; None if there is none, or it is damaged."""
+        try:
+            document = documents.read(self.directory / CHECKPOINT, SOAK, max_bytes=CHECKPOINT_BYTES)
+        except documents.DocumentError:
+            return None
+        checkpoint = soak_from_json(document)
+        return None if any(soak_problems(checkpoint)) else checkpoint
 
     @property
     def state(self) -> Soak:

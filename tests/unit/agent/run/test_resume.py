@@ -514,6 +514,12 @@ def test_process_that_ends_before_the_signal_is_reported_as_ended(
     assert background.stop(tmp_path, "benchmark") == "benchmark ended"
 
 
+@pytest.mark.parametrize("text", ["", "1", "x 1", "\x00 \x00"])
+def test_damaged_process_file_names_no_process(text: str, tmp_path: Path) -> None:
+    (tmp_path / "benchmark.pid").write_text(text)
+    assert not background.is_running(tmp_path, "benchmark")
+
+
 def test_wait_names_a_stage_that_the_plan_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     acquire(tmp_path, "r1")
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(make_plan("r1")))

@@ -397,8 +397,11 @@ def test_killed_host_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     resumed = SoakRun(run.directory, "h1")
     assert resumed.state.soaked_s >= 160.0
     assert [one.name for one in resumed.state.timeline.series] == ["gpu.power"]
-    (run.directory / CHECKPOINT).write_text('{"began": ')  # truncated by a disk failure
-    assert 100.0 <= SoakRun(run.directory, "h1").state.soaked_s < 160.0
+    document = json.loads((run.directory / CHECKPOINT).read_text())
+    document["timeline"]["series"][0]["mean"] = []
+    for damaged in ('{"began": ', json.dumps(document)):
+        (run.directory / CHECKPOINT).write_text(damaged)
+        assert 100.0 <= SoakRun(run.directory, "h1").state.soaked_s < 160.0
 
 
 WRONG_WORDS = ("integrity.wrong_words", 3)
