@@ -46,7 +46,7 @@ class ContainerCollector:
             "container.containerd.nvidia_runtime", "1", "containerd is configured with NVIDIA's runtime", has_runtime
         )
         if self._full_snapshot:
-            version = program_version(self._root, "nvidia-ctk", r"CLI version (\S+)")
+            version = program_version(self._root, "nvidia-ctk", r"CLI version (\d[\w.+~-]{0,63})")
             yield host_family("container.toolkit.version", "1", "Version of NVIDIA's container toolkit", version)
             yield from version_families(self._root)
             yield from _cdi(files)
