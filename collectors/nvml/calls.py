@@ -20,6 +20,8 @@ _UNSUPPORTED = frozenset(
         nvml.NVML_ERROR_DEPRECATED,
     }
 )
+MOST_GPUS = 1024
+"""More GPUs than any host has. A higher number is an error of the driver, and to list so many would use all memory."""
 
 
 class ResetRequired(Absent):
@@ -59,6 +61,14 @@ def try_read(get: Callable[[], Any]) -> Any:
         # pynvml fails to decode the bytes that a part with a damaged InfoROM returns, and versions of pynvml differ in their
         # signatures. Only this reading is lost then.
         return Absent.error(f"NVML: {error}")
+
+
+def gpu_count() -> int:
+    """Return how many GPUs NVML lists. Raises NVMLError, or ReadingError if that is more than a host can have."""
+    count: int = nvml.nvmlDeviceGetCount()
+    if count > MOST_GPUS:
+        raise ReadingError(Absent.error(f"NVML lists {count} GPUs"))
+    return count
 
 
 def translate(error: nvml.NVMLError) -> Absent:

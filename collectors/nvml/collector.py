@@ -11,7 +11,7 @@ import pynvml as nvml
 
 from collectors.base import HOST, Absent, Family, Labels, ReadingError, Value, empty_families
 from collectors.deadline import PendingCall, call_with_deadline
-from collectors.nvml.calls import ResetRequired, call, decode, translate, try_read
+from collectors.nvml.calls import ResetRequired, call, decode, gpu_count, translate, try_read
 from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.links import PER_LINK
@@ -107,7 +107,7 @@ class NvmlCollector:
             host["driver.version"].add(HOST, try_read(lambda: decode(nvml.nvmlSystemGetDriverVersion())))
             host["driver.cuda_version"].add(HOST, try_read(_cuda_version))
             host["driver.confidential_compute"].add(HOST, try_read(_confidential_compute))
-            count = try_read(nvml.nvmlDeviceGetCount)
+            count = try_read(gpu_count)
             if not isinstance(count, Absent):
                 indices = [index for index in range(count) if self._devices is None or index in self._devices]
                 gpu_families = list(self._gpu_families(indices, refused))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import pynvml as nvml
 
 from collectors.base import Absent
-from collectors.nvml.calls import decode, translate, try_read
+from collectors.nvml.calls import decode, gpu_count, translate, try_read
 from collectors.nvml.clocks import clock_reasons
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def gpu_indices() -> list[int] | Absent:
     def count() -> list[int]:
         nvml.nvmlInit()
         try:
-            return list(range(nvml.nvmlDeviceGetCount()))
+            return list(range(gpu_count()))
         finally:
             nvml.nvmlShutdown()
 

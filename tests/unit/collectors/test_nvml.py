@@ -692,6 +692,11 @@ def test_only_a_missing_driver_reports_zero_gpus(
     assert taken["gpus"] == []
 
 
+def test_impossible_number_of_gpus_is_an_error(reader: nvml.Reader) -> None:
+    taken = reader.take("healthy-h100x8", "Count=4294967295")
+    assert flat(taken["snapshot"])["gpu.count host"] == "error: NVML lists 4294967295 GPUs"
+
+
 def test_failed_count_is_an_error(reader: nvml.Reader) -> None:
     assert readings(reader, "healthy-h100x8", "Count=!999") == {
         "gpu.count host": UNKNOWN,
