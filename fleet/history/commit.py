@@ -152,7 +152,9 @@ def _commit(place: Path, index: Index) -> None:
     ):
         shutil.rmtree(claim, ignore_errors=True)  # it was free because a writer that is ahead had removed it
         raise IndexChangedError(f"{place}: a newer index exists")
-    documents.write_text(copy, text)
+    index.generation = number
+    with contextlib.suppress(OSError):  # the disk is full: the version is complete without its copy
+        documents.write_text(copy, text)
     for older in versions(place):
         if older < number:
             shutil.rmtree(version_directory(place, older), ignore_errors=True)

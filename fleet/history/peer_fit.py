@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from fleet.history.database import History
@@ -44,7 +44,7 @@ class Course:
     weakest_z: float
     """Least normal deviate without any one of the points; negative if the slope changes its sign."""
     change: float
-    """Slope times the observed time."""
+    """Slope times the observed time; of a step the difference of the two levels."""
     step_at: str
     """Date of a step; empty if a line describes the course as well."""
 
@@ -62,38 +62,44 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
     own = sorted((began, value - effects[nonce]) for nonce, (began, value) in points.items() if nonce in effects)
     if len(others) < MIN_FITTED_PEERS or len(own) < 2 * MIN_AT_EDGE + 1:
         return None
-    days = [moment.timestamp() / DAY_S for moment, _ in own]
+    days = [moment.replace(tzinfo=UTC).timestamp() / DAY_S for moment, _ in own]
     values = [value for _, value in own]
     slope, error, z = fit_line(days, values)
+    step_at, step = _step(days, values)
     return Course(
         slope=slope,
         error=error,
         z=z,
         freedom=len(days) - 2,
         weakest_z=weakest_z([("", day, value) for day, value in zip(days, values, strict=True)], slope),
-        change=slope * (days[-1] - days[0]),
-        step_at=_step(days, values),
+        change=step if step_at else slope * (days[-1] - days[0]),
+        step_at=step_at,
     )
 
 
 def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
-    """Return the points of a series without peers in its runs: driver, day, and logarithm without what all such parts share.
+    """Return the points of a series that `course` cannot fit: group, day, and logarithm without what its peers share.
 
-    With the reference `month`, each is compared with the others of its month; else each driver has a level of its own.
+    With the reference `month`, each is compared with the others of its month; without a reference each driver is a group with a
+    level of its own; else the values are those that were compared when the run was added.
     """
     table, part, condition = _TABLES[series["level"]]
     figure = "name = $name and settings = $settings and stage = $stage and within = $within and model = $model"
-    chosen = f"(from {table} where {condition} and {figure} and reference = '' and relative is not null and value > 0)"
+    reference = "" if series["reference"] == "month" else series["reference"]
+    chosen = f"(from {table} where {condition} and {figure} and reference = '{reference}' and relative is not null and value > 0)"
     rows = history.rows(
         f"""with chosen as (
-          select {part} as id, driver, date_trunc('month', "began") as month, {DAYS} as day, ln(value) as y from {chosen}
+          select {part} as id, driver, date_trunc('month', "began") as month, {DAYS} as day,
+            ln(value) as y, relative from {chosen}
         ), middles as (select driver, month, median(y) as middle, count(distinct id) as parts from chosen group by all)
-        select driver, day, y, middle, parts from chosen join middles using (driver, month) where id = $id""",
+        select driver, day, y, middle, parts, relative from chosen join middles using (driver, month) where id = $id""",
         {key: series[key] for key in ("id", "name", "settings", "stage", "within", "model")},
     )
     if series["reference"] == "month":
-        return [("", day, y - middle) for _, day, y, middle, parts in rows if parts >= MIN_PEERS]
-    return [(driver, day, y - series["shared_slope"] * day) for driver, day, y, _, _ in rows]
+        return [("", day, y - middle) for _, day, y, middle, parts, _ in rows if parts >= MIN_PEERS]
+    if reference:
+        return [("", day, relative) for _, day, *_, relative in rows]
+    return [(driver, day, y - series["shared_slope"] * day) for driver, day, y, *_ in rows]
 
 
 def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -134,13 +140,16 @@ def _run_effects(others: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return effects
 
 
-def _step(days: Sequence[float], values: Sequence[float]) -> str:
-    """Return the date of a step if two levels describe the values much better than a line does; else an empty string."""
+def _step(days: Sequence[float], values: Sequence[float]) -> tuple[str, float]:
+    """Return date and size of a step if two levels describe the values much better than a line does; else an empty date."""
     slope, intercept = statistics.linear_regression(days, values)
     line = sum((value - intercept - slope * day) ** 2 for day, value in zip(days, values, strict=True))
     cuts = range(MIN_AT_EDGE, len(values) - MIN_AT_EDGE + 1)
     best, cut = min((_squares(values[:cut]) + _squares(values[cut:]), cut) for cut in cuts)
-    return f"{datetime.fromtimestamp(days[cut] * DAY_S):%Y-%m-%d}" if best < STEP_RATIO * line else ""
+    if best >= STEP_RATIO * line:
+        return "", 0.0
+    size = statistics.fmean(values[cut:]) - statistics.fmean(values[:cut])
+    return f"{datetime.fromtimestamp(days[cut] * DAY_S, UTC):%Y-%m-%d}", size
 
 
 def _squares(values: Sequence[float]) -> float:

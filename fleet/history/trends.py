@@ -64,12 +64,12 @@ class Drift:
     within: str
     model: str
     unit: str
-    per_year: float
-    """Slope as a share per year; -0.05: 5 % less each year."""
-    error: float
+    per_year: float | None
+    """Slope as a share per year; -0.05: 5 % less each year. None for a step, which has none."""
+    error: float | None
     """Half of the 95 % confidence interval of `per_year`."""
     change: float
-    """Slope times the observed time, as a share."""
+    """Slope times the observed time, as a share; the size of a step."""
     points: int
     first: str
     last: str
@@ -182,8 +182,8 @@ def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
     others = dict.fromkeys(f"{item['name']} {item['settings']}".strip() for item in ordered[1:])
     return Drift(
         **{key: lead[key] for key in ("level", "id", "rack", "name", "settings", "stage", "within", "model", "unit")},
-        per_year=math.expm1(lead["slope"] * DAYS_PER_YEAR),
-        error=t_quantile(1.96, lead["freedom"]) * lead["error"] * DAYS_PER_YEAR,
+        per_year=None if lead["at"] else math.expm1(lead["slope"] * DAYS_PER_YEAR),
+        error=None if lead["at"] else t_quantile(1.96, lead["freedom"]) * lead["error"] * DAYS_PER_YEAR,
         change=lead["change"],
         points=lead["points"],
         first=f"{lead['first']:%Y-%m-%d}",

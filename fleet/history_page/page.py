@@ -105,7 +105,9 @@ def _repeated(item: Lemon) -> tuple[str, ...]:
 def _drift(item: Drift) -> tuple[str, ...]:
     part = f"{item.level} {item.id}" + (f" in {item.rack}" if item.level != "rack" else "")
     shape = f"step on {item.at}" if item.at else item.shape
-    return (part, f"{item.name} {item.settings}".strip(), _share(item.per_year), f"{100 * item.error:.2g} %", _share(item.change),
+    per_year = "" if item.per_year is None else _share(item.per_year)
+    error = "" if item.error is None else f"{100 * item.error:.2g} %"
+    return (part, f"{item.name} {item.settings}".strip(), per_year, error, _share(item.change),
             f"{shape}, {item.meaning}", item.first, item.last, "; ".join(item.others))  # fmt: skip
 
 

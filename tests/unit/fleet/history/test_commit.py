@@ -14,6 +14,7 @@ import pytest
 from fleet.history import commit
 from fleet.history.commit import change, writer
 from fleet.history.index import Index, read_index
+from schemas import documents
 from schemas.baselines import REAL
 from schemas.errors import RunError
 
@@ -141,3 +142,20 @@ def test_directories_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -
         os.utime(place / name, (time, time))
     add(tmp_path, 1)
     assert {path.name for path in place.iterdir() if path.is_dir()} == {".new-now", "old", "index-2"}
+
+
+def test_disk_that_is_full_after_the_version_was_committed_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path, 0)
+    write = documents.write_text
+
+    def full(path: Path, text: str, **options: Any) -> None:
+        if path == tmp_path / REAL / "index.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, text, **options)
+
+    monkeypatch.setattr(documents, "write_text", full)
+    add(tmp_path, 1)
+    assert names(tmp_path) == {"r0", "r1"}
+    assert (tmp_path / REAL / "index-2").exists(), "committed once"

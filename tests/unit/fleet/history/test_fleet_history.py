@@ -17,7 +17,7 @@ from fleet.history.rows import RunRows
 from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
-from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, FleetHistory, Planted, found_faults
+from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, STEP, FleetHistory, Planted, found_faults
 
 
 def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) -> None:
@@ -27,9 +27,14 @@ def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) 
 
 def test_slope_is_the_planted_one_and_its_interval_is_narrow(fleet: tuple[Planted, Path]) -> None:
     history = History(fleet[1], SIMULATED)
-    aging = [item for item in drifts(history) if item.level == "gpu" and item.shape == "drift"]
+    found_drifts = drifts(history)
+    aging = [item for item in found_drifts if item.level == "gpu" and item.shape == "drift"]
     assert len(aging) == 3
+    (stepped,) = (item for item in found_drifts if item.shape == "step")
+    assert (stepped.per_year, stepped.error) == (None, None)
+    assert stepped.change == pytest.approx(math.expm1(STEP), abs=0.003), "its size, not that of a line"
     for item in aging:
+        assert item.error
         assert item.per_year == pytest.approx(math.expm1(AGING_PER_YEAR), abs=0.008)
         assert 0.001 < item.error < 0.008
         assert item.meaning == "worse"

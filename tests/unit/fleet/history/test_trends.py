@@ -12,26 +12,32 @@ from tests.unit.fleet.history.memory import Level, memory_history
 MONTHS, FAR = 16, 900.0
 
 
-def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0) -> list[Level]:
-    """Return racks with a run of their own each month; rack 0 drifts, or has one more run with another date."""
+def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str = "") -> list[Level]:
+    """Return racks with a run of their own each month; rack 0 drifts, or has one more run with another date.
+
+    With a reference they were compared with peers that are no longer in the history.
+    """
     generator = random.Random(7)  # noqa: S311
     rows: list[Level] = []
     for rack in range(count):
         for month in range(MONTHS):
             log = generator.gauss(0, 0.003) + per_year * month / 12 * (rack == 0)
-            rows.append(("rack", f"r{rack}", 30.0 * month + rack, "570", log, ""))
-        rows += [("rack", "r0", FAR, "570", odd, "")] if rack == 0 and odd else []
+            rows.append(("rack", f"r{rack}", 30.0 * month + rack, "570", log, reference))
+        rows += [("rack", "r0", FAR, "570", odd, reference)] if rack == 0 and odd else []
     return rows
 
 
-@pytest.mark.parametrize("count", [2, 3, 6])
-def test_rack_that_drifts_is_found(count: int) -> None:
-    (item,) = drifts(memory_history(racks(count, per_year=-0.05)))
+@pytest.mark.parametrize(("count", "reference"), [(2, ""), (3, ""), (6, ""), (1, "run"), (6, "run")])
+def test_rack_that_drifts_is_found(count: int, reference: str) -> None:
+    (item,) = drifts(memory_history(racks(count, per_year=-0.05, reference=reference)))
     assert item.id == "r0"
+    assert item.per_year
+    assert item.error
     assert abs(item.per_year + 0.05) < 2 * item.error
 
 
+@pytest.mark.parametrize("reference", ["", "run"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
-def test_one_run_with_a_wrong_date_is_no_drift(count: int) -> None:
+def test_one_run_with_a_wrong_date_is_no_drift(count: int, reference: str) -> None:
     """Two years after the others, and 5 % slower: the rack was cold, or waited for parts."""
-    assert drifts(memory_history(racks(count, odd=-0.05))) == []
+    assert drifts(memory_history(racks(count, odd=-0.05, reference=reference))) == []
