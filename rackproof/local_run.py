@@ -36,6 +36,7 @@ from fleet.records.load import load
 from fleet.scaling.results import GANG as STUDIED
 from fleet.scaling.results import next_cell
 from schemas import documents
+from schemas.catalogue import needs_torch
 from schemas.errors import INTERRUPTED, TROUBLE, RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.records import to_json
@@ -111,7 +112,13 @@ def _run(options: argparse.Namespace) -> int:
     plan = single_host_plan(options, profile, machine, now)
     host = plan.hosts[0]
     problems = readiness.problems(
-        machine.readings, host.devices, options.run_dir, cpu=cpu, share=host.share_gpus, environment=os.environ
+        machine.readings,
+        host.devices,
+        options.run_dir,
+        cpu=cpu,
+        uses_torch=any(needs_torch(stage.benchmarks) for stage in plan.stages),
+        share=host.share_gpus,
+        environment=os.environ,
     )
     if problems:
         for problem in problems:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,6 +51,11 @@ def settings(benchmark: str, chosen: Settings) -> dict[str, Any]:
 
 def _convert(value: Any, default: Any) -> Any:
     return type(default)(value) if isinstance(default, int | float) else value
+
+
+def needs_torch(benchmarks: Collection[str]) -> bool:
+    """Return whether a stage with these benchmarks needs torch; without any benchmark, its ranks only join a process group."""
+    return not benchmarks or any(BENCHMARKS[name].needs_torch for name in benchmarks)
 
 
 def supports_placement(op: str, placement: str, device: str) -> bool:

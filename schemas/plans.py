@@ -292,6 +292,18 @@ class Plan:
         partner_hosts = partners([other.name for other in gang], host.name, int(chosen["rounds"]))
         return tuple(f"{scope},partner={other}" for other in partner_hosts for scope in host.scopes[:rails])
 
+    def judges_ports(self, host: PlannedHost) -> bool:
+        """Return whether the RDMA ports of a host, and their cables, are judged.
+
+        The hosts of a rehearsal may be one machine, so their ports are judged only if the run measures them, and the inventory
+        requires it (`rackproof_verbs_required`).
+        """
+        return not self.rehearsal or (host.verbs_required and self._measures_ports)
+
+    @cached_property
+    def _measures_ports(self) -> bool:
+        return any("verbs" in stage.benchmarks for stage in self.stages)
+
     def gangs(self) -> dict[str, tuple[str, ...]]:
         """Return each gang with its hosts, in inventory order."""
         return self._gangs

@@ -31,10 +31,11 @@ import torch
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from agent.benchmarks.runner import STORE_ERRORS, device_error, run_all
+from agent.benchmarks.rank import rank_fields, redirect_output, run_to_end
+from agent.benchmarks.runner import STORE_ERRORS, run_all
 from agent.benchmarks.runtime import host_cpu
 from agent.benchmarks.runtime.context import Context
-from agent.gang.heartbeat import LAUNCHED, describe_error, rank_heartbeat
+from agent.gang.heartbeat import describe_error, rank_heartbeat
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR
 
@@ -62,18 +63,8 @@ def _run(options: argparse.Namespace) -> int:
         host_cpu.pin_to_cpus(int(cpus), int(os.environ.get("LOCAL_RANK", "0")))
     context = create_context(request, work, store, rank, world_size)
     if options.request:
-        _redirect_output(context)
-    try:
-        run_all(context, request["benchmarks"], take_device(context, request))
-        context.save()
-        context.begin("end")
-        context.host_barrier()  # torchrun ends all ranks of the host as soon as one has failed
-    except Exception as error:
-        context.heartbeat.record_failure(str(error))
-        context.set_phase(f"failed: {describe_error(error)}"[:500], 1)
-        context.save()
-        raise
-    context.set_phase("end", 0)
+        redirect_output(context)
+    run_to_end(context, lambda: run_all(context, request["benchmarks"], take_device(context, request)))
     if options.request:
         return 0
     _wait_for_all_ranks(context)
@@ -98,7 +89,7 @@ def take_device(context: Context, request: Mapping[str, Any]) -> str:
     if uuid and planned and uuid != planned:
         # CUDA can skip a GPU that NVML still lists. Each later GPU would then be reported under the wrong serial.
         return f"{context.device} is {uuid}; NVML has {planned} at this index"
-    return device_error(context)
+    return context.device_error()
 
 
 def _device_uuid(properties: Any) -> str:
@@ -187,24 +178,9 @@ def _positive(text: str) -> int:
 
 def create_context(request: Mapping[str, Any], work: Path, store: Store, rank: int, world_size: int) -> Context:
     """Return this rank's context, from the request and the launcher's variables."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return Context(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        device=torch.device("cuda", local_rank) if request["device"] == "gpu" else torch.device("cpu"),
-        stage=request["stage"],
-        kind=request["device"],
-        devices=tuple(request["devices"]),
-        world_scope=request["world_scope"],
-        work=work,
-        store=store,
-        node=int(os.environ.get("GROUP_RANK", "0")),
-        timeout_s=float(request["collective_timeout_s"]),
-        heartbeat=rank_heartbeat(),
-        launched=float(os.environ.get(LAUNCHED, STARTED)),
-    )
+    fields = rank_fields(request, work, rank, world_size, launched=STARTED)
+    device = torch.device("cuda", fields["local_rank"]) if request["device"] == "gpu" else torch.device("cpu")
+    return Context(device=device, store=store, **fields)
 
 
 def _print_results(work: Path, *, keep: bool) -> None:
@@ -217,14 +193,6 @@ def _print_results(work: Path, *, keep: bool) -> None:
             print(f"{item['scope']:<14} {item['name']:<34} {result:<28} {params}")
     if not keep:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _redirect_output(context: Context) -> None:
-    """Redirect this rank's stdout and stderr to its own log. File descriptors are replaced, so NCCL's lines go there too."""
-    log = os.open(context.work / f"rank{context.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
 from agent.launch.supervise import LaunchSpec, supervise
-from agent.launch.torchrun import LaunchError, torchrun_command
+from agent.launch.torchrun import LaunchError, launcher_command
 from agent.run import background, lease
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
@@ -78,7 +78,7 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
         run.plan, run.host, context, request.members, request.port, members_only=request.members_only
     )
     try:
-        command = torchrun_command(
+        command = launcher_command(
             run.plan,
             run.host,
             request,

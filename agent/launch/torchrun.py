@@ -1,4 +1,4 @@
-"""Build the torchrun command of this host.
+"""Build the command that starts the ranks of this host: torchrun, or a launcher without torch if no benchmark needs it.
 
 The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The store of the
 rendezvous listens only on the first host's address in the gang or, in a launch on one host, on the loopback interface.
@@ -21,7 +21,7 @@ from agent.launch.request import LaunchRequest
 from agent.launch.supervise import Command
 from agent.placement.rank_placement import without_placement
 from agent.run.work_directory import write_request
-from schemas.catalogue import BENCHMARKS, settings
+from schemas.catalogue import BENCHMARKS, needs_torch, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
@@ -36,7 +36,7 @@ class LaunchError(RackproofError):
     """The ranks cannot be started on this host; the message says why and what to do."""
 
 
-def torchrun_command(
+def launcher_command(
     plan: Plan,
     host: PlannedHost,
     request: LaunchRequest,
@@ -46,7 +46,7 @@ def torchrun_command(
     data: Path,
     uuids: Mapping[int, str],
 ) -> Command:
-    """Return the torchrun command of this host's part of a launch.
+    """Return the command that starts this host's ranks of a launch.
 
     Args:
         plan, host: the run's plan and this host in it.
@@ -57,12 +57,13 @@ def torchrun_command(
         uuids: NVML index -> UUID, if known. A rank on a GPU with another UUID measures nothing.
 
     Raises:
-        LaunchError: torch is not installed, `host` has too few CPUs, or the name of the first member cannot be
+        LaunchError: torch is needed and not installed, `host` has too few CPUs, or the name of the first member cannot be
             resolved.
         GangError: only members may connect and the name of a member cannot be resolved, or an address is a loopback address.
     """
     stage, members = request.stage, gang.members
-    if importlib.util.find_spec("torch") is None:
+    uses_torch = needs_torch(stage.benchmarks)
+    if uses_torch and importlib.util.find_spec("torch") is None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}: if the host provides it, set rackproof_system_torch, and "
             "rackproof_python to the Python that has it; otherwise add torch to the wheelhouse"
@@ -74,7 +75,8 @@ def torchrun_command(
             "plan fewer CPUs per rank"
         )
     node_rank = members.index(host.name)
-    first_rank = sum(len(plan.host(name).devices) for name in members[:node_rank])
+    sizes = [len(plan.host(name).devices) for name in members]
+    first_rank = sum(sizes[:node_rank])
     rank_request = write_request(
         work,
         {
@@ -95,17 +97,21 @@ def torchrun_command(
             "benchmarks": {name: _settings(name, chosen, data) for name, chosen in stage.benchmarks.items()},
         },
     )
-    rendezvous = _write_rendezvous(gang, node_rank, request, work)
+    placement = {"ranks": len(host.devices), "first_rank": first_rank, "world_size": sum(sizes)}
+    rendezvous = _write_rendezvous(gang, node_rank, request, work, placement)
     if len(members) > 1:
         check_addresses(gang)
     environment = _environment(host, _gloo_interface(host, gang, request), request.interface, work)
-    return Command(
-        arguments=[
-            *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(rendezvous)),
+    launcher = ["agent.benchmarks.without_torch", str(rendezvous), str(rank_request)]
+    if uses_torch:
+        launcher = [
+            *("agent.benchmarks.rendezvous", str(rendezvous)),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
             # Ranks are forks of torchrun, so that each host imports torch only once, which takes seconds.
             *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(rank_request)),
-        ],
+        ]
+    return Command(
+        arguments=[sys.executable, "-m", *launcher],
         environment={**environment, **request.environment},
         ranks={first_rank + local_rank: local_rank for local_rank in range(len(host.devices))},
     )
@@ -117,8 +123,14 @@ def common_domain(plan: Plan, members: Sequence[str]) -> str:
     return domains.pop() if len(domains) == 1 and len(members) > 1 else ""
 
 
-def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: Path) -> Path:
-    """Write the address and the secret name of the rendezvous to a private file. `ps` would show arguments to every user."""
+def _write_rendezvous(
+    gang: Gang, node_rank: int, request: LaunchRequest, work: Path, placement: Mapping[str, int]
+) -> Path:
+    """Write the address and the secret name of the rendezvous to a private file. `ps` would show arguments to every user.
+
+    Args:
+        placement: number of ranks of this host and of the launch, and the first one of this host.
+    """
     address, port = LOOPBACK[1], 0
     if len(gang.members) > 1:
         first = own_address(gang) if node_rank == 0 else gang.addresses[gang.members[0]]
@@ -137,6 +149,7 @@ def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: 
         "name": gang.store_prefix,
         "rank": node_rank,
         "hosts": len(gang.members),
+        **placement,
         "trains": any(BENCHMARKS[name].trains for name in request.stage.benchmarks),
     }
     path = work / "rendezvous.json"

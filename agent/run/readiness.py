@@ -108,6 +108,7 @@ def problems(
     directory: Path,
     *,
     cpu: bool,
+    uses_torch: bool = True,
     share: bool = False,
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
@@ -118,10 +119,11 @@ def problems(
         devices: NVML indices, or the process numbers of a rehearsal.
         directory: run directory, created if it is missing.
         cpu: a rehearsal, which needs no GPU.
+        uses_torch: a stage needs torch.
         share: other processes may use the GPUs.
     """
     problems = [
-        *_torch_problems(host_readings, cpu=cpu, root=root),
+        *(_torch_problems(host_readings, cpu=cpu, root=root) if uses_torch else ()),
         *_memory_problems(host_readings, len(devices), cpu=cpu, root=root),
         *_disk_problems(directory),
     ]

@@ -16,6 +16,7 @@ from fleet.judge.port_consistency import port_problems
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import relation_problems
 from fleet.judge.sequence import sequence_problems
+from schemas.catalogue import needs_torch
 from schemas.records import MEASURED, Launch, Record
 from schemas.reports import Verdict, VerdictKind
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
@@ -162,7 +163,8 @@ def _identity_problems(record: Record) -> Iterator[Problem]:
 
 
 def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    if any(launch.outcome == "finished" for launch in record.launches):
+    without_torch = {stage.name for stage in view.plan.stages if not needs_torch(stage.benchmarks)}
+    if any(launch.outcome == "finished" and launch.stage not in without_torch for launch in record.launches):
         for name in ("torch",) if view.plan.rehearsal else SOFTWARE:
             if not record.software.get(name):
                 yield f"launch.{name}", "host", f"the launch finished, but the ranks reported no version of {name}", ""

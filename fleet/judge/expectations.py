@@ -229,7 +229,7 @@ class DuplicateSerials:
         self._more: dict[Identity, list[Location]] = {}
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
-        """Add the GPUs of a host, and its network adapters. The hosts of a rehearsal may share their adapters."""
+        """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`)."""
         for gpu, identity in _identities(evidence.gpus()):
             self._add_location(identity, (host, f"gpu={gpu.index}"))
         for scope, identity in _adapter_identities(evidence) if adapters else ():

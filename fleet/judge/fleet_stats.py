@@ -41,7 +41,7 @@ class FleetStats:
 
     def add_identities(self, view: HostView) -> None:
         """Add the identities of the host's parts, and its digests. They must be counted on every host."""
-        self.duplicates.add(view.host.name, view.evidence, adapters=not view.plan.rehearsal)
+        self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
         self.slots.add(view)
         self.domains.add(view)
         self.link_faults.add(view)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion, Pack, with_datasheet
@@ -23,6 +23,12 @@ class Selection:
 
 _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = BoundedCache(64)
 """Cache: `id` of each pack -> the packs and their criteria. Keeping the packs ensures that no other object gets their `id`."""
+
+
+OF_PORTS = ("fabric_ports.", "infiniband.", "network.", "optics.", "port.", "verbs.", "software.perftest.")
+"""Prefixes of what is read from network ports, and measured on them."""
+_PORT_PACKS: BoundedCache[int, tuple[Pack, Pack]] = BoundedCache(8)
+"""Cache: `id` of a pack -> the pack, and its criteria on ports."""
 
 
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
@@ -64,12 +70,22 @@ def resolve(packs: Iterable[Pack]) -> Selection:
     return Selection(criteria=criteria, replaced=replaced)
 
 
+def _port_pack(pack: Pack) -> Pack:
+    """Return the criteria of a pack that judge network ports, their cables and modules."""
+    if id(pack) not in _PORT_PACKS:
+        of_ports = tuple(item for item in pack.criteria if item.name.startswith(OF_PORTS))
+        _PORT_PACKS[id(pack)] = pack, replace(pack, criteria=of_ports)
+    return _PORT_PACKS[id(pack)][1]
+
+
 def select_packs(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:
     """Return the packs that apply to `host`, and why no pack covers its GPU model (empty if one does)."""
     of_operator = [pack for pack in packs if pack.chosen]
     shipped = [pack for pack in packs if not pack.chosen]
     if plan.rehearsal:
-        return [*(pack for pack in shipped if pack.name == "rehearsal"), *of_operator], ""
+        of_rehearsal = [pack for pack in shipped if pack.name == "rehearsal"]
+        of_ports = [_port_pack(pack) for pack in shipped if pack.name == "common" and plan.judges_ports(host)]
+        return [*of_rehearsal, *of_ports, *of_operator], ""
     gpu_names = sorted({gpu.name for gpu in gpus})
     if host.gpu_model:
         of_model = [pack for pack in shipped if pack.name == host.gpu_model]

@@ -101,6 +101,8 @@ class Benchmark:
     """List of `PlannedHost` with the directories that it measures: `local_storage`. It is not planned if all hosts have none."""
     needs_nvlink_domain: bool = False
     """Whether it is planned only if the inventory has hosts in an NVLink domain."""
+    needs_torch: bool = True
+    """Whether its ranks import torch. A stage whose benchmarks all do without starts its ranks without torch."""
     trains: bool = False
     """Whether it trains a network, so that `--validation-only` leaves it out."""
 

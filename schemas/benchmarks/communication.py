@@ -132,6 +132,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             Cost(seconds=2.4, per="port_round"),
         ],
         parts=["fabric"],
+        needs_torch=False,
     ),
     "mnnvl": Benchmark(
         group="collectives",

@@ -57,6 +57,7 @@ STORAGE: Mapping[str, Benchmark] = {
         costs=[Cost(seconds=2.5, timed=["seconds"] * 5, over=["sharings"])],  # four rates, and the comparison
         parts=["storage"],
         directories="local_storage",
+        needs_torch=False,
     ),
     "shared_storage": Benchmark(
         group="storage",
@@ -105,5 +106,6 @@ STORAGE: Mapping[str, Benchmark] = {
         parts=["storage"],
         directories="shared_storage",
         needs_peers=True,
+        needs_torch=False,
     ),
 }

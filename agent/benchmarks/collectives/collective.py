@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from agent.benchmarks.collectives.operations import CollectiveBuffers
 from agent.benchmarks.runtime import nccl_log
-from agent.benchmarks.runtime.context import Context, Value, cuda_stream
+from agent.benchmarks.runtime.context import Context, cuda_stream
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
+from agent.benchmarks.runtime.rank_context import Value
 from agent.benchmarks.runtime.timing import Work
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import SampleSeries, summarize

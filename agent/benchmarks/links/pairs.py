@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from agent.benchmarks.links.pair_scopes import expected_scopes, host_names, pair_scope
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.runtime.host_rank import read_request
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
 from schemas.records import ERROR, SKIPPED
-from schemas.tournament import partner, partners, select_rounds
+from schemas.tournament import partner, select_rounds
 
 UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
 WORD = 2
@@ -58,14 +58,6 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     _report_remaining(context, settings, first, "the partner was not in this launch, or has fewer ranks")
 
 
-def expected_scopes(context: Context, settings: Mapping[str, Any]) -> list[str]:
-    """Return the scopes that the plan expects of this rank: one for each host that its own host is paired with."""
-    gang, members = _host_names(context)
-    if len(members) < 2:
-        return []
-    return [_scope(context, name) for name in partners(gang, members[context.node], settings["rounds"])]
-
-
 class RankLayout:
     """Maps (number of the host, local rank) to the rank."""
 
@@ -84,15 +76,8 @@ class RankLayout:
         return self._ranks[(node, local_rank)]
 
 
-def _host_names(context: Context) -> tuple[list[str], list[str]]:
-    """Return the planned hosts of the gang, and the hosts of this launch in rank order; both empty without a supervisor."""
-    request = read_request(context)
-    members = list(request.get("members", []))
-    return list(request.get("gang") or members), members
-
-
 def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayout, transport: PairTransport) -> None:
-    gang, members = _host_names(context)
+    gang, members = host_names(context)
     if len(members) != layout.hosts:
         gang = members = [f"host{node}" for node in range(layout.hosts)]
     rounds = select_rounds(len(gang), settings["rounds"])
@@ -111,7 +96,7 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
 
 
 def _measure_pair(context: Context, exchange: PairExchange, other: str, peer: int, count: int) -> None:
-    scope = _scope(context, other)
+    scope = pair_scope(context, other)
     try:
         result = exchange.measure(peer)
     except Exception as error:
@@ -132,10 +117,6 @@ def _measure_pair(context: Context, exchange: PairExchange, other: str, peer: in
     latencies = summarize(result.small)
     context.report("pairs.bandwidth", rates, unit="B/s", size_bytes=result.size_bytes, **common)
     context.report("pairs.latency", latencies, unit="s", size_bytes=4 * WORD, **common)
-
-
-def _scope(context: Context, other: str) -> str:
-    return f"{context.device_scope},partner={other}"
 
 
 def _report_absent(context: Context, scope: str, status: str, reason: str) -> None:

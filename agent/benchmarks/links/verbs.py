@@ -27,12 +27,12 @@ from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.stages import GANG
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 LOOPBACK = "127.0.0.1"
 
 
-def run(context: Context, settings: Mapping[str, Any]) -> None:
+def run(context: RankContext, settings: Mapping[str, Any]) -> None:
     """Report `verbs.*` of every port of the fabric that this host has; nothing on a host without RDMA ports."""
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
@@ -46,7 +46,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         _measure_loopback(context, settings, report, usable)
 
 
-def _measure_loopback(context: Context, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]) -> None:
+def _measure_loopback(
+    context: RankContext, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]
+) -> None:
     """Measure each port with itself, one after the other: all at once, they would share the host's memory bandwidth."""
     tests = planned_tests(settings)
     for port in ports:
@@ -59,7 +61,7 @@ def _measure_loopback(context: Context, settings: Mapping[str, Any], report: Por
                 failed = problem
 
 
-def _loopback(context: Context, report: PortReport, test: VerbsTest, port: RdmaPort) -> str:
+def _loopback(context: RankContext, report: PortReport, test: VerbsTest, port: RdmaPort) -> str:
     """Run one test of a port with itself, and report it; return why it failed, or an empty string."""
     progress = context.heartbeat.record_progress
     runs: dict[str, PerftestRun] = {}

@@ -28,7 +28,7 @@ from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 from schemas.tournament import partner, select_rounds
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 MAX_REASON = 300
 Rails = Sequence[tuple[RdmaPort, str]]
@@ -50,7 +50,7 @@ class PairRun:
 
 
 def measure_pairs(
-    context: Context,
+    context: RankContext,
     settings: Mapping[str, Any],
     report: PortReport,
     ports: Sequence[RdmaPort],
@@ -92,7 +92,7 @@ def measure_pairs(
 class HostStore:
     """What the hosts post for each other."""
 
-    def __init__(self, context: Context, host: str) -> None:
+    def __init__(self, context: RankContext, host: str) -> None:
         self._context, self._host = context, host
 
     def post(self, key: str, value: Any) -> None:
@@ -131,7 +131,7 @@ class PairOfHosts:
     """This host and its partner of one round."""
 
     def __init__(
-        self, context: Context, store: HostStore, report: PortReport, me: str, other: str, address: str
+        self, context: RankContext, store: HostStore, report: PortReport, me: str, other: str, address: str
     ) -> None:
         self._context, self._store, self._report = context, store, report
         self._me, self._other, self._address = me, other, address

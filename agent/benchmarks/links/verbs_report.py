@@ -12,7 +12,7 @@ from agent.benchmarks.links.rdma_ports import RdmaPort, nearest_gpu
 from schemas.records import SKIPPED, UNSUPPORTED
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 UNITS = {"verbs.bandwidth": "B/s", "verbs.latency": "s", "verbs.message_rate": "1/s"}
 REMEDY = "install perftest (package perftest, or the one of DOCA-OFED) to measure the fabric below NCCL"
@@ -40,7 +40,7 @@ def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:
 class PortReport:
     """Reports the figures of ports, and why there are none."""
 
-    def __init__(self, context: Context, settings: Mapping[str, Any]) -> None:
+    def __init__(self, context: RankContext, settings: Mapping[str, Any]) -> None:
         self._context, self._settings = context, settings
         self.installation = Installation()
         self._ratios: dict[RdmaPort, dict[str, float]] = {}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.rank_context import RankContext
 from agent.gang.heartbeat import describe_error
 from schemas.catalogue import outputs
 from schemas.records import ERROR
+
+if TYPE_CHECKING:
+    from agent.benchmarks.runtime.context import Context
 
 Result = TypeVar("Result")
 
@@ -43,7 +46,7 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
     return result
 
 
-def report_absent_outputs(context: Context, benchmark: str, problem: CannotMeasureError, **params: Any) -> None:
+def report_absent_outputs(context: RankContext, benchmark: str, problem: CannotMeasureError, **params: Any) -> None:
     """Report every output of the benchmark as absent, with these parameters."""
     for output in {output.name: output for output in outputs(benchmark, context.kind)}.values():
         if output.scope == "device" or context.is_reporting_rank:

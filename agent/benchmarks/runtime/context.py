@@ -1,15 +1,10 @@
-"""The context in which a benchmark runs: its rank, its device, timing, and methods that report figures."""
+"""The context in which a benchmark runs on one rank: with its device, timing and collectives."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,204 +12,16 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from agent.benchmarks.runtime import nccl_log
+from agent.benchmarks.runtime.rank_context import RankContext
 from agent.benchmarks.runtime.timing import Timing
-from agent.sampling.statistics import SampleSeries, summarize
-from schemas import documents
-from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
-
-SAVE_S = 2.0
-"""Minimum time between two writes of observations or of progress. A launch that is stopped loses all after its last write."""
-
-Value = float | str | bool | Samples
-"""A figure, or samples whose median is the figure."""
+from agent.gang.heartbeat import describe_error
 
 
 @dataclass(kw_only=True)
-class Context(Timing):
-    """One rank of one launch."""
+class Context(RankContext, Timing):
+    """One rank of one launch that uses torch."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    stage: str
-    kind: str
-    """`gpu`, or `cpu` in a rehearsal."""
-    devices: tuple[int, ...]
-    """NVML indices of this host's GPUs by local rank, or the numbers of a rehearsal's processes."""
-    world_scope: str
-    """Scope of what all ranks measure together: `host` or `gang=…`."""
-    work: Path
     store: Store = field(default_factory=HashStore)
-    """Carries messages between ranks. It keeps working if a rank is lost; the process group does not."""
-    node: int = 0
-    """Number of this host among the hosts of the launch."""
-    launched: float = field(default_factory=time.monotonic)
-    """`time.monotonic()` when this host's ranks were launched, or, without a supervisor, when torch was imported."""
-    benchmark: str = ""
-    """The benchmark that is running."""
-    begun: dict[str, float] = field(default_factory=dict)
-    """When each benchmark, and each step between them, began, by `time.monotonic()`."""
-    unable: str = ""
-    """Why this rank cannot join the process group."""
-    lost: dict[int, str] = field(default_factory=dict)
-    """Local ranks that this rank no longer waits for, and why."""
-    observations: list[Observation] = field(default_factory=list)
-    windows: list[dict[str, Any]] = field(default_factory=list)
-    """Time windows for which `request_telemetry` has requested NVML samples."""
-    _barriers: dict[str, int] = field(default_factory=dict)
-    _saved: float = field(default_factory=time.monotonic)
-    _reported: float = field(default_factory=time.monotonic)
-
-    @property
-    def device_scope(self) -> str:
-        """`gpu=3` (NVML index), or `cpu=0` in a rehearsal."""
-        return f"{self.kind}={self.devices[self.local_rank]}"
-
-    def pair_scope(self, peer: int) -> str:
-        """Return the scope of this device and that of local rank `peer`: `gpu=3,peer=0`."""
-        return f"{self.device_scope},peer={self.devices[peer]}"
-
-    @property
-    def is_reporting_rank(self) -> bool:
-        """Whether this rank reports what all ranks measured together. One rank on each host does, so that every record has it."""
-        return self.local_rank == 0
-
-    def set_phase(self, phase: str, exit_code: int | None = None) -> None:
-        """Report to the supervisor what this rank is doing, and at the end its exit code."""
-        self.heartbeat.phase = phase
-        self.heartbeat.record_progress()
-        state = {"phase": phase, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
-        _write(self.work / f"rank{self.rank}.state.json", state)
-        if self.observations and time.monotonic() - self._saved > SAVE_S:
-            self.save()
-
-    @property
-    def progress_due(self) -> bool:
-        """Whether this rank reports the progress of trainings, and last did so more than `SAVE_S` ago."""
-        return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
-
-    def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
-        """Publish figures (name -> value and unit) of a training that is running. They are not part of the record."""
-        self._reported = time.monotonic()
-        common = {"scope": self.world_scope, "status": MEASURED, "params": params}
-        observations = [
-            {"name": name, "value": value, "unit": unit, **common}
-            for name, (value, unit) in figures.items()
-            if math.isfinite(value)
-        ]
-        _write(self.work / f"rank{self.rank}.now.json", {"observations": observations})
-
-    def save(self) -> None:
-        """Write all observations so far to this rank's file, so that they are not lost if the rank fails later."""
-        self._saved = time.monotonic()
-        _write(
-            self.work / f"rank{self.rank}.json",
-            {
-                "rank": self.rank,
-                "observations": [to_json(item) for item in self.observations],
-                "software": software_versions() if self.is_reporting_rank else {},
-                "windows": self.windows,
-            },
-        )
-
-    def report(
-        self, name: str, value: Value, *, unit: str, scope: str, samples: Samples | None = None, **params: Any
-    ) -> None:
-        """Report a value, or samples and their median. NaN and infinity are reported as an error.
-
-        Args:
-            samples: the samples behind a value that is not their median.
-        """
-        samples = value if isinstance(value, Samples) else samples
-        figure = value.p50 if isinstance(value, Samples) else value
-        numbers = [figure, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            reason = f"the figure is not a finite number: {figure}"
-            self.report_absent(name, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
-            return
-        self.observations.append(
-            Observation(
-                name=name,
-                scope=scope,
-                stage=self.stage,
-                unit=unit,
-                status=MEASURED,
-                value=figure,
-                params=params,
-                samples=samples,
-            )
-        )
-
-    def report_world(self, figures: Mapping[str, tuple[Value, str]], **params: Any) -> None:
-        """Report figures (name -> value and unit) that all ranks have in common, on the reporting rank only."""
-        for name, (value, unit) in figures.items() if self.is_reporting_rank else ():
-            self.report(name, value, unit=unit, scope=self.world_scope, **params)
-
-    def report_absent(self, name: str, *, unit: str, scope: str, status: str, reason: str, **params: Any) -> None:
-        """Report why there is no value."""
-        self.observations.append(
-            Observation(
-                name=name, scope=scope, stage=self.stage, unit=unit, status=status, reason=reason[:2000], params=params
-            )
-        )
-
-    def report_rate(
-        self, name: str, amount: float, series: SampleSeries, *, unit: str, scope: str, **params: Any
-    ) -> None:
-        """Report the median rate. Each time in the series is the time that `amount` (bytes, operations) took."""
-        rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
-        self.report(name, rates, unit=unit, scope=scope, **params)
-
-    def begin(self, benchmark: str) -> None:
-        """Start a benchmark: from now on barriers, telemetry windows and phases belong to it."""
-        self.benchmark = benchmark
-        self.begun[benchmark] = time.monotonic()
-        self._barriers = {}
-        self.store.set(f"begun/{self.node}/{benchmark}/{self.local_rank}", "here")
-        for rank in list(self.lost):  # wait again for a rank that was only slow and has caught up
-            if self.store.check([f"begun/{self.node}/{benchmark}/{rank}"]):
-                del self.lost[rank]
-        self.set_phase(benchmark)
-
-    def host_barrier(self, name: str = "") -> None:
-        """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost, and wait for it no more.
-
-        The barrier uses the store and not the process group, so that a rank whose GPU is lost does not block the others.
-        """
-        self._barriers[name] = number = self._barriers.get(name, 0) + 1
-        self.heartbeat.record_progress()
-        key = f"barrier/{self.node}/{self.benchmark}/{name}/{number}"
-        self.store.set(f"{key}/{self.local_rank}", "here")
-        deadline = time.monotonic() + self.timeout_s
-        waiting = [rank for rank in range(self.local_world_size) if rank not in self.lost]
-        while waiting and not self.store.check([f"{key}/{rank}" for rank in waiting]):
-            waiting = [rank for rank in waiting if not self._has_left(rank)]
-            if time.monotonic() > deadline:
-                late = [rank for rank in waiting if not self.store.check([f"{key}/{rank}"])]
-                barrier = f"{self.benchmark} {name}".strip()
-                reason = f"did not reach the barrier {barrier!r} within {self.timeout_s:g} s"
-                self.lost |= dict.fromkeys(late, reason)
-                return
-            time.sleep(0.0005)
-
-    def present_ranks(self) -> list[int]:
-        """Return the local ranks that are neither lost nor done with the benchmark."""
-        ranks = [rank for rank in range(self.local_world_size) if rank not in self.lost]
-        return [rank for rank in ranks if not self._has_left(rank)]
-
-    def leave(self) -> None:
-        """Announce to the other ranks of this host that this rank skips the remaining barriers of the benchmark."""
-        self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
-
-    def _has_left(self, rank: int) -> bool:
-        return bool(self.store.check([f"left/{self.node}/{self.benchmark}/{rank}"]))
-
-    def request_telemetry(self, begin: float, end: float, **params: Any) -> None:
-        """Ask the supervisor for this device's NVML samples between two times of `time.monotonic()`."""
-        self.windows.append(
-            {"benchmark": self.benchmark, "scope": self.device_scope, "begin": begin, "end": end, "params": params}
-        )
 
     def sum_over_ranks(self, value: float) -> float:
         """Return the sum of the value over all ranks."""
@@ -230,22 +37,36 @@ class Context(Timing):
             dist.all_reduce(ends, dist.ReduceOp.MIN)
             return int(ends[0]), -int(ends[1])
 
+    def software_versions(self) -> dict[str, str]:
+        """Return the versions of torch and of the CUDA, NCCL and cuDNN that it uses, if it has them."""
+        versions = {"torch": str(torch.__version__)}
+        if torch.version.cuda:
+            versions["cuda"] = torch.version.cuda
+        if torch.cuda.is_available():
+            version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            versions["nccl"] = ".".join(map(str, version))
+            versions["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        return versions
+
+    def device_error(self) -> str:
+        """Return why the device can no longer be used, or an empty string. After some errors every CUDA call fails."""
+        try:
+            torch.zeros(1, device=self.device).add_(1)
+            self.synchronize()  # has a time-out, unlike reading the result of a kernel that hangs
+        except (RuntimeError, TimeoutError) as error:
+            return f"the device was lost: {describe_error(error)}"
+        return ""
+
+    def release_memory(self) -> None:
+        """Release the memory of the benchmark that has ended, on the host and on the device."""
+        super().release_memory()
+        if self.kind == "gpu":
+            torch.cuda.empty_cache()
+
 
 def cuda_stream(device: torch.device) -> torch.cuda.Stream:
     """Return a new stream of the device."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def software_versions() -> dict[str, str]:
-    """Return the versions of torch and of the CUDA, NCCL and cuDNN that it uses, if it has them."""
-    versions = {"torch": str(torch.__version__)}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    if torch.cuda.is_available():
-        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        versions["nccl"] = ".".join(map(str, version))
-        versions["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-    return versions
 
 
 def join_process_group(context: Context) -> None:
@@ -266,7 +87,3 @@ def join_process_group(context: Context) -> None:
         dist.init_process_group("gloo", **arguments)
     context.sum_over_ranks(1.0)
     context.heartbeat.joined = True
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    documents.write_text(path, json.dumps(value, allow_nan=False), durable=False)

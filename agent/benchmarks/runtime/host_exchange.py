@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agent.benchmarks.runtime.host_rank import REPORTING_RANK
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 POLL_S = 0.02
 MARGIN_S = 10.0
@@ -34,7 +34,7 @@ class HostExchange:
         name: prefix of the keys in the store.
     """
 
-    def __init__(self, context: Context, members: Sequence[str], name: str) -> None:
+    def __init__(self, context: RankContext, members: Sequence[str], name: str) -> None:
         self._context, self._members, self._name = context, list(members), name
         self.host = self._members[context.node]
 

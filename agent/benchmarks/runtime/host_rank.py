@@ -7,20 +7,20 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 REPORTING_RANK = 0
 WAIT_S = 0.2
 
 
-def wait_for_reporting_rank(context: Context) -> None:
+def wait_for_reporting_rank(context: RankContext) -> None:
     """Wait until the rank that measures has left the benchmark, also because its GPU is broken."""
-    while REPORTING_RANK in context.present_ranks():
+    while context.is_present(REPORTING_RANK):
         context.heartbeat.record_progress()
         time.sleep(WAIT_S)
 
 
-def read_request(context: Context) -> dict[str, Any]:
+def read_request(context: RankContext) -> dict[str, Any]:
     """Return the supervisor's request; empty without a supervisor."""
     try:
         return dict(json.loads((context.work / "request.json").read_text(encoding="utf-8")))

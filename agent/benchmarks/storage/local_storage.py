@@ -24,7 +24,7 @@ from agent.benchmarks.storage.target import (
 )
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 FILE = "data"
 MARGIN_S = 20.0
@@ -34,7 +34,7 @@ SLOWEST_READ = 0.1
 NO_FIO = "fio is not installed: set rackproof_install_fio, or install the package fio (RHEL: also fio-engine-libaio)"
 
 
-def run(context: Context, settings: Mapping[str, Any]) -> None:
+def run(context: RankContext, settings: Mapping[str, Any]) -> None:
     """Report `local_storage.*` of every directory that the inventory names; nothing if it names none."""
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)

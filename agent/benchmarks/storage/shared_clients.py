@@ -13,7 +13,7 @@ from agent.benchmarks.storage.directory import PREFIX
 from agent.benchmarks.storage.target import ACCESS_S, Target, clean, program_answer, run_directory_program
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 STEP_S = 30.0
 """How much later than its own children's limit a step of another host may end."""
@@ -35,7 +35,7 @@ class Clients:
         target: the directory on this host.
     """
 
-    def __init__(self, context: Context, exchange: HostExchange, target: Target) -> None:
+    def __init__(self, context: RankContext, exchange: HostExchange, target: Target) -> None:
         self.context, self.target = context, target
         self._exchange = exchange
         self.hosts: tuple[str, ...] = ()

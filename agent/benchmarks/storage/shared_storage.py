@@ -21,10 +21,10 @@ from agent.benchmarks.storage.shared_rates import SharedRates, measure_metadata
 from agent.benchmarks.storage.target import FioRunner, TargetReport, prepare_targets, remove_targets
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 
-def run(context: Context, settings: Mapping[str, Any]) -> None:
+def run(context: RankContext, settings: Mapping[str, Any]) -> None:
     """Report `shared_storage.*` of every directory that the inventory names; nothing if it names none."""
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
@@ -37,7 +37,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         _measure(context, settings, exchange, str(path))
 
 
-def _measure(context: Context, settings: Mapping[str, Any], exchange: HostExchange, path: str) -> None:
+def _measure(context: RankContext, settings: Mapping[str, Any], exchange: HostExchange, path: str) -> None:
     report = TargetReport(context, "shared_storage", settings)
     program = fio.program()
     runner = FioRunner(

@@ -15,7 +15,7 @@ from schemas.records import ERROR
 from schemas.scopes import directory_scope
 
 if TYPE_CHECKING:
-    from agent.benchmarks.runtime.context import Context
+    from agent.benchmarks.runtime.rank_context import RankContext
 
 ACCESS_S = 20.0
 """Time within which a file system must answer a few small accesses."""
@@ -50,7 +50,7 @@ class Target:
         return directory_scope(self.path)
 
 
-def prepare_targets(context: Context, paths: Sequence[str]) -> list[Target]:
+def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
     """Return the directories, each with a new subdirectory for test files, or with the problem that prevents it."""
     targets = [Target(path=path) for path in paths]
     answers = run_directory_program(context, {target.path: ["prepare", target.path] for target in targets})
@@ -77,14 +77,16 @@ def little_space(free: int, users: int, kind: str) -> str:
     return f"{free / 1e6:.0f} MB are free, too little for {users} {kind}: free space"
 
 
-def remove_targets(context: Context, targets: Iterable[Target]) -> None:
+def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
     """Remove the test files. A file system that hangs keeps them; the next measurement removes those older than a day."""
     run_directory_program(
         context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
     )
 
 
-def run_directory_program(context: Context, arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any] | str]:
+def run_directory_program(
+    context: RankContext, arguments: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Any] | str]:
     """Run the program on each directory; return its answer, or a problem."""
     program = (sys.executable, "-I", "-S", directory.__file__)
     commands = {path: [*program, *words] for path, words in arguments.items()}
@@ -123,7 +125,7 @@ def clean(text: object) -> str:
 class TargetReport:
     """Reports the figures of directories, and why there are none."""
 
-    def __init__(self, context: Context, benchmark: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, context: RankContext, benchmark: str, settings: Mapping[str, Any]) -> None:
         self._context = context
         self._units = {output.name: output.unit for output in BENCHMARKS[benchmark].outputs}
         self._expected = [
@@ -156,7 +158,7 @@ class TargetReport:
 class FioRunner:
     """Runs passes of fio on several directories at once."""
 
-    context: Context
+    context: RankContext
     path: str
     engine: str
     jobs: int

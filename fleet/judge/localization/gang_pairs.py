@@ -94,7 +94,8 @@ class GangPairs:
         members = {host: views[host] for host in attempt.launches}
         self._members = members
         self._collective_slow = collective_slow
-        self._rehearsal = next(iter(members.values())).plan.rehearsal
+        self._rehearsal = self._shares_links()
+        """Whether the hosts may be one machine, so that only gross faults are reported."""
         self._by_slower_end = self._rehearsal or self.is_one_way
         """Whether the value of the slower end counts for the pair, and not the mean of both ends.
 
@@ -104,6 +105,9 @@ class GangPairs:
         self._pairs = self._measured_pairs()
         self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
         self._failed_alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
+
+    def _shares_links(self) -> bool:
+        return next(iter(self._members.values())).plan.rehearsal
 
     def _measured_pairs(self) -> list[Pair]:
         reports: dict[tuple[str, str, int], _PairReports] = defaultdict(_PairReports)

@@ -46,6 +46,9 @@ class VerbsPairs(GangPairs):
         self._names: dict[str, str] = {}
         """ID of a switch -> its name."""
 
+    def _shares_links(self) -> bool:
+        return not all(view.plan.judges_ports(view.host) for view in self._members.values())
+
     def _is_compared(self, observation: Observation) -> bool:
         """Return whether it is a write from host memory in one direction, or a latency. Each end reports what it sent."""
         return all(observation.params.get(key, value) == value for key, value in SHARE.items())

@@ -31,10 +31,11 @@ def judge_wiring(plan: Plan, views: Iterable[HostView]) -> Wiring:
 
 def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
     """Return the verdicts of `judge_wiring`, from the network ports of all hosts."""
-    if plan.rehearsal:
+    judged = {host.name for host in plan.hosts if plan.judges_ports(host)}
+    if not judged:
         return Wiring()
-    by_host = {host.host: host for host in hosts}
-    lines = planned_lines(plan.manifest)
+    by_host = {host.host: host for host in hosts if host.host in judged}
+    lines = [line for line in planned_lines(plan.manifest) if not plan.rehearsal or line.host in judged]
     planned = judge_planned(lines, by_host)
     complete = [host for host in by_host.values() if host.has_record]  # others are inconclusive as a whole
     rails = compare_rails(complete, covered_ports(lines, by_host))

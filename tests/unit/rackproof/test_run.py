@@ -284,6 +284,7 @@ def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytes
     assert readiness_problems(fit, cpu=True) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert readiness_problems(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
+    assert readiness.problems({}, (0, 1), fit / "run", cpu=True, uses_torch=False, root=fit) == []
 
 
 def test_too_little_memory_is_reported(fit: Path) -> None:

@@ -215,7 +215,7 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     reason = take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
     assert reason == f"cuda:5 is gpu-{other}; NVML has gpu-87654321-0000-0000-0000-000000000000 at this index"
-    monkeypatch.setattr("agent.benchmarks.__main__.device_error", lambda _: "")
+    monkeypatch.setattr("agent.benchmarks.runtime.context.Context.device_error", lambda _: "")
     assert take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
     properties.uuid = "<no UUID>"
     assert take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
@@ -228,7 +228,7 @@ def test_figures_of_a_lost_device_and_of_its_group_are_errors_or_skipped(
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
     monkeypatch.setattr("agent.benchmarks.compute.gemm.build_product", lose_device)
-    monkeypatch.setattr("agent.benchmarks.runner.device_error", lambda _: "the device was lost: ECC")
+    monkeypatch.setattr("agent.benchmarks.runtime.context.Context.device_error", lambda _: "the device was lost: ECC")
     rank = context(tmp_path)
     sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
     run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})

@@ -19,7 +19,7 @@ from agent.gang.allow_list import admit_only
 from agent.gang.protocol import Gang, GangError
 from agent.gang.transport import check_addresses, listen
 from agent.launch.request import LaunchRequest
-from agent.launch.torchrun import LaunchError, torchrun_command
+from agent.launch.torchrun import LaunchError, launcher_command
 from tests import ROOT, builders
 
 SHIPPED = ("agent", "collectors", "fleet", "schemas", "rackproof", "roles")
@@ -167,7 +167,7 @@ def write_rendezvous(
     request = LaunchRequest(
         stage=plan.stage("gang"), members=gang.members, port=29500, interface="eth7", environment=variables or {}
     )
-    command = torchrun_command(plan, host, request, gang=gang, work=work, data=work, uuids={})
+    command = launcher_command(plan, host, request, gang=gang, work=work, data=work, uuids={})
     rendezvous: dict[str, Any] = json.loads((work / "rendezvous.json").read_text())
     assert not any(rendezvous["name"] in argument or plan.nonce in argument for argument in command.arguments)
     assert (work / "rendezvous.json").stat().st_mode & 0o077 == 0
@@ -230,7 +230,7 @@ def test_gloo_uses_the_interface_of_the_planned_address(
     gang = Gang(**{**vars(gang), "addresses": {"node1": "127.0.0.1", "node2": address}})
     request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500)
     host = replace(plan.host("node2"), environment={"GLOO_SOCKET_IFNAME": given} if given else {})
-    command = torchrun_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+    command = launcher_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
     assert command.environment.get("GLOO_SOCKET_IFNAME", "") == interface
 
 
@@ -275,7 +275,7 @@ def test_member_without_an_address_is_named(tmp_path: Path) -> None:
         _ = gang.allowed_addresses
     request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500)
     with pytest.raises(LaunchError, match=r"host node1: its address nowhere\.invalid cannot be resolved here"):
-        torchrun_command(plan, plan.host("node2"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+        launcher_command(plan, plan.host("node2"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
 
 
 RANK = """

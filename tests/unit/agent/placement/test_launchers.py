@@ -18,7 +18,7 @@ from agent.gang.protocol import Gang
 from agent.launch import stage
 from agent.launch.options import rank_environment, standalone_options
 from agent.launch.request import LaunchRequest
-from agent.launch.torchrun import torchrun_command
+from agent.launch.torchrun import launcher_command
 from agent.placement import detect, membership, mpi, slurm, torch_env
 from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, PlacementError, RankPlacement, without_placement
 from agent.run.record import HostRun
@@ -288,7 +288,7 @@ def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, mo
         environment=rank_environment(options),
     )
     gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
-    command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+    command = launcher_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
     values = {
         key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))
     }
@@ -320,7 +320,7 @@ def test_launch_command_matches_the_golden_file(
     )
     gang = replace(Gang.from_plan(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
     uuids = {0: "GPU-a", 1: "GPU-b"}
-    command = torchrun_command(
+    command = launcher_command(
         plan, host, launch_request, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids
     )
     rendezvous = json.loads((tmp_path / "rendezvous.json").read_text())

@@ -199,6 +199,10 @@ def test_adapter_of_two_hosts_fails_on_both(name: str, value: str, is_found: boo
     rehearsal = replace(plan, rehearsal=True)
     pack = replace(pack_of("h200-sxm"), name="rehearsal")
     assert failures(rehearsal, pack, readings) == [], "the hosts of a rehearsal may be one machine"
+    required = [replace(host, verbs_required=True) for host in plan.hosts]
+    stages = [replace(stage, benchmarks={**stage.benchmarks, "verbs": {}}) for stage in plan.stages]
+    measured = replace(rehearsal, hosts=tuple(required), stages=tuple(stages))
+    assert failures(measured, pack, readings) == (expected if is_found else [])
 
 
 def test_lifetime_counts_of_new_parts_have_limits_of_their_own() -> None:

@@ -20,7 +20,7 @@ from agent.benchmarks.runtime.host_cpu import parse_cpu_list, pin_to_cpus, selec
 from agent.gang.protocol import Gang
 from agent.launch.request import LaunchRequest
 from agent.launch.stage import count_attempt, run_launch
-from agent.launch.torchrun import LaunchError, torchrun_command
+from agent.launch.torchrun import LaunchError, launcher_command
 from agent.run.record import HostRun
 from fleet.judge.evidence import Evidence
 from fleet.planning.begin import begin
@@ -656,4 +656,4 @@ def test_too_many_processors_per_rank_are_an_error_before_the_launch(tmp_path: P
     gang = Gang.from_plan(plan, host, "cell 1", ["h1"], 29500)
     request = LaunchRequest(stage=plan.stages[0], members=("h1",))
     with pytest.raises(LaunchError, match=r"host h1 has \d+ CPUs, and 2 ranks with 10000 each need 20000"):
-        torchrun_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+        launcher_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})

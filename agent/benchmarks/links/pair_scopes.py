@@ -1,0 +1,30 @@
+"""The pairs of hosts that the benchmark `pairs` measures. It imports no torch: every rank can name the pairs that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent.benchmarks.runtime.host_rank import read_request
+from agent.benchmarks.runtime.rank_context import RankContext
+from schemas.tournament import partners
+
+
+def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[str]:
+    """Return the scopes that the plan expects of this rank: one for each host that its own host is paired with."""
+    gang, members = host_names(context)
+    if len(members) < 2:
+        return []
+    return [pair_scope(context, name) for name in partners(gang, members[context.node], settings["rounds"])]
+
+
+def host_names(context: RankContext) -> tuple[list[str], list[str]]:
+    """Return the planned hosts of the gang, and the hosts of this launch in rank order; both empty without a supervisor."""
+    request = read_request(context)
+    members = list(request.get("members", []))
+    return list(request.get("gang") or members), members
+
+
+def pair_scope(context: RankContext, other: str) -> str:
+    """Return the scope of this rank's device with a partner host: `gpu=3,partner=r12-h02`."""
+    return f"{context.device_scope},partner={other}"

@@ -1,0 +1,203 @@
+"""Stages whose benchmarks need no torch: their launcher, their ranks, and the store of the ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.benchmarks.runtime import key_store
+from agent.benchmarks.runtime.key_store import KeyServer, KeyStore
+from agent.gang.protocol import Gang
+from agent.gang.transport import listen
+from agent.launch.request import LaunchRequest
+from agent.launch.torchrun import launcher_command
+from schemas.catalogue import BENCHMARKS, needs_torch
+from tests import builders
+
+ROOT = Path(__file__).parents[4]
+NAME = "a-secret-name"
+WITHOUT = sorted(name for name, benchmark in BENCHMARKS.items() if not benchmark.needs_torch)
+
+
+@contextmanager
+def store_server() -> Iterator[int]:
+    """Yield the port of a running store."""
+    with listen("127.0.0.1", 0) as listener:
+        serving, started = [], threading.Event()
+
+        async def serve() -> None:
+            serving.extend([asyncio.get_running_loop(), asyncio.create_task(KeyServer(NAME).serve(listener))])
+            started.set()
+            await asyncio.gather(*serving[1:], return_exceptions=True)
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        assert started.wait(10)
+        yield listener.getsockname()[1]
+        loop, task = serving
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+def client(port: int) -> KeyStore:
+    return KeyStore("127.0.0.1", port, NAME, limit_s=10)
+
+
+def test_ranks_exchange_keys() -> None:
+    with store_server() as port:
+        first, second = client(port), client(port)
+        assert not second.check(["a"])
+        first.set("a", "1\n✓")
+        assert (second.check(["a"]), second.check(["a", "b"]), second.get("a").decode()) == (True, False, "1\n✓")
+        with pytest.raises(RuntimeError, match="no key b"):
+            second.get("b")
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"another-name\n",
+        b"",
+        b"\xff\n",
+        b"a" * 100 + b"\n",
+        *(NAME.encode() + b"\n" + line for line in (b"{", b"[" * 99, b"\n")),
+    ],
+)
+def test_client_that_sends_something_else_is_disconnected(sent: bytes) -> None:
+    with store_server() as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+            stranger.sendall(sent + b'{"set": "a", "value": "1"}\n')
+            assert stranger.recv(100) == b""
+        known = client(port)
+        assert not known.check(["a"])
+        known.close()
+
+
+@pytest.mark.parametrize("asked", [1, {}, {"set": "a"}, {"set": 1, "value": "1"}, {"get": ["a"]}, {"check": "a"}])
+def test_invalid_request_has_no_answer(asked: Any) -> None:
+    with store_server() as port:
+        known = client(port)
+        assert known._ask(asked) is None
+        known.close()
+
+
+def test_message_that_is_too_long_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_store, "MAX_BYTES", 1000)
+    with store_server() as port:
+        known = client(port)
+        with pytest.raises(RuntimeError, match="the store of the launch"):
+            known.set("a", "1" * 2000)
+        known.close()
+
+
+def test_store_that_is_gone_is_reported() -> None:
+    with store_server() as port:
+        known = client(port)
+        known.set("a", "1")
+    with pytest.raises(RuntimeError, match="the store of the launch"):
+        known.check(["a"])
+    known.close()
+    with pytest.raises(RuntimeError, match=f"no store at 127.0.0.1 port {port}: Connection refused"):
+        KeyStore("127.0.0.1", port, NAME, limit_s=0)
+
+
+def test_a_stage_needs_torch_if_one_of_its_benchmarks_does() -> None:
+    assert WITHOUT == ["local_storage", "shared_storage", "verbs"]
+    assert [needs_torch(names) for names in ([], WITHOUT, ["verbs", "gemm"])] == [True, False, True]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> list[subprocess.Popen[bytes]]:
+    """Start the launch of a stage with verbs only on these hosts, each of which has two ranks."""
+    plan = builders.plan("h1", "h2", profile="rehearsal")
+    benchmark = replace(plan.stage("gang" if len(members) > 1 else "benchmark"), benchmarks={"verbs": {}})
+    (tmp_path / "sitecustomize.py").write_text(sitecustomize)
+    started, port = [], free_port()
+    for name in members:
+        gang = replace(
+            Gang.from_plan(plan, plan.host(name), "gang 0", members, port),
+            addresses=dict.fromkeys(members, "127.0.0.1"),
+        )
+        work = tmp_path / name
+        work.mkdir()
+        request = LaunchRequest(stage=benchmark, members=tuple(members), port=port)
+        command = launcher_command(plan, plan.host(name), request, gang=gang, work=work, data=work, uuids={})
+        secret = json.loads((work / "rendezvous.json").read_text())["name"]
+        assert not any(secret in argument for argument in command.arguments)
+        environment = {**command.environment, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        with (tmp_path / f"{name}.log").open("wb") as log:
+            started.append(subprocess.Popen(command.arguments, env=environment, cwd=work, stdout=log, stderr=log))
+    return started
+
+
+NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
+FAILS = """
+from agent.benchmarks import rank
+run_to_end = rank.run_to_end
+def run(context, benchmarks):
+    if context.rank == 1:
+        raise OSError("broken")
+    run_to_end(context, lambda: __import__("time").sleep(1000))
+rank.run_to_end = run
+"""
+
+
+@pytest.mark.parametrize("members", [("h1",), ("h1", "h2")], ids=["alone", "together"])
+def test_ranks_run_without_torch(tmp_path: Path, members: Sequence[str]) -> None:
+    started = start_hosts(tmp_path, members, NO_TORCH)
+    codes = [process.wait(timeout=60) for process in started]
+    logs = "".join(path.read_text() for path in sorted(tmp_path.glob("**/*.log")))
+    assert codes == [0] * len(members), logs
+    for number, name in enumerate(members):
+        results = [json.loads((tmp_path / name / f"rank{2 * number + rank}.json").read_text()) for rank in range(2)]
+        assert [item["software"] for item in results] == [{}, {}]
+        states = [json.loads((tmp_path / name / f"rank{item['rank']}.state.json").read_text()) for item in results]
+        assert [(state["phase"], state["exit_code"]) for state in states] == [("end", 0)] * 2
+        assert [item["name"] for item in results[0]["observations"]] == ["benchmark.duration"], (
+            "this machine has no port"
+        )
+
+
+def test_rank_that_fails_ends_the_launch(tmp_path: Path) -> None:
+    (process,) = start_hosts(tmp_path, ("h1",), NO_TORCH + FAILS)
+    assert process.wait(timeout=60) == 1
+    assert "OSError: broken" in "".join(path.read_text() for path in tmp_path.glob("**/*.log"))
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
+
+
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        config = {
+            "rank": 0,
+            "address": "127.0.0.1",
+            "port": taken.getsockname()[1],
+            "admitted": [],
+            "name": "n",
+            "ranks": 1,
+        }
+        (tmp_path / "rendezvous.json").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "agent.benchmarks.without_torch", tmp_path / "rendezvous.json", "request.json"]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env=os.environ
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("rackproof: cannot listen for the ranks' rendezvous on 127.0.0.1 port ")
