@@ -131,10 +131,23 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     same_reading = not problem.kinds and matches(verdict, problem.shown_by)
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
-    if Scope.parse(part).device_kind in problem.explains_parts and matches(verdict, problem.explains):
+    is_suspect = item.first.kind == VerdictKind.SUSPECT
+    may_explain_parts = not is_suspect or item.part == HOST
+    if (
+        may_explain_parts
+        and Scope.parse(part).device_kind in problem.explains_parts
+        and matches(verdict, problem.explains)
+    ):
         return True
     if problem.stops and verdict.kind in STOPPED and verdict.verdict == INCONCLUSIVE:
         return True
+    if (
+        is_suspect
+        and item.part != HOST
+        and not Scope.parse(item.part).is_gang
+        and Scope.parse(verdict.scope).get("partner")
+    ):
+        return False  # a slow NIC makes its own pairs slow, which name it as their part
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang
     return is_of_whole_host and matches(verdict, problem.explains_host)
 
@@ -161,8 +174,10 @@ def _explain_by_gang(
     rest = []
     for verdict in verdicts:
         causes = [item for item in of_gang.get(gang_of.get(verdict.host, ""), ()) if _follows_in_gang(verdict, item)]
+        partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            min(causes, key=lambda item: (_rank_of(item), item.host, item.part)).explained.append(verdict)
+            keys = {id(item): (item.host != partner, _rank_of(item), item.host, item.part) for item in causes}
+            min(causes, key=lambda item: keys[id(item)]).explained.append(verdict)
         else:
             rest.append(verdict)
     return rest
@@ -178,7 +193,7 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
     is_other = verdict.host != item.host and verdict.waiver == item.first.waiver
     if problem is None or not is_other or not _can_explain(item, verdict):
         return False
-    if Scope.parse(verdict.scope).is_gang:
+    if Scope.parse(verdict.part_scope).is_gang:
         return matches(verdict, problem.explains_host)
     return verdict.stage == "gang" and problem.stops and verdict.kind in STOPPED
 

@@ -348,6 +348,7 @@ PROBLEMS = (
         kinds=(VerdictKind.SUSPECT,),
         explains=_NETWORK,
         explains_host=_NETWORK,
+        explains_parts=("hca",),
         confidence=LIKELY,
     ),
     Problem(

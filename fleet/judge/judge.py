@@ -30,7 +30,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
 from fleet.judge.link_faults import with_link_faults
-from fleet.judge.localization import judge_pairs, with_fabric_parts
+from fleet.judge.localization import judge_pairs, with_pair_parts
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
@@ -106,7 +106,7 @@ def judge_hosts(
     evidence = {view.host.name: view.evidence for view in views}
     of_pairs = judge_pairs(with_record, verdicts)
     return [
-        *with_fabric_parts(verdicts, of_pairs),
+        *with_pair_parts(verdicts, of_pairs, views),
         *judge_digests(with_record, stats.planned, stats.digests),
         *judge_domains(with_record, stats.domains),
         *of_pairs,

@@ -171,18 +171,3 @@ def least_share(view: HostView, name: str) -> float:
 def _identifier(text: str) -> str:
     """Return the ID of a switch as part of a scope. Switches may send any text."""
     return re.sub(r"[^\w.:-]", "_", text, flags=re.ASCII)[:MAX_ID]
-
-
-def with_fabric_parts(verdicts: Sequence[Verdict], of_pairs: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts. A port that is slow with every partner because of its rail or switch is attributed to that."""
-    parts = {
-        (item.host, item.scope): item.part
-        for item in of_pairs
-        if Scope.parse(item.part).device_kind in FABRIC_PARTS and item.verdict == FAIL
-    }
-    return [
-        replace(item, part=parts[item.host, item.scope])
-        if item.name == BEST and item.verdict == FAIL and (item.host, item.scope) in parts
-        else item
-        for item in verdicts
-    ]

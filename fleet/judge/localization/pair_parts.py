@@ -1,0 +1,74 @@
+"""Attribute failures on pairs of hosts and on ports to the part that is slow.
+
+A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, NICs and cables, and switches. So a failure in the
+scope `gpu=0,partner=h2` says nothing about GPU 0. Without this module, a healthy GPU would be returned for a slow cable.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fleet.judge.host_view import HostView
+from fleet.judge.localization.port_pairs import FABRIC_PARTS
+from fleet.judge.port_coverage import BEST
+from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import HOST, Scope
+
+PAIRS = "pairs."
+
+
+def with_pair_parts(
+    verdicts: Iterable[Verdict], of_pairs: Sequence[Verdict], views: Iterable[HostView]
+) -> list[Verdict]:
+    """Return the verdicts, in which failures of pairs and ports have the part at fault.
+
+    - A pair of GPUs: the suspect of its host that includes the rail of the pair; without one, the gang.
+    - A port that is slow with every partner: its rail or switch, if that is a suspect.
+
+    Args:
+        verdicts: the verdicts on all hosts by criteria.
+        of_pairs: the verdicts of the pair matrix on suspects.
+        views: the hosts with valid records.
+    """
+    suspects: dict[str, list[Verdict]] = defaultdict(list)
+    for item in of_pairs:
+        if item.verdict != PASS and item.name.startswith(PAIRS):
+            suspects[item.host].append(item)
+    shared_parts = {
+        (item.host, item.scope): item.part
+        for item in of_pairs
+        if Scope.parse(item.part).device_kind in FABRIC_PARTS and item.verdict == FAIL
+    }
+    view_of = {view.host.name: view for view in views}
+    return [
+        verdict if verdict.verdict != FAIL else _attributed(verdict, suspects[verdict.host], shared_parts, view_of)
+        for verdict in verdicts
+    ]
+
+
+def _attributed(
+    verdict: Verdict,
+    suspects: Iterable[Verdict],
+    shared_parts: Mapping[tuple[str, str], str],
+    view_of: Mapping[str, HostView],
+) -> Verdict:
+    if verdict.name == BEST:
+        return replace(verdict, part=shared_parts.get((verdict.host, verdict.scope), verdict.part))
+    scope = Scope.parse(verdict.scope)
+    if not verdict.name.startswith(PAIRS) or not scope.get("partner") or verdict.part:
+        return verdict
+    host = view_of[verdict.host].host
+    suspect = next((item for item in suspects if _includes(item, scope.device, host.scopes)), None)
+    if suspect is None:
+        return replace(verdict, part=f"gang={host.gang}" if host.gang else HOST, serial="")
+    return replace(verdict, part=suspect.part_scope, serial=suspect.serial)
+
+
+def _includes(suspect: Verdict, device: str, devices: Sequence[str]) -> bool:
+    """Return whether a suspect of the host includes the rail of a device: the GPU or its NIC, the rail, or the host."""
+    if suspect.scope in (device, HOST):
+        return True
+    rail = Scope.parse(suspect.part)
+    return rail.device_kind == "rail" and device in devices and rail.index == devices.index(device)

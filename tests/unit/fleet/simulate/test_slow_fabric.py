@@ -1,0 +1,84 @@
+"""However slow a NIC, cable, rail, switch or host or the whole fabric is, it is one cause, and no healthy GPU is blamed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.records.load import load
+from fleet.report.merge import merge
+from fleet.rma.parts import failed_parts
+from fleet.simulate import fleet as simulated
+from fleet.simulate.faults import FAULTS, RAIL, Effect
+from fleet.simulate.fleet import Fleet, place_faults, write_run
+from fleet.simulate.records import JUDGED
+from schemas.reports import FAIL, FleetReport
+from schemas.scopes import Scope
+
+CREATED = "2026-11-21T04:00:00Z"
+HOST, GPU = "r01-h03", 1
+
+
+def slowed(kind: str, share: float, gpu: int) -> Effect:
+    """Return the effect of a fault of the simulator, with another share of the speed. `fabric` is every rail of every host."""
+    if kind == "fabric":
+        return Effect(speed=share, rails=(), reach=RAIL)
+    in_gang = FAULTS[kind].in_gang
+    assert in_gang
+    return replace(in_gang(gpu), speed=share)
+
+
+def judged(directory: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[str, tuple[str, float]]) -> FleetReport:
+    """Return the report on one gang of four hosts: host -> kind of fault, and the share of its speed that remains."""
+    fleet = Fleet(profile="standard", readings=JUDGED, gpus=3, hosts=4, gang="all")
+    plan = fleet.plan(directory.name, CREATED)
+    requests = []
+    faults = dict(FAULTS)
+    for host, (kind, share) in effects.items():
+        base = FAULTS["slow_rail" if kind == "fabric" else kind]
+        faults[base.kind] = replace(base, in_gang=partial(slowed, kind, share))
+        requests.append(f"{base.kind}:{host}:{GPU}" if base.of_gpu else f"{base.kind}:{host}")
+    monkeypatch.setattr(simulated, "FAULTS", faults)
+    write_run(directory, fleet, place_faults(requests, plan, 0), plan)
+    run = load(directory)
+    return merge(run.plan, run.evidence, read_packs([]))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.02])
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("slow_nic", {"hca=mlx5_1"}),
+        ("slow_cable", {"hca=mlx5_1"}),
+        ("slow_host", {"host"}),
+        ("slow_rail", {"rail=1"}),
+        ("fabric", {"gang=all", "rail=0", "rail=1", "rail=2"}),
+    ],
+)
+def test_slow_network_is_not_blamed_on_gpus(
+    kind: str, parts: set[str], share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = judged(tmp_path / "run", monkeypatch, {HOST: (kind, share)})
+    failed = [cause for cause in report.causes if cause.verdict == FAIL]
+    assert {cause.part for cause in failed} <= parts, [cause.title for cause in failed]
+    assert {cause.problem for cause in failed} == {"slow-network"}
+    assert [
+        part.serial for part in failed_parts(report.causes, report.verdicts) if Scope.parse(part.scope).is_one_device
+    ] == []
+    of_one_host = kind not in ("slow_rail", "fabric")
+    assert {row.name for row in report.hosts if row.decision != "accepted"} == (
+        {HOST} if of_one_host else {row.name for row in report.hosts}
+    )
+
+
+def test_pair_of_two_slow_hosts_belongs_to_their_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone is fast enough for the floor of a pair; together they are below it."""
+    report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
+    assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [
+        ("r01-h02", "host"),
+        (HOST, "hca=mlx5_1"),
+    ]
