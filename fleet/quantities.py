@@ -43,7 +43,6 @@ _FACTORS = {
     "kFLOP/cycle": 1e3,
 }
 """Unit for people -> its size in the SI unit; 1 for the others."""
-NOT_FINITE = "not a finite number"
 PER_HOUR = "1/h"
 """Unit of the rate of a counter."""
 _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J": "FLOP/s/W"}
@@ -55,8 +54,6 @@ def number(value: float, digits: int = 4) -> str:
 
     Digits before the decimal point are never dropped, so an integer keeps all its digits.
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        return NOT_FINITE
     value = value or 0  # no "-0"
     is_fixed_point = abs(value) >= 10 ** (digits - 1)
     separator = "," if abs(round(value)) >= 10_000 else ""
@@ -109,7 +106,7 @@ def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None
     if isinstance(value, str):
         return value
     if finite(value) is None:
-        return NOT_FINITE
+        return "not a finite number"
     factor, name = scale(value if like is None else like, unit)
     scaled = value if factor == 1 else value / factor
     if name == "B":

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from fleet.quantities import NONE, NOT_FINITE, SIGNS, finite, format_pair, number, quantity, size
+from fleet.quantities import NONE, SIGNS, finite, format_pair, number, quantity, size
 from schemas.records import Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
 
@@ -213,8 +213,6 @@ def elapsed(began: str, ended: str) -> str:
 
 def duration(seconds: float) -> str:
     """Return `42.1 s`, `7 min 5 s` or `3 h 20 min`."""
-    if not math.isfinite(seconds):  # the sum of times that a record states may be
-        return NOT_FINITE
     if seconds < 120:
         return f"{number(round(seconds, 1), 3)} s"
     minutes, rest = divmod(round(seconds), 60)

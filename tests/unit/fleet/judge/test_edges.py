@@ -14,7 +14,7 @@ import pytest
 from fleet.diagnosis.diagnose import diagnose
 from fleet.judge import outliers
 from fleet.judge.change import change, net_change
-from fleet.judge.criteria import Criterion, VsBaseline, read_packs
+from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.evaluate import describe_comparison, evaluate, holds, matches, series
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.expectations import DuplicateSerials, duplicate_identities
@@ -25,7 +25,6 @@ from fleet.judge.outliers import FleetFigures
 from fleet.quantities import format_pair
 from fleet.report import summary as report_summary
 from fleet.report.hosts import decide, worst_decision
-from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from fleet.report.summary import pci_slots
 from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
@@ -1351,12 +1350,3 @@ def test_address_that_is_no_mac_address_identifies_no_adapter(address: str) -> N
         evidence[host] = Evidence(records=(replace(record, gpus=gpus, snapshots=(taken,)),))
         known.add(host, evidence[host])
     assert duplicate_identities(evidence, known) == []
-
-
-def test_times_whose_sum_is_no_finite_number_stop_no_report() -> None:
-    record = builders.records(ALONE, "h1")[0]
-    observations = [
-        replace(item, value=1e308) if item.name == "benchmark.duration" else item for item in record.observations
-    ]
-    evidence = {"h1": Evidence(records=(replace(record, observations=tuple(observations)),))}
-    assert "not a finite number" in render_markdown(merge(ALONE, evidence, read_packs(())))
