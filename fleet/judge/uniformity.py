@@ -13,6 +13,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
@@ -316,9 +317,9 @@ def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterat
     """Yield every verdict of one criterion on one host; none on a part without a comparable one."""
     if not criterion.same_as_fleet or (criterion.among == DOMAIN and not view.nvlink_domain):
         return
-    series = _series(view, criterion)
+    series, own_groups = _series(view, criterion), _OwnGroups(view, criterion)
     for items in series:
-        yield from _judge_series(view, criterion, items, groups)
+        yield from _judge_series(view, criterion, items, groups, own_groups)
     if criterion.complete and series:
         yield from _missing_parts(view, criterion, {items[-1].scope for items in series}, groups)
     if not series and not criterion.optional and groups.has_value(view, criterion):
@@ -353,11 +354,11 @@ def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _judge_series(
-    view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups
+    view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups, own_groups: _OwnGroups
 ) -> Iterator[Verdict]:
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
     if criterion.among in WITHIN_HOST or (criterion.group_by and groups.of(view, criterion, last).total <= 1):
-        group = _own_parts(view, criterion, last)
+        group = _own_parts(view, criterion, last, own_groups)
     else:
         group = groups.of(view, criterion, last)
     if group.total <= bool(measured):
@@ -372,24 +373,49 @@ def _judge_series(
         yield with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
-def _own_parts(view: HostView, criterion: Criterion, item: Observation) -> ValueGroup:
+class _OwnGroups:
+    """The values of the parts of one host that are like each other. They are counted once for all parts of a name."""
+
+    def __init__(self, view: HostView, criterion: Criterion) -> None:
+        self._view, self._criterion = view, criterion
+        self._groups: dict[str, dict[tuple[Value, ...], ValueGroup]] = {}
+
+    @cached_property
+    def _kinds(self) -> list[Mapping[str, Value]]:
+        return [self._view.observations.last_values(name) for name in self._criterion.group_by]
+
+    def of(self, name: str, scope: Scope) -> ValueGroup:
+        """Return the values of a reading for the parts that are like this one; an empty group if its kind is not known."""
+        if name not in self._groups:
+            groups = self._groups[name] = {}
+            for other, value in self._view.observations.last_values(name).items():
+                parsed = Scope.parse(other)
+                key = self._key(parsed)
+                group = groups.get(key)
+                if group is None:
+                    group = groups[key] = _empty_group(parsed)
+                group.add(value)
+        is_known = None not in _kind_of(scope, self._kinds)
+        return (self._groups[name].get(self._key(scope)) if is_known else None) or _empty_group(scope)
+
+    def _key(self, scope: Scope) -> tuple[Value, ...]:
+        """Return what parts that are like each other have in common."""
+        alike = (scope.device, scope.kind) if self._criterion.among == DEVICE else (scope.device_kind, scope.below)
+        return (*alike, *_kind_of(scope, self._kinds))
+
+
+def _empty_group(scope: Scope) -> ValueGroup:
+    return ValueGroup(what="GPU" if scope.is_one_device else scope.kind)
+
+
+def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_groups: _OwnGroups) -> ValueGroup:
     """Return the values of the parts of this host that are like the one observed; an empty group if they cannot be compared.
 
     Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
     most of them must agree. If the inventory states how many ports must be up, the others may be down.
     """
     scope = Scope.parse(item.scope)
-    kinds = [view.observations.last_values(name) for name in criterion.group_by]
-    kind = _kind_of(scope, kinds)
-    group = ValueGroup(what="GPU" if scope.is_one_device else scope.kind)
-    for other, value in view.observations.last_values(item.name).items():
-        parsed = Scope.parse(other)
-        if criterion.among == DEVICE:
-            alike = parsed.device == scope.device and parsed.kind == scope.kind
-        else:
-            alike = parsed.device_kind == scope.device_kind and parsed.below == scope.below
-        if alike and None not in kind and _kind_of(parsed, kinds) == kind:
-            group.add(value)
+    group = own_groups.of(item.name, scope)
     if scope.is_one_device:
         return group
     decides = group.total >= MIN_ALIKE and group.reference(criterion)[1] >= MIN_ALIKE_SHARE * group.total
