@@ -68,11 +68,10 @@ def call(options: argparse.Namespace) -> int:
         print(f"run {statement['run_id']}: {statement['status']}, {unchanged}")
     if result.signer:
         print(f"signed by {clean(result.signer)}")
-    for text in result.notes[:MOST_LINES]:
-        print(f"- {clean(text)}")
-    for text in result.problems[:MOST_LINES]:
-        print(f"- {clean(text)}", file=sys.stderr)
-    if len(result.problems) > MOST_LINES:
-        print(f"… and {len(result.problems) - MOST_LINES} more (--json)", file=sys.stderr)
+    for texts, stream in ((result.notes, sys.stdout), (result.problems, sys.stderr)):
+        for text in texts[:MOST_LINES]:
+            print(f"- {clean(text)}", file=stream)
+        if len(texts) > MOST_LINES:
+            print(f"… and {len(texts) - MOST_LINES} more (--json)", file=stream)
     print(RESULTS[result.code], file=sys.stderr if result.code else sys.stdout)
     return result.code

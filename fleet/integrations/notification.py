@@ -21,7 +21,8 @@ from schemas.stages import GANG
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
-MAX_LINES, MAX_HOSTS = 12, 10
+MAX_LINES, MAX_HOSTS, MAX_CHARACTERS = 12, 10, 500
+"""Maximum number of lines, of named hosts, and of characters of a line."""
 _MAX_CAVEATS = 5
 
 
@@ -136,8 +137,9 @@ def _cause(cause: Mapping[str, Any]) -> str:
 
 
 def _plain(line: str) -> str:
-    """Remove control characters: chats and mail programs show text from hosts."""
-    return "".join(character if character.isprintable() else " " for character in str(line))[:500]
+    """Return a line without control characters, because chats and mail programs show text from hosts; a cut line ends in `…`."""
+    text = "".join(character if character.isprintable() else " " for character in str(line))
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 
 
 def mail(notification: Mapping[str, Any], to: Collection[str], sender: str) -> str:

@@ -26,6 +26,8 @@ from schemas.locks import OLD_START_TIME, exclusive, process_start_time
 DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 POLL_S, GUARD_S = 5.0, 0.5
+_MAX_JOBS = 3
+"""Maximum number of jobs of a node that are named."""
 BACKOFF_S = (2.0, 10.0, 30.0)
 """Wait before each further attempt to resume a node."""
 
@@ -60,7 +62,8 @@ def drain_or_ask(
 def _reason_in_use(client: Scheduler, node: str) -> str:
     """Return the jobs on a node. If the scheduler does not answer, the node counts as in use."""
     try:
-        return "; ".join(client.jobs(node)[:3])
+        jobs = client.jobs(node)
+        return "; ".join([*jobs[:_MAX_JOBS], *([f"{len(jobs) - _MAX_JOBS} more"] if len(jobs) > _MAX_JOBS else [])])
     except RunError as error:
         return f"the scheduler cannot be asked: {error}"
 

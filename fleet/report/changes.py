@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.quantities import NONE, quantity
-from fleet.report.formatting import clean, params_text, signed_percent
+from fleet.report.formatting import clean, join_names, params_text, signed_percent
 from fleet.report.markup import code, section, table
 from fleet.report.terminal import plain_table
 from fleet.scope_text import describe_scope
@@ -130,8 +130,7 @@ def _ends(change: Change) -> tuple[str, ...]:
 
 
 def _names(parts: Sequence[str]) -> str:
-    more = f" and {len(parts) - MAX_NAMES} more" if len(parts) > MAX_NAMES else ""
-    return clean(", ".join(parts[:MAX_NAMES]) + more)
+    return clean(join_names(parts, MAX_NAMES))
 
 
 def _what(change: Change) -> str:

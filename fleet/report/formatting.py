@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from fleet.quantities import NONE, SIGNS, finite, format_pair, number, quantity, size
@@ -73,6 +73,12 @@ def _replacement(character: str) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def join_names(names: Sequence[str], limit: int = 4) -> str:
+    """Return the first names, and the number of the others: `h1, h2 and 3 more`."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"
 
 
 def value_and_limit(verdict: Verdict) -> tuple[str, str]:

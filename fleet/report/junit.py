@@ -104,6 +104,8 @@ def _fleet(report: FleetReport) -> str:
     if report.detail == EXCEPTIONS:
         cases += [_passed(class_name, row) for row in report.judged if row.passed]
     rejected = [f"rejected input file: {item.path}: {item.reason}" for item in report.quarantined[:_MAX_REJECTED]]
+    if (more := len(report.quarantined) - _MAX_REJECTED) > 0:
+        rejected.append(f"and {more} more rejected input files in report.json")
     about = {"run_id": report.run_id, "profile": report.profile, "mark": report.mark, "rackproof": report.rackproof}
     about |= {"decision": decision_name(report, report.decision), "status": status(report)}
     about |= {f"caveat.{number}": line for number, line in enumerate(headline.caveats(report), 1)}

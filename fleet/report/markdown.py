@@ -181,6 +181,7 @@ def _software(report: FleetReport) -> str:
 
 def _provenance(report: FleetReport) -> str:
     rejected = [f"- Rejected input file: {code(item.path)}: {code(item.reason)}" for item in report.quarantined]
+    more = len(report.replaced) - _MAX_REPLACED
     names = "; ".join(
         f"{f'stage {code(stage)}: ' if stage else ''}{', '.join(code(name) for name in figures)}"
         for stage, figures in headline.unjudged(report)
@@ -189,6 +190,7 @@ def _provenance(report: FleetReport) -> str:
         [
             *(rejected or ["- Rejected input files: none"]),
             *map(_replaced, report.replaced[:_MAX_REPLACED]),
+            *([f"- Criteria replaced: {more} more in `report.json`"] if more > 0 else []),
             f"- Measured but not judged by any criterion: {names or 'none'}",
             *(f"- No reference value for {code(name)}: {code(why)}" for name, why in report.unknown.items()),
             f"- Schema {code(report.schema)}, made by Rackproof {code(report.rackproof)}; "

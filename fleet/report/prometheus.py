@@ -145,9 +145,11 @@ class _ReportCollector:
         return (verdict for verdict in self._report.verdicts if verdict.verdict == FAIL)
 
     def _figures(self, kind: str) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Yield the value or the limit of each failure that is a number, the most severe action first."""
+        """Yield the value or the limit of each failure that is a number, in the order of `_failures`."""
         effective = [verdict for verdict in self._failed() if verdict.waiver is None]
-        ordered = sorted(effective, key=lambda verdict: _action_rank(verdict.action))[:MAX_FAILURES]
+        ordered = sorted(effective, key=lambda verdict: (_action_rank(verdict.action), self._failure(verdict)))[
+            :MAX_FAILURES
+        ]
         samples: dict[tuple[str, ...], float] = {}
         for verdict in ordered:
             params = params_text(verdict.params)

@@ -13,7 +13,7 @@ from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.quantities import counted
 from fleet.report.facts import HostFacts, is_of_missing_record
-from fleet.report.formatting import cause_action
+from fleet.report.formatting import cause_action, join_names
 from fleet.report.replaced import replaced_lines
 from fleet.report.titles import TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, uncompared_hosts, unjudged_bandwidth, unjudged_digests
@@ -135,9 +135,7 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
 
 
 def _names(names: Sequence[str], most: int) -> str:
-    """Return `h1, h2 and 3 more`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(name[:MAX_NAME_LENGTH] for name in names[:most])}{more}"
+    return join_names([name[:MAX_NAME_LENGTH] for name in names], most)
 
 
 def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.quantities import NONE, SIGNS, finite, quantity
-from fleet.report.formatting import action_name, clean_log, params_text
+from fleet.report.formatting import action_name, clean_log, join_names, params_text
 from fleet.report.markup import FENCED, code, section, table
 from fleet.report.tables.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
 from fleet.scope_text import describe_scope
@@ -24,6 +24,8 @@ _FIELD_NAMES = {
     "module_id": "Module id",
 }
 _MAX_LOG_LINES = 60
+_MAX_VALUES = 8
+"""Maximum number of values of other parts that are listed."""
 
 
 def render_readme(document: Mapping[str, Any]) -> str:
@@ -116,7 +118,7 @@ def _siblings(item: Mapping[str, Any]) -> str:
         minimum, median, maximum = (quantity(summary[key], unit) for key in ("min", "median", "max"))
         return f"{summary['n']}: {code(f'{minimum} … {maximum}, median {median}')}"
     values = sorted({quantity(sibling["value"], unit) for sibling in item.get("siblings", ())})
-    return f"{len(item['siblings'])}: {code(', '.join(values[:8]))}" if values else "none measured"
+    return f"{len(item['siblings'])}: {code(join_names(values, _MAX_VALUES))}" if values else "none measured"
 
 
 def _inconclusive(findings: Sequence[Mapping[str, Any]]) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from fleet.report.formatting import clean
+from fleet.report.formatting import clean, join_names
 
 __all__ = ["clean", "clock", "duration", "join_names", "percent", "shorten"]
 
@@ -34,9 +33,3 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """Return `43 %`, rounded down: 100 % means all."""
     return f"{int(share * 100)} %"
-
-
-def join_names(hosts: Sequence[str], limit: int = 4) -> str:
-    """Return the first few names, and the count of the others."""
-    first = ", ".join(hosts[:limit])
-    return f"{first} and {len(hosts) - limit} more" if len(hosts) > limit else first

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, quantity, size
+from fleet.report.formatting import join_names
 from fleet.report.tables.figure import Table, TableCell, TableRow, rank_group
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
@@ -40,14 +41,11 @@ def communication_paths(report: FleetReport) -> list[CommunicationPath]:
             key = (*(_text(kinds.get(kind)) for kind in _KINDS), algorithms)
             users.setdefault(key, []).append(user)
     return [
-        CommunicationPath(used_by=_names(names), transport=key[0], nvls=key[1], channels=key[2], algorithms=key[3])
+        CommunicationPath(
+            used_by=join_names(names, _MAX_NAMES), transport=key[0], nvls=key[1], channels=key[2], algorithms=key[3]
+        )
         for key, names in users.items()
     ]
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _text(observation: Observation | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import finite, quantity
+from fleet.report.formatting import join_names
 from fleet.report.tables.figure import FigureKey, failing_figures, figure_key
 from fleet.report.tables.gpus import IN_OTHER_TABLES
 from fleet.report.titles import TITLES
@@ -16,6 +17,9 @@ from schemas.reports import FAIL, PASS, FleetReport, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 _MAX_LIMITS = 3
+
+Limit = tuple[float, str]
+"""Value and operator of a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ def device_figures(report: FleetReport) -> list[DeviceFigure]:
     """Return every numeric figure of single devices in the order of the benchmarks, except those in IN_OTHER_TABLES."""
     values, absent = _values(report)
     limits = _limits(report.verdicts)
-    rows = [_row(key, values[key], limits.get(key, {}), absent[key]) for key in values]
+    rows = [_row(key, values[key], limits.get(key, set()), absent[key]) for key in values]
     return sorted(rows, key=lambda row: _order(row.name))
 
 
@@ -82,17 +86,17 @@ def _is_missing(key: FigureKey, verdict: Verdict) -> bool:
     return same and verdict.params.items() <= key.params.items()
 
 
-def _limits(verdicts: Iterable[Verdict]) -> dict[FigureKey, dict[float, str]]:
-    """Return the operator of each limit on each figure."""
-    limits: dict[FigureKey, dict[float, str]] = {}
+def _limits(verdicts: Iterable[Verdict]) -> dict[FigureKey, set[Limit]]:
+    """Return the limits on each figure."""
+    limits: dict[FigureKey, set[Limit]] = {}
     for verdict in verdicts:
         limit = finite(verdict.limit)
         if limit is not None and verdict.verdict in (PASS, FAIL) and Scope.parse(verdict.scope).is_one_device:
-            limits.setdefault(figure_key(verdict), {})[limit] = verdict.operator
+            limits.setdefault(figure_key(verdict), set()).add((limit, verdict.operator))
     return limits
 
 
-def _row(key: FigureKey, items: Sequence[_Value], limits: dict[float, str], absent: int) -> DeviceFigure:
+def _row(key: FigureKey, items: Sequence[_Value], limits: set[Limit], absent: int) -> DeviceFigure:
     values = [item.value for item in items]
     unit = items[0].unit
     return DeviceFigure(
@@ -101,7 +105,7 @@ def _row(key: FigureKey, items: Sequence[_Value], limits: dict[float, str], abse
         lowest=quantity(min(values), unit),
         median=quantity(statistics.median(values), unit),
         highest=quantity(max(values), unit),
-        limit_text=", ".join(_limit_text(limits[limit], limit, unit) for limit in sorted(limits)[:_MAX_LIMITS]),
+        limit_text=join_names([_limit_text(operator, limit, unit) for limit, operator in sorted(limits)], _MAX_LIMITS),
         count=len(items),
         failed=sum(item.failed for item in items),
         absent=absent,

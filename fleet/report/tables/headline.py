@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleet.quantities import counted
-from fleet.report.formatting import clean, elapsed, format_time
+from fleet.report.formatting import clean, elapsed, format_time, join_names
 from fleet.report.summary import pci_slots
 from fleet.report.tables.summary_text import LINE_LIMIT
 from fleet.scope_text import describe_scope
@@ -179,8 +179,7 @@ def certificate(report: FleetReport) -> list[tuple[str, str]]:
 
 
 def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(map(clean, names[:_MAX_NAMES]))
-    return f"{shown} and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else shown
+    return join_names([clean(name) for name in names], _MAX_NAMES)
 
 
 def gpucounted(report: FleetReport) -> int:

@@ -15,7 +15,7 @@ from fleet.scope_text import describe_scope
 from schemas.readings import READINGS
 from schemas.reports import FAIL, Cause, Verdict
 
-_MAX_LIMIT = 20
+_MAX_HOSTS = 20
 """Maximum number of hosts that a command names."""
 
 
@@ -126,8 +126,12 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
         return "Package it for return", f"rackproof rma runs/{clean(run_id)} {part} --zip"
     if reason.name in READINGS:
         return "Then check it on the host", f"ssh {host} sudo /opt/rackproof/bin/rackproof doctor"
-    hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_LIMIT])
-    return "Then measure again", f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}"
+    hosts = ",".join(clean(name) for name in reason.hosts[:_MAX_HOSTS])
+    which = f" (the first {_MAX_HOSTS} of {len(reason.hosts)} hosts)" if len(reason.hosts) > _MAX_HOSTS else ""
+    return (
+        f"Then measure again{which}",
+        f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {shlex.quote(hosts)}",
+    )
 
 
 def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.report.formatting import join_names
 from fleet.scope_text import describe_scopes
 from schemas.reports import FleetReport
 
@@ -82,9 +83,5 @@ def _component(name: str, values: Mapping[str, ScopesOfHost], host_count: int) -
 
 
 def _names(scopes_of: ScopesOfHost) -> str:
-    names = [
-        f"{host} {describe_scopes(scopes)}" if any(scopes) else host
-        for host, scopes in list(scopes_of.items())[:_MAX_HOSTS]
-    ]
-    more = f" and {len(scopes_of) - _MAX_HOSTS} more" if len(scopes_of) > _MAX_HOSTS else ""
-    return f"{', '.join(names)}{more}"
+    names = [f"{host} {describe_scopes(scopes)}" if any(scopes) else host for host, scopes in scopes_of.items()]
+    return join_names(names, _MAX_HOSTS)

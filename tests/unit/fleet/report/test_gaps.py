@@ -14,7 +14,7 @@ from fleet.report.html import pairs
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.prometheus import render_prometheus
-from fleet.report.tables import gpus, headline, peers, soak_timeline, timing, workloads
+from fleet.report.tables import devices, gpus, headline, peers, reasons, soak_timeline, timing, workloads
 from fleet.report.tables.distributions import distributions
 from schemas.baselines import FIGURES_GONE, Change
 from schemas.records import ERROR, Observation
@@ -175,3 +175,22 @@ def test_numbers_include_failures_that_the_report_does_not_list() -> None:
     large = replace(report, judged=(row,), verdicts=(failure,), left_out=29_999, detail=EXCEPTIONS)
     assert headline.sentence(large) == "30000 checks failed on 1 of 2 hosts. 5 more checks could not be evaluated."
     assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in render_prometheus(large)
+
+
+def test_command_says_when_it_does_not_name_all_hosts() -> None:
+    report = rejected()
+    [reason] = [item for item in reasons.reasons(report.verdicts, report.causes, {}) if item.verdict == FAIL][:1]
+    for count, sentence in ((20, "Then measure again"), (21, "Then measure again (the first 20 of 21 hosts)")):
+        many = replace(reason, is_returned=False, hosts=tuple(f"h{number}" for number in range(count)))
+        assert reasons.next_command(many, report.run_id)[0] == sentence
+
+
+def test_limits_with_the_same_value_or_that_do_not_fit_are_stated() -> None:
+    report = two_hosts()
+    row = devices.device_figures(report)[0]
+    passed = next(item for item in report.verdicts if item.name == row.name and item.verdict == PASS and item.limit)
+    limits = [(1.0, ">="), (1.0, "<="), (2.0, ">="), (3.0, ">="), (4.0, ">=")]
+    verdicts = tuple(replace(passed, limit=limit, operator=operator) for limit, operator in limits)
+    row = devices.device_figures(replace(report, verdicts=verdicts))[0]
+    assert row.limit_text.count(",") == 2
+    assert row.limit_text.endswith(" and 2 more")
