@@ -51,12 +51,12 @@ def impossible_readings(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator
             reason = f"read {counts[name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
             yield name, "host", reason, snapshot.stage
     for metric in snapshot.metrics:
-        if metric.name.startswith(BMC) is not is_bmc:
+        of_bmc, is_count, reason, least, most = _rules_of_reading(metric.name, metric.unit)
+        if of_bmc is not is_bmc:
             yield metric.name, "host", _WRONG_SOURCE[is_bmc], snapshot.stage
-        reason, least, most = _bounds_of_reading(metric.name, metric.unit)
         if reason:
             yield metric.name, "host", reason, snapshot.stage
-        elif metric.unit == "1" and _is_count(metric.name) and not metric.is_whole:
+        elif is_count and not metric.is_whole:
             for scope, value in metric.values.items():
                 if isinstance(value, float) and not value.is_integer():
                     yield metric.name, scope, f"{value:g} is not credible: it must be a whole number", snapshot.stage
@@ -84,10 +84,12 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
     return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
 
 
-def _is_count(name: str) -> bool:
-    """Return whether the values of a reading with the unit 1 are whole numbers."""
+@cache
+def _rules_of_reading(name: str, unit: str) -> tuple[bool, bool, str, float, float]:
+    """Return whether a reading is of a BMC, whether its values are whole numbers, and what `_bounds_of_reading` returns."""
     reading = READINGS.get(name)
-    return reading is not None and not reading.fractional
+    is_count = unit == "1" and reading is not None and not reading.fractional
+    return name.startswith(BMC), is_count, *_bounds_of_reading(name, unit)
 
 
 @cache
