@@ -58,9 +58,10 @@ def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
 def _text(path: Path) -> str:
     try:
         content = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"rackproof_manifest {path}: {error.strerror} in {Path.cwd()}: give an absolute path, or "
+            f"rackproof_manifest {path}: {why} in {Path.cwd()}: give an absolute path, or "
             '"{{ inventory_dir }}/NAME" in an inventory that a playbook reads'
         ) from None
     if len(content) > MAX_BYTES:

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from fleet.simulate.records import ALL, RecordShape, host_values, members_json, 
 from fleet.simulate.template import GANG, HOST, Template
 from schemas import documents
 from schemas.catalogue import settings
-from schemas.errors import UsageError
+from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, PlannedHost
 from schemas.records import to_json
 from schemas.run_directory import BMCS, RunDirectory, record_name
@@ -399,10 +401,20 @@ def _write_batches(writer: RunWriter, batches: Sequence[tuple[str, tuple[str, ..
             yield writer.write(*batch)
             progress.advance(len(batch[1]))
         return
-    with multiprocessing.get_context("fork").Pool(min(jobs, len(batches)), _set_worker_writer, (writer,)) as pool:
-        for batch, events in zip(batches, pool.imap(_write_batch, batches), strict=True):
-            yield events
-            progress.advance(len(batch[1]))
+    processes = min(jobs, len(batches))
+    fork = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(
+            processes, mp_context=fork, initializer=_set_worker_writer, initargs=(writer,)
+        ) as pool:
+            for batch, events in zip(batches, pool.map(_write_batch, batches), strict=True):
+                yield events
+                progress.advance(len(batch[1]))
+    except BrokenProcessPool:
+        raise RunError(
+            f"one of the {processes} processes that write the records was killed, perhaps because memory ran out: free memory, "
+            "or use --jobs 1, and simulate again into a new directory"
+        ) from None
 
 
 def _set_worker_writer(writer: RunWriter) -> None:

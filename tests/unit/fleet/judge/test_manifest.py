@@ -159,6 +159,11 @@ def test_missing_file_is_reported_with_directory_and_remedy(tmp_path: Path, monk
         read_manifest("none.csv", HOSTS)
 
 
+def test_impossible_path_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="embedded null byte"):
+        read_manifest("order\0.csv", HOSTS)
+
+
 def gpu_line(host: str, index: int, **over: Any) -> Part:
     """Return the manifest line of a GPU that `builders` creates on this host."""
     return Part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import runpy
 import signal
@@ -28,13 +29,13 @@ from fleet.report.run_report import report_of as report_of_run
 from fleet.rma.parts import PART_ACTIONS
 from fleet.simulate.bmcs import FAULTY_SUPPLY, LOG
 from fleet.simulate.faults import FAULTS
-from fleet.simulate.fleet import Fleet, place_faults, write_run
+from fleet.simulate.fleet import Fleet, RunWriter, place_faults, write_run
 from fleet.simulate.gpu_data import values_by_level
 from fleet.simulate.memory_modules import FAULTY_SLOT
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
 from schemas import documents
-from schemas.errors import UsageError
+from schemas.errors import RunError, UsageError
 from schemas.records import Observation, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
 from tests import ROOT, builders
@@ -289,6 +290,17 @@ def faulty_fleet(
         if verdict.verdict != PASS:
             verdicts_by_host[verdict.host].append(verdict)
     return host_of_fault, verdicts_by_host, report
+
+
+def _end_itself(_: RunWriter, *__: object) -> list[Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def test_killed_process_is_an_error_and_not_an_endless_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunWriter, "write", _end_itself)
+    with pytest.raises(RunError, match="one of the 2 processes that write the records was killed"):
+        run_of(tmp_path / "run", hosts=16, racks=2, jobs=2)
 
 
 def test_every_fault_has_an_expectation_and_documentation() -> None:
