@@ -107,21 +107,24 @@ def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) ->
     """Return the runs of each of these serials, with what they measured on its host, and of each of these hosts."""
     rows = history.rows(
         f"""with wanted as (
-          select distinct 'serial' as kind, serial as name, began, nonce, host from parts
-          where list_contains($serials, serial) and {_DATED}
-          union all select distinct 'host', host, began, nonce, host from parts where list_contains($hosts, host) and {_DATED}
+          select 'serial' as kind, serial as name, began, nonce, host from parts
+          where list_contains($serials, serial) and {_DATED} group by all
+          union all select 'host', host, began, nonce, host from parts
+          where part = 'host' and list_contains($hosts, host) and {_DATED}
+        ), bits as (
+          select benchmark, 1::hugeint << (row_number() over (order by benchmark) - 1)::int as bit
+          from (select distinct benchmark from tests)
         ), done as (
-          select nonce, host, list(distinct benchmark) filter (measured) as benchmarks,
-            list(distinct benchmark) filter (failed) as failed
-          from tests semi join wanted using (nonce, host) group by nonce, host
+          select nonce, host, coalesce(bit_or(bit) filter (measured), 0) as benchmarks,
+            coalesce(bit_or(bit) filter (failed), 0) as failed
+          from tests join bits using (benchmark) where host in (select host from wanted) group by nonce, host
         )
-        select kind, name, began, nonce, benchmarks, failed from wanted join done using (nonce, host) order by 3""",
+        select kind, name, began, nonce, benchmarks, failed from wanted join done using (nonce, host)""",
         {"serials": sorted(serials), "hosts": sorted(hosts)},
     )
     result: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for kind, name, began, nonce, benchmarks, failed in rows:
-        item = Measured(run=(began, nonce), benchmarks=frozenset(benchmarks or ()), failed=frozenset(failed or ()))
-        result[(kind, name)].append(item)
+        result[(kind, name)].append(Measured((began, nonce), benchmarks, failed))
     return result
 
 
