@@ -28,6 +28,7 @@ from fleet.progress import progress_bar
 from fleet.records import run_lock
 from fleet.report.judge_run import judge_run
 from fleet.report.terminal import add_color_option
+from fleet.report.workers import gc_off
 from schemas import documents
 from schemas.baselines import REAL
 from schemas.errors import TROUBLE, RackproofError, UsageError
@@ -94,7 +95,8 @@ def call(options: argparse.Namespace) -> int:
         print(f"{merge_runs(options.history, options.kind)} runs merged in {home(options.history, options.kind)}")
         return 0
     history = History(options.history, options.kind)
-    code = _answer(history, options)
+    with gc_off():
+        code = _answer(history, options)
     if options.what in ("page", "metrics", "sql"):
         for note in clock_notes(history.index, timestamp(_now())):
             print(f"rackproof: note: {note}", file=sys.stderr)

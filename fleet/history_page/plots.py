@@ -83,8 +83,8 @@ def _of_drift(item: Drift | DriverEffect) -> Figure:
 
 def _chosen(history: History, drifting: Sequence[Drift], effects: Sequence[DriverEffect]) -> list[Figure]:
     most = history.rows(
-        "select name, settings, stage, within, model from levels where level = 'host' group by all "
-        "order by count(*) desc, count(distinct id) desc, name, settings desc limit $limit",
+        "select name, settings, stage, within, model from series where level = 'host' group by all "
+        "order by sum(n) desc, count(distinct id) desc, name, settings desc limit $limit",
         {"limit": MAX_PLOTS},
     )
     items: list[Drift | DriverEffect] = [*drifting, *effects]
