@@ -20,6 +20,8 @@ _ADDRESS = r"(?:PCI:)?(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:
 _LEADING_ADDRESS = re.compile(rf"{_ADDRESS}(?![0-9a-fA-F.:/])")
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]+)+")
 _GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
+_PREEMPTED, _ACTION = 45, 154
+"""XIDs that report the teardown of a process's channels, and a change of the recovery action."""
 _NVLINK5 = range(144, 151)
 """XIDs that each stand for many errors. The driver marks each error as fatal or not: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
 _NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
@@ -27,14 +29,33 @@ _SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\
 _SXID_DETAIL = re.compile(r"Severity \d|Data \{")
 _SEVERITY = {"fatal": "yes", "non-fatal": "no", "nonfatal": "no", "correctable": "no"}
 _LOST, _INIT_FAILED, _PROBE_FAILED = "fallen_off_the_bus", "init_failed", "probe_failed"
+_NO_BAR, _OTHER_DRIVER = "no_address_space", "other_driver"
+_GPU_SENTENCE = rf"NVRM:\s+The NVIDIA v?GPU ({_ADDRESS})\s"
 _MESSAGES = (
     (_LOST, re.compile(rf"NVRM:\s+GPU (?:at )?({_ADDRESS}):\s+GPU has fallen off the bus")),
-    (_LOST, re.compile(rf"NVRM:\s+The NVIDIA GPU ({_ADDRESS})\s.*fallen off the bus")),
+    (_LOST, re.compile(rf"{_GPU_SENTENCE}.*fallen off the bus")),
+    ("open_modules_required", re.compile(rf"{_GPU_SENTENCE}.*requires use of the NVIDIA")),
+    ("open_modules_unsupported", re.compile(rf"{_GPU_SENTENCE}.*is not supported by open")),
+    ("unsupported_by_driver", re.compile(rf"{_GPU_SENTENCE}.*is not supported by the")),
+    (
+        "firmware_missing",
+        re.compile(rf"nvidia ({_ADDRESS}): Direct firmware load for nvidia/\S+ failed with error -2\b"),
+    ),
+    (_NO_BAR, re.compile(rf"NVRM:\s+BAR\d is 0M @ 0x0+ \(({_ADDRESS})\)")),
+    (_OTHER_DRIVER, re.compile(rf"NVRM:\s+GPU ({_ADDRESS}) is already bound to ")),
     (_INIT_FAILED, re.compile(rf"NVRM:\s+GPU (?:at )?({_ADDRESS}):\s+RmInitAdapter failed")),
     (_PROBE_FAILED, re.compile(rf"nvidia(?: ({_ADDRESS}): probe with driver nvidia|: probe of ({_ADDRESS})) failed")),
 )
 """Messages of the driver, without an XID, about a GPU that is lost or cannot be used."""
-_SENTENCE = re.compile(r"NVRM:\s+The NVIDIA GPU ")
+_REASONS = (
+    ("confidential_computing", re.compile(r"NVRM:\s+confComputeConstructEngine\w*: .*not enabled")),
+    (_NO_BAR, re.compile(r"NVRM:\s+request_mem_region failed for 0M @ 0x0\b")),
+    (_OTHER_DRIVER, re.compile(r"NVRM:\s+request_mem_region failed for ")),
+)
+"""Messages without an address. The message that a GPU failed to start, which names the GPU, follows."""
+_RESOLVED = re.compile(r", GPU recovery action changed from .* to 0x0\b")
+"""Text of an XID 154 that withdraws the action for an earlier XID: `changed from 0x1 (GPU Reset Required) to 0x0 (None)`."""
+_SENTENCE = re.compile(r"NVRM:\s+The NVIDIA v?GPU ")
 _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fallen off).*)")
 """`The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`."""
 
@@ -57,6 +78,8 @@ class ErrorCounts:
     """UUID -> PCI address, from the messages of the driver."""
     sentence: str = ""
     """The lines so far of the newest sentence about a GPU, which the driver splits into several lines."""
+    reason: str = ""
+    """Why the GPU of the next message cannot start, if the driver has logged a reason without an address."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
@@ -72,15 +95,21 @@ class ErrorCounts:
             address = self.addresses.get(error.pci, error.pci)
             self.xid[address, error.code] += 1
             self.fatal[address, error.code] += error.is_fatal
-            self.last_xid = max(self.last_xid, uptime)
+            if error.is_fault:
+                self.last_xid = max(self.last_xid, uptime)
         elif switch_error := parse_sxid(message):
             self.sxid[switch_error] += 1
             self.last_sxid = max(self.last_sxid, uptime)
         elif match := _GPU_AT.match(message):
             self.addresses[match[2]] = sysfs_address(match[1])
+        elif reason := next((kind for kind, pattern in _REASONS if pattern.match(message)), ""):
+            self.reason = reason
         elif lost := parse_message(self._whole_sentence(message)):
             self.sentence = ""
             self.messages[lost] += 1
+            if self.reason and lost[1] in (_INIT_FAILED, _PROBE_FAILED):
+                self.messages[lost[0], self.reason] += 1
+                self.reason = ""
 
     def _whole_sentence(self, message: str) -> str:
         """Return the message, joined to the lines before it if it continues a sentence about a GPU."""
@@ -140,7 +169,7 @@ class XidCollector:
 def _families(result: ErrorCounts | Absent) -> list[Family]:
     counts = ErrorCounts() if isinstance(result, Absent) else result
     # When the buffer overwrites old records, a count falls, which can hide a new error. The time of the newest does not fall.
-    newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID in the kernel log; 0: none")
+    newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID that reports a fault; 0: none")
     count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
     fatal = Family(name="xid.fatal", unit="1", help="NVLink 5 XIDs marked fatal in the kernel log")
     messages = Family(
@@ -186,6 +215,8 @@ class Xid:
     code: str
     is_fatal: bool
     """Whether the driver marked an NVLink 5 error as fatal."""
+    is_fault: bool = True
+    """False for 45, which follows the end of a process, and for 154 if it withdraws an action: neither reports a fault."""
 
 
 def parse_xid(message: str) -> Xid | None:
@@ -203,6 +234,7 @@ def parse_xid(message: str) -> Xid | None:
         pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them exists
         code=str(int(match[2])),
         is_fatal=bool(severities) and severities[-1].lower() == "fatal",
+        is_fault=not (int(match[2]) == _PREEMPTED or (int(match[2]) == _ACTION and _RESOLVED.match(match[3]))),
     )
 
 

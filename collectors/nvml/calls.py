@@ -22,6 +22,8 @@ _UNSUPPORTED = frozenset(
 )
 MOST_GPUS = 1024
 """More GPUs than any host has. A higher number is an error of the driver, and to list so many would use all memory."""
+_ALL_BITS = (2**32 - 1, 2**64 - 1)
+NOT_AVAILABLE = Absent.error("NVML: the value is not available (all bits are set)")
 
 
 class ResetRequired(Absent):
@@ -77,6 +79,13 @@ def translate(error: nvml.NVMLError) -> Absent:
         return ResetRequired(status="error", reason="NVML: the GPU requires a reset")
     status = "unsupported" if error.value in _UNSUPPORTED else "error"
     return Absent(status=status, reason=f"NVML: {error}")
+
+
+def available(value: Any) -> Any:
+    """Return a value of NVML. Raises ReadingError if all bits are set (NVML_VALUE_NOT_AVAILABLE, or an unreadable register)."""
+    if type(value) is int and value in _ALL_BITS:
+        raise ReadingError(NOT_AVAILABLE)
+    return value
 
 
 def decode(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pynvml as nvml
 
 from collectors.base import Absent, ReadingError, Value
-from collectors.nvml.calls import call, translate
+from collectors.nvml.calls import available, call, translate
 
 S = TypeVar("S")
 
@@ -56,7 +56,9 @@ class NvmlGpu:
 
     def query(self, getter: str, *arguments: int) -> Any:
         """Return the result of nvmlDeviceGet…. Raises ReadingError."""
-        return self.cached((getter, *arguments), lambda: call(f"nvmlDeviceGet{getter}", self.handle, *arguments))
+        return self.cached(
+            (getter, *arguments), lambda: available(call(f"nvmlDeviceGet{getter}", self.handle, *arguments))
+        )
 
     def query_into(self, getter: str, *targets: Any) -> None:
         """Call nvmlDeviceGet…, which writes into these ctypes objects. Raises ReadingError.
@@ -90,5 +92,5 @@ def _check(code: int) -> None:
 def field_value(field: Any) -> Value:
     """Return the value of a field. Raises ReadingError."""
     _check(field.nvmlReturn)
-    number: Value = getattr(field.value, KINDS[field.valueType])
+    number: Value = available(getattr(field.value, KINDS[field.valueType]))
     return number

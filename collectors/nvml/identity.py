@@ -7,7 +7,7 @@ import ctypes
 import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
-from collectors.nvml.calls import binding, decode
+from collectors.nvml.calls import NOT_AVAILABLE, binding, decode, not_supported
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Row, count, named, text
 
@@ -51,6 +51,16 @@ def _module(gpu: NvmlGpu) -> int:
     return module.value
 
 
+def _numa_node(gpu: NvmlGpu) -> int:
+    """Return the NUMA node of the GPU's memory. A driver may return -1, as an unsigned number, for memory without a node."""
+    try:
+        return int(gpu.query("NumaNodeId"))
+    except ReadingError as error:
+        if error.absent == NOT_AVAILABLE:
+            raise not_supported("the memory of the GPU is no NUMA node") from None
+        raise
+
+
 def _gsp_version(gpu: NvmlGpu) -> str:
     version = ctypes.create_string_buffer(_GSP_VERSION_BYTES)
     gpu.query_into("GspFirmwareVersion", version)
@@ -86,7 +96,7 @@ IDENTITY_ROWS = (
     Row("gpu.minor_number", "1", CONSTANT, "Minor number of the /dev/nvidia device", count("MinorNumber"), ONCE),
     Row("gpu.module_id", "1", CONSTANT, "Slot of the module on its baseboard", _module, ONCE),
     Row("gpu.board_id", "1", CONSTANT, "Board ID; the GPUs of one board share it", count("BoardId"), ONCE),
-    Row("gpu.numa_node", "1", CONSTANT, "NUMA node of the GPU's memory", count("NumaNodeId"), ONCE, signed=True),
+    Row("gpu.numa_node", "1", CONSTANT, "NUMA node of the GPU's memory", _numa_node, ONCE, signed=True),
     Row("gpu.virtualization", "1", CONSTANT, "Virtualization mode",
         named("VirtualizationMode", _VIRTUALIZATION), ONCE),
     Row("gpu.addressing_mode", "1", CONSTANT, "Addressing mode of host memory", named("AddressingMode", _ADDRESSING), ONCE),

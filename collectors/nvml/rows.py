@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from collectors.base import Value
-from collectors.nvml.calls import decode
+from collectors.nvml.calls import available, decode
 from collectors.nvml.gpu import NvmlGpu
 
 Getter = Callable[[NvmlGpu], Value]
@@ -47,12 +47,12 @@ def flag(getter: str, *arguments: int) -> Getter:
 
 def item(getter: str, index: int, kind: Callable[[int], Value]) -> Getter:
     """Return a getter of one of several results."""
-    return lambda gpu: kind(gpu.query(getter)[index])
+    return lambda gpu: kind(available(gpu.query(getter)[index]))
 
 
 def attribute(getter: str, name: str, kind: Callable[[int], Value] = int) -> Getter:
     """Return a getter of one attribute of a structure."""
-    return lambda gpu: kind(getattr(gpu.query(getter), name))
+    return lambda gpu: kind(available(getattr(gpu.query(getter), name)))
 
 
 def text(getter: str) -> Getter:

@@ -21,6 +21,7 @@ _SPARE_IMAGE = re.compile(
 """Images that do not run. Healthy hosts have different ones, according to what was installed before."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
+_NEVER_STATUS = "this BMC reports the health of none of its power supplies; its event log reports their faults"
 _OF_A_PART = re.compile(
     r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
 )
@@ -119,8 +120,12 @@ def _fan_health(fan: Resource) -> str | None:
 
 def _read_power_supplies(readings: Readings, supplies: Iterable[Resource]) -> int:
     fitted = list(filter(is_there, supplies))
-    for supply in fitted:
-        readings.add("bmc.power_supply.health", (_name(supply),), power_supply_health(supply), _NO_STATUS)
+    states = [power_supply_health(supply) for supply in fitted]
+    for supply, state in zip(fitted, states, strict=True):
+        if state is None and not any(states):
+            readings.lack("bmc.power_supply.health", (_name(supply),), _NEVER_STATUS)
+        else:
+            readings.add("bmc.power_supply.health", (_name(supply),), state, _NO_STATUS)
     return len(fitted)
 
 

@@ -106,6 +106,21 @@ HANDLING = {
         "Drain the host and power it off and on. If the GPU is still missing, check its seat and its power connection.",
         "return the GPU (RMA). Its serial is on its label.",
     ),
+    ("port-protocol", "configure", ""): Handling(
+        "Set the protocol that the other hosts have (mlxconfig -d ADAPTER set LINK_TYPE_P1=IB or ETH), then reboot the host and "
+        "measure it again. The cable needs no work.",
+        _RESET_AT_BOOT,
+    ),
+    ("port-down", "configure", ""): Handling(
+        "Enable the port: ip link set INTERFACE up, or mlxlink -d ADAPTER --port_state UP. Enable its port at the switch, too.",
+        _RESET_AT_BOOT,
+    ),
+    ("gpu-missing", "configure", ""): Handling(
+        "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the address space in the "
+        "settings of the host or VM, the mode of confidential computing, or the other driver. Then reboot the host and measure "
+        "it again.",
+        _RESET_AT_BOOT,
+    ),
     ("nvlink", "inspect_hardware", ""): Handling(
         "Drain the host and reboot it. If the link is still down, reseat the GPU.",
         "return the GPU (RMA). If a new GPU shows the same, inspect the baseboard.",

@@ -292,6 +292,14 @@ PROBLEMS = (
         explains=("optics.*", *_PORT),
     ),
     Problem(
+        id="port-protocol",
+        title=words.differs,
+        shown_by=("infiniband.link_layer",),
+        kinds=(VerdictKind.PEERS,),
+        explains=("optics.*", *_PORT, "verbs.*"),
+        explains_host=("fabric_ports.*", *_NETWORK),
+    ),
+    Problem(
         id="port-down",
         title=words.differs,
         shown_by=(

@@ -67,6 +67,16 @@ def impossible_readings(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator
                     yield metric.name, scope, problem, snapshot.stage
 
 
+def problem_of(criteria: Mapping[str, Criterion], item: Observation) -> str:
+    """Return why unit, sign or amount of a measured reading or figure is impossible; empty if all are possible."""
+    if type(item.value) not in (int, float):
+        return ""
+    if item.name not in READINGS:
+        return unit_problem(item.name, item.unit) or problem_of_figure(criteria, item)
+    problem, least, most = _bounds_of_reading(item.name, item.unit)
+    return problem or (_amount_problem(item.value, least, most, item.unit) if item.value else "")  # type: ignore[arg-type]
+
+
 def unit_problem(name: str, unit: str) -> str:
     """Return why the unit of a figure is wrong; empty if it is right."""
     return _bounds_of_figure(name, unit)[0]
@@ -102,8 +112,8 @@ def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
     if reading and reading.bounds:
         return "", *reading.bounds
     may_be_negative = reading.signed if reading else not name.startswith(COLLECTOR)
-    least = float("-inf") if may_be_negative else LEAST.get(unit, 0.0)
-    return "", least, MOST.get(unit, float("inf")) + ROUNDING
+    most = MOST.get(unit, float("inf")) + ROUNDING
+    return "", -most if may_be_negative else LEAST.get(unit, 0.0), most
 
 
 @cache

@@ -17,6 +17,8 @@ from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
 XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
+AFTERMATH = "45"
+"""XID that follows the end of a process. After the fault of one GPU, all GPUs of the launch report it."""
 MIN_FAILED_PARTNERS = 3
 """A GPU that fails with only two others may be healthy: the links between two halves of a small host may be the cause."""
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
@@ -92,7 +94,8 @@ def _risen(view: HostView, name: str) -> set[str]:
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for observation in view.observations.get(name, ()):
-        if observation.status == MEASURED and isinstance(observation.value, int | float):
+        is_number = observation.status == MEASURED and isinstance(observation.value, int | float)
+        if is_number and Scope.parse(observation.scope).get("xid") != AFTERMATH:
             last[observation.scope] = observation.value
             if (observation.stage, observation.params.get("phase")) == view.first_snapshot:
                 first[observation.scope] = observation.value

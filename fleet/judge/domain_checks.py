@@ -24,6 +24,8 @@ from schemas.stages import GANG
 
 CRITERION = "nvlink-domain"
 NODES, TRANSPORT = "fabric.imex.node_count", "collective.transport"
+TO_SWITCH = "gpu.nvlink.missing_links"
+"""Reading that has a value only if NVLinks of the GPU are up and end at a switch."""
 MULTI_NODE = "P2P/MNNVL"
 """NCCL's name of its transport over NVLink between hosts; a suffix such as /read may follow."""
 _CONFIGURED = ("version_mismatch", "node_map_mismatch")
@@ -46,7 +48,7 @@ def judge_domains(views: Iterable[HostView], domains: NvlinkDomains) -> Iterator
     launches: set[tuple[str, ...]] = set()
     for view in views:
         if view.nvlink_domain and view.has_record:
-            yield from _judge_membership(view)
+            yield from _judge_membership(view, domains)
             yield from _judge_imex(view, domains)
             transports = [item for item in view.observations[TRANSPORT] if _is_of_gang(item)]
             # One verdict on a launch, not one on each of its hosts.
@@ -59,18 +61,24 @@ def _is_of_gang(item: Observation) -> bool:
     return item.status == MEASURED and item.stage == GANG and Scope.parse(item.scope).is_gang
 
 
-def _judge_membership(view: HostView) -> Iterator[Verdict]:
-    """Yield a verdict on each GPU: it must report a domain. A part without a fabric is judged only if the inventory names one."""
+def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
+    """Yield a verdict on each GPU: it must report a domain.
+
+    A part without a fabric is judged only if the inventory names a domain, other hosts of the rack report one, or the NVLinks of
+    the part end at a switch: the GPUs of some boards are joined to each other only.
+    """
     where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
     if view.host.nvlink_domain:
         where = f"the inventory has the host in NVLink {view.nvlink_domain}"
     uuids = last_values(view, CLUSTER)
+    is_joined = bool(view.host.nvlink_domain) or domains.is_reported(view.nvlink_domain)
+    at_switch = last_values(view, TO_SWITCH)
     for scope in view.host.scopes:
         if scope in uuids:
             passed = uuids[scope] != NO_DOMAIN
             reason = f"found {uuids[scope]}" if passed else f"the GPU is in no NVLink domain, but {where}"
             yield _verdict(view, CLUSTER, scope, PASS if passed else FAIL, reason, uuids[scope], action="reboot")
-        elif view.host.nvlink_domain and scope not in view.unmeasured_gpus:
+        elif (is_joined or scope in at_switch) and scope not in view.unmeasured_gpus:
             why = next(
                 (item.reason for item in reversed(view.observations[CLUSTER]) if item.scope == scope), "not read"
             )

@@ -11,6 +11,7 @@ from fleet.judge import baseline, outliers
 from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net_change, number
 from fleet.judge.counter_rate import CONFIDENCE, describe_age, hours_before, hours_between, least_rate
+from fleet.judge.credibility import problem_of
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.fabric_ports import TOTALS
@@ -45,10 +46,33 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
     groups = series(view, criterion)
     for group in groups:
         verdict = _judge_series(view, criterion, group, figures)
+        if verdict and verdict.verdict == FAIL:
+            verdict = _by_credible_values(view, criterion, group, figures, verdict)
         if verdict:
             yield verdict
     if not from_benchmark(criterion.name) and not criterion.name.startswith((TOTALS, BMC)):
         yield from judge_unobserved(view, criterion, groups)
+
+
+def _by_credible_values(
+    view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures, failed: Verdict
+) -> Verdict:
+    """Return the failure if the possible values of the series fail too. Otherwise an impossible value, which is no fault of the
+    part, makes the series inconclusive.
+    """
+    problems = {
+        id(item): problem
+        for item in group
+        if item.status == MEASURED and (problem := problem_of(view.criteria(), item))
+    }
+    if not problems:
+        return failed
+    possible = [item for item in group if id(item) not in problems]
+    verdict = _judge_series(view, criterion, possible, figures) if possible else None
+    if verdict and verdict.verdict == FAIL:
+        return verdict
+    reason = next(iter(problems.values()))
+    return view.inconclusive(failed.name, failed.scope, reason, failed.stage, failed.params, criterion)
 
 
 def is_applicable(view: HostView, criterion: Criterion) -> bool:

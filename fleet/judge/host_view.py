@@ -176,7 +176,9 @@ class HostView:
         if not self.host.gang or len(self.plan.gangs()[self.host.gang]) < MIN_HOSTS_OF_FABRIC:
             return False
         transports = (item.value for item in self.observations["collective.transport"] if item.stage == GANG)
-        return bool(self.host.fabric_gbps) or any(str(value).startswith(INFINIBAND_TRANSPORT) for value in transports)
+        return bool(self.host.fabric_gbps) or any(
+            name.startswith(INFINIBAND_TRANSPORT) for value in transports for name in str(value).split("+")
+        )
 
     @cached_property
     def unmeasured_gpus(self) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from fleet.judge.culprits import AFTERMATH
 from fleet.judge.host_view import HostView
 from fleet.scope_text import describe_scope
 from schemas.records import MEASURED
@@ -74,5 +75,5 @@ def _is_follower(view: HostView, verdict: Verdict) -> bool:
     """Return whether the failure has no other reason than XIDs 145, and on the host with the dead link XIDs 149."""
     if verdict.name == LAST_SEEN:
         codes = {Scope.parse(item.scope).get("xid") for item in view.observations[COUNT] if item.status == MEASURED}
-        return bool(codes) and codes <= {FOLLOWING, DEAD_LINK}
+        return bool(codes) and codes <= {FOLLOWING, DEAD_LINK, AFTERMATH}
     return verdict.name in (COUNT, FATAL) and Scope.parse(verdict.scope).get("xid") == FOLLOWING

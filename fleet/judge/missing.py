@@ -23,10 +23,19 @@ MIN_HOSTS = 2
 LOG_CAUSES = {
     "message=fallen_off_the_bus": "fell off the bus",
     "xid=79": "fell off the bus (XID 79)",
+    "message=open_modules_required": "requires NVIDIA's open kernel modules, and the proprietary ones are installed",
+    "message=open_modules_unsupported": "is not supported by NVIDIA's open kernel modules, which are installed",
+    "message=unsupported_by_driver": "is not supported by the installed driver release",
+    "message=firmware_missing": "has no firmware (GSP) in the installed driver packages",
+    "message=no_address_space": "has no address space (BAR): enable Above 4G Decoding, or enlarge the MMIO window of the VM",
+    "message=confidential_computing": "is not in the confidential computing mode of the host",
+    "message=other_driver": "is in use by another driver, such as nouveau",
     "message=init_failed": "could not be initialized",
     "message=probe_failed": "was refused by the driver",
 }
 """Last label of a scope of the kernel log -> what happened to the GPU, the most severe first."""
+HARDWARE_CAUSES = ("message=fallen_off_the_bus", "xid=79", "message=init_failed", "message=probe_failed")
+"""Keys of LOG_CAUSES that do not name a setting."""
 NO_MODULE = -1
 """Module number of a GPU that has none: a card in a PCIe slot."""
 
@@ -86,10 +95,23 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     missing = verdict.limit - verdict.value
     causes = _log_causes(view) if missing > 0 else {}
     texts = [*_identify(view, verdict.name, verdict.value, missing, slots, causes)]
-    texts += [f"kernel log: the GPU at PCI {address} {cause}" for address, cause in sorted(causes.items())]
+    texts += _describe_causes(causes)
     text = "; ".join(texts)
     detail = "; ".join(filter(None, (verdict.detail, text)))
-    return replace(verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail)
+    settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
+    is_setting = verdict.name == DRIVER and sum(cause in settings for cause in causes.values()) >= missing > 0
+    action = "configure" if is_setting else verdict.action
+    return replace(
+        verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail, action=action
+    )
+
+
+def _describe_causes(causes: Mapping[str, str]) -> Iterator[str]:
+    """Yield a text for each cause in the kernel log; GPUs with the same cause are named together."""
+    for cause in dict.fromkeys(causes.values()):
+        addresses = sorted(address for address, other in causes.items() if other == cause)
+        what = f"the GPU at PCI {addresses[0]}" if len(addresses) == 1 else f"each GPU at PCI {', '.join(addresses)}"
+        yield f"kernel log: {what} {cause}"
 
 
 def _log_causes(view: HostView) -> dict[str, str]:

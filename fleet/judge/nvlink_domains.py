@@ -69,6 +69,10 @@ class NvlinkDomains:
         """Return whether the daemon of any host works."""
         return any(member.is_ready for member in self._members.get(domain, {}).values())
 
+    def is_reported(self, domain: str) -> bool:
+        """Return whether a GPU of any host reports that it is in an NVLink domain of several hosts."""
+        return any(uuid != NO_DOMAIN for member in self._members.get(domain, {}).values() for uuid, _ in member.cliques)
+
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
         """Return cluster UUID and clique of the GPUs of these hosts; a host that reports none counts as one without a domain."""
         members = self._members.get(domain, {})

@@ -183,8 +183,9 @@ def _has_peer_access(view: HostView) -> bool:
 
 
 def _is_slow_between_hosts(name: str) -> bool:
+    """Return whether the transport is TCP, or a network, of NCCL or of a plugin, without GPUDirect RDMA."""
     upper = name.upper()
-    return upper.startswith("NET/SOCKET") or (upper.startswith("NET/IB") and "GDRDMA" not in upper)
+    return upper.startswith("NET/") and "GDRDMA" not in upper
 
 
 def _transport(view: HostView, figure: Observation | Verdict) -> Value:

@@ -80,9 +80,13 @@ def _name(text: str, known: Sequence[str]) -> str:
 
 
 def parse_transport(text: str) -> str:
-    """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if it has none."""
-    transports = re.findall(r"Channel .+ via (\S+)", text)
-    return "+".join(sorted({re.sub(r"/\d+(\(\d+\))?", "", transport) for transport in transports}))
+    """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if it has none.
+
+    The name of a network plugin may have spaces, which become `_`: `NET/AWS Libfabric/0/GDRDMA` is `NET/AWS_Libfabric/GDRDMA`.
+    """
+    transports = re.findall(r"Channel .+ via (NET/[^/\n]{1,40}/\S+|\S+)", text)
+    names = {re.sub(r"/\d+(\(\d+\))?", "", transport) for transport in transports}
+    return "+".join(sorted(re.sub(r"\s+", "_", name) for name in names))
 
 
 def parse_channels(text: str) -> tuple[int, int] | None:

@@ -724,6 +724,40 @@ def test_reading_that_the_driver_refuses_is_inconclusive_unless_that_is_transien
         assert all("NVML: " in item.reason for item in other)
 
 
+IMPOSSIBLE = {
+    "Temperature.0=345": "gpu-temperature",
+    "Temperature.0=644245923": "gpu-temperature",
+    "Temperature.0=4294967295": "gpu-temperature",
+    "FieldValues.82=82505": "memory-temperature",
+    "MarginTemperature=-644245923": "temperature-margin",
+    "RemappedRows=4294967295 4294967295 0 0": "row-remap-uncorrectable",
+    "TotalEccErrors.1.0=18446744073709551615": "ecc-uncorrectable-volatile",
+}
+"""Answers of a driver that no healthy or faulty part can give (the first from NVIDIA/dcgm-exporter issue 312) -> criterion."""
+
+
+@pytest.mark.parametrize("answer", IMPOSSIBLE)
+def test_impossible_answer_is_inconclusive_and_no_fault_of_the_part(
+    machine: Machine, packs: tuple[Pack, ...], answer: str
+) -> None:
+    impossible = Fault(name=answer, failing=frozenset(), nvml=(f"{GPU_3}{answer}",))
+    verdicts = [item for item in machine.judge_fault(impossible, packs) if item.verdict != PASS]
+    assert {item.verdict for item in verdicts} == {INCONCLUSIVE}
+    assert {item.scope for item in verdicts} == {"gpu=3"}
+    assert IMPOSSIBLE[answer] in {item.criterion for item in verdicts}
+
+
+def test_fault_beside_an_impossible_answer_is_a_fault(machine: Machine, packs: tuple[Pack, ...]) -> None:
+    case = Fault(
+        name="hot",
+        failing=frozenset(),
+        nvml=(f"{GPU_3}Temperature.0=345",),
+        nvml_later=(f"{GPU_3}Temperature.0=97",),
+    )
+    failed = [item for item in machine.judge_fault(case, packs) if item.verdict == FAIL]
+    assert [(item.criterion, item.scope, item.value) for item in failed] == [("gpu-temperature", "gpu=3", 97)]
+
+
 OTHER_HARDWARE = {
     "retired-pages": "only GPUs before Ampere retire pages",
     "c2c-links": "only Grace systems have chip-to-chip links",

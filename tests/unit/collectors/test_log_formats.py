@@ -189,6 +189,89 @@ def test_other_messages_about_a_gpu_are_classified(message: str, kind: str) -> N
         assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
 
 
+_SENTENCE = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2901)"
+_FAILED = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x3f:744)"
+_REFUSED = "nvidia: probe of 0000:18:00.0 failed with error -1"
+SETTINGS: dict[str, list[tuple[str, ...]]] = {
+    "no_address_space": [
+        (
+            "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
+            "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:18:00.0)",
+            _REFUSED,
+        ),
+        (
+            "NVRM: request_mem_region failed for 0M @ 0x0. This can",
+            "NVRM: occur when a driver such as rivatv is loaded and claims",
+            "NVRM: ownership of the device's registers.",
+            _REFUSED,
+        ),
+    ],
+    "other_driver": [
+        ("NVRM: request_mem_region failed for 16M @ 0xd8000000. This can", "NVRM: occur when a driver such as:", _REFUSED),
+        ("NVRM: GPU 0000:18:00.0 is already bound to nouveau.",),
+    ],
+    "open_modules_required": [
+        (_SENTENCE, "NVRM: installed in this system requires use of the NVIDIA", "NVRM: open kernel modules.", _FAILED),
+        (f"{_SENTENCE} installed in this system requires use of the NVIDIA open kernel modules.",),
+    ],
+    "open_modules_unsupported": [
+        (_SENTENCE, "NVRM: installed in this system is not supported by open", "NVRM: nvidia.ko because it does not", _REFUSED),
+    ],
+    "unsupported_by_driver": [
+        (_SENTENCE, "NVRM: installed in this system is not supported by the", "NVRM: NVIDIA 535.309.01 driver", _REFUSED),
+    ],
+    "firmware_missing": [
+        ("nvidia 0000:18:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2", _FAILED),
+    ],
+    "confidential_computing": [
+        ("NVRM: confComputeConstructEngine_IMPL: GPU confidential compute capability is not enabled.", "NVRM: osInitNvMapping: x",
+         _FAILED),
+    ],
+}  # fmt: skip
+"""Setting that keeps a GPU from starting -> lines of the driver (NVIDIA/gpu-operator issues 232 and 492, NVIDIA/nvtrust issue
+124, and the texts of nv-pci.c and osapi.c)."""
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_setting_that_keeps_a_gpu_from_starting_is_named(setting: str) -> None:
+    for lines in SETTINGS[setting]:
+        for prefix in PREFIXES.values():
+            for log in (
+                forms(prefix, lines) if len(lines) > 1 and lines[-1] != _REFUSED else [[prefix + x for x in lines]]
+            ):
+                assert ("0000:18:00.0", setting) in counts(*log).messages, log
+
+
+def test_reason_without_an_address_belongs_to_the_next_gpu_only() -> None:
+    lines = SETTINGS["confidential_computing"][0]
+    other = "NVRM: GPU 0000:2a:00.0: RmInitAdapter failed! (0x62:0x65:1784)"
+    assert counts(*lines, other).messages == {
+        ("0000:18:00.0", "init_failed"): 1,
+        ("0000:18:00.0", "confidential_computing"): 1,
+        ("0000:2a:00.0", "init_failed"): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fault"),
+    [
+        ("45, pid=1582, name=python3, Ch 00000008", False),
+        ("154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", False),
+        ("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", True),
+        ("154, GPU recovery action changed from )0x1 GPU( to", True),
+        ("31, pid=1582, name=to 0x0, Ch 00000008", True),
+        ("43, pid=1582, name=python3, Ch 00000008", True),
+        ("79, GPU has fallen off the bus.", True),
+    ],
+)
+def test_end_of_a_process_and_a_withdrawn_action_are_no_new_fault(text: str, is_fault: bool) -> None:
+    """NVIDIA/NVSentinel issues 1710 and 1440: every process that ends abnormally leaves XIDs 45."""
+    for prefix in PREFIXES.values():
+        result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
+        assert result.xid.total() == 1
+        assert bool(result.last_xid) is is_fault
+
+
 def test_unsupported_gpu_is_not_reported_lost_with_another_one() -> None:
     unsupported = (
         "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:1b30)\nNVRM: installed in this system is not supported"

@@ -453,6 +453,23 @@ def test_nccl_log_is_parsed() -> None:
     assert nccl_log.parse_choice(NCCL_2_20) == {"algorithm": "NVLS", "protocol": "SIMPLE"}
 
 
+@pytest.mark.parametrize(
+    ("logged", "transport"),
+    [
+        ("NET/AWS Libfabric/1/GDRDMA", "NET/AWS_Libfabric/GDRDMA"),  # NVIDIA/nccl issue 1597
+        ("NET/Libfabric/0/GDRDMA", "NET/Libfabric/GDRDMA"),
+        ("NET/IBext_v8/1", "NET/IBext_v8"),  # NVIDIA/nccl-tests issue 373
+        ("NET/IBext_v10/0(3)/GDRDMA(PCI)", "NET/IBext_v10/GDRDMA(PCI)"),
+        ("NET/IB/0/GDRDMA comm 0x564531f27c80 nRanks 02", "NET/IB/GDRDMA"),
+        ("NET/Socket/0/Shared", "NET/Socket/Shared"),
+        ("COLLNET/SHARP/0/GDRDMA", "COLLNET/SHARP/GDRDMA"),
+    ],
+)
+def test_transport_of_a_network_plugin_is_read_whole(logged: str, transport: str) -> None:
+    line = f"h1:9:12 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [send] via {logged}\n"
+    assert nccl_log.parse_transport(line + line) == transport
+
+
 def test_unknown_nccl_log_yields_nothing() -> None:
     assert nccl_log.parse_transport("NCCL INFO something new") == ""
     assert nccl_log.parse_channels("NCCL INFO something new") is None

@@ -176,6 +176,27 @@ def test_power_supply_without_status_is_an_error_and_not_a_pass(certificate: Pat
     assert metric.absent == {"psu=Power_Supply_Bay_1": "error: the BMC reports no health status for this part"}
 
 
+def test_bmc_that_reports_no_health_of_any_supply_is_not_asked_for_it(certificate: Path) -> None:
+    """ASUS, Gigabyte and Cisco: bb-Ricardo/check_redfish issues 154, 53 and 12. A supply without input still fails."""
+    resources = bmc.old_schema()
+    supplies = resources[POWER]["PowerSupplies"]
+    for supply in supplies:
+        if supply["Status"] != bmc.ABSENT:
+            del supply["Status"]
+    with service(certificate, resources) as served:
+        metrics = read(served.target(certificate))
+        supplies[0]["LineInputStatus"] = "LossOfInput"
+        one_lost = read(served.target(certificate))["bmc.power_supply.health"]
+    health = metrics["bmc.power_supply.health"]
+    assert not health.values
+    assert len(health.absent) == values(metrics, "power_supply.fitted")["host"]
+    assert all(
+        reason.startswith("unsupported: this BMC reports the health of none") for reason in health.absent.values()
+    )
+    assert [*one_lost.values.values()] == ["Critical: its line input has the status LossOfInput"]
+    assert all(reason.startswith("error: ") for reason in one_lost.absent.values())
+
+
 # ---- event logs ----
 
 

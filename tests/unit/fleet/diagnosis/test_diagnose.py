@@ -193,6 +193,24 @@ def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) 
     assert (of_other.part, len(of_other.verdicts)) == ("hca=mlx5_2", 1)
 
 
+def test_port_with_another_protocol_needs_no_other_cable() -> None:
+    """dsx-ai-factory/infra-controller issue 3624: an adapter left in InfiniBand mode shows as a port without a link."""
+    peers = {"kind": VerdictKind.PEERS, "part": "hca=mlx5_7"}
+    verdicts = [
+        failed(name, "hca=mlx5_7,port=1", value=value, limit=limit, action="reseat", **peers)
+        for name, (value, limit) in PORT_DOWN.items()
+    ]
+    protocol = {"value": "InfiniBand", "limit": "Ethernet", "action": "configure"}
+    verdicts += [
+        failed("infiniband.link_layer", "hca=mlx5_7,port=1", **peers, **protocol),
+        failed("fabric_ports.rate", "host", value=350e9, limit=400e9, operator="ge", unit="B/s", action="reseat"),
+    ]
+    (cause,) = diagnose(verdicts, {})
+    assert (cause.problem, cause.part, cause.action) == ("port-protocol", "hca=mlx5_7", "configure")
+    assert "link layer InfiniBand, most have Ethernet" in cause.title
+    assert "cable needs no work" in handling(cause).now
+
+
 def test_port_with_another_mtu_is_one_cause() -> None:
     sizes: dict[str, Any] = {"unit": "B", "action": "configure"}
     verdicts = [

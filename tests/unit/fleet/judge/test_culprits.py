@@ -170,6 +170,11 @@ def xid_count_verdict(scope: str) -> Verdict:
         ({}, {"gpu=3,xid=79": 1}, "gpu=3"),
         ({}, {"gpu=3,xid=79": 1, "gpu=3,xid=31": 2}, "gpu=3"),
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 2}, "gpu=3"),
+        (
+            {},
+            {"gpu=3,xid=79": 1, **{f"gpu={gpu},xid=45": 8 for gpu in range(8)}},
+            "gpu=3",
+        ),  # the other ranks were ended
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause

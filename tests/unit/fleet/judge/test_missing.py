@@ -118,6 +118,40 @@ def test_kernel_log_names_the_cause(kept_on_bus: list[int], name: str, below: li
     assert count_details(findings(h2=logged))[DRIVER] == f"{place}; kernel log: the GPU at PCI 0000:01:00.0 {cause}"
 
 
+@pytest.mark.parametrize(
+    ("logged", "action", "text"),
+    [
+        (["no_address_space", "probe_failed"], "configure", "has no address space (BAR)"),
+        (["open_modules_required", "init_failed"], "configure", "requires NVIDIA's open kernel modules"),
+        (["open_modules_unsupported"], "configure", "is not supported by NVIDIA's open kernel modules"),
+        (["unsupported_by_driver"], "configure", "is not supported by the installed driver release"),
+        (["firmware_missing", "init_failed"], "configure", "has no firmware (GSP)"),
+        (["confidential_computing", "init_failed"], "configure", "is not in the confidential computing mode"),
+        (["other_driver", "probe_failed"], "configure", "is in use by another driver"),
+        (["no_address_space", "fallen_off_the_bus"], "inspect_hardware", "fell off the bus"),
+        (["init_failed"], "inspect_hardware", "could not be initialized"),
+    ],
+)
+def test_setting_that_hides_a_gpu_is_to_be_configured(logged: list[str], action: str, text: str) -> None:
+    result = host_with_slots("h2", REMAINING, on_bus=[MISSING])
+    log = {f"pci=0000:{MISSING:02}:00.0,message={message}": 1 for message in logged}
+    verdicts = findings(h2=add_metrics(result, Metric(name="xid.message", unit="1", values=log)))
+    (count,) = [item for item in verdicts if item.name == DRIVER]
+    assert (count.verdict, count.action) == (FAIL, action)
+    assert text in count.detail
+
+
+def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
+    result = host_with_slots("h2", [0, 3], on_bus=[1, 2])
+    names = [f"pci=0000:{slot:02}:00.0,message=no_address_space" for slot in (1, 2)]
+    for logged, action in ((names, "configure"), (names[:1], "inspect_hardware")):
+        log = Metric(name="xid.message", unit="1", values=dict.fromkeys(logged, 1))
+        (count,) = [item for item in findings(h2=add_metrics(result, log)) if item.name == DRIVER]
+        assert count.action == action
+        both = "each GPU at PCI 0000:01:00.0, 0000:02:00.0 has no address space"
+        assert (both in count.detail) is (len(logged) == 2)
+
+
 def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
     return replace(
         evidence,

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import read_packs
-from fleet.judge.domain_checks import CRITERION, NODES, TRANSPORT
+from fleet.judge.domain_checks import CRITERION, NODES, TO_SWITCH, TRANSPORT
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.gather import gather
 from fleet.judge.judge import host_views, judge, judge_hosts
@@ -481,13 +481,37 @@ def test_zero_uuid_is_a_fault_on_gb200() -> None:
     assert of_gb200(change) == {(host, gpu, CLUSTER, FAIL) for host in HOSTS for gpu in PCI}
 
 
+NOT_JOINED = {"gpu=0": "unsupported: the part belongs to no NVLink fabric", "gpu=1": "unsupported: no fabric"}
+
+
+@pytest.mark.parametrize("transport", ["P2P/MNNVL", "NET/IB/GDRDMA"])
+def test_gb200_tray_outside_the_fabric_of_its_rack_is_inconclusive(transport: str) -> None:
+    """leptonai/gpud pull request 1108: all GPUs of a GB200 tray report the fabric as not supported."""
+
+    def change(readings: dict[str, Readings]) -> None:
+        readings["t03"] |= {CLUSTER: NOT_JOINED, CLIQUE: NOT_JOINED}
+
+    expected = {("t03", gpu, CLUSTER, INCONCLUSIVE) for gpu in PCI}
+    assert of_gb200(change, transport=transport) == expected
+
+
+def test_gb200_rack_outside_its_fabric_is_inconclusive_if_its_nvlinks_end_at_switches() -> None:
+    def change(readings: dict[str, Readings]) -> None:
+        for of_host in readings.values():
+            of_host |= {CLUSTER: NOT_JOINED, CLIQUE: NOT_JOINED, TO_SWITCH: {"gpu=0": 0, "gpu=1": 0}}
+
+    assert {item[1:] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {
+        (gpu, CLUSTER, INCONCLUSIVE) for gpu in PCI
+    }
+
+
 def test_board_of_gb200_without_a_fabric_is_not_judged() -> None:
     """GB200 NVL4 boards have no NVSwitch: their four GPUs are in no domain."""
 
     def change(readings: dict[str, Readings]) -> None:
         for host in readings:
             readings[host] = {name: {"gpu=0": "unsupported: no fabric", "gpu=1": "unsupported: no fabric"}
-                              for name in (CLUSTER, CLIQUE)}  # fmt: skip
+                              for name in (CLUSTER, CLIQUE, TO_SWITCH)}  # fmt: skip
 
     verdicts = judged(change, domain="", transport="NET/IB/GDRDMA", rackproof_gpu_model="gb200")
     assert not [item for item in verdicts if item.criterion == CRITERION]

@@ -296,6 +296,16 @@ def test_port_that_is_down_but_active_on_other_hosts_fails() -> None:
     assert verdicts == [("h2", "hca=mlx5_3,port=1", FAIL, "found DOWN, 2 of 3 hosts have ACTIVE")]
 
 
+@pytest.mark.parametrize(("state", "action"), [("Polling", "reseat"), ("Disabled", "configure")])
+def test_port_that_software_disabled_is_to_be_configured(state: str, action: str) -> None:
+    plan = uniform_plan("h1", "h2", "h3")
+    up = dict.fromkeys(ports(), "LinkUp")
+    values = {"h1": up, "h2": up | {"hca=mlx5_3,port=1": state}, "h3": up}
+    verdicts = uniformity_verdicts(plan, evidence_with(plan, "infiniband.phys_state", values))
+    (failed,) = [item for item in verdicts if item.verdict == FAIL]
+    assert (failed.scope, failed.action) == ("hca=mlx5_3,port=1", action)
+
+
 @pytest.mark.parametrize("hosts", [("h1", "h2"), ("h1", "h2", "h3")])
 def test_port_that_is_unused_on_all_hosts_passes(hosts: tuple[str, ...]) -> None:
     plan = uniform_plan(*hosts)
