@@ -94,8 +94,9 @@ def _risen(view: HostView, name: str) -> set[str]:
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for observation in view.observations.get(name, ()):
-        is_number = observation.status == MEASURED and isinstance(observation.value, int | float)
-        if is_number and Scope.parse(observation.scope).get("xid") != AFTERMATH:
+        if Scope.parse(observation.scope).get("xid") == AFTERMATH:
+            continue
+        if observation.status == MEASURED and isinstance(observation.value, int | float):
             last[observation.scope] = observation.value
             if (observation.stage, observation.params.get("phase")) == view.first_snapshot:
                 first[observation.scope] = observation.value
