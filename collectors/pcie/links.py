@@ -40,9 +40,12 @@ KINDS = {
     "pcie.port.address": ("1", "PCI address of the port above the device"),
     "pcie.power_state": ("1", "Power state of the device"),
     "pcie.numa_node": ("1", "NUMA node of the device"),
+    "pcie.driver": ("1", "Driver that the GPU is bound to; none: to no driver"),
 }
 COUNTERS = [name for name in KINDS if ".aer." in name]
-VARYING = [f"pcie.{name}" for name in ("device_count", "generation", "width", "slowed", "narrowed", "power_state")]
+VARYING = [
+    f"pcie.{name}" for name in ("device_count", "generation", "width", "slowed", "narrowed", "power_state", "driver")
+]
 
 
 class PcieCollector:
@@ -105,6 +108,9 @@ class PcieCollector:
             readings["pcie.power_state"] = self._files.read(
                 f"{path}/power_state", str, missing="the kernel does not report the power state"
             )
+            if device.kind == GPU:
+                is_bound = self._files.exists(f"{path}/driver")
+                readings["pcie.driver"] = self._files.target_name(f"{path}/driver") if is_bound else "none"
             readings["pcie.numa_node"] = self._files.read(
                 f"{path}/numa_node", parse_numa_node, missing="the kernel has no NUMA support"
             )

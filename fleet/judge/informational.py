@@ -176,6 +176,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "optics.voltage": "optics.voltage.alarm and .warning, which are judged, compare it with the limits of the module",
     "overlap.hidden_share": "overlap.slowdown, which is judged, is the same measurement",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
+    "pcie.driver": "gpu.count, which is judged, names it for a GPU that the driver does not list",
     "pcie.generation": "links lower their speed when idle; pcie.slowed judges the best value of the run",
     "pcie.iommu.group": _NAME,
     "pcie.nearest_nics": "pcie.nic_path, the path to these adapters, is compared",

@@ -17,7 +17,7 @@ from schemas.records import Value
 from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope, pci_address
 
-DRIVER, BUS = "gpu.count", "gpu.pci_count"
+DRIVER, BUS, BOUND_TO = "gpu.count", "gpu.pci_count", "pcie.driver"
 MIN_HOSTS = 2
 """A single other host may itself be the exception."""
 LOG_CAUSES = {
@@ -93,30 +93,49 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
     missing = verdict.limit - verdict.value
-    causes = _log_causes(view) if missing > 0 else {}
-    texts = [*_identify(view, verdict.name, verdict.value, missing, slots, causes)]
-    texts += _describe_causes(causes)
+    bound = _other_drivers(view) if missing > 0 else {}
+    causes = {address: cause for address, cause in _log_causes(view).items() if address not in bound and missing > 0}
+    texts = [*_identify(view, verdict.name, verdict.value, missing, slots, {*causes, *bound})]
+    texts += [f"{gpus} {cause}" for gpus, cause in _group(bound)]
+    texts += [f"kernel log: {gpus} {cause}" for gpus, cause in _group(causes)]
     text = "; ".join(texts)
     detail = "; ".join(filter(None, (verdict.detail, text)))
     settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
-    is_setting = verdict.name == DRIVER and sum(cause in settings for cause in causes.values()) >= missing > 0
+    explained = len(bound) + sum(cause in settings for cause in causes.values())
+    is_setting = verdict.name == DRIVER and explained >= missing > 0
     action = "configure" if is_setting else verdict.action
     return replace(
         verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail, action=action
     )
 
 
-def _describe_causes(causes: Mapping[str, str]) -> Iterator[str]:
-    """Yield a text for each cause in the kernel log; GPUs with the same cause are named together."""
+def _group(causes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each cause with the GPUs that have it."""
     for cause in dict.fromkeys(causes.values()):
         addresses = sorted(address for address, other in causes.items() if other == cause)
-        what = f"the GPU at PCI {addresses[0]}" if len(addresses) == 1 else f"each GPU at PCI {', '.join(addresses)}"
-        yield f"kernel log: {what} {cause}"
+        yield (
+            f"the GPU at PCI {addresses[0]}" if len(addresses) == 1 else f"each GPU at PCI {', '.join(addresses)}",
+            cause,
+        )
+
+
+def _other_drivers(view: HostView) -> dict[str, str]:
+    """Return PCI address -> cause for each GPU that does not answer because it is bound to another driver, such as vfio-pci."""
+    drivers = {Scope.parse(scope).get("pci"): driver for scope, driver in _last(view, BOUND_TO).items()}
+    return {
+        address: f"is bound to the driver {driver}"
+        for address, driver in drivers.items()
+        if address not in _answering(view) and driver not in ("nvidia", "none")
+    }
+
+
+def _answering(view: HostView) -> set[str]:
+    return {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or {*_layout(view)}
 
 
 def _log_causes(view: HostView) -> dict[str, str]:
     """Return PCI address -> cause in the kernel log, for each GPU that does not answer."""
-    answering = {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or _layout(view).keys()
+    answering = _answering(view)
     causes: dict[str, str] = {}
     for scope in (*_last(view, "xid.message"), *_last(view, "xid.count")):
         parsed = Scope.parse(scope)

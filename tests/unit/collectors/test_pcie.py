@@ -79,6 +79,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
         acs__redirected=False,
         nic_path="PIX",
         nearest_nics=links.HCAS[1],
+        driver="none",
     ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
 
 
@@ -98,11 +99,24 @@ def test_relevant_devices_are_identified() -> None:
     assert [key for key, value in observed.items() if isinstance(value, Absent) and ".iommu." not in key[0]] == []
 
 
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", "nouveau", ""])
+def test_driver_of_a_gpu_is_read(tmp_path: Path, driver: str) -> None:
+    links.as_virtual_machine(tmp_path)
+    gpu = next(location for name, location in readings(tmp_path) if name == "pcie.driver")
+    link = links.pci(tmp_path, gpu.removeprefix("pci=")) / "driver"
+    link.unlink(missing_ok=True)
+    if driver:
+        folder = tmp_path / "sys/bus/pci/drivers" / driver
+        folder.mkdir(parents=True)
+        link.symlink_to(folder)
+    assert readings(tmp_path)["pcie.driver", gpu] == (driver or "none")
+
+
 def test_scrape_omits_constants(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
-        "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.iommu.group",
+        "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.driver", "pcie.iommu.enabled", "pcie.iommu.group",
         "pcie.iommu.type", "pcie.kind", "pcie.max_payload", "pcie.max_payload_supported", "pcie.max_read_request",
         "pcie.nearest_nics", "pcie.nic_path", "pcie.numa_node", "pcie.port.address", "pcie.power_state",
         "pcie.relaxed_ordering.enabled",
@@ -302,8 +316,8 @@ def test_virtual_machine_has_no_errors(tmp_path: Path) -> None:
     assert set(absent.values()) == {"unsupported"}
     assert {"pcie.width", "pcie.narrowed", "pcie.slowed", "pcie.aer.fatal", "pcie.acs.redirected"} <= absent.keys()
     assert {name for name, _ in observed} - absent.keys() == {
-        "pcie.device_count", "pcie.kind", "pcie.power_state", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.max_payload",
-        "pcie.max_payload_supported", "pcie.max_read_request", "pcie.relaxed_ordering.enabled",
+        "pcie.device_count", "pcie.driver", "pcie.kind", "pcie.power_state", "pcie.bar1.size", "pcie.iommu.enabled",
+        "pcie.max_payload", "pcie.max_payload_supported", "pcie.max_read_request", "pcie.relaxed_ordering.enabled",
     }  # fmt: skip
 
 

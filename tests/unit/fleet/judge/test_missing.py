@@ -141,6 +141,20 @@ def test_setting_that_hides_a_gpu_is_to_be_configured(logged: list[str], action:
     assert text in count.detail
 
 
+@pytest.mark.parametrize(
+    ("driver", "action"),
+    [("vfio-pci", "configure"), ("nouveau", "configure"), ("nvidia", "inspect_hardware"), ("none", "inspect_hardware")],
+)
+def test_gpu_that_is_bound_to_another_driver_is_named(driver: str, action: str) -> None:
+    drivers = {f"pci=0000:{slot:02}:00.0": driver if slot == MISSING else "nvidia" for slot in ALL}
+    bound = Metric(name="pcie.driver", unit="1", values=drivers)
+    verdicts = findings(h2=add_metrics(host_with_slots("h2", REMAINING, on_bus=[MISSING]), bound))
+    (count,) = [item for item in verdicts if item.name == DRIVER]
+    assert count.action == action
+    text = f"the GPU at PCI 0000:01:00.0 is bound to the driver {driver}"
+    assert (text in count.detail) is (action == "configure")
+
+
 def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
     result = host_with_slots("h2", [0, 3], on_bus=[1, 2])
     names = [f"pci=0000:{slot:02}:00.0,message=no_address_space" for slot in (1, 2)]
