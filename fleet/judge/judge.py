@@ -37,9 +37,10 @@ from fleet.judge.modules import with_module
 from fleet.judge.node_coverage import silent_nodes
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
-from fleet.judge.port_coverage import silent_pairs, silent_ports, unmeasured_ports
+from fleet.judge.port_coverage import silent_pairs, silent_ports
 from fleet.judge.presence import judge_presence
 from fleet.judge.refusals import refused_readings
+from fleet.judge.required_ports import unmeasured_ports
 from fleet.judge.shared_gpus import with_other_processes
 from fleet.judge.storage_coverage import silent_totals
 from fleet.judge.stragglers import with_straggler_causes

@@ -121,20 +121,6 @@ def port_of(scope: str) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items() if key != "partner")
 
 
-def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each stage that measured fewer RDMA ports than the inventory requires."""
-    stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
-    for stage in stages if view.host.verbs_required else ():
-        figures = [item for item in view.observations[f"{VERBS}.bandwidth"] if item.stage == stage]
-        ports = {port_of(item.scope) for item in figures if item.status == MEASURED}
-        if (stage != GANG or view.host.gang) and len(ports) < max(1, view.host.infiniband_ports):
-            reasons = dict.fromkeys(item.reason for item in figures if item.status != MEASURED)
-            why = "; ".join(reasons) or "the host has no RDMA port"
-            wanted = max(1, view.host.infiniband_ports)
-            reason = f"{len(ports)} of {wanted} RDMA ports were measured, and rackproof_verbs_required is set: {why}"
-            yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, stage)
-
-
 def silent_ports(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each port that lacks a figure of its own without a reason.
 

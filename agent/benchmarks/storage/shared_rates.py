@@ -11,6 +11,7 @@ from agent.benchmarks.storage import fio, shard
 from agent.benchmarks.storage.local_storage import MARGIN_S
 from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, little_space
+from schemas.scopes import HOST
 
 FILE, DEPTH = "data", 4
 """Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
@@ -132,7 +133,9 @@ class SharedRates:
 
     def _report_together(self, name: str, unit: str, value: float, **params: Any) -> None:
         context, target = self._clients.context, self._clients.target
-        context.report(name, value, unit=unit, scope=f"{context.world_scope},{target.scope}", **params)
+        # A host that measures alone has no wider scope, and `host` takes no label after it.
+        scope = target.scope if context.world_scope == HOST else f"{context.world_scope},{target.scope}"
+        context.report(name, value, unit=unit, scope=scope, **params)
 
     def _report_writes(self) -> None:
         """Report the best rate at which this host wrote its file: a file system may serve clients unequally for a moment."""

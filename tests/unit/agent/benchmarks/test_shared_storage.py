@@ -59,6 +59,8 @@ def measure(
     paths: dict[str, Path] | None = None,
     absent: tuple[str, ...] = (),
     shards: int = 1,
+    hosts: tuple[str, ...] = HOSTS,
+    scope: str = "gang=all",
     **chosen: Any,
 ) -> Observed:
     """Return what each host observes.
@@ -68,22 +70,24 @@ def measure(
         paths: host -> its directory; default: the same on all.
         absent: hosts whose measuring rank has left the benchmark, because its GPU is broken.
         shards: shards of each host.
+        hosts: hosts of the launch.
+        scope: scope of what all ranks of the launch measure.
         chosen: settings.
     """
     (tmp_path / "shared").mkdir(exist_ok=True)
     store = PrefixStore("launch", HashStore())
     contexts: dict[str, Recorder] = {}
-    for node, host in enumerate(HOSTS):
+    for node, host in enumerate(hosts):
         if host in absent:
             store.set(f"left/{node}/shared_storage/0", "left")
             continue
         work = tmp_path / f"work-{host}"
         work.mkdir()
         path = (paths or {}).get(host, tmp_path / "shared")
-        (work / "request.json").write_text(json.dumps({"shared_storage": [str(path)], "members": HOSTS}))
+        (work / "request.json").write_text(json.dumps({"shared_storage": [str(path)], "members": hosts}))
         contexts[host] = Recorder(
             work=work, stage="gang", node=node, is_reporting_rank=True, kind="gpu", observations=[], store=store,
-            timeout_s=5.0, local_world_size=shards, world_scope="gang=all", benchmark="shared_storage",
+            timeout_s=5.0, local_world_size=shards, world_scope=scope, benchmark="shared_storage",
             heartbeat=SimpleNamespace(record_progress=lambda: None),
         )  # fmt: skip
     threads = [
@@ -96,7 +100,8 @@ def measure(
         thread.join(60)
         assert not thread.is_alive()
     for context in contexts.values():
-        reported = [item for item in context.observations if item["scope"].startswith("directory=")]
+        planned = {item.name for item in PLANNED}
+        reported = [item for item in context.observations if item["name"] in planned]
         assert len(reported) == len(PLANNED), "every planned figure is reported once, measured or not"
     return {host: context.observations for host, context in contexts.items()}
 
@@ -129,6 +134,14 @@ def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path)
         f"gang=all,directory={str(tmp_path / 'shared')[1:].replace('/', ':')}",
     }
     assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_scopes_of_a_host_that_measures_alone_are_valid(tmp_path: Path) -> None:
+    """A result with another scope would lose all results of the rank."""
+    scope = f"directory={str(tmp_path / 'shared')[1:].replace('/', ':')}"
+    observed = measure(tmp_path, hosts=("h1",), scope="host")
+    assert {item["scope"] for item in observed["h1"]} == {scope}
+    assert values(observed, "aggregate_bandwidth", op="read") == {"h1": 2e9}
 
 
 def test_host_that_collects_may_enter_a_step_late_and_wait_for_one_that_is_lost(

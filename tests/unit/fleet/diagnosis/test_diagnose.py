@@ -185,7 +185,10 @@ def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) 
                limit=limit, kind=VerdictKind.PEERS, action="reseat")
         for name, (value, limit) in readings.items()
     ]  # fmt: skip
-    verdicts += [failed("fabric_ports.active", "host", value=7, limit=8, operator="ge")] if adapter else []
+    verdicts += [
+        failed("fabric_ports.active", "host", value=7, limit=8, operator="ge"),
+        *(missing("verbs.bandwidth", "hca=mlx5_1,port=1", stage=stage) for stage in ("benchmark", "gang")),
+    ] if adapter else []  # fmt: skip
     other = failed("infiniband.state", "hca=mlx5_2,port=1", "b", value="DOWN", limit="ACTIVE", kind=VerdictKind.PEERS)
     port, of_other = sorted(diagnose([*verdicts, other], GANGS), key=lambda cause: cause.host)
     part = "hca=mlx5_1" if adapter else "nic=eth1"

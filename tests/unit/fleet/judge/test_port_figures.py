@@ -189,6 +189,60 @@ def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str
     assert findings(figures, **variables) == set(), "without the variable nothing is required"
 
 
+def required(ports: int, *reasons: Observation, links: Sequence[Metric] = (), wanted: int = 2) -> set[tuple[str, str]]:
+    """Return host and scope of each verdict if h1 must measure ports, and measured the first ones in the stage `benchmark`."""
+    figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
+    figures["h1"] += [*reasons, *(replace(item, stage="gang") for item in reasons)]
+    found = findings(figures, links, rackproof_verbs_required=True, rackproof_infiniband_ports=wanted)
+    assert {verdict for *_, verdict in found} <= {INCONCLUSIVE}
+    return {(host, scope) for host, scope, criterion, _ in found if host == "h1" and criterion == "plan"}
+
+
+DOWN = absent("unsupported", "the port has no link", "hca=mlx5_1,port=1")
+SLOW = absent("unsupported", "not a port of the fabric: it has less than half the rate", "hca=mlx5_2,port=1")
+
+
+def links_of(**layers: tuple[str, float, bool]) -> list[Metric]:
+    """Return the readings of ports: adapter -> link layer, rate and whether the port is active."""
+    names = {"link_layer": "1", "rate": "B/s", "active": "1"}
+    return [
+        Metric(
+            name=f"infiniband.{name}",
+            unit=unit,
+            values={f"hca={hca},port=1": value[number] for hca, value in layers.items()},
+        )
+        for number, (name, unit) in enumerate(names.items())
+    ]
+
+
+def test_required_port_that_was_not_measured_is_named_with_its_reason() -> None:
+    assert required(1, DOWN) == {("h1", DOWN.scope)}
+    assert required(1, absent("error", "no result within 21 s", DOWN.scope)) == {("h1", DOWN.scope)}
+    assert required(2, SLOW) == set(), "as many as required were measured"
+
+
+def test_host_is_named_for_ports_without_a_reason_of_their_own() -> None:
+    of_host = absent("skipped", "ib_write_bw not found")
+    assert required(0, of_host) == {("h1", "host")}
+    assert required(1, DOWN, wanted=3) == {("h1", DOWN.scope), ("h1", "host")}
+    assert required(0, DOWN, of_host) == {("h1", DOWN.scope), ("h1", "host")}
+
+
+@pytest.mark.parametrize(
+    ("other", "scope"),
+    [
+        (("Ethernet", 5e10, True), DOWN.scope),
+        (("InfiniBand", 1.25e10, True), DOWN.scope),
+        (("InfiniBand", 5e9, False), "host"),
+        (("InfiniBand", 5e10, True), "host"),
+    ],
+    ids=["Ethernet beside InfiniBand", "slow", "no link either", "perhaps of the fabric"],
+)
+def test_port_that_is_not_of_the_fabric_is_not_named(other: tuple[str, float, bool], scope: str) -> None:
+    links = links_of(mlx5_0=("InfiniBand", 5e10, True), mlx5_1=("InfiniBand", 1e9, False), mlx5_2=other)
+    assert required(1, DOWN, SLOW, links=links) == {("h1", scope)}
+
+
 def test_each_port_of_an_adapter_counts() -> None:
     both = {
         host: [

@@ -1,0 +1,67 @@
+"""Demand that as many RDMA ports are measured as the inventory requires (`rackproof_verbs_required`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fleet.judge.host_view import HostView
+from fleet.judge.port_coverage import VERBS, port_of
+from schemas.records import ERROR, MEASURED, Observation
+from schemas.reports import Verdict
+from schemas.stages import GANG
+
+INFINIBAND = "InfiniBand"
+LEAST_SHARE = 0.5
+"""Active ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""
+
+
+def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
+    """Yield inconclusive verdicts for each stage that measured fewer RDMA ports than the inventory requires.
+
+    Each port of the fabric that states why it was not measured has one. The host has one for ports that do not exist, and if
+    more ports state a reason than are missing: then it is not known which of them should have been measured.
+    """
+    wanted, name = max(1, view.host.infiniband_ports), f"{VERBS}.bandwidth"
+    stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
+    for stage in stages if view.host.verbs_required else ():
+        figures = [item for item in view.observations[name] if item.stage == stage]
+        measured = {port_of(item.scope) for item in figures if item.status == MEASURED}
+        absent: dict[str, list[Observation]] = defaultdict(list)
+        for item in figures:
+            if (port := port_of(item.scope)) not in measured:
+                absent[port].append(item)
+        missing = wanted - len(measured)
+        if missing <= 0 or (stage == GANG and not view.host.gang):
+            continue
+        ports = [port for port in sorted(absent) if port and _may_be_of_fabric(view, port)]
+        named = ports if len(ports) <= missing else []
+        for port in named:
+            if all(item.status != ERROR for item in absent[port]):  # errors have verdicts
+                reason = f"the port was not measured, and rackproof_verbs_required is set: {_reasons(absent[port])}"
+                yield view.inconclusive(name, port, reason, stage)
+        if missing > len(named):
+            others = [item for port, items in absent.items() if port not in named for item in items]
+            why = _reasons(others) or f"the host has no {'other ' if measured or named else ''}RDMA port"
+            reason = f"{len(measured)} of {wanted} RDMA ports were measured, and rackproof_verbs_required is set: {why}"
+            yield view.inconclusive(name, "host", reason, stage)
+
+
+def _reasons(items: Sequence[Observation]) -> str:
+    return "; ".join(dict.fromkeys(item.reason for item in items))
+
+
+def _may_be_of_fabric(view: HostView, port: str) -> bool:
+    """Return whether the port is neither Ethernet beside InfiniBand nor slow, the rules by which the agent leaves ports out."""
+    layers, rates = _last(view, "infiniband.link_layer"), _last(view, "infiniband.rate")
+    if layers.get(port) != INFINIBAND and INFINIBAND in layers.values():
+        return False
+    fastest = max((rate for scope, rate in rates.items() if layers.get(scope) == layers.get(port)), default=0.0)
+    return not (_last(view, "infiniband.active").get(port) and rates.get(port, fastest) < LEAST_SHARE * fastest)
+
+
+def _last(view: HostView, name: str) -> dict[str, Any]:
+    """Return scope -> last value of a reading."""
+    metrics = view.observations.metrics.get(name, ())
+    return {scope: value for _, metric in metrics for scope, value in metric.values.items()}
