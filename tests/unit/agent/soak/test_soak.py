@@ -422,7 +422,9 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
     """With `fatal`, a low speed does not end the soak; a hardware fault does."""
     run = begin_soak(tmp_path, rackproof_soak_stop_on=policy)
     name, value = figure
-    record = run_rounds(run, lambda run, number: [measurement(value, name, pattern="random", dtype="fp32")])
+    found = measurement(value, name, pattern="random", dtype="fp32")
+    found = replace(found, unit="1") if name == WRONG_WORDS[0] else found
+    record = run_rounds(run, lambda run, number: [found])
     assert record.soak
     assert record.soak.ended_by == ended_by
     assert record.soak.finished == (1 if ended_by == "finding" else 4)

@@ -80,7 +80,8 @@ def test_many_writers_without_a_lock_lose_nothing(tmp_path: Path, monkeypatch: p
     for thread in threads:
         thread.join()
     assert names(tmp_path) == {f"r{number}" for number in range(12)}
-    assert [path.name for path in (tmp_path / REAL).glob("index-*")] == ["index-12"], "older versions are removed"
+    (newest,) = (tmp_path / REAL).glob("index-*")  # older versions are removed
+    assert int(newest.name.removeprefix("index-")) >= 12  # a writer that was overtaken makes its change again
 
 
 def test_version_that_was_committed_by_a_killed_writer_is_read(tmp_path: Path) -> None:

@@ -146,4 +146,4 @@ def test_proposal_is_a_pack_without_findings_that_no_host_uses_by_itself(tmp_pat
 def test_unknown_model_is_explained(healthy: Path) -> None:
     done = rackproof("criteria", "propose", "--model", "NVIDIA B200", "--history", healthy)
     assert (done.returncode, done.stdout) == (64, "")
-    assert "the history has accepted hosts with: NVIDIA H200" in done.stderr
+    assert "has this model: give one of NVIDIA H200" in done.stderr
