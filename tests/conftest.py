@@ -18,9 +18,6 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The heartbeat lines of a playbook cost one more process per ansible-playbook; tests that need them set this themselves.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
-# Ansible's modules on the control node run in forks of one process: a module takes 0.2 s of CPU time in a process of its own.
-os.environ.setdefault("ANSIBLE_VARS_PLUGINS", str(ROOT / "tests" / "lab" / "vars_plugins"))
-os.environ.setdefault("ANSIBLE_VARS_ENABLED", "host_group_vars,control_node")
 # A shell starts background jobs with SIGINT ignored, which Python inherits: restore KeyboardInterrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -45,7 +45,7 @@ MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
 CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
 """Python interpreter of the control node. It runs the module `command` in a separate process."""
 CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(CONTROL_PYTHON), "ansible_pipelining": True})
-"""host_vars/localhost.yml beside an inventory, for playbooks outside the checkout (`vars_plugins/control_node.py`)."""
+"""host_vars/localhost.yml beside an inventory."""
 MAX_HOSTS = 200
 READY_SECONDS = 15.0
 # Ignore the known hosts and the configuration of the user: the next lab has the same addresses with other host keys.
@@ -208,6 +208,8 @@ class Lab:
         group = {"hosts": hosts, "vars": {**common, **(groupvars or {})}}
         path = self.directory / f"{name}.yml"
         path.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}, sort_keys=False))
+        (self.directory / "host_vars").mkdir(exist_ok=True)
+        (self.directory / "host_vars" / "localhost.yml").write_text(CONTROL_NODE)
         return path
 
     def prometheus(self, targets_glob: Path, scrape_interval: str = "1s") -> Prometheus:

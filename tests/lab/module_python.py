@@ -42,8 +42,7 @@ def connected():
             for number in (0, 1, 2, SOCKET, PROGRAM):
                 os.dup2(number + 100, number)
             os.closerange(PROGRAM + 1, 200)
-            # Without environment, which would mark the server as part of one playbook (`kill_points`). Each module gets its own.
-            os.execve(sys.executable, [sys.executable, "-I", f"/proc/self/fd/{PROGRAM}"], {})  # noqa: S606
+            os.execv(sys.executable, [sys.executable, "-I", f"/proc/self/fd/{PROGRAM}"])  # noqa: S606
         listener.close()
 
 

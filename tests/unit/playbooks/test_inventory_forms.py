@@ -30,7 +30,6 @@ def plan(tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any)
     inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": common}}))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / "drivers.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    del environment["ANSIBLE_VARS_ENABLED"]  # the control node has the interpreter that the playbooks set
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
