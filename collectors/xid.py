@@ -52,7 +52,8 @@ _REASONS = (
     (_NO_BAR, re.compile(r"NVRM:\s+request_mem_region failed for 0M @ 0x0\b")),
     (_OTHER_DRIVER, re.compile(r"NVRM:\s+request_mem_region failed for ")),
 )
-"""Messages without an address. The message that a GPU failed to start, which names the GPU, follows."""
+"""Messages without an address. The message that a GPU failed to start, which names the GPU, follows within REASON_S."""
+REASON_S = 60.0
 _RESOLVED = re.compile(r", GPU recovery action changed from .* to 0x0\b")
 """Text of an XID 154 that withdraws the action for an earlier XID: `changed from 0x1 (GPU Reset Required) to 0x0 (None)`."""
 _SENTENCE = re.compile(r"NVRM:\s+The NVIDIA v?GPU ")
@@ -80,6 +81,8 @@ class ErrorCounts:
     """The lines so far of the newest sentence about a GPU, which the driver splits into several lines."""
     reason: str = ""
     """Why the GPU of the next message cannot start, if the driver has logged a reason without an address."""
+    reason_at: float = 0.0
+    """Uptime at that message, in s."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
@@ -103,12 +106,13 @@ class ErrorCounts:
         elif match := _GPU_AT.match(message):
             self.addresses[match[2]] = sysfs_address(match[1])
         elif reason := next((kind for kind, pattern in _REASONS if pattern.match(message)), ""):
-            self.reason = reason
+            self.reason, self.reason_at = reason, uptime
         elif lost := parse_message(self._whole_sentence(message)):
             self.sentence = ""
             self.messages[lost] += 1
             if self.reason and lost[1] in (_INIT_FAILED, _PROBE_FAILED):
-                self.messages[lost[0], self.reason] += 1
+                if uptime - self.reason_at <= REASON_S:  # a GPU that fails later has another reason
+                    self.messages[lost[0], self.reason] += 1
                 self.reason = ""
 
     def _whole_sentence(self, message: str) -> str:

@@ -71,7 +71,7 @@ def take_snapshot(
                 name=f"collector.{name}",
                 unit="s",
                 values={} if failed else {"host": round(float(result), 6)},
-                absent={"host": f"error: {result}"[:1024]} if failed else {},
+                absent={"host": _text(f"error: {result}")} if failed else {},
             )
         )
     snapshot = Snapshot(
@@ -91,7 +91,7 @@ def _metric(family: Family) -> Metric:
         unit=family.unit,
         values={where: value for where, value in readings.items() if not isinstance(value, Absent)},
         absent={
-            where: f"{value.status}: {value.reason.strip() or 'no reason given'}"[:1024]
+            where: _text(f"{value.status}: {value.reason.strip() or 'no reason given'}")
             for where, value in readings.items()
             if isinstance(value, Absent)
         },
@@ -101,12 +101,17 @@ def _metric(family: Family) -> Metric:
 def _recordable(value: Value | Absent) -> Value | Absent:
     """Return the value, or an error for a number that no record may have: because of one broken part, all readings were lost."""
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()[:1024]
+        return _text(value)
     if isinstance(value, int) and abs(value) >= 1 << 64:
         return Absent.error("not a measurement: a number of more than 64 bits")
     if isinstance(value, float) and value and not (math.isfinite(value) and LEAST <= abs(value) <= MOST):
         return Absent.error(f"not a measurement: {value:g}")
     return value
+
+
+def _text(text: str) -> str:
+    """Return the beginning of a text, without half characters, which no record may have."""
+    return text.encode(errors="replace").decode()[:1024]
 
 
 IDENTITY_FAMILIES = ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id")

@@ -33,10 +33,19 @@ def is_there(resource: Resource) -> bool:
     return text not in _WITHOUT_HEALTH
 
 
+def has_health(resource: Resource) -> bool:
+    """Return whether the part reports a health, even one that is unknown here."""
+    return _raw_health(resource) not in (None, "")
+
+
+def _raw_health(resource: Resource) -> object:
+    status = resource.get("Status")
+    return status.get("Health") if isinstance(status, dict) else status
+
+
 def health(resource: Resource) -> str | None:
     """Return the health of a part, with the reason if it is bad; None if it is not reported."""
-    status = resource.get("Status")
-    value = standard(status.get("Health") if isinstance(status, dict) else status)
+    status, value = resource.get("Status"), standard(_raw_health(resource))
     if value in (None, OK):
         return value
     reasons = status.get("Conditions") if isinstance(status, dict) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.bmc.client import ROOT, RedfishSession, Resource, open_session
 from fleet.bmc.event_log import is_event_log, read_log
-from fleet.bmc.health import CRITICAL, OK, health, is_there, leak_health, power_supply_health
+from fleet.bmc.health import CRITICAL, OK, has_health, health, is_there, leak_health, power_supply_health
 from fleet.bmc.readings import READABLE, Readings
 from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 from schemas.scopes import Scope
@@ -121,8 +121,9 @@ def _fan_health(fan: Resource) -> str | None:
 def _read_power_supplies(readings: Readings, supplies: Iterable[Resource]) -> int:
     fitted = list(filter(is_there, supplies))
     states = [power_supply_health(supply) for supply in fitted]
+    is_silent = not any(states) and not any(map(has_health, fitted))
     for supply, state in zip(fitted, states, strict=True):
-        if state is None and not any(states):
+        if is_silent:
             readings.lack("bmc.power_supply.health", (_name(supply),), _NEVER_STATUS)
         else:
             readings.add("bmc.power_supply.health", (_name(supply),), state, _NO_STATUS)

@@ -102,7 +102,9 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     detail = "; ".join(filter(None, (verdict.detail, text)))
     settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
     explained = len(bound) + sum(cause in settings for cause in causes.values())
-    is_setting = verdict.name == DRIVER and explained >= missing > 0
+    # GPUs that are not planned, such as those of virtual machines, may be bound to another driver and explain no missing one.
+    silent = [count - verdict.value for count in _last(view, BUS).values() if isinstance(count, int)]
+    is_setting = verdict.name == DRIVER and explained >= max([missing, *silent]) and missing > 0
     action = "configure" if is_setting else verdict.action
     return replace(
         verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail, action=action

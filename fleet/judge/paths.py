@@ -33,6 +33,8 @@ CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric man
 LINKS = ("peer_copy.", "gpu.nvlink.")
 """Prefixes of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
+CUT_NAME = "NET/AWS"
+"""Older agents cut the name `NET/AWS Libfabric/0/GDRDMA` at the space, so whether it had GPUDirect RDMA is not known."""
 Path = tuple[str, str, str, Value, Value]
 """Criterion, observation, stage, size in bytes, transport."""
 
@@ -185,7 +187,7 @@ def _has_peer_access(view: HostView) -> bool:
 def _is_slow_between_hosts(name: str) -> bool:
     """Return whether the transport is TCP, or a network, of NCCL or of a plugin, without GPUDirect RDMA."""
     upper = name.upper()
-    return upper.startswith("NET/") and "GDRDMA" not in upper
+    return upper.startswith("NET/") and "GDRDMA" not in upper and upper != CUT_NAME
 
 
 def _transport(view: HostView, figure: Observation | Verdict) -> Value:

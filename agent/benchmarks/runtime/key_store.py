@@ -112,6 +112,6 @@ class KeyStore:
             line = self._lines.readline(MAX_BYTES)
         except OSError as error:
             raise RuntimeError(f"the store of the launch does not answer: {error.strerror or error}") from error
-        if not line:
+        if not line.endswith(b"\n"):
             raise RuntimeError("the store of the launch closed the connection")
         return json.loads(line)

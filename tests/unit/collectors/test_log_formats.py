@@ -252,6 +252,13 @@ def test_reason_without_an_address_belongs_to_the_next_gpu_only() -> None:
     }
 
 
+def test_reason_without_an_address_is_not_that_of_a_gpu_that_fails_much_later() -> None:
+    reason, *_, failed = SETTINGS["confidential_computing"][0]
+    for after_s, messages in ((60, {"init_failed", "confidential_computing"}), (61, {"init_failed"})):
+        log = (f"3,1,1000000,-;{reason}", f"3,2,{(1 + after_s) * 1_000_000},-;{failed}")
+        assert {message for _, message in counts(*log).messages} == messages
+
+
 @pytest.mark.parametrize(
     ("text", "is_fault"),
     [

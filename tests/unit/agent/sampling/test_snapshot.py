@@ -225,6 +225,19 @@ def test_long_texts_are_truncated() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
+def test_half_a_character_in_a_reason_is_replaced() -> None:
+    def fails() -> Iterable[Family]:
+        raise OSError("half \udc80")
+
+    families = load(Absent.error("half \udc80"))
+    collectors = [Fake("odd", lambda: families), Fake("fails", fails)]
+    snapshot, _ = take_snapshot(collectors, stage="preflight", phase="before")
+    absent = {metric.name: metric.absent for metric in snapshot.metrics}
+    assert absent["host.load"] == {"host": "error: half ?"}
+    assert absent["collector.fails"] == {"host": "error: OSError: half ?"}
+    record_from_json(documents.parse(documents.text(to_json(record(snapshot))), source="the record"))
+
+
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 64), 10**40, math.nan, math.inf, 1e61, 15e-255, -1e300])
 def test_number_that_no_record_may_have_is_an_error_of_its_reading(value: float) -> None:
     families = [*load(value), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, 5.0)])]

@@ -176,6 +176,17 @@ def test_power_supply_without_status_is_an_error_and_not_a_pass(certificate: Pat
     assert metric.absent == {"psu=Power_Supply_Bay_1": "error: the BMC reports no health status for this part"}
 
 
+@pytest.mark.parametrize("status", ["Predictive failure", {"State": "Enabled", "Health": "Unknown to us"}])
+def test_unknown_health_of_all_power_supplies_is_an_error(certificate: Path, status: object) -> None:
+    resources = bmc.old_schema()
+    for supply in resources[POWER]["PowerSupplies"]:
+        supply["Status"] = status
+    with service(certificate, resources) as served:
+        metric = read(served.target(certificate))["bmc.power_supply.health"]
+    assert not metric.values
+    assert {*metric.absent.values()} == {"error: the BMC reports no health status for this part"}
+
+
 def test_bmc_that_reports_no_health_of_any_supply_is_not_asked_for_it(certificate: Path) -> None:
     """ASUS, Gigabyte and Cisco: bb-Ricardo/check_redfish issues 154, 53 and 12. A supply without input still fails."""
     resources = bmc.old_schema()

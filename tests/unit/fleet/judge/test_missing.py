@@ -166,6 +166,16 @@ def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
         assert (both in count.detail) is (len(logged) == 2)
 
 
+def test_gpus_of_virtual_machines_explain_no_missing_gpu() -> None:
+    plan = builders.plan("h1", "h2", "h3", gpu_count=2)
+    drivers = {f"pci=0000:{slot:02}:00.0": "vfio-pci" if slot > 1 else "nvidia" for slot in ALL}
+    bound = Metric(name="pcie.driver", unit="1", values=drivers)
+    hosts = {name: host_with_slots(name, [0, 1], on_bus=[2, 3], of=plan) for name in ("h1", "h3")}
+    lost = add_metrics(host_with_slots("h2", [0], on_bus=[1, 2, 3], of=plan), bound)
+    (count,) = [item for item in findings(of=plan, h2=lost, **hosts) if item.name == DRIVER]
+    assert (count.verdict, count.value, count.action) == (FAIL, 1, "inspect_hardware")
+
+
 def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
     return replace(
         evidence,
