@@ -12,6 +12,7 @@ from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
 from fleet.scope_text import describe_scope
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
+from schemas.stages import GANG
 
 NOT_VERIFIED = "not-verified"
 """Id of the problem in causes without failures that no entry of `PROBLEMS` matches."""
@@ -132,7 +133,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
     is_suspect = item.first.kind == VerdictKind.SUSPECT
-    may_explain_parts = not is_suspect or item.part == HOST
+    # Slow pairs of a host explain what its adapters reach with other hosts, not what each reaches with itself.
+    may_explain_parts = not is_suspect or (item.part == HOST and verdict.stage == GANG)
     if (
         may_explain_parts
         and Scope.parse(part).device_kind in problem.explains_parts
@@ -195,7 +197,7 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
         return False
     if Scope.parse(verdict.part_scope).is_gang:
         return matches(verdict, problem.explains_host)
-    return verdict.stage == "gang" and problem.stops and verdict.kind in STOPPED
+    return verdict.stage == GANG and problem.stops and verdict.kind in STOPPED
 
 
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:

@@ -369,6 +369,23 @@ def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
     assert "power supplies" in handling(cause).now
 
 
+def test_adapter_that_fails_alone_does_not_follow_from_its_slow_host() -> None:
+    """A slow host explains that its adapters are slow with other hosts. What one is with itself is a fault of its own."""
+    share = {"value": 0.5, "limit": 0.8, "operator": "ge"}
+    verdicts = [
+        failed(
+            "pairs.bandwidth", "host", stage="gang", kind=VerdictKind.SUSPECT, value=2e10, limit=4e10, operator="ge"
+        ),
+        failed("verbs.best_ratio", "hca=mlx5_0,port=1", stage="gang", **share),
+        failed("verbs.best_ratio", "hca=mlx5_1,port=1", stage="gang", **share),
+        failed("verbs.rate_ratio", "hca=mlx5_1,port=1", stage="benchmark", **share),
+    ]
+    assert sorted(summary(diagnose(verdicts, GANGS))) == [
+        ("slow-network", "a", "host", 3),
+        ("verbs.rate_ratio", "a", "hca=mlx5_1", 1),
+    ]
+
+
 def test_dark_lane_explains_what_follows_at_its_port_and_in_its_gang() -> None:
     port = "hca=mlx5_2,port=1"
     verdicts = [
