@@ -164,7 +164,7 @@ def _judge_series(
     absences = [item for item in group if item.status == ERROR]
     if measured and group[-1].status == MEASURED and may_be_transient(group[-1].name):
         absences = []
-    if measured and group[-1].status == UNSUPPORTED and not criterion.optional:
+    if measured and group[-1].status == UNSUPPORTED and (not criterion.optional or criterion.name.startswith(BMC)):
         absences.append(group[-1])  # the part supported it earlier in the run
     verdict = _judge_measured(view, criterion, measured, figures) if measured else None
     if verdict and absences and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:

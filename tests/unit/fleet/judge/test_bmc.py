@@ -127,6 +127,19 @@ def test_lost_supply_is_one_cause_with_the_redundancy_and_the_system() -> None:
     assert decision(evidence) == REJECTED
 
 
+@pytest.mark.parametrize(("name", "scope"), [("power_supply.health", "psu=PSU2"), ("fan.health", "fan=FAN1")])
+def test_health_that_the_bmc_no_longer_states_is_inconclusive(name: str, scope: str) -> None:
+    last = tuple(
+        replace(item, values={part: value for part, value in item.values.items() if part != scope},
+                absent={scope: "unsupported: no health"}) if item.name == f"bmc.{name}" else item
+        for item in healthy("h2").metrics()
+    )  # fmt: skip
+    evidence = fleet(h2=bmc_record("h2", healthy("h2").metrics(), healthy("h2").metrics(), last))
+    (verdict,) = findings(evidence)
+    assert (verdict.name, verdict.scope, verdict.verdict) == (f"bmc.{name}", scope, INCONCLUSIVE)
+    assert decision(evidence) == INCOMPLETE
+
+
 @pytest.mark.parametrize(
     ("name", "scope", "value", "title"),
     [
