@@ -74,7 +74,7 @@ class History:
         return files
 
     def _create_view(self, table: str, files: Sequence[Path]) -> None:
-        query = f"select * from {tables.parquet(files)}" if files else tables.empty(table)
+        query = tables.table_rows(table, files) if files else tables.empty(table)
         self._database.execute(f"create view {table} as {query}")
 
     def _create_runs(self, index: Index) -> None:

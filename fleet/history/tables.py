@@ -73,6 +73,9 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
 }
 """Table -> columns and types of its Parquet files. Only merged months have `trends`, sums that are exact and can be added, and
 `spreads`, the distribution of the figures of accepted hosts as QUANTILES quantiles."""
+LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
+"""Columns that files of older versions lack. There, distributions of links and peers have no `within`, so they are compared with
+nothing until their month is merged again."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",
@@ -106,6 +109,15 @@ def paths(files: Iterable[Path]) -> str:
 def parquet(files: Iterable[Path]) -> str:
     """Return the table function that reads these files, without columns from the names of their directories (`rack=9/`)."""
     return f"read_parquet({paths(files)}, hive_partitioning = false)"
+
+
+def table_rows(table: str, files: Iterable[Path]) -> str:
+    """Return the query of the rows of a table. Files of older versions of Rackproof may lack a column of LATER_COLUMNS."""
+    if table not in LATER_COLUMNS:
+        return f"select * from {parquet(files)}"
+    known = f"read_parquet({paths(files)}, hive_partitioning = false, union_by_name = true)"
+    filled = ", ".join(f'coalesce("{column}", \'\') as "{column}"' for column in LATER_COLUMNS[table])
+    return f"select * replace ({filled}) from ({empty(table)} union all by name select * from {known})"
 
 
 def empty(table: str) -> str:

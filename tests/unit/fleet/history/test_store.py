@@ -7,11 +7,12 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 import yaml
 from jinja2.nativetypes import NativeEnvironment
@@ -20,9 +21,10 @@ from fleet.history import commit, tables
 from fleet.history import store as store_module
 from fleet.history.commit import writer
 from fleet.history.database import History
-from fleet.history.index import StoredFile, read_index
+from fleet.history.index import StoredFile, home, read_index, stored
+from fleet.history.peers import PeerFigure, percentiles
 from fleet.history.rows import clean_text, run_rows, settings_text
-from fleet.history.store import add_run, merge_runs
+from fleet.history.store import add_imported, add_run, merge_runs
 from fleet.records.load import Run
 from fleet.report.judge_run import judge_run
 from schemas import documents
@@ -438,6 +440,62 @@ def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: 
     assert file.exists()
     add(tmp_path, judged["r1"])
     assert len(History(tmp_path).rows("from parts where part = 'gpu'")) == 4
+
+
+def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -> None:
+    """Write files of a table as an older version of Rackproof did, without a column."""
+    place = home(history, REAL)
+    with writer(history, REAL) as index:
+        files = [item for item in index.files if item.table == table]
+        for item in (files[number] for number in chosen):
+            path = place / item.path.replace(".parquet", "0.parquet")
+            duckdb.read_parquet(str(place / item.path)).project(f"* exclude ({column})").write_parquet(str(path))
+            index.files[index.files.index(item)] = stored(place, path, table, item.runs, item.month)
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1)])
+def test_months_that_an_older_version_merged_are_compared(
+    tmp_path: Path, judged: dict[str, Judged], chosen: tuple[int, ...]
+) -> None:
+    add(tmp_path, *judged.values())
+    merge_runs(tmp_path, REAL)
+    figures = [
+        PeerFigure(**row)
+        for row in History(tmp_path).records(
+            "select distinct name, settings, stage, model, driver, 1.0 as value from figures "
+            "where within = '' and serial <> '' and accepted"
+        )
+    ]
+    expected = percentiles(History(tmp_path), figures)
+    drop_column(tmp_path, "spreads", "within", chosen)
+    history = History(tmp_path)
+    compared = [
+        (item, other) for item, other in zip(percentiles(history, figures), expected, strict=True) if item or other
+    ]
+    assert compared
+    for item, other in compared:
+        assert item
+        assert other
+        assert vars(item) == pytest.approx(vars(other))
+    assert history.problems == []
+
+
+def test_imports_of_an_older_version_are_read(tmp_path: Path) -> None:
+    place = {"source": "dcgm", "version": "4", "file": "a", "tool_name": "pcie", "host": "h1", "slot": "", "model": "B"}
+    rows = [{**place, "sha256": digit * 64, "name": "x", "settings": "", "unit": "1", "value": 1.0} for digit in "ab"]
+    for row in rows:
+        entry = {
+            "file": "a",
+            "source": "dcgm",
+            "version": "4",
+            "model": "B",
+            "count": 1,
+            "imported": "2026-11-01 00:00:00",
+        }
+        add_imported(tmp_path, REAL, entry, row["sha256"], [row])
+    drop_column(tmp_path, "imported", "sha256", (0,))
+    imported = History(tmp_path).rows("select sha256, value from imported order by sha256")
+    assert imported == [("", 1.0), ("b" * 64, 1.0)]
 
 
 def test_settings_that_are_cut_stay_different() -> None:
