@@ -150,7 +150,7 @@ def numbers(report: FleetReport) -> list[tuple[str, str, str]]:
     if not report.rehearsal:
         on = sum(bool(host.gpus) for host in report.hosts)
         where = "" if on == len(report.hosts) else f" on {on} of {len(report.hosts)} hosts"
-        rows.append((str(gpucounted(report)), f"{'GPU' if gpucounted(report) == 1 else 'GPUs'} reported{where}", ""))
+        rows.append((str(gpu_count(report)), f"{'GPU' if gpu_count(report) == 1 else 'GPUs'} reported{where}", ""))
     parts = len(parts_to_return(report))
     return [*rows, (str(parts), f"{'part' if parts == 1 else 'parts'} to return", FAIL if parts else "")]
 
@@ -182,14 +182,14 @@ def _few(names: Sequence[str]) -> str:
     return join_names([clean(name) for name in names], _MAX_NAMES)
 
 
-def gpucounted(report: FleetReport) -> int:
+def gpu_count(report: FleetReport) -> int:
     """Return the number of GPUs that the hosts reported."""
     return sum(len(host.gpus) for host in report.hosts)
 
 
 def hosts_and_gpus(report: FleetReport) -> str:
     """Return `16 hosts, 128 GPUs`; in a rehearsal `16 hosts, no GPU judged`."""
-    gpus = "no GPU judged" if report.rehearsal else counted(gpucounted(report), "GPU")
+    gpus = "no GPU judged" if report.rehearsal else counted(gpu_count(report), "GPU")
     simulated = ", all of them simulated" if report.simulated else ""
     return f"{counted(len(report.hosts), 'host')}, {gpus}{simulated}"
 
