@@ -15,7 +15,7 @@ import pytest
 from agent.benchmarks.storage import directory, local_storage, target
 from agent.benchmarks.storage.directory import disks_of, mount_of
 from schemas.catalogue import expand, settings
-from tests.rdma.guest import Recorder
+from tests.rank_context import Recorder
 
 CHOSEN = {"size_bytes": 8 << 20, "jobs": 2}
 FLIP = f"""#!{sys.executable}

@@ -20,7 +20,7 @@ from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
 from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.shared_rates import SharedRates, numbers_of_clients
 from schemas.catalogue import expand, settings
-from tests.rdma.guest import Recorder
+from tests.rank_context import Recorder
 
 HOSTS = ("h1", "h2", "h3")
 CHOSEN = settings("shared_storage", {"shard_bytes": 1 << 20, "metadata_seconds": 0.01, "jobs": 2, "rounds": 1})

@@ -20,7 +20,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from agent.benchmarks.links import perftest_run, rdma_ports, verbs, verbs_pairs
 from agent.benchmarks.links.perftest_run import Installation, VerbsTest
 from schemas.catalogue import settings
-from tests.rdma.guest import Recorder, SharedStore
+from tests.rank_context import Recorder, SharedStore
 from tests.unit.agent.benchmarks.test_perftest import CAPTURES
 from tests.unit.agent.benchmarks.test_rdma_ports import add_adapter
 
