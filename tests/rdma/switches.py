@@ -19,7 +19,7 @@ LLDP_SETTINGS = (
     "lldp tx-interval 1",
 )
 WAIT_S = 60.0
-_SPINE = "spine"
+_SPINE, _MANAGEMENT = "spine", "mgmt"
 
 
 class Switches:
@@ -44,6 +44,8 @@ class Switches:
             self._daemons.append(
                 subprocess.Popen(command.split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             )
+        _run(f"ip -n {self._namespaces[0]} link add {_MANAGEMENT} type bridge")
+        _run(f"ip -n {self._namespaces[0]} link set {_MANAGEMENT} up")
         for rail, socket in enumerate(self._sockets):
             for setting in (f"system hostname leaf{rail}", f"system chassisid 52540029ff{rail:02x}", *LLDP_SETTINGS):
                 _run_until_done(["lldpcli", "-u", str(socket), "configure", *setting.split()])
@@ -53,6 +55,13 @@ class Switches:
         _run_until_done(["ip", "link", "show", "dev", interface])
         _run(f"ip link set {interface} netns {self._namespaces[rail]} name swp{host}")
         self._connect(rail, f"swp{host}")
+
+    def attach_management(self, interface: str, host: int) -> None:
+        """Connect an interface of this machine, which may not exist yet, to the network for management."""
+        _run_until_done(["ip", "link", "show", "dev", interface])
+        name, namespace = f"{_MANAGEMENT}{host}", self._namespaces[0]
+        _run(f"ip link set {interface} netns {namespace} name {name}")
+        _run(f"ip -n {namespace} link set {name} master {_MANAGEMENT} up")
 
     def swap(self, first: int, second: int, host: int) -> None:
         """Swap the two cables of a host at the switches of two rails."""

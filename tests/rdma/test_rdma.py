@@ -1,33 +1,30 @@
-"""Virtual machines with real Soft-RoCE, perftest, lldpd and switches are accepted; each fault is named, and nothing else.
+"""An acceptance of virtual machines with real Soft-RoCE, perftest, lldpd and switches: each fault is named, and nothing else.
 
-The ports that the machines read and measure replace the ports in the records of accepted GPU hosts, and the shipped criteria
-judge these. Soft-RoCE has no rate of its own (it states 2.5 Gb/s for every interface), and a port with itself measures the
-emulated processor. The limits on these are replaced, and the rate is the one that tc sets; all others are the shipped ones.
+Each test is a whole run: a plan, `rackproof run-host` on every machine, and the report. It is a rehearsal, because the machines
+have no GPU, but it measures RDMA ports and requires them, so it judges ports and cables by the shipped criteria. The stages have
+only the benchmark `verbs`, so the ranks need no torch, whose import takes a minute of an emulated processor.
+
+Soft-RoCE states 2.5 Gb/s for every interface. The limits that are shares of this rate are replaced by the same shares of the rate
+that tc sets. A port with itself does not send through tc: it measures the emulated processor, and those limits are left out.
 """
 
 from __future__ import annotations
 
-import time
+import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from fleet.judge.criteria import Pack, read_packs
-from fleet.judge.evidence import Evidence
-from fleet.report.merge import merge
-from schemas.catalogue import settings
-from schemas.plans import Plan
-from schemas.records import MEASURED, Metric, Observation
-from schemas.reports import FleetReport
-from tests import builders
-
-from .machines import LIMIT_RATE, PORT_KBITS, Machines, machines
+from .machines import LIMIT_RATE, PORT_KBITS, ROOT, Machines, machines
 
 pytestmark = pytest.mark.rdma
 HOSTS, RAILS = ("h1", "h2", "h3"), 2
-PORTS = tuple(f"hca=rxe{rail},port=1" for rail in range(1, RAILS + 1))
+BENCHMARK, GANG = "benchmark", "gang"
 VERBS = {
     "figures": ["bandwidth"],
     "directions": ["one_way"],
@@ -36,17 +33,23 @@ VERBS = {
     "seconds": 8,
 }
 """perftest counts messages of more than 8 KiB one by one, and smaller ones by the hundred."""
-SETTINGS = {**settings("verbs", {}), **VERBS}
-LIMIT_S, LLDP_S, ATTEMPTS = 300.0, 60.0, 4
-SOFT_ROCE_RATE, PORT_RATE = 2.5e9 / 8, PORT_KBITS * 1e3 / 8
+STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
+LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
 NOT_CALIBRATED = "verbs.bandwidth is 0"
-OF_PORTS = ("infiniband.", "network.", "optics.", "port.")
+"""perftest reports 0 if it could not calibrate the cycle counter because the emulated machine was interrupted."""
+STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3
 REPLACED = (
-    ("verbs-port-rate", "verbs.rate_ratio", "benchmark", "1"),
-    ("verbs-port-rate-any", "verbs.rate_ratio", "benchmark", "1"),
-    ("verbs-port-fleet", "verbs.bandwidth", "benchmark", "B/s"),
-    ("verbs-best-partner", "verbs.best_ratio", "gang", "1"),
+    ("verbs-port-rate", "verbs.rate_ratio", BENCHMARK, "1", 0.0),
+    ("verbs-port-rate-any", "verbs.rate_ratio", BENCHMARK, "1", 0.0),
+    ("verbs-port-fleet", "verbs.bandwidth", BENCHMARK, "B/s", 0.0),
+    ("verbs-best-partner", "verbs.best_ratio", GANG, "1", 0.6 * SET_RATE / STATED_RATE),
 )
+RACKPROOF = Path(sys.executable).parent / "rackproof"
+RUN_HOST = (
+    f"{RACKPROOF} run-host --plan {{run}}/plan.json --host $(hostname) --results {{run}} --quiet"
+    " >{run}.$(hostname).log 2>&1"
+)
+LEAVES = ("leaf0", "leaf1")
 Findings = set[tuple[str, str, str]]
 """Host, part and problem of each cause."""
 
@@ -58,167 +61,134 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 
 @pytest.fixture(scope="module")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Pack]:
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     criteria = [
         {"id": f"{criterion}-lab", "replaces": criterion, "name": name, "scope": "port", "stage": stage, "unit": unit,
-         "operator": "ge", "value": 0.0, "action": "none", "optional": True, "basis": "policy", "source": "see the test"}
-        for criterion, name, stage, unit in REPLACED
+         "operator": "ge", "value": value, "action": "none", "optional": True, "basis": "policy", "source": "see the test"}
+        for criterion, name, stage, unit, value in REPLACED
     ]  # fmt: skip
+    document = {"schema": "rackproof.criteria/1", "summary": "Soft-RoCE states another rate", "criteria": criteria}
     path = tmp_path_factory.mktemp("packs") / "soft-roce.yml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "schema": "rackproof.criteria/1",
-                "summary": "Soft-RoCE has no rate of its own",
-                "criteria": criteria,
-            }
-        )
-    )
-    return read_packs([str(path)])
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
-Readings = Mapping[str, Sequence[Metric]]
-Figures = Mapping[str, Sequence[Observation]]
+def accept(lab: Machines, pack: Path, directory: Path, *stages: str) -> dict[str, Any]:
+    """Run these stages on the machines, and return the report.
 
-
-def judged(packs: Sequence[Pack], readings: Readings, figures: Figures) -> FleetReport:
-    """Return the report on GPU hosts that are accepted, with these ports: readings and figures of each host."""
-    plan = builders.plan(*HOSTS, rackproof_gang="all", rackproof_infiniband_ports=RAILS)
-    measured_stages = {item.stage for items in figures.values() for item in items}
-    stages = []
-    for stage in plan.stages:
-        others = {name: chosen for name, chosen in stage.benchmarks.items() if name != "verbs"}
-        verbs = {"verbs": VERBS} if stage.name in measured_stages else {}
-        stages.append(replace(stage, benchmarks=others | verbs))
-    plan = replace(plan, stages=tuple(stages))
-    evidence = {
-        host: with_ports(plan, host, [*map(with_rate, readings[host])], figures.get(host, ())) for host in HOSTS
-    }
-    report = merge(plan, evidence, packs)
-    for cause in report.causes:
-        print(cause.verdict, cause.problem, cause.title, "|", cause.why)
-        for position in cause.verdicts:
-            verdict = report.verdicts[position]
-            print("   ", verdict.host, verdict.scope, verdict.criterion, verdict.reason)
+    Only if perftest could not calibrate the cycle counter, everything is measured again.
+    """
+    inventory, profile = directory / "hosts.yml", directory / "verbs.yml"
+    variables = {"rackproof_infiniband_ports": RAILS, "rackproof_verbs_required": True, "rackproof_gang": "all"}
+    hosts = {host: {"ansible_host": address, **variables} for host, address in lab.addresses.items()}
+    inventory.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": {"hosts": hosts}}}}))
+    document = {"schema": "rackproof.profile/1", "summary": "RDMA ports", "device": "cpu", "processes_per_host": 1}
+    profile.write_text(yaml.safe_dump({**document, "stages": dict.fromkeys(stages, STAGE)}))
+    for number in range(ATTEMPTS):
+        run = f"{directory.name}-{number}"
+        call("plan", "-i", inventory, "--profile", profile, "--run-dir", lab.shared / run)
+        lab.run(LIMIT_S, all=RUN_HOST.format(run=f"/mnt/{run}"))
+        for log in sorted(lab.shared.glob(f"{run}.*.log")):
+            print(log.read_text())
+        print(call("report", lab.shared / run, "--criteria", pack))
+        report: dict[str, Any] = json.loads((lab.shared / run / "report.json").read_text())
+        if not any(NOT_CALIBRATED in verdict["reason"] for verdict in report["verdicts"]):
+            break
     return report
 
 
-def with_ports(plan: Plan, host: str, metrics: Sequence[Metric], figures: Sequence[Observation]) -> Evidence:
-    evidence = builders.evidence(plan)[host]
-    records = []
-    for record in evidence.records:
-        snapshots = tuple(
-            replace(taken, metrics=(*(item for item in taken.metrics if not item.name.startswith(OF_PORTS)), *metrics))
-            for taken in record.snapshots
+def call(*arguments: str | Path) -> str:
+    done = subprocess.run([RACKPROOF, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode in (0, 1, 2), done.stderr
+    return done.stdout + done.stderr
+
+
+def findings(report: Mapping[str, Any]) -> Findings:
+    for cause in report["causes"]:
+        print(cause["verdict"], cause["problem"], cause["title"], "|", cause["why"])
+        for position in cause["verdicts"]:
+            verdict = report["verdicts"][position]
+            print("   ", *(verdict[key] for key in ("host", "scope", "criterion", "reason")))
+    return {(part["host"], part["scope"], cause["problem"]) for cause in report["causes"] for part in cause["parts"]}
+
+
+def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
+    """Wait until each port of each host names the switch that it is cabled to (host -> switches by rail; empty: none)."""
+    commands = {}
+    for host in HOSTS:
+        wanted = [
+            f"lldp.eth{rail}.chassis.name={leaf}" for rail, leaf in enumerate(leaves.get(host, LEAVES), 1) if leaf
+        ]
+        read = "lldpcli -f keyvalue show neighbors | grep chassis.name= | sort | tr '\\n' ' '"
+        commands[host] = (
+            f"for second in $(seq {LLDP_S}); do test \"$({read})\" = '{' '.join(wanted)} ' && exit; sleep 1; done; exit 1"
         )
-        own = [item for item in figures if (item.stage == "gang") == bool(record.gang)]
-        records.append(replace(record, snapshots=snapshots, observations=(*record.observations, *own)))
-    return replace(evidence, records=tuple(records))
+    assert lab.run(LIMIT_S, **commands) == dict.fromkeys(HOSTS, 0), "a port does not name its switch"
 
 
-def findings(report: FleetReport) -> Findings:
-    return {(part.host, part.scope, cause.problem) for cause in report.causes for part in cause.parts}
+def measured(lab: Machines, report: Mapping[str, Any], stage: str) -> set[tuple[str, str]]:
+    """Return host and scope of each bandwidth that a run measured in the stage."""
+    place = "gangs/all" if stage == GANG else "hosts"
+    records = {host: json.loads((lab.shared / report["run_id"] / place / f"{host}.json").read_text()) for host in HOSTS}
+    return {
+        (host, item["scope"])
+        for host, record in records.items()
+        for item in record["observations"]
+        if item["name"] == "verbs.bandwidth" and item["status"] == "measured"
+    }
 
 
-def measured(lab: Machines, stage: str) -> Figures:
-    """Return the figures of each host.
-
-    perftest reports 0 if it could not calibrate the cycle counter because the machine was interrupted. Only then, what has no
-    figure is measured again.
-    """
-    figures: dict[str, dict[tuple[str, str], Observation]] = {host: {} for host in HOSTS}
-    for _ in range(ATTEMPTS):
-        for host, items in lab.measure(stage, SETTINGS, LIMIT_S).items():
-            for item in items:
-                key = (item["name"], item["scope"])
-                if key not in figures[host] or figures[host][key].status != MEASURED:
-                    figures[host][key] = Observation(stage=stage, **item)
-        if not any(NOT_CALIBRATED in item.reason for of_host in figures.values() for item in of_host.values()):
-            break
-    return {host: [with_share_of_rate(item) for item in of_host.values()] for host, of_host in figures.items()}
-
-
-def with_share_of_rate(item: Observation) -> Observation:
-    """Return the figure. Shares are of the rate that tc sets, not of the rate that Soft-RoCE states."""
-    if item.name not in ("verbs.rate_ratio", "verbs.best_ratio") or not isinstance(item.value, float):
-        return item
-    return replace(item, value=item.value * SOFT_ROCE_RATE / PORT_RATE)
-
-
-def with_rate(metric: Metric) -> Metric:
-    """Return the reading, with the rate which tc sets."""
-    return (
-        replace(metric, values=dict.fromkeys(metric.values, PORT_RATE)) if metric.name == "infiniband.rate" else metric
-    )
-
-
-def read_when_switches_are_known(lab: Machines, switches: Mapping[str, Sequence[str]]) -> Readings:
-    """Return the readings as soon as each port names the switch that it is cabled to (host -> switches by rail)."""
-    deadline = time.monotonic() + LLDP_S
-    while True:
-        readings = lab.read(LIMIT_S)
-        found = {
-            host: tuple(metric.values.get(f"nic=eth{rail}", "") for metric in readings[host] if metric.name == "network.switch"
-                        for rail in range(1, RAILS + 1))
-            for host in HOSTS
-        }  # fmt: skip
-        if found == {host: tuple(switches.get(host, ("leaf0", "leaf1"))) for host in HOSTS}:
-            return readings
-        assert time.monotonic() < deadline, f"switches: {found}"
-
-
-def test_healthy_ports_are_accepted(lab: Machines, packs: Sequence[Pack]) -> None:
-    report = judged(packs, read_when_switches_are_known(lab, {}), measured(lab, "benchmark"))
+def test_healthy_machines_are_accepted(lab: Machines, pack: Path, tmp_path: Path) -> None:
+    await_switches(lab)
+    report = accept(lab, pack, tmp_path, BENCHMARK, GANG)
     assert findings(report) == set()
-    assert report.decision == "accepted"
+    assert (report["decision"], report["rehearsal"]) == ("accepted", True)
+    ports = [f"hca=rxe{rail},port=1" for rail in range(1, RAILS + 1)]
+    assert measured(lab, report, BENCHMARK) == {(host, port) for host in HOSTS for port in ports}
+    assert measured(lab, report, GANG) == {
+        (host, f"{port},partner={other}") for host in HOSTS for port in ports for other in HOSTS if other != host
+    }
 
 
-def test_port_at_half_rate_is_named(lab: Machines, packs: Sequence[Pack]) -> None:
-    readings = read_when_switches_are_known(lab, {})
+def test_port_at_half_rate_is_named(lab: Machines, pack: Path, tmp_path: Path) -> None:
     change = f"tc qdisc change dev eth1 root {LIMIT_RATE}"
     lab.run(LIMIT_S, h2=change.format(kbits=PORT_KBITS // 2))
-    figures = measured(lab, "gang")
+    report = accept(lab, pack, tmp_path, GANG)
     lab.run(LIMIT_S, h2=change.format(kbits=PORT_KBITS))
-    report = judged(packs, readings, figures)
     assert findings(report) == {("h2", "hca=rxe1", "slow-network")}
-    assert report.decision == "rejected"
+    assert report["decision"] == "rejected"
 
 
-def test_port_that_is_down_is_named(lab: Machines, packs: Sequence[Pack]) -> None:
+def test_port_that_is_down_is_named(lab: Machines, pack: Path, tmp_path: Path) -> None:
     lab.run(LIMIT_S, h1="ip link set eth2 down")
-    readings = read_when_switches_are_known(lab, {"h1": ("leaf0", "")})
-    figures = measured(lab, "benchmark")
+    await_switches(lab, h1=("leaf0", ""))
+    report = accept(lab, pack, tmp_path, BENCHMARK)
     lab.run(LIMIT_S, h1="ip link set eth2 up")
-    assert {item.reason for item in figures["h1"] if item.scope == PORTS[1]} == {"the port has no link"}
-    report = judged(packs, readings, figures)
     assert findings(report) == {("h1", "hca=rxe2", "port-down")}
-    assert report.decision == "rejected"
+    assert report["decision"] == "rejected"
 
 
-def test_port_with_another_mtu_is_named(lab: Machines, packs: Sequence[Pack]) -> None:
+def test_port_with_another_mtu_is_named(lab: Machines, pack: Path, tmp_path: Path) -> None:
     lab.run(LIMIT_S, h2="ip link set eth2 mtu 700")
-    readings = read_when_switches_are_known(lab, {})
-    figures = measured(lab, "benchmark")
+    await_switches(lab)
+    report = accept(lab, pack, tmp_path, BENCHMARK)
     lab.run(LIMIT_S, h2="ip link set eth2 mtu 1500")
-    report = judged(packs, readings, figures)
     assert findings(report) == {("h2", "hca=rxe2", "mtu")}
-    assert {verdict.criterion for verdict in report.verdicts if verdict.verdict == "fail"} == {
-        "uniform-nic-mtu",
-        "verbs-port-mtu",
-    }
-    assert report.decision == "rejected"
+    failed = {verdict["criterion"] for verdict in report["verdicts"] if verdict["verdict"] == "fail"}
+    assert failed == {"uniform-nic-mtu", "verbs-port-mtu"}
+    assert report["decision"] == "rejected"
 
 
-def test_two_swapped_cables_are_named(lab: Machines, packs: Sequence[Pack]) -> None:
+def test_two_swapped_cables_are_named(lab: Machines, pack: Path, tmp_path: Path) -> None:
     replug = "ip link set eth1 down; ip link set eth2 down; sleep 0.2; ip link set eth1 up; ip link set eth2 up"
     lab.switches.swap(0, 1, host=3)
     lab.run(LIMIT_S, h3=replug)
-    readings = read_when_switches_are_known(lab, {"h3": ("leaf1", "leaf0")})
+    await_switches(lab, h3=("leaf1", "leaf0"))
+    report = accept(lab, pack, tmp_path, BENCHMARK)
     lab.switches.swap(0, 1, host=3)
     lab.run(LIMIT_S, h3=replug)
-    report = judged(packs, readings, {})
     assert findings(report) == {("h3", "nic=eth1", "swapped-cables"), ("h3", "nic=eth2", "swapped-cables")}
-    (cause,) = report.causes
-    assert cause.title == "NIC eth1 of h3 and NIC eth2 of h3 have their cables swapped"
-    assert report.decision == "rejected"
-    read_when_switches_are_known(lab, {})
+    (cause,) = report["causes"]
+    assert cause["title"] == "NIC eth1 of h3 and NIC eth2 of h3 have their cables swapped"
+    assert report["decision"] == "rejected"
+    await_switches(lab)
