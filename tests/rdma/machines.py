@@ -69,9 +69,9 @@ LLDPD = "chroot /root lldpd -I 'eth[1-9]' -O /dev/null\n"
 PERFTEST = """mkdir -p /root/run/bin; cp /root/mnt/clock.so /root/run/
 cat >/root/run/bin/ib_write_bw <<'end'
 #!/bin/sh
-# -e sleeps until a message was sent; without it, perftest would take the processor from the supervisor
+# perftest polls, and would take the processor from the supervisor
 renice -n 19 -p $$ >/dev/null
-LD_PRELOAD=/run/clock.so exec /usr/bin/ib_write_bw -e -u {timeout} "$@"
+LD_PRELOAD=/run/clock.so exec /usr/bin/ib_write_bw -u {timeout} "$@"
 end
 chmod +x /root/run/bin/ib_write_bw
 export PATH=/run/bin:$PATH
