@@ -104,12 +104,14 @@ def call(*arguments: str | Path) -> str:
 
 
 def findings(report: Mapping[str, Any]) -> Findings:
-    for cause in report["causes"]:
+    for cause in report.get("causes", []):
         print(cause["verdict"], cause["problem"], cause["title"], "|", cause["why"])
         for position in cause["verdicts"]:
             verdict = report["verdicts"][position]
             print("   ", *(verdict[key] for key in ("host", "scope", "criterion", "reason")))
-    return {(part["host"], part["scope"], cause["problem"]) for cause in report["causes"] for part in cause["parts"]}
+    return {
+        (part["host"], part["scope"], cause["problem"]) for cause in report.get("causes", []) for part in cause["parts"]
+    }
 
 
 def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
