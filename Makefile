@@ -123,7 +123,7 @@ mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the shar
 test-image: $(STAMP) ## Build and run the container image (six minutes; needs root, buildah and debootstrap)
 	$(BIN)/pytest -m image tests/image
 
-test-rdma: $(STAMP) ## Accept virtual machines with RDMA ports and leaf switches, healthy and with faults (takes minutes; needs root; installs QEMU)
+test-rdma: $(STAMP) ## Accept virtual machines with RDMA ports and leaf switches, healthy and with faults (13 minutes; needs root; installs QEMU)
 	@tests/install_packages.sh tests/rdma/debian-packages.txt
 	$(BIN)/pytest -n 0 -m rdma tests/rdma
 
