@@ -1,4 +1,4 @@
-"""Physical Ethernet interfaces: link, speed, errors, bonds and teams. Reads only /sys/class/net and /proc/net/bonding."""
+"""Ethernet interfaces with a device: link, speed, errors, bonds and teams. Reads only /sys/class/net and /proc/net/bonding."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _ETHERNET = "1"
 _DOWN = "the interface is down"
 _NO_SPEED = Absent.unsupported("no link, or the hardware reports no speed")
 _NO_DUPLEX = Absent.unsupported("no link, or the hardware reports no duplex mode")
+_NO_INTERFACES = "the kernel lists no network interface"
 
 STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors")
 KINDS = {
@@ -43,9 +44,9 @@ Readings = dict[str, Value | Absent]
 
 
 class NetworkCollector:
-    """Reads the interfaces under `root`. With `identity` also driver and addresses; a full snapshot has these and the MTU.
+    """Reads the interfaces under `root`. `identity` adds the driver and the addresses; `full_snapshot` adds these and the MTU.
 
-    Left out are interfaces without a device (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
+    It omits interfaces without a device (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
     functions, representors (ports of the switch inside a NIC), and IPoIB interfaces (the `infiniband` collector reads the ports).
     """
 
@@ -58,13 +59,12 @@ class NetworkCollector:
 
     def collect(self) -> Iterable[Family]:
         families = empty_families(KINDS, COUNTERS, varying=KINDS)
-        try:
-            interfaces = self._files.names(CLASS)
-        except FileNotFoundError:
-            interfaces = []
+        listed = self._files.matching(CLASS, ".+", _NO_INTERFACES)
+        interfaces = [] if isinstance(listed, Absent) else sorted(listed)
         nics = [name for name in interfaces if is_nic(self._files, name)]
         families["network.mtu"].bounds = MTU_BOUNDS
-        families["network.nic_count"].add(HOST, len(nics))
+        count: Value | Absent = listed if isinstance(listed, Absent) and listed.status == "error" else len(nics)
+        families["network.nic_count"].add(HOST, count)
         for nic in nics:
             for name, value in self._nic(f"{CLASS}/{nic}").items():
                 families[f"network.{name}"].add({"nic": nic}, value)
@@ -111,14 +111,17 @@ class NetworkCollector:
         try:
             bonds = self._files.names(BONDS)
         except OSError:
-            bonds = []  # the kernel has no bond
+            bonds = []  # the bonding module is not loaded
         members = [f"{CLASS}/{name}/master" for name in interfaces if self._files.exists(f"{CLASS}/{name}/master")]
         masters = {self._files.target_name(link) for link in members}
         bonds += [name for name in interfaces if self._files.exists(f"{CLASS}/{name}/bonding")]
         return sorted({*bonds, *(name for name in masters if isinstance(name, str))})
 
     def _members(self, master: str) -> Mapping[str, Value | Absent]:
-        """Return for each member of a bond or team whether it carries traffic; empty for any other interface."""
+        """Return for each member of a bond or team whether it has a link and may be used; empty for any other interface.
+
+        A member of a bond that is in /sys and in /proc must be up in both.
+        """
         if not self._files.exists(f"{CLASS}/{master}/bonding") and not self._files.exists(f"{BONDS}/{master}"):
             return self._team_members(master)
         listed = self._files.read(f"{BONDS}/{master}", parse_bond)
@@ -144,7 +147,8 @@ class NetworkCollector:
     def _team_members(self, name: str) -> dict[str, Value | Absent]:
         """Return for each member of a team whether it has a link; empty for any other interface.
 
-        A bridge, bond or VRF has a device type. A team has none, nor has Open vSwitch, whose interface is recognized by its name.
+        The uevent file of a bridge, bond or VRF has a DEVTYPE, that of a team has none. Open vSwitch has none either; it is
+        recognized by the name of its interface.
         """
         path = f"{CLASS}/{name}"
         lower = self._files.matching(path, r"lower_.+", "no member")
@@ -164,7 +168,7 @@ class NetworkCollector:
 
 
 def is_nic(files: Files, name: str) -> bool:
-    """Return whether an interface is a physical Ethernet port, and none of those that `NetworkCollector` leaves out."""
+    """Return whether `NetworkCollector` reads the interface: an Ethernet interface with a device, except those that it omits."""
     path = f"{CLASS}/{name}"
     if not files.exists(f"{path}/device") or files.exists(f"{path}/device/physfn"):
         return False

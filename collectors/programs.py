@@ -15,7 +15,7 @@ DEADLINE_S = 5.0
 
 
 def find_program(root: Path, name: str, directories: Sequence[str] = DIRECTORIES) -> Path | None:
-    """Return the program in these directories under `root`, or None."""
+    """Return the path of the program in the first of these directories under `root` that has it, or None."""
     for directory in directories:
         path = root / directory / name
         try:
@@ -27,7 +27,7 @@ def find_program(root: Path, name: str, directories: Sequence[str] = DIRECTORIES
 
 
 def program_version(root: Path, name: str, pattern: str, deadline_s: float = DEADLINE_S) -> str | Absent:
-    """Return the first group of `pattern` in the output of `NAME --version`; `unsupported` if it is not installed."""
+    """Return the first group of `pattern` in the output of `NAME --version`; `unsupported` if the program is not installed."""
     path = find_program(root, name)
     if path is None:
         return Absent.unsupported(f"no {name}")
@@ -44,7 +44,8 @@ def program_version(root: Path, name: str, pattern: str, deadline_s: float = DEA
 def run_program(
     path: Path, *arguments: str, deadline_s: float = DEADLINE_S
 ) -> subprocess.CompletedProcess[str] | Absent:
-    """Return exit code and output of a program of the host; an error if it does not start, or not end in time."""
+    """Run a program of the host; return its exit code and output, or an `error` if it does not start or misses the deadline."""
+    name = " ".join((path.name, *arguments[:1]))
     try:
         return subprocess.run(
             [str(path), *arguments],
@@ -57,13 +58,18 @@ def run_program(
             env={**os.environ, "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
-        return Absent.error(f"{path.name} {arguments[0]}: no answer within {deadline_s:g} s")
+        return Absent.error(f"{name}: no answer within {deadline_s:g} s")
     except OSError as error:
-        return Absent.error(f"{path.name} {arguments[0]}: {error.strerror}")
+        return Absent.error(f"{name}: {error.strerror}")
 
 
 def error_message(process: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line of the error output, or else of the output, printable and cut to 200 characters."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", process.stderr.strip() or process.stdout.strip())
-    line = next((line for line in text.splitlines() if line.strip()), "no output")
-    return "".join(character for character in line if character.isprintable()).strip()[:200]
+    """Return the first line with printable text, of the error output if it has one, otherwise of the output.
+
+    Colours and control characters are removed, and the line is cut to 200 characters.
+    """
+    for output in (process.stderr, process.stdout):
+        for line in re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines():
+            if text := "".join(character for character in line if character.isprintable()).strip():
+                return text[:200]
+    return "no output"

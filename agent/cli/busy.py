@@ -1,7 +1,7 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured. For each stage without observations, its record then has every planned observation
-as skipped, with the reason why the host is in use.
+A host in use is inspected but not measured: its record gets a snapshot, and every planned observation of the stages that have no
+observation yet is recorded as skipped, with the reason why the host is in use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.exporter.live import publish_idle
 from agent.run import lease
 from agent.run.record import HostRun, read_plan_text
 from agent.sampling.snapshot import take_snapshot
-from collectors.nvml import gpu_conflicts
+from collectors.nvml import MAX_CONFLICTS, gpu_conflicts, shortened
 from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
 from schemas.skips import skipped_for
@@ -24,7 +24,7 @@ from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
-"""Maximum number of reasons in the record. Further reasons are only counted."""
+"""Maximum number of reasons in the record, which states how many more there are."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +34,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
         epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
         "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU that cannot list its "
-        "processes counts as in use.",
+        "processes counts as in use. If the plan shares GPUs with other processes, GPUs are not checked.",
     )
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
@@ -61,29 +61,32 @@ def _busy(options: argparse.Namespace) -> int:
     if other and not options.take_over:
         reasons.append(f"held by {other.describe()}")
     if reasons:
-        more = len(reasons) - MAX_REASONS
-        record_skipped(run, "; ".join([*reasons[:MAX_REASONS], *([f"{more} more"] if more > 0 else [])]))
+        record_skipped(run, "; ".join(shortened(reasons, MAX_REASONS)))
+    reasons = shortened(reasons, MAX_CONFLICTS)
     print(json.dumps({"busy": reasons}) if options.json else "; ".join(reasons) or "free")
     return IN_USE if reasons else FREE
 
 
 def _gpu_users(run: HostRun) -> list[str]:
-    """Return the processes on the planned GPUs, and the GPUs that cannot list their processes. MIG mode does not count as use."""
+    """Return a text for each process on a planned GPU, and for each planned GPU that cannot list its processes.
+
+    MIG mode does not count as use: with `share`, `gpu_conflicts` returns only the GPUs in this mode.
+    """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
-    other_conflicts = gpu_conflicts(run.host.devices, share=True)
-    return [reason for reason in gpu_conflicts(run.host.devices) if reason not in other_conflicts]
+    other_conflicts = gpu_conflicts(run.host.devices, share=True, limit=None)
+    return [reason for reason in gpu_conflicts(run.host.devices, limit=None) if reason not in other_conflicts]
 
 
 def record_skipped(run: HostRun, reason: str) -> None:
-    """Record the planned observations of each stage that has none yet as skipped for `reason`.
+    """Record every planned observation as skipped for `reason`, except those of stages that already have an observation.
 
-    Also take the first snapshot if there is none: it does not disturb the processes that use the host.
+    Also take the first snapshot if there is none. A snapshot does not disturb the processes that use the host.
     """
     record = run.record()
-    measured = {observation.stage for observation in record.observations}
+    recorded_stages = {observation.stage for observation in record.observations}
     if run.host.gang:
-        measured |= {observation.stage for observation in run.record(run.host.gang).observations}
+        recorded_stages |= {observation.stage for observation in run.record(run.host.gang).observations}
     has_snapshot = any((snapshot.stage, snapshot.phase) == (PREFLIGHT, "before") for snapshot in record.snapshots)
     devices = run.host.devices if run.host.device == "gpu" else None
     taken = []
@@ -94,7 +97,9 @@ def record_skipped(run: HostRun, reason: str) -> None:
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],
         observations=[
-            observation for observation in _skipped_observations(run, reason) if observation.stage not in measured
+            observation
+            for observation in _skipped_observations(run, reason)
+            if observation.stage not in recorded_stages
         ],
     )
     publish_idle(run)
@@ -115,6 +120,7 @@ def _skipped_observations(run: HostRun, reason: str) -> Iterator[Observation]:
 
 
 def _unit(name: str) -> str:
+    """Return the unit of a planned observation; seconds for `benchmark.duration`, which is no output of a benchmark."""
     benchmark = BENCHMARKS.get(name.split(".")[0])
     outputs = benchmark.outputs if benchmark else ()
     return next((output.unit for output in outputs if output.makes(name)), "s")

@@ -52,7 +52,7 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _set_process_name(f"{_rank_name()}'s guard")
-    # React at once to the end of the launcher: ranks of other hosts wait for the ranks that end with it.
+    # The end of the launcher wakes up the guard, which ends its rank at once: ranks of other hosts are waiting for this rank.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _wait_for_rank(child, parent, sender)
 
@@ -74,6 +74,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def _become_rank(guard: int) -> NoReturn:
+    """Run the module in `sys.argv[1]` as a program, and always end this process: the fork must not continue as the launcher."""
     code: object = 1
     try:
         os.setpgid(0, 0)  # so that the launcher's signals reach only the guard, which records and forwards them
@@ -86,16 +87,17 @@ def _become_rank(guard: int) -> NoReturn:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
-        code = error.code
-        if code and not isinstance(code, int):
+        code = 0 if error.code is None else error.code
+        if not isinstance(code, int):
             sys.stderr.write(f"{code}\n")
     except BaseException as error:  # noqa: BLE001 - this fork must not continue as its parent's program
         traceback.print_exc()
         rank_heartbeat().record_exception(error)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else int(bool(code)))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the disk of the log is full, or the program closed the stream
+                stream.flush()
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def _rank_name() -> str:
@@ -108,15 +110,21 @@ def _set_process_name(name: str) -> None:
 
 
 def _close_fds(has_mode: Callable[[int], bool]) -> None:
-    """Close inherited file descriptors with a matching mode, so that ports and connections do not outlive the launcher."""
+    """Close the inherited file descriptors for whose mode `has_mode` is true, except standard input, output and error.
+
+    Otherwise ports and connections of the launcher would stay open after its end.
+    """
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # the descriptor of this listing itself
+        with contextlib.suppress(OSError):  # the listing contains its own descriptor, closed by now
             if number > 2 and has_mode(os.fstat(number).st_mode):
                 os.close(number)
 
 
 def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
-    """Wait for the end of the rank, report it, and end in the same way."""
+    """Wait for the end of the rank, report it, and end in the same way.
+
+    The end counts as caused by the launcher if the launcher sent a signal, or if the launcher or the supervisor ended first.
+    """
     supervisor, terminated_by_launcher = os.environ.get(SUPERVISOR, ""), False
     while True:
         received = signal.sigtimedwait(WATCHED, POLL_S)

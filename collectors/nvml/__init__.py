@@ -6,7 +6,7 @@ absent readings and not to exceptions.
 
 from collectors.nvml.clocks import THROTTLE_REASONS
 from collectors.nvml.collector import NvmlCollector
-from collectors.nvml.conflicts import gpu_conflicts
+from collectors.nvml.conflicts import MAX_CONFLICTS, gpu_conflicts, shortened
 from collectors.nvml.fast_reader import FastReader, GpuLimits, GpuSample, gpu_indices
 from collectors.nvml.gpm import GPM_KINDS
 from collectors.nvml.links import LINK_KINDS
@@ -16,6 +16,7 @@ __all__ = [
     "GPM_KINDS",
     "GPU_READINGS",
     "LINK_KINDS",
+    "MAX_CONFLICTS",
     "THROTTLE_REASONS",
     "FastReader",
     "GpuLimits",
@@ -25,4 +26,5 @@ __all__ = [
     "gpu_conflicts",
     "gpu_indices",
     "reading_kinds",
+    "shortened",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +15,11 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 """Maximum number of conflicts in a report, and of characters of a process name, which may be a path."""
 
 
-def gpu_conflicts(devices: Iterable[int], *, share: bool = False) -> list[str]:
+def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
     """Return what would distort figures of these GPUs: MIG and, unless `share` is set, other processes.
 
     A GPU that cannot list its processes is a conflict too. One that does not answer at all is not: the collector reports it.
+    Conflicts beyond `limit` are only counted, in one more text; without a limit, all are listed.
     """
     try:
         nvml.nvmlInit()
@@ -29,9 +30,13 @@ def gpu_conflicts(devices: Iterable[int], *, share: bool = False) -> list[str]:
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-    if len(conflicts) <= MAX_CONFLICTS:
-        return conflicts
-    return [*conflicts[:MAX_CONFLICTS], f"{len(conflicts) - MAX_CONFLICTS} more"]
+    return conflicts if limit is None else shortened(conflicts, limit)
+
+
+def shortened(texts: Sequence[str], limit: int) -> list[str]:
+    """Return the first `limit` texts, and if there are more, a text with their number."""
+    more = len(texts) - limit
+    return [*texts[:limit], *([f"{more} more"] if more > 0 else [])]
 
 
 def _conflicts(index: int, share: bool) -> Iterator[str]:

@@ -63,7 +63,7 @@ def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
     counts = [
         f"{diff.compared} of {diff.figures} figures compared",
         f"{kinds[REGRESSED]} regressed" if kinds[REGRESSED] else "",
-        f"{counted(parts, 'part')} differ" if parts else "",
+        f"{counted(parts, 'part')} differ{'s' if parts == 1 else ''}" if parts else "",
         "" if kinds[REGRESSED] or parts else unchanged,
         f"{kinds[UNCLEAR]} unclear" if kinds[UNCLEAR] else "",
         f"{counted(missing, 'accepted figure')} not measured" if missing else "",

@@ -293,7 +293,12 @@ def test_virtio_nic_has_driver_and_pci_address_but_no_speed(root: Path) -> None:
 
 
 def test_host_without_interfaces_has_no_nics(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices").mkdir(parents=True)
     assert readings(tmp_path) == {("nic_count", "host"): 0}
+
+
+def test_nics_are_not_counted_without_sys(tmp_path: Path) -> None:
+    assert readings(tmp_path) == {("nic_count", "host"): Absent.error("/sys/class/net: /sys is not mounted")}
 
 
 def test_local_machine_has_no_errors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -208,3 +209,21 @@ def test_chain_of_library_links_is_followed(tmp_path: Path) -> None:
     lost = readings(root)["driver_library.version"]
     assert isinstance(lost, Absent)
     assert (lost.status, "names no version" in lost.reason) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "message"),
+    [
+        ("output", "\x07\n\x1b[31mno device\x1b[0m\x08\nmore", "no device"),
+        ("output", "\x1b[0m\n", "output"),
+        ("", "\x07", "no output"),
+        ("", "x" * 300, "x" * 200),
+    ],
+    ids=["second line", "only colours", "only control characters", "long"],
+)
+def test_error_message_is_the_first_printable_line(stdout: str, stderr: str, message: str) -> None:
+    assert programs.error_message(subprocess.CompletedProcess([], 1, stdout, stderr)) == message
+
+
+def test_program_without_arguments_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    assert programs.run_program(tmp_path / "tool") == Absent.error("tool: No such file or directory")

@@ -139,12 +139,26 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
         ("sys.exit('a message')", 1),
         ("raise ValueError('a message')", 1),
         ("os._exit(3)", 3),
+        ("sys.exit('')", 1),
+        ("sys.stdout = open('/dev/full', 'w'); print('lost')", 0),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("os.kill(os.getpid(), signal.SIGSEGV)", -11),
         ("os.kill(os.getpid(), signal.SIGTERM)", -15),
         ("os.abort()", -6),
     ],
-    ids=["exit 0", "exit 7", "message", "exception", "os._exit", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"],
+    ids=[
+        "exit 0",
+        "exit 7",
+        "message",
+        "exception",
+        "os._exit",
+        "empty message",
+        "full disk",
+        "SIGKILL",
+        "SIGSEGV",
+        "SIGTERM",
+        "SIGABRT",
+    ],
 )
 def test_launcher_and_supervisor_get_the_exit_code_of_the_rank(rank: Rank, statements: str, code: int) -> None:
     assert rank.start(statements).wait() == (code, code, False)

@@ -21,7 +21,7 @@ from fleet.judge.judge import judge
 from fleet.records import baseline_store
 from fleet.records.load import load
 from schemas import documents
-from schemas.baselines import Level, PlannedBaseline
+from schemas.baselines import Level
 from schemas.records import Record, Samples
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import ROOT, builders
@@ -117,7 +117,7 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
         ("le", 1.10, 0.01, 110.0),
     ],
 )
-def test_limit_is_never_within_the_noise(operator: str, fraction: float, sigma: float | None, expected: float) -> None:
+def test_limit_is_outside_the_noise(operator: str, fraction: float, sigma: float | None, expected: float) -> None:
     result = limit(criterion(operator, fraction=fraction), level(sigma))
     assert result is not None
     assert result[0] == pytest.approx(expected)
@@ -236,15 +236,15 @@ def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
-def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, tmp_path: Path) -> None:
-    plan = small_plan("h1")
-    planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
-    assert baseline_store.kind_of(planned) == kind
+def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, base: Path, tmp_path: Path) -> None:
+    reference = baseline_store.snapshot_baseline(base, "gpu", ["h1"], tmp_path / "after")
+    plan = replace(small_plan("h1"), baseline=reference)
+    other = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
+    assert baseline_store.kind_of(other) == kind
     assert baseline_store.kind_directory(tmp_path, kind) == tmp_path / kind
-    other = baseline_store.BaselineSnapshot(
-        tmp_path, replace(planned, baseline=PlannedBaseline(directory="base", digest="0" * 64))
-    )
-    assert "is invalid" in other.of_host("h1", ()).problem
+    assert baseline_store.BaselineSnapshot(tmp_path / "after", plan).of_host("h1", ()).problem == ""
+    problem = baseline_store.BaselineSnapshot(tmp_path / "after", other).of_host("h1", ()).problem
+    assert "baseline/index.json: not the snapshot that the plan refers to" in problem
 
 
 def test_baseline_of_another_kind_is_refused(base: Path, tmp_path: Path) -> None:
@@ -253,7 +253,8 @@ def test_baseline_of_another_kind_is_refused(base: Path, tmp_path: Path) -> None
     assert "kind simulated, expected gpu" in baseline_store.of_host(base, "gpu", "h1").problem
 
 
-def accepted_runs(base: Path, runs: Path, shares: list[float]) -> None:
+def accept_runs(base: Path, runs: Path, shares: list[float]) -> None:
+    """Accept runs in which the copy bandwidth of GPU 0 of h1 is these shares of the normal one."""
     for number, share in enumerate(shares):
         run = run_directory(runs / f"run{number}", change=slowed("memory.bandwidth", share, **COPY))
         assert call("report", run) == 0
@@ -267,10 +268,10 @@ def copy_level(base: Path) -> dict[str, object]:
 
 
 def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
-    accepted_runs(tmp_path / "base", tmp_path / "runs", [1.0, 1.001, 0.999])
-    level_ = copy_level(tmp_path / "base")
-    assert level_["value"] == pytest.approx(4.27e12)
-    assert level_["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
+    accept_runs(tmp_path / "base", tmp_path / "runs", [1.0, 1.001, 0.999])
+    stored_level = copy_level(tmp_path / "base")
+    assert stored_level["value"] == pytest.approx(4.27e12)
+    assert stored_level["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
     again = tmp_path / "runs" / "run1"
     assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0  # accepted again, but counted once
     assert set(copy_level(tmp_path / "base")["values"]) == {"run0", "run1", "run2"}  # type: ignore[call-overload]
@@ -328,19 +329,19 @@ def test_serial_cannot_escape_the_baseline_directory(serial: str) -> None:
 # Judging with a baseline
 
 
-def compared(base: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
-    """Return the verdicts other than passes of a run that is compared with the baseline."""
+def judge_with_baseline(base: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
+    """Write a run that is compared with the baseline, and judge it; return the verdicts that are not passes."""
     baseline = baseline_store.snapshot_baseline(base, "gpu", ["h1", "h2"], directory)
     run = load(run_directory(directory, change=change, baseline=baseline))
     return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
 
 
 def test_unchanged_run_passes(base: Path, tmp_path: Path) -> None:
-    assert compared(base, tmp_path / "after") == []
+    assert judge_with_baseline(base, tmp_path / "after") == []
 
 
 def test_loss_of_one_part_beyond_its_noise_fails_only_that_part(base: Path, tmp_path: Path) -> None:
-    verdicts = compared(base, tmp_path / "after", slowed("stress.throughput", 0.95))
+    verdicts = judge_with_baseline(base, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
     assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
@@ -350,20 +351,20 @@ def test_slow_part_fails_even_if_its_samples_are_noisy(base: Path, tmp_path: Pat
     slow = slowed("stress.throughput", 0.95)
 
     def change(record: Record) -> Record:
-        shaky = tuple(
+        noisy = tuple(
             replace(observation, samples=samples(1.0, 0.5, n=6))
             if observation.name == "stress.throughput"
             else observation
             for observation in slow(record).observations
         )
-        return replace(record, observations=shaky)
+        return replace(record, observations=noisy)
 
-    verdicts = compared(base, tmp_path / "after", change)
+    verdicts = judge_with_baseline(base, tmp_path / "after", change)
     assert [item.criterion for item in verdicts if item.criterion.startswith("baseline")] == ["baseline-stress"]
 
 
 def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp_path: Path) -> None:
-    verdicts = compared(base, tmp_path / "after", swapped("h2", 1, "S-NEW"))
+    verdicts = judge_with_baseline(base, tmp_path / "after", swapped("h2", 1, "S-NEW"))
     assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
     ]
@@ -372,14 +373,14 @@ def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp
 
 def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> None:
     (base / "hosts" / "h2.json").unlink()
-    verdicts = compared(base, tmp_path / "after")
+    verdicts = judge_with_baseline(base, tmp_path / "after")
     assert {(item.host, item.verdict, item.criterion) for item in verdicts} == {("h2", INCONCLUSIVE, "baseline")}
     assert "no accepted record of host h2" in verdicts[0].reason
 
 
 @pytest.mark.parametrize("name", ["index.json", "gpus/h1-0.json"])
 def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, base: Path, tmp_path: Path) -> None:
-    compared(base, tmp_path / "after")
+    judge_with_baseline(base, tmp_path / "after")
     path = tmp_path / "after" / "baseline" / name
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
     run = load(tmp_path / "after")
@@ -389,7 +390,7 @@ def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, base: Path, 
 
 
 def test_later_changes_of_the_baseline_do_not_affect_a_planned_run(base: Path, tmp_path: Path) -> None:
-    compared(base, tmp_path / "after")
+    judge_with_baseline(base, tmp_path / "after")
     for path in base.rglob("*.json"):
         path.unlink()
     run = load(tmp_path / "after")
@@ -402,11 +403,11 @@ def test_report_lists_regressions_and_replaced_parts(
     def both(record: Record) -> Record:
         return swapped("h2", 1, "S-NEW")(slowed("stress.throughput", 0.9)(record))
 
-    compared(base, tmp_path / "after", both)
+    judge_with_baseline(base, tmp_path / "after", both)
     capsys.readouterr()
     assert call("report", tmp_path / "after") == 1
     shown, report = " ".join(capsys.readouterr().out.split()), report_of(tmp_path / "after")
-    assert "1 regressed, 1 part differ" in shown
+    assert "1 regressed, 1 part differs" in shown
     assert "REGRESSED h1 gpu=0: stress.throughput" in shown
     assert "REPLACED h2 gpu=1: GPU h2-1 was replaced by S-NEW" in shown
     assert [item["kind"] for item in report["changes"]] == ["regressed", "replaced"]
@@ -478,7 +479,7 @@ MEASURED_RUNS = ROOT / "docs" / "measurements"
 
 
 def test_real_gpu_slowed_by_another_process_is_a_regression(capsys: pytest.CaptureFixture[str]) -> None:
-    """One machine with four H200. In the later run another process used GPU 2 for 4.9 % of the time."""
+    """Two runs of one machine with four H200. In the later run, another process used GPU 2 for 4.9 % of the time."""
     runs = (MEASURED_RUNS / "h200x4-beside-references", MEASURED_RUNS / "h200x4-slowed-gpu")
     assert call("diff", *runs, "--json") == 1
     document = [item for item in json.loads(capsys.readouterr().out)["changes"] if item["kind"] == "regressed"]

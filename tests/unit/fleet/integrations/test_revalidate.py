@@ -413,6 +413,15 @@ def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -
     assert not (host.run / "record.json").exists()
 
 
+def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    processes = " ".join(map(str, range(4711, 4721)))
+    done = host.busy(*(f"gpu.{index}.ComputeRunningProcesses={processes}" for index in (0, 1)))
+    assert (done.returncode, done.stdout.strip().endswith("; 4 more")) == (1, True), done.stdout
+    (reason,) = {observation["reason"] for observation in host.record()["observations"]}
+    assert (reason.count("gpu=0 is in use"), reason.endswith("; 17 more")) == (3, True), reason
+
+
 @pytest.mark.parametrize(
     ("lines", "variables", "because", "code"),
     [
