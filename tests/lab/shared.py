@@ -1,6 +1,6 @@
 """Mount a directory of this machine in every lab host, like the shared file system of a cluster.
 
-As a program, `shared.py PID DIRECTORY AT` mounts it in the mount namespace of a process.
+`python -m tests.lab.shared PID DIRECTORY AT` mounts DIRECTORY at the path AT in the mount namespace of process PID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def share(lab: Lab, directory: Path, at: str) -> None:
 
 
 def main(pid: str, directory: str, at: str) -> None:
-    """Open the mount here and move it into the namespace, since no path leads to the directory from there."""
+    """Mount `directory` at the path `at` in the mount namespace of process `pid`.
+
+    The directory has no path in that namespace. So clone its mount in this namespace, and move the clone into the other one.
+    """
     kernel = ctypes.CDLL(None, use_errno=True)
 
     def call(*arguments: object) -> int:

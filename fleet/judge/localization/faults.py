@@ -15,7 +15,7 @@ from schemas.stages import GANG
 CRITERION = "localise"
 STAGE = GANG
 OBSERVATION_NAME = "gang.fault"
-SOURCE = "ours: a host that stops a launch cannot be trained on (docs/localisation.md)"
+SOURCE = "Rackproof policy: a host that stops a launch cannot be trained on (docs/localisation.md)"
 
 
 def with_last_hosts(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:

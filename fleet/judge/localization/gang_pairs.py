@@ -1,8 +1,8 @@
 """The pair matrix of one gang launch (a gang: the hosts of one multi-node launch), its suspects, and the verdicts on them.
 
-The matrix gives `pairs.bandwidth` and `pairs.latency`, or, below NCCL (`port_pairs.py`), `verbs.bandwidth` and `verbs.latency`. A
-slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends, because two paths
-that share a cable look like a slow link. A failed link fails both ends if they work with other hosts.
+The matrix has the observations `pairs.bandwidth` and `pairs.latency`. Below NCCL (`port_pairs.py`) it has `verbs.bandwidth` and
+`verbs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends,
+because two paths that share a cable look like a slow link. A failed link fails both ends if they work with other hosts.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fleet.judge.localization.matrix import (
 )
 from fleet.judge.localization.slow import MIN_HOSTS
 from fleet.judge.localization.suspects import comparable_pairs, find_suspects
+from fleet.quantities import counted
 from fleet.quantities import quantity as shown
 from fleet.scope_text import describe_scope
 from schemas.records import ERROR, MEASURED, Observation
@@ -43,14 +44,17 @@ from schemas.scopes import Scope, pci_address
 
 _KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
-SOURCE = "ours: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
+SOURCE = "Rackproof policy: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
-"""Limits of a rehearsal: a quarter of the bandwidth, ten times the latency. Most noise on CPUs stays within them. Two standard
-deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
+"""Limits of a rehearsal: a quarter of the typical bandwidth, ten times the typical latency. Most noise on CPUs stays within them.
+Two standard deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times
+too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
-"""Reached with three comparisons or more. A single slow pair is no evidence, because another process may be using the CPU."""
+"""Confidence from which a slow host of a rehearsal is reported. Three comparisons out of three reach it. A single slow pair is no
+evidence, because another process may be using the CPU."""
 SLOW_RAIL = 0.75
-"""Share of the typical speed below which a rail is reported. Smaller differences between rails may be by design."""
+"""Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
+may be by design."""
 
 
 @dataclass
@@ -94,19 +98,20 @@ class GangPairs:
         members = {host: views[host] for host in attempt.launches}
         self._members = members
         self._collective_slow = collective_slow
-        self._rehearsal = self._shares_links()
-        """Whether the hosts may be one machine, so that only gross faults are reported."""
-        self._by_slower_end = self._rehearsal or self.is_one_way
+        self._only_gross_faults = self._shares_links()
+        """Whether the pairs may share one link, as in a rehearsal on one machine, so that only gross faults are reported."""
+        self._by_slower_end = self._only_gross_faults or self.is_one_way
         """Whether the value of the slower end counts for the pair, and not the mean of both ends.
 
         A one-way end reports only what it sent. In a rehearsal, what an end sent may only have reached a socket buffer.
         """
-        self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
+        self._tolerance = REHEARSAL_TOLERANCE if self._only_gross_faults else Tolerance()
         self._pairs = self._measured_pairs()
         self._compared = {quantity: comparable_pairs(self._pairs, quantity) for quantity in UNITS}
-        self._failed_alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
+        self._failed_alone = set() if self._only_gross_faults else set(_failed_alone(members, verdicts))
 
     def _shares_links(self) -> bool:
+        """Return whether several pairs may use the same link, because the hosts may be one machine."""
         return next(iter(self._members.values())).plan.rehearsal
 
     def _measured_pairs(self) -> list[Pair]:
@@ -138,7 +143,7 @@ class GangPairs:
             for (a, b, rail), report in sorted(reports.items())
             if report.failed or any(report.values.values())
         ]
-        return _best_rails(pairs) if self._rehearsal else pairs
+        return _best_rails(pairs) if self._only_gross_faults else pairs
 
     def _pair_key(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
         """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang."""
@@ -178,7 +183,7 @@ class GangPairs:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Return the hosts of the measured pairs."""
+        """Return the hosts of the pairs that were attempted."""
         return frozenset(host for pair in self._pairs for host in (pair.a, pair.b))
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -203,7 +208,7 @@ class GangPairs:
                 yield from self._passes(host)
 
     def _is_reported(self, suspect: Suspect) -> bool:
-        if self._rehearsal and not _is_reported_in_rehearsal(suspect):
+        if self._only_gross_faults and not _is_gross_fault(suspect):
             return False
         return suspect.kind != RAIL or self._collective_slow or _is_failed_or_much_slower(suspect)
 
@@ -257,16 +262,16 @@ class GangPairs:
     def _fails(self, suspect: Suspect) -> bool:
         """Return whether the suspect fails its hosts.
 
-        A slow rail, switch or fabric may be intended, so it fails them only if the collective is slow too. A slow link never
-        fails them, because two paths may share a cable.
+        A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. A slow link
+        fails no host: two paths that share a cable look like one. A failed link fails both hosts if both work with others.
         """
         if suspect.kind == LINK:
-            # Without a measurement, the link failed. With confidence above even odds, both of its ends work with other hosts.
+            # A link without a measurement has failed. Confidence is above even odds if both of its ends work with other hosts.
             return suspect.measured is None and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:
-        """Yield a pass for each quantity that was measured on the host."""
+        """Yield a pass for each quantity that was measured on the host, even beyond the limit, if no suspect explains that."""
         for quantity, unit in UNITS.items():
             measured = [
                 (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None
@@ -291,7 +296,7 @@ class GangPairs:
                 limit=limit if within else None,
                 operator=_operator(quantity) if within else "",
                 unit=unit,
-                reason=f"median of its {len(host_values)} pairs {shown(value, unit)}, "
+                reason=f"median of its {counted(len(host_values), 'pair')} {shown(value, unit)}, "
                 f"of all pairs of the gang {shown(typical, unit)}: {conclusion}",
                 source=SOURCE,
                 basis="policy",
@@ -307,7 +312,7 @@ def _value(pair: Pair, quantity: str) -> float | None:
 
 
 def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return one rail for each pair of hosts of a rehearsal (`_best_rail`): all processes share one link, and some also a CPU."""
+    """Return `_best_rail` of each pair of hosts, as rail 0: all rails share one link, and some also a CPU."""
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)
@@ -315,7 +320,7 @@ def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def _best_rail(rails: Sequence[Pair]) -> Pair:
-    """Return a rail that failed if there is one, or else the best value of each quantity."""
+    """Return the first rail that failed; if none failed, a pair with the best value of each quantity over all rails."""
     return next((pair for pair in rails if pair.failed), None) or replace(
         rails[0],
         bandwidth=max((pair.bandwidth for pair in rails if pair.bandwidth is not None), default=None),
@@ -332,13 +337,13 @@ def _is_failed_or_much_slower(suspect: Suspect) -> bool:
     return share < SLOW_RAIL
 
 
-def _is_reported_in_rehearsal(suspect: Suspect) -> bool:
+def _is_gross_fault(suspect: Suspect) -> bool:
     """Return whether the suspect failed, or is a host that is slow with enough partners."""
     return suspect.measured is None or (suspect.kind == HOST and suspect.confidence >= REHEARSAL_MIN_CONFIDENCE)
 
 
 def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """Yield the ends whose GPU fails a check that needs an action and was not measured between hosts."""
+    """Yield the ends whose GPU fails a check that requires an action, except checks of measurements between hosts."""
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope

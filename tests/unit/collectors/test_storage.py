@@ -151,11 +151,11 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
 @pytest.mark.parametrize(
     ("device", "files"),
     [
-        # NVMe over TCP, with native multipath and without; NVMe over Fibre Channel, one of two controllers
+        # NVMe over TCP: with native multipath and two controllers, and without; NVMe over Fibre Channel
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "tcp", "nvme8/transport": "tcp"}),
         ("virtual/nvme-fabrics/ctl/nvme7/nvmexn1", {}),
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "fc"}),
-        # iSCSI over software and over an adapter, Fibre Channel, USB
+        # SCSI: iSCSI by the kernel, iSCSI by an adapter, Fibre Channel, USB
         ("platform/host3/session1/target3:0:0/3:0:0:1/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host4/session2/target4:0:0/4:0:0:0/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host5/rport-5:0-2/target5:0:0/5:0:0:7/block/sdx", {}),
@@ -174,7 +174,7 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
         ),
     ],
 )
-def test_disk_that_comes_and_goes_by_design_is_not_counted(
+def test_network_usb_or_virtual_disk_is_not_read(
     tmp_path: Path, healthy: Readings, device: str, files: Mapping[str, str]
 ) -> None:
     assert readings(with_disk(tmp_path, device, files)) == healthy
@@ -197,7 +197,7 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 
 @pytest.mark.parametrize("options", ["ro - overlay overlay rw", "ro - overlay overlay ro", "rw - overlay overlay ro"])
 def test_read_only_root_of_a_container_is_by_design(tmp_path: Path, options: str) -> None:
-    """Rackproof's DaemonSet sets readOnlyRootFilesystem."""
+    """The root of Rackproof's own DaemonSet is read-only (readOnlyRootFilesystem)."""
     files = {"proc/self/mountinfo": f"1 0 0:50 / / {options}\n2 1 259:2 /tmp /tmp rw - xfs /dev/nvme0n1p2 rw\n"}
     state = readings(host.build_tree(tmp_path / "pod", files=files))["storage.state.read_only host"]
     assert isinstance(state, Absent)
@@ -311,7 +311,7 @@ def test_missing_health_log_affects_only_its_disk(
     assert set(observed.values()) == {Absent(status=status, reason=reason)}
 
 
-def test_blocked_disk_affects_only_its_health_log(tmp_path: Path) -> None:
+def test_disks_that_do_not_answer_do_not_delay_the_log_of_another(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def read(path: Path) -> bytes:
@@ -323,8 +323,8 @@ def test_blocked_disk_affects_only_its_health_log(tmp_path: Path) -> None:
     reported = list(health_families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
     assert time.monotonic() - began < 30
     gate.set()
-    late = Absent(status="error", reason="no answer within 0.2 s")
-    assert [value for _, value in reported[0].readings] == [late, late, 0]
+    no_answer = Absent(status="error", reason="no answer within 0.2 s")
+    assert [value for _, value in reported[0].readings] == [no_answer, no_answer, 0]
 
 
 def test_file_that_is_not_an_nvme_disk_is_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor writes a record however the ranks end, and leaves no process running."""
+"""The supervisor writes a record however the ranks end, and ends all processes. Unsafe directories and busy GPUs are refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
 
 @pytest.fixture
 def aborts(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
-    """Return a list of the monitors that announce that this host ends its ranks itself."""
+    """Return a list that gets the gang monitor each time the supervisor announces that it ends the ranks of this host itself."""
     aborts: list[GangMonitor] = []
     monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: aborts.append(monitor))
     return aborts
@@ -123,7 +123,7 @@ time.sleep(600)
 def test_deadline_ends_all_processes_and_keeps_the_results(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor]
 ) -> None:
-    """This includes a child in another session that ignores SIGTERM, and a stopped child."""
+    """The processes include a child in another session that ignores SIGTERM, and a stopped child."""
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
     program = "ranks, phase, code = (0, 1), 'collective all_reduce', None" + WRITE_RESULTS + textwrap.dedent(STUBBORN)
     record = launch(run, program, deadline_s=3.0)
@@ -136,7 +136,7 @@ def test_deadline_ends_all_processes_and_keeps_the_results(
         assert_ended(int(pid))
 
 
-def test_orphan_of_a_dead_launcher_is_ended(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_outlives_its_launcher_is_ended(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
     program = "ranks, phase, code = (0, 1), 'end', 0" + WRITE_RESULTS
     program += """
@@ -165,26 +165,24 @@ rank_heartbeat().phase, rank_heartbeat().grouped = "collective all_reduce 8 B", 
 pathlib.Path(os.environ["WORK"], f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
 time.sleep(1)
 if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), signal.NUMBER)
+    os.kill(os.getpid(), signal.SIGNAL)
 time.sleep(60)
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "why"),
+    ("signal_name", "kind", "why"),
     [
         ("SIGSTOP", "rank_silent", "silent for 3 s: its process is stopped"),
         ("SIGKILL", "rank_ended", "killed by SIGKILL"),
     ],
 )
 def test_rank_that_blocks_the_others_is_the_culprit(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor], number: str, kind: str, why: str
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor], signal_name: str, kind: str, why: str
 ) -> None:
     monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
     work = run.directory / "work"
-    program = (
-        f"open({str(work / 'rank_program.py')!r}, 'w').write({RANK_PROGRAM.replace('NUMBER', number)!r})\n{LAUNCHER}"
-    )
+    program = f"open({str(work / 'rank_program.py')!r}, 'w').write({RANK_PROGRAM.replace('SIGNAL', signal_name)!r})\n{LAUNCHER}"
     launched = launch(run, program).launches[0]
     assert launched.outcome == "failed"
     assert launched.reason == f'host h1 cpu=1 rank 1 in phase "collective all_reduce 8 B": {why}'
@@ -301,8 +299,8 @@ def test_busy_or_partitioned_gpu_prevents_the_launch(
     assert not (tmp_path / "runs" / "r1" / "work").exists()
 
 
-def test_busy_gpu_that_may_be_shared_is_measured(tmp_path: Path) -> None:
-    """The ranks start, and record for every figure that CUDA shows no GPU."""
+def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path) -> None:
+    """The ranks start. They measure nothing, because CUDA lists no GPU here: every figure has that reason."""
     record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
     assert (launched.outcome, launched.reason) == ("finished", "")
@@ -316,7 +314,7 @@ def test_busy_gpu_that_may_be_shared_is_measured(tmp_path: Path) -> None:
 
 
 def test_busy_gpu_outside_the_plan_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """The ranks start. A fake torch is enough to show that."""
+    """The launcher starts: its log has the message of a fake torch, which ends it at once."""
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "torch.py").write_text("raise SystemExit('fake torch')")
     record = bench(

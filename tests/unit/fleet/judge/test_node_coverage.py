@@ -1,4 +1,4 @@
-"""Figures of NUMA nodes: all of them are demanded, judged, and attributed to one cause."""
+"""Figures of NUMA nodes: a missing one is inconclusive, each is judged, and bad figures of one node are one cause."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_evidence
 
-CHOSEN = {"host_memory": {}, "host_compute": {}}
+BENCHMARKS = {"host_memory": {}, "host_compute": {}}
+PREFIXES = ("host_memory.", "host_compute.")
+WRONG = ("host_memory.wrong_elements", "numa=1")
 Change = Callable[[Observation], Observation | None]
 
 
 def plan_of(*hosts: str, **variables: Any) -> Plan:
     plan = builders.plan(*hosts, gpu_count=1, rackproof_gang="none", **variables)
-    return builders.with_benchmarks(plan, benchmark=CHOSEN)
+    return builders.with_benchmarks(plan, benchmark=BENCHMARKS)
 
 
 def verdicts(change: Change, *hosts: str, **variables: Any) -> list[Verdict]:
-    """Return what does not pass on these hosts, the first of which has changed observations (None: removed)."""
+    """Return the verdicts on NUMA nodes that are not passes. `change` is applied to each observation of h1; None removes it."""
     plan = plan_of(*(hosts or ("h1",)), **variables)
     pack = read_pack("h200-sxm")
-    names = tuple(item for item in pack.criteria if item.name.startswith(("host_memory.", "host_compute.")))
+    criteria = tuple(item for item in pack.criteria if item.name.startswith(PREFIXES))
     evidence = {host.name: host_evidence(plan, host.name) for host in plan.hosts}
     evidence["h1"] = builders.with_observations(evidence["h1"], change)
-    found = judge(plan, evidence, (replace(pack, criteria=names),))
-    return [item for item in found if item.verdict != PASS and item.name.startswith(("host_memory.", "host_compute."))]
+    judged = judge(plan, evidence, (replace(pack, criteria=criteria),))
+    return [item for item in judged if item.verdict != PASS and item.name.startswith(PREFIXES)]
 
 
 def scaled(factor: float, name: str, scope: str = "") -> Change:
@@ -60,7 +62,7 @@ def test_node_without_a_figure_is_inconclusive(name: str) -> None:
     assert {(item.name, item.scope, item.verdict) for item in found} == {(f"host_memory.{name}", "host", INCONCLUSIVE)}
 
 
-def test_reason_stands_for_a_figure_once() -> None:
+def test_figure_with_an_error_gives_one_verdict() -> None:
     def absent(item: Observation) -> Observation:
         if item.name == "host_memory.latency" and item.scope == "numa=1" and item.params["placement"] == "local":
             return replace(item, status=ERROR, value=None, reason="no slower than the cache")
@@ -83,9 +85,6 @@ def test_wrong_element_names_the_node() -> None:
     wrong = verdicts(lambda item: replace(item, value=3) if (item.name, item.scope) == WRONG else item)
     (cause,) = causes(wrong)
     assert (cause.part, cause.action, cause.verdict) == ("numa=1", "inspect_hardware", FAIL)
-
-
-WRONG = ("host_memory.wrong_elements", "numa=1")
 
 
 def test_slow_node_is_one_cause_on_the_node() -> None:

@@ -1,7 +1,7 @@
 """Test boundary conditions of detection power: which values, groups and floors count.
 
-Detection power: how small a slowdown a floor finds. A gate is such a floor with its noise. The runs here have one figure.
-`test_power.py` tests the statistics on full plans and the command.
+Detection power: how small a slowdown a floor finds. A gate is such a floor with its noise. The runs here have one or two
+figures. `test_power.py` tests the command, and the statistics on full plans.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import Evidence
 from fleet.judge.power import LARGE_MESSAGE, Power, power, robust_sigma
-from schemas.records import Observation
+from schemas.records import Metric, Observation
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
 PLAN = one_figure_plan("h1", "h2")
 NAMES = ("h1", "h2")
@@ -31,17 +31,28 @@ def figure(
 
 
 def power_of_runs(
-    observe: Callable[[int, str], Sequence[Observation]], *rules: Criterion, count: int = 3, **over: Any
+    observe: Callable[[int, str], Sequence[Observation]],
+    *criteria: Criterion,
+    metrics: Sequence[Metric] = (),
+    **over: Any,
 ) -> Power:
-    """Return the detection power of runs in which each host has these observations."""
+    """Return the detection power of three runs.
+
+    Args:
+        observe: number of a run and name of a host -> the host's observations in that run.
+        criteria: those that apply; without any, FLOOR.
+        metrics: readings of every host.
+        over: other fields of every record.
+    """
     runs = []
-    for number in range(count):
+    for number in range(3):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())
         evidence = {
-            name: host_evidence(plan, name, observations=tuple(observe(number, name)), **over) for name in NAMES
+            name: host_evidence(plan, name, *metrics, observations=tuple(observe(number, name)), **over)
+            for name in NAMES
         }
         runs.append((plan, evidence))
-    return power(runs, [pack(*(rules or (FLOOR,)))])
+    return power(runs, [pack(*(criteria or (FLOOR,)))])
 
 
 def test_gate_is_described_in_full() -> None:
@@ -71,8 +82,8 @@ def test_gate_is_described_in_full() -> None:
 
 def test_least_repeatable_part_and_figure_are_named() -> None:
     def observations(number: int, host: str) -> list[Observation]:
-        off = number * (2.0 if host == "h2" else 1.0)
-        return [figure(100.0 + off, op="copy"), figure(100.0 + 3 * off, op="read")]
+        drift = number * (2.0 if host == "h2" else 1.0)
+        return [figure(100.0 + drift, op="copy"), figure(100.0 + 3 * drift, op="read")]
 
     detection = power_of_runs(observations)
     assert [(item.params["op"], item.where) for item in detection.repeats] == [
@@ -100,7 +111,7 @@ def test_figures_are_grouped(name: str, params: Any, group: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, True, "x", float("nan")])
-def test_value_that_is_not_positive_is_ignored(value: Any) -> None:
+def test_value_that_is_not_a_positive_number_is_ignored(value: Any) -> None:
     detection = power_of_runs(lambda number, host: [figure(100.0 if host == "h1" else value)])
     assert [item.parts for item in detection.repeats] == [1]
     assert [item.parts for item in power_of_runs(lambda number, host: [figure(0.5)]).repeats] == [2]
@@ -116,8 +127,12 @@ def test_value_that_is_not_positive_is_ignored(value: Any) -> None:
 )  # fmt: skip
 def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
     assert len(power_of_runs(lambda number, host: [figure(100.0)], replace(FLOOR, **over)).gates) == gates
-    reading = criterion("gpu.thing", operator="ge", value=1)
-    assert power_of_runs(lambda number, host: [figure(100.0)], reading).gates == ()
+
+
+def test_floor_of_a_reading_is_no_gate() -> None:
+    floor = criterion("gpu.thing", operator="ge", value=1)
+    detection = power_of_runs(lambda number, host: [figure(100.0)], floor, metrics=[reading(5)])
+    assert (detection.gates, detection.left_out) == ((), ())
 
 
 def test_figure_with_too_few_runs_is_left_out() -> None:
@@ -132,15 +147,15 @@ def test_gang_is_one_part_and_a_serial_is_optional() -> None:
     shared = power_of_runs(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
     assert [(gate.parts, gate.n) for gate in shared.gates] == [(1, 3)], "both hosts report the same figure"
     assert shared.repeats[0].where == "gang=g"
-    silent = power_of_runs(lambda number, host: [figure(100.0)], gpus=())
-    assert silent.repeats[0].where == "h1 gpu=0"
+    without_serial = power_of_runs(lambda number, host: [figure(100.0)], gpus=())
+    assert without_serial.repeats[0].where == "h1 gpu=0"
 
 
 def test_robust_sigma_of_few_values_is_corrected() -> None:
     assert robust_sigma([]) == robust_sigma([5.0]) == 0.0
     assert robust_sigma([1.0, 3.0]) == pytest.approx(1.4826 * 1.196)
     assert robust_sigma([1.0] * 4 + [3.0] * 6) == pytest.approx(0.0)
-    assert robust_sigma([float(at) for at in range(10)]) == pytest.approx(1.4826 * 10 / 9.2 * 2.5)
+    assert robust_sigma([float(number) for number in range(10)]) == pytest.approx(1.4826 * 10 / 9.2 * 2.5)
 
 
 def test_host_without_evidence_adds_nothing() -> None:

@@ -1,7 +1,8 @@
-"""Test the pages and the terminal table of the changes between two runs."""
+"""Test the Markdown page and the terminal table of the changes between two runs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fleet.report.changes import MAX_ROWS, changes_blocks, changes_page
@@ -10,6 +11,7 @@ from schemas.baselines import Change
 
 
 def change(**over: Any) -> Change:
+    """Return a regression of a GPU; `over` replaces fields."""
     fields = {"kind": "regressed", "host": "h1", "scope": "gpu=0", "what": "gemm.throughput", "text": "slower"}
     return Change(**{**fields, "unit": "FLOP/s", "old": 8e14, "new": 6e14, **over})
 
@@ -27,13 +29,15 @@ def test_shortened_table_names_the_command_that_lists_all_changes() -> None:
     assert changes_page("Changes", [], changes).endswith("\n\n… and 2 more in the output of `rackproof diff --json`.\n")
 
 
-def test_rows_count_further_changes_of_the_same_kind() -> None:
-    pair = [change(), change(what="memory.bandwidth"), change(what="memory.latency")]
-    assert (
-        terminal_text(*pair, change(kind="unclear", old=None))
-        .splitlines()[1]
-        .endswith(" and 2 more changes of this kind")
-    )
-    both = [*pair, *(change(scope="gpu=1", what=each.what) for each in pair)]
-    (_, row) = terminal_text(*both).splitlines()
+def test_row_shows_one_change_of_a_kind_and_counts_the_others() -> None:
+    regressions = [change(), change(what="memory.bandwidth"), change(what="memory.latency")]
+    (_, row, unclear) = terminal_text(*regressions, change(kind="unclear", old=None)).splitlines()
+    assert row.endswith(" and 2 more changes of this kind")
+    assert "more changes" not in unclear
+
+
+def test_parts_with_equal_changes_share_a_row() -> None:
+    of_one_gpu = [change(), change(what="memory.bandwidth"), change(what="memory.latency")]
+    of_another_gpu = [replace(item, scope="gpu=1") for item in of_one_gpu]
+    (_, row) = terminal_text(*of_one_gpu, *of_another_gpu).splitlines()
     assert row.endswith(" and 2 more changes of this kind to each part")
