@@ -143,13 +143,11 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return True
     if problem.stops and verdict.kind in STOPPED and verdict.verdict == INCONCLUSIVE:
         return True
-    if (
-        is_suspect
-        and item.part != HOST
-        and not Scope.parse(item.part).is_gang
-        and Scope.parse(verdict.scope).get("partner")
-    ):
-        return False  # a slow NIC makes its own pairs slow, which name it as their part
+    is_one_part = item.part != HOST and not Scope.parse(item.part).is_gang
+    if is_suspect and is_one_part and Scope.parse(verdict.scope).get("partner"):
+        return (
+            False  # the pairs that a slow NIC makes slow name it as their part (fleet/judge/localization/pair_parts.py)
+        )
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang
     return is_of_whole_host and matches(verdict, problem.explains_host)
 
@@ -178,8 +176,8 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host, ""), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            keys = {id(item): (item.host != partner, _rank_of(item), item.host, item.part) for item in causes}
-            min(causes, key=lambda item: keys[id(item)]).explained.append(verdict)
+            order = [(item.host != partner, _rank_of(item), item.host, item.part) for item in causes]
+            causes[order.index(min(order))].explained.append(verdict)
         else:
             rest.append(verdict)
     return rest

@@ -35,7 +35,7 @@ class Episode:
     """A failure of one part until it passes."""
 
     part: str
-    """Serial; without one host and slot; of a host its name."""
+    """Serial of the part, or host and slot if it has none, or the name of the host if the host itself failed."""
     host: str
     rack: str
     slot: str
@@ -47,7 +47,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """All episodes: each is in one of the three."""
+    """All episodes. Each is in one of the lists."""
 
     racks: tuple[Episode, ...]
     """With a cause that most hosts of the rack share."""
