@@ -157,6 +157,8 @@ class CausePart:
     scope: str
     """Scope of the part: `gpu=3`, `host`; `gang=r1` for hosts together."""
     serial: str = ""
+    cable: str = ""
+    """The other end of the cable, if the problem is that of a network port: `leaf0 swp3`. Empty if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from fleet.diagnosis import words
-from fleet.diagnosis.problems import CERTAIN, LIKELY, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
+from fleet.diagnosis.problems import CERTAIN, LIKELY, OF_PORT, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
+from fleet.judge.wiring.cables import Cables
 from fleet.scope_text import describe_scope
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
@@ -33,13 +35,17 @@ class _PartProblem:
     explained: list[Verdict] = field(default_factory=list)
     passed: tuple[Verdict, ...] = ()
     """Verdicts on the same part that pass and that the title may use."""
+    cable: str = ""
+    """The other end of the cable, if the problem is that of a network port."""
 
     @property
     def first(self) -> Verdict:
         return self.shown[0]
 
 
-def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) -> tuple[Cause, ...]:
+def diagnose(
+    verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]], cables: Cables = MappingProxyType({})
+) -> tuple[Cause, ...]:
     """Return the causes of the verdicts that do not pass, the most urgent first.
 
     Args:
@@ -47,6 +53,7 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
             temperature of a hot GPU under load.
         gangs: gang -> its hosts. If the fault of one host stops measurements on others of its gang, the
             verdicts on these measurements belong to the cause on that host.
+        cables: the other ends of the cables, as far as they are known.
     """
     gang_of = {host: gang for gang, hosts in gangs.items() for host in hosts}
     positions = {id(verdict): position for position, verdict in enumerate(verdicts)}
@@ -63,6 +70,9 @@ def diagnose(verdicts: Sequence[Verdict], gangs: Mapping[str, Sequence[str]]) ->
     problems = _without_followers(problems)
     problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
     _add_temperatures(problems, verdicts)
+    for item in problems:
+        if item.first.kind != VerdictKind.SWAPPED and matches(item.first, OF_PORT):
+            item.cable = cables.get((item.host, item.part), "")
     causes = (_cause(group, positions) for group in _joined(problems))
     return tuple(sorted(causes, key=_urgency))
 
@@ -273,7 +283,7 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
 
 
 def _cause_part(item: _PartProblem) -> CausePart:
-    return CausePart(host=item.host, scope=item.part or HOST, serial=item.first.serial)
+    return CausePart(host=item.host, scope=item.part or HOST, serial=item.first.serial, cable=item.cable)
 
 
 def _predicate(item: _PartProblem) -> str:
@@ -298,7 +308,8 @@ def _subject(group: Sequence[_PartProblem]) -> str:
 
 
 def _part_name(item: _PartProblem) -> str:
-    return item.host if item.part in (HOST, "") else f"{describe_scope(item.part)} of {item.host}"
+    name = item.host if item.part in (HOST, "") else f"{describe_scope(item.part)} of {item.host}"
+    return f"{name} (cable to {item.cable})" if item.cable else name
 
 
 def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...]:

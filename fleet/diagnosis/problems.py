@@ -46,6 +46,8 @@ _PORT = (
     *(f"infiniband.{name}" for name in ("*err*", "link_*", "*state", "active", "rate", "width", "narrowed")),
     *(f"network.{name}" for name in ("rx_*", "carrier*", "operstate", "speed")),
 )
+OF_PORT = (*_PORT, "optics.*", "network.mtu", "infiniband.link_layer", "verbs.*", "pairs.*")
+"""Readings and figures of a network port: if one fails, the cause also names the port's cable."""
 _HOST_MEMORY = (
     "host.dimm.count",
     "host.memory.total",
@@ -309,7 +311,7 @@ PROBLEMS = (
             "network.carrier",
             "network.operstate",
         ),
-        explains=("optics.*", *_PORT, "network.duplex", "verbs.*"),
+        explains=("optics.*", *_PORT, "network.duplex", "verbs.*", *_WIRING),
         explains_host=("fabric_ports.*",),
     ),
     Problem(id="mtu", title=words.differs, shown_by=("network.mtu", "verbs.mtu"), explains=("verbs.*",)),

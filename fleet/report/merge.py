@@ -15,7 +15,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.judge import host_views, with_waivers
 from fleet.judge.manifest import judge_inventories
-from fleet.judge.wiring import judge_links
+from fleet.judge.wiring import cable_ends, judge_links
 from fleet.report.facts import HostFacts, fleet_figures
 from fleet.report.hosts import (
     MEASURED_HOSTS,
@@ -103,7 +103,7 @@ def fleet_report(
     decision = worst_decision(host.decision for host in hosts)
     replaced = replaced_criteria(context.packs, hosts)
     listed = verdicts if context.in_full else _limit_verdicts(exceptions)
-    causes = diagnose(listed, plan.gangs())
+    causes = diagnose(listed, plan.gangs(), cable_ends(plan.manifest, stats.links))
     versions = compare_versions(plan, hosts, context.advisories)
     vulnerable = vulnerabilities(versions)
     summary = SummaryInput(

@@ -137,7 +137,8 @@ def _judge(job: _Job, share: Share) -> _Judged:
 def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff) -> FleetReport:
     """Return a report with only this host of its gang."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
-    causes = diagnose(verdicts, plan.gangs())
+    cables = {(part.host, part.scope): part.cable for cause in gang_report.causes for part in cause.parts if part.cable}
+    causes = diagnose(verdicts, plan.gangs(), cables)
     versions = compare_versions(plan, [report], shipped_advisories())
     vulnerable = vulnerabilities(versions)
     return replace(

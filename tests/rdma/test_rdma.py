@@ -50,8 +50,8 @@ RUN_HOST = (
     " >{run}.$(hostname).log 2>&1"
 )
 LEAVES = ("leaf0", "leaf1")
-Findings = set[tuple[str, str, str]]
-"""Host, part and problem of each cause."""
+Findings = set[tuple[str, str, str, str]]
+"""Host, part, problem and cable of each cause."""
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +73,14 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def accept(lab: Machines, pack: Path, directory: Path, *stages: str) -> dict[str, Any]:
+def accept(lab: Machines, pack: Path, directory: Path, *stages: str, manifest: Path | None = None) -> dict[str, Any]:
     """Run these stages on the machines, and return the report.
 
     Only if perftest could not calibrate the cycle counter, everything is measured again.
     """
     inventory, profile = directory / "hosts.yml", directory / "verbs.yml"
     variables = {"rackproof_infiniband_ports": RAILS, "rackproof_verbs_required": True, "rackproof_gang": "all"}
+    variables |= {"rackproof_manifest": str(manifest)} if manifest else {}
     hosts = {host: {"ansible_host": address, **variables} for host, address in lab.addresses.items()}
     inventory.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": {"hosts": hosts}}}}))
     document = {"schema": "rackproof.profile/1", "summary": "RDMA ports", "device": "cpu", "processes_per_host": 1}
@@ -110,7 +111,9 @@ def findings(report: Mapping[str, Any]) -> Findings:
             verdict = report["verdicts"][position]
             print("   ", *(verdict[key] for key in ("host", "scope", "criterion", "reason")))
     return {
-        (part["host"], part["scope"], cause["problem"]) for cause in report.get("causes", []) for part in cause["parts"]
+        (part["host"], part["scope"], cause["problem"], part.get("cable", ""))
+        for cause in report.get("causes", [])
+        for part in cause["parts"]
     }
 
 
@@ -157,16 +160,21 @@ def test_port_at_half_rate_is_named(lab: Machines, pack: Path, tmp_path: Path) -
     lab.run(LIMIT_S, h2=change.format(kbits=PORT_KBITS // 2))
     report = accept(lab, pack, tmp_path, GANG)
     lab.run(LIMIT_S, h2=change.format(kbits=PORT_KBITS))
-    assert findings(report) == {("h2", "hca=rxe1", "slow-network")}
+    assert findings(report) == {("h2", "hca=rxe1", "slow-network", "leaf0 swp2")}
     assert report["decision"] == "rejected"
 
 
 def test_port_that_is_down_is_named(lab: Machines, pack: Path, tmp_path: Path) -> None:
     lab.run(LIMIT_S, h1="ip link set eth2 down")
     await_switches(lab, h1=("leaf0", ""))
-    report = accept(lab, pack, tmp_path, BENCHMARK)
+    manifest = tmp_path / "cables.csv"
+    lines = [
+        f"{host},link,eth{rail},leaf{rail - 1},swp{number}" for number, host in enumerate(HOSTS, 1) for rail in (1, 2)
+    ]
+    manifest.write_text("\n".join(["host,kind,port,switch,switch_port", *lines]))
+    report = accept(lab, pack, tmp_path, BENCHMARK, manifest=manifest)
     lab.run(LIMIT_S, h1="ip link set eth2 up")
-    assert findings(report) == {("h1", "hca=rxe2", "port-down")}
+    assert findings(report) == {("h1", "hca=rxe2", "port-down", "leaf1 swp1 by the manifest")}
     assert report["decision"] == "rejected"
 
 
@@ -175,7 +183,7 @@ def test_port_with_another_mtu_is_named(lab: Machines, pack: Path, tmp_path: Pat
     await_switches(lab)
     report = accept(lab, pack, tmp_path, BENCHMARK)
     lab.run(LIMIT_S, h2="ip link set eth2 mtu 1500")
-    assert findings(report) == {("h2", "hca=rxe2", "mtu")}
+    assert findings(report) == {("h2", "hca=rxe2", "mtu", "leaf1 swp2")}
     failed = {verdict["criterion"] for verdict in report["verdicts"] if verdict["verdict"] == "fail"}
     assert failed == {"uniform-nic-mtu", "verbs-port-mtu"}
     assert report["decision"] == "rejected"
@@ -189,8 +197,13 @@ def test_two_swapped_cables_are_named(lab: Machines, pack: Path, tmp_path: Path)
     report = accept(lab, pack, tmp_path, BENCHMARK)
     lab.switches.swap(0, 1, host=3)
     lab.run(LIMIT_S, h3=replug)
-    assert findings(report) == {("h3", "nic=eth1", "swapped-cables"), ("h3", "nic=eth2", "swapped-cables")}
+    assert findings(report) == {
+        ("h3", "nic=eth1", "swapped-cables", ""),
+        ("h3", "nic=eth2", "swapped-cables", ""),
+    }
     (cause,) = report["causes"]
     assert cause["title"] == "NIC eth1 of h3 and NIC eth2 of h3 have their cables swapped"
+    assert "leaf1 swp3" in cause["why"]
+    assert "leaf0 swp3" in cause["why"]
     assert report["decision"] == "rejected"
     await_switches(lab)

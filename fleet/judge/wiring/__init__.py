@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleet.judge.host_view import HostView
+from fleet.judge.wiring.cables import cable_ends
 from fleet.judge.wiring.links import HostLinks, host_links
 from fleet.judge.wiring.planned import covered_ports, judge_planned, planned_lines
 from fleet.judge.wiring.rails import MIN_HOSTS, compare_rails
 from schemas.plans import Plan
 from schemas.reports import PASS, Verdict
 
-__all__ = ["Wiring", "host_links", "judge_links", "judge_wiring"]
+__all__ = ["Wiring", "cable_ends", "host_links", "judge_links", "judge_wiring"]
 
 
 @dataclass(frozen=True, kw_only=True)

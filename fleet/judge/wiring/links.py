@@ -43,6 +43,8 @@ class PortLink:
     """Why the switch was not read, or is not certain."""
     is_expected: bool = True
     """Whether the switch should have been read: its program is installed on the host, and the port has a link."""
+    adapter: str = ""
+    """Name of the RDMA adapter of an interface; empty if it has none."""
     has_changed: bool = False
     """Whether the switch changed during the run, so that `switch_id` is empty."""
 
@@ -66,6 +68,11 @@ class PortLink:
     def name(self) -> str:
         """Return the name of the port in a manifest (`port_name`)."""
         return port_name(self.scope)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the scopes of the parts that have the port: `nic=eth1`, and `hca=mlx5_0` if the interface is of that adapter."""
+        return (Scope.parse(self.scope).device, *((f"hca={self.adapter}",) if self.adapter else ()))
 
     @property
     def own_end(self) -> str:
@@ -144,6 +151,7 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
             scope=scope,
             slot=f"{slot} port {number}" if slot and number else slot or scope,
             names=frozenset(filter(None, _names(labels, slot, adapters))),
+            adapter=adapters.get(labels.get("nic", ""), ""),
             is_fastest=rates.get(scope, 0.0) >= fastest,
             has_link=link_states.get(scope, True),
             switch_id="" if scope in changed else str(values[SWITCH_ID].get(scope, "")),

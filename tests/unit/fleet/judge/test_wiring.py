@@ -17,7 +17,7 @@ from fleet.diagnosis.handling import handling
 from fleet.inventory.manifest_file import LINK_COLUMNS, read_manifest
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
-from fleet.judge.wiring import Wiring, judge_links
+from fleet.judge.wiring import Wiring, cable_ends, judge_links
 from fleet.judge.wiring.links import HostLinks, PortLink
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
@@ -26,7 +26,18 @@ from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import LINK, Part, Plan, plan_from_json
 from schemas.records import Metric, to_json
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, FleetReport, Verdict
+from schemas.reports import (
+    ACCEPTED,
+    FAIL,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    PASS,
+    REJECTED,
+    Cause,
+    FleetReport,
+    Verdict,
+    VerdictKind,
+)
 from schemas.scopes import pci_address
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
@@ -411,6 +422,49 @@ def test_ports_of_the_manifest_are_not_compared_a_second_time() -> None:
     assert len(causes_of(wiring)) == 1
 
 
+# ---- the cable of a faulty port ----
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "kind"),
+    [
+        ("verbs.bandwidth", "hca=mlx5_0", VerdictKind.SUSPECT),
+        ("verbs.mtu", "hca=mlx5_0,port=1", VerdictKind.LIMIT),
+        ("infiniband.state", "hca=mlx5_0,port=1", VerdictKind.LIMIT),
+        ("optics.rx_power", "nic=ens0np0,lane=2", VerdictKind.LIMIT),
+        ("network.carrier", "nic=ens0np0", VerdictKind.PEERS),
+    ],
+)
+@pytest.mark.parametrize("known_by", ["switch", "manifest", "neither"])
+def test_cause_of_a_faulty_port_names_its_cable(name: str, scope: str, kind: VerdictKind, known_by: str) -> None:
+    cables = rail_optimized(2, rails=2)
+    switch, port = cables["h01", 0]
+    read = cables if known_by == "switch" else {**cables, ("h01", 0): ("", "")}
+    fleet = [replace(host, links=(replace(host.links[0], adapter="mlx5_0"), *host.links[1:])) for host in links(read)]
+    lines = lines_of(cables) if known_by == "manifest" else []
+    failed = Verdict(host="h01", scope=scope, name=name, verdict=FAIL, criterion="x", kind=kind, reason="bad")
+    (cause,) = diagnose([failed], {}, cable_ends(lines, fleet))
+    end = {"switch": f"{switch} {port}", "manifest": f"{switch} {port} by the manifest", "neither": ""}[known_by]
+    assert [part.cable for part in cause.parts] == [end]
+    assert (f" of h01 (cable to {end}) " in cause.title) == bool(end)
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"), [("infiniband.hca.firmware_version", "hca=mlx5_0"), ("gpu.temperature", "gpu=0")]
+)
+def test_cause_that_is_not_of_a_port_names_no_cable(name: str, scope: str) -> None:
+    fleet = [replace(host, links=(replace(host.links[0], adapter="mlx5_0"),)) for host in links(rail_optimized(1))]
+    failed = Verdict(host="h01", scope=scope, name=name, verdict=FAIL, criterion="x", reason="bad")
+    (cause,) = diagnose([failed], {}, cable_ends([], fleet))
+    assert [part.cable for part in cause.parts] == [""]
+
+
+def test_manifest_gives_the_cable_of_a_port_whose_switch_no_program_can_read() -> None:
+    lines = [Part(host="h01", kind=LINK, slot="mlx5_0/2", switch="leaf1", switch_port="3", origin="x line 2")]
+    ends = cable_ends(lines, [HostLinks(host="h01", has_record=True)])
+    assert ends["h01", "hca=mlx5_0"] == "leaf1 3 by the manifest"
+
+
 # ---- readings, report and manifest file ----
 
 
@@ -438,6 +492,39 @@ def evidence(plan: Plan, cables: Cables, kind: str = "nic") -> dict[str, Evidenc
 
 def report_on(plan: Plan, cables: Cables, kind: str = "nic") -> FleetReport:
     return merge(plan, evidence(plan, cables, kind), (FAST,))
+
+
+def test_cable_that_a_port_without_link_cannot_name_is_no_cause_of_its_own() -> None:
+    """The Ethernet interface of an RDMA adapter is down: one cause, with the cable of the manifest."""
+    cables = rail_optimized(2, rails=2)
+    fleet = links({**cables, ("h02", 1): ("", "")}, h02="the port has no link")
+    h01, h02 = (replace(host, links=(host.links[0], replace(host.links[1], adapter="mlx5_1"))) for host in fleet)
+    lines = lines_of(cables)
+    verdicts = judge_links(plan_of(*lines, hosts=2), [h01, h02]).verdicts
+    down = Verdict(
+        host="h02", scope="hca=mlx5_1,port=1", name="infiniband.state", verdict=FAIL, criterion="x", reason="DOWN"
+    )
+    (cause,) = diagnose([down, *verdicts], {}, cable_ends(lines, [h01, h02]))
+    assert (cause.problem, cause.part) == ("port-down", "hca=mlx5_1")
+    assert [part.cable for part in cause.parts] == [f"{cables['h02', 1][0]} swp2 by the manifest"]
+
+
+def test_report_names_the_cable_of_a_faulty_port_in_title_and_json() -> None:
+    plan, cables = plan_of(hosts=3), rail_optimized(3, rails=2)
+    carrier = criterion("network.carrier", id="carrier", scope="nic", value=True)
+    of_fleet = {
+        host: host_evidence(
+            plan, host, *metrics(host, cables), reading(host != "h02", name="network.carrier", scope="nic=dev1")
+        )
+        for host in hosts_of(3)
+    }
+    report = merge(plan, of_fleet, (replace(FAST, criteria=(*FAST.criteria, carrier)),))
+    (cause,) = report.causes
+    switch, port = cables["h02", 1]
+    assert cause.title.startswith(f"NIC dev1 of h02 (cable to {switch} {port}) ")
+    document = to_json(report)
+    documents.validate(document, "report", source="the report")
+    assert document["causes"][0]["parts"] == [{"host": "h02", "scope": "nic=dev1", "cable": f"{switch} {port}"}]
 
 
 def of_cables(report: FleetReport) -> list[Verdict]:
