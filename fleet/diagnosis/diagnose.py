@@ -10,6 +10,7 @@ from types import MappingProxyType
 from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, OF_PORT, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
+from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.wiring.cables import Cables
 from fleet.scope_text import describe_scope
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
@@ -94,7 +95,10 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
         shown: dict[object, _PartProblem] = {}
         for verdict in remaining:
             if problem.is_shown_by(verdict):
-                key = (verdict.part_scope, verdict.name if problem.id in _ONE_PER_READING else "")
+                key = (
+                    verdict.part_scope,
+                    verdict.name if problem.id in _ONE_PER_READING else verdict.params.get(LINK_PARAM),
+                )
                 item = shown.setdefault(key, _PartProblem(problem=problem, host=verdict.host, part=verdict.part_scope))
                 item.shown.append(verdict)
         taken = {id(verdict) for item in shown.values() for verdict in item.shown}
@@ -248,6 +252,8 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     first = item.first
     if item.problem and item.problem.is_joint:
         return (first.kind, first.detail)
+    if LINK_PARAM in first.params:
+        return (first.kind, first.params[LINK_PARAM])
     if first.kind in _SHARED_KINDS:
         has_value = first.verdict == FAIL and first.value is not None
         return (first.kind, first.value, first.limit) if has_value else (first.kind, first.reason, first.user)
@@ -308,6 +314,8 @@ def _subject(group: Sequence[_PartProblem]) -> str:
 
 
 def _part_name(item: _PartProblem) -> str:
+    if link := item.first.params.get(LINK_PARAM):
+        return f"path {link}"
     name = item.host if item.part in (HOST, "") else f"{describe_scope(item.part)} of {item.host}"
     return f"{name} (cable to {item.cable})" if item.cable else name
 

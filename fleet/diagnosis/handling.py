@@ -145,6 +145,11 @@ HANDLING = {
         "Check the power supplies, their cables and the power cap of the BMC.",
         "replace the power supply, or contact the vendor of the host.",
     ),
+    ("slow-path", "inspect_hardware", ""): Handling(
+        "Check the switches between the two hosts: routes, error counters and congestion of the links that their traffic "
+        "takes. Both hosts are normal with others, so neither is the fault.",
+        "route the traffic of the two hosts over other links, one by one, and replace the link that is slow.",
+    ),
     ("slow-network", "inspect_hardware", HOST): Handling(
         "Compare the host with a healthy one: link speed and error counters of its NICs, their PCIe links, driver, firmware, and "
         "BIOS settings.",

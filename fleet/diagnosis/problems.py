@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 
 from fleet.diagnosis import words
 from fleet.judge.advisories import PRODUCTS
+from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.vulnerabilities import SCORES
 from schemas.records import ERROR, SKIPPED
 from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
@@ -349,6 +350,15 @@ PROBLEMS = (
         explains=("gang.*",),
         explains_host=_NETWORK,
         stops=True,
+        confidence=LIKELY,
+    ),
+    Problem(
+        id="slow-path",
+        title=words.network,
+        shown_by=(f"*,{LINK_PARAM}=*",),
+        kinds=(VerdictKind.SUSPECT,),
+        explains=_NETWORK,
+        explains_host=_NETWORK,
         confidence=LIKELY,
     ),
     Problem(

@@ -20,11 +20,13 @@ from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import ProbeConclusion
 from fleet.judge.localization.faults import with_last_hosts
+from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.localization.launches import Attempt, gang_attempts, hosts_to_exclude, is_stuck, probe_result
 from fleet.judge.localization.verdicts import has_slow_collective, judge_pairs
 from fleet.judge.outliers import FleetFigures
 from schemas.plans import Plan
 from schemas.reports import FAIL, Verdict
+from schemas.scopes import Scope
 from schemas.stages import GANG
 
 MIN_HOSTS = 2
@@ -124,9 +126,18 @@ class _LazyVerdicts:
         }
 
     def failing_pairs(self, hosts: Collection[str]) -> dict[str, str]:
-        """Return the hosts whose pair measurements fail, and why, by the last launch of each host."""
-        verdicts = judge_pairs([view for host, view in self._views.items() if host in hosts], [])
-        return {item.host: item.reason for item in verdicts if item.verdict == FAIL and item.name.startswith("pairs.")}
+        """Return the hosts whose pair measurements fail, and why, by the last launch of each host.
+
+        A rail, a switch or the fabric is left out: without its hosts nothing would be left to measure.
+        """
+        verdicts = judge_pairs([view for host, view in self._views.items() if host in hosts], self.collectives)
+        return {
+            item.host: item.reason
+            for item in verdicts
+            if item.verdict == FAIL
+            and item.name.startswith("pairs.")
+            and (LINK_PARAM in item.params or not Scope.parse(item.scope).is_gang)
+        }
 
     @cached_property
     def collectives(self) -> list[Verdict]:

@@ -2,7 +2,8 @@
 
 The matrix has the observations `pairs.bandwidth` and `pairs.latency`. Below NCCL (`port_pairs.py`) it has `verbs.bandwidth` and
 `verbs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends,
-because two paths that share a cable look like a slow link. A failed link fails both ends if they work with other hosts.
+because two paths that share a cable look like a slow link. If both ends are normal with other hosts, a link fails both ends if it
+failed, or if it is slow and so are the collectives.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
 """Confidence from which a slow host of a rehearsal is reported. Three comparisons out of three reach it. A single slow pair is no
 evidence, because another process may be using the CPU."""
+LINK_PARAM = "link"
+"""Parameter of the verdicts on the path between two hosts: their names, with the rails if some are normal."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
 may be by design."""
@@ -252,6 +255,7 @@ class GangPairs:
             limit=suspect.limit,
             operator=_operator(quantity) if suspect.limit is not None else "",
             unit=UNITS[quantity],
+            params={LINK_PARAM: suspect.where} if suspect.kind == LINK else {},
             reason=f"{title} (confidence {suspect.confidence:.2f}): {suspect.evidence}{note}",
             detail=f"{'' if names_part else f'{title}: '}{suspect.evidence}{note}",
             action="inspect_hardware" if fails else "none",
@@ -262,12 +266,13 @@ class GangPairs:
     def _fails(self, suspect: Suspect) -> bool:
         """Return whether the suspect fails its hosts.
 
-        A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. A slow link
-        fails no host: two paths that share a cable look like one. A failed link fails both hosts if both work with others.
+        A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. So does a
+        link, because two paths that share a cable look like a slow one, unless it failed; and both of its hosts must be normal
+        with others.
         """
         if suspect.kind == LINK:
             # A link without a measurement has failed. Confidence is above even odds if both of its ends work with other hosts.
-            return suspect.measured is None and suspect.confidence > EVEN_ODDS
+            return (suspect.measured is None or self._collective_slow) and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:

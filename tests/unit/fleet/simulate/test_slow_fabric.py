@@ -75,6 +75,19 @@ def test_slow_network_is_not_blamed_on_gpus(
     )
 
 
+@pytest.mark.parametrize("share", [0.5, 0.02])
+def test_slow_path_between_two_hosts_is_one_cause_that_blames_no_part_of_a_host(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collectives are slow too. The other hosts are measured again without these two, and accepted."""
+    report = judged(tmp_path / "run", monkeypatch, {HOST: ("slow_path", share)})
+    (cause,) = report.causes
+    assert (cause.problem, cause.verdict, cause.hosts) == ("slow-path", FAIL, (HOST, "r01-h04"))
+    assert cause.title.startswith(f"path {HOST} - r01-h04 rail {GPU} is slow: bandwidth between hosts ")
+    assert failed_parts(report.causes, report.verdicts) == []
+    assert {row.name for row in report.hosts if row.decision != "accepted"} == {HOST, "r01-h04"}
+
+
 def test_pair_of_two_slow_hosts_belongs_to_their_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alone is fast enough for the floor of a pair; together they are below it."""
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
