@@ -74,7 +74,7 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
             )
         default = defaults[key]
         items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
-        is_same_kind = isinstance(value, list) is isinstance(default, list) and bool(items)
+        is_same_kind = isinstance(value, list) is isinstance(default, list) and (bool(items) or key in _OPEN_LISTS)
         if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected a value such as {default!r}")
         choices = items if key in _OPEN_LISTS else BENCHMARKS[benchmark].choices.get(key, examples)
@@ -84,7 +84,7 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
 
 
 _OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
-"""Lists of texts that are not choices of the catalogue, or items of the default."""
+"""Lists of texts that are not choices of the catalogue, or items of the default. They may be empty."""
 
 
 def _is_number(value: object) -> bool:
