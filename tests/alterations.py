@@ -130,6 +130,7 @@ ALLOWED: Mapping[str, str] = {
     r"scale observations/checkpoint\..*_time/value": "faster storage; no datasheet says how fast that of a site is",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
+    r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(bytes|cache_bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
     r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "follows from the caches of the processors",

@@ -17,11 +17,13 @@ from schemas.catalogue import BENCHMARKS, counts_wrong_results
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
-EXTRA_KEYS = ("numa", "world_size")
+EXTRA_KEYS = ("numa", "world_size", "number")
 """Parameters that identify a figure although the catalogue does not list them."""
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
+MEMORY_ERROR = "integrity.error"
+"""Describes a wrong word. Of each number, the first is kept."""
 THEN = ", then "
 """Joins the different values of a text that should be the same in all rounds."""
 ROUNDING = 1e-4
@@ -85,6 +87,8 @@ def _add_mismatch(by_key: dict[FigureKey, Observation], key: FigureKey) -> None:
 
 def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observation:
     """Combine `old`, the figure of all earlier rounds, with `new`, that of the new round."""
+    if old.name == MEMORY_ERROR:
+        return old
     old_value, new_value = old.value, new.value
     if isinstance(new_value, bool):
         return replace(new, value=bool(old_value) and new_value)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from schemas.benchmarks.hardware import TESTS_OVER_TIME
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.scopes import Scope
 
@@ -50,6 +51,10 @@ OUTCOME_PARAMS = (
     "samples_per_second",
     "replicas",
     "left_out",
+    "passes",
+    "elapsed_s",
+    "wrong_addresses",
+    "wrong_bits",
 )
 """Parameters that are results of the run, or depend on the number of ranks."""
 IDENTIFYING_READINGS = ("host.kernel.command_line", "storage.disk.serial", "network.address")
@@ -123,6 +128,10 @@ ASSUMED_FIGURES = [
     {"name": "host_compute.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
     _assumed_constant("benchmark.duration", "s", 5.0, benchmark="host_memory"),
     _assumed_constant("benchmark.duration", "s", 2.5, benchmark="host_compute"),
+    *(
+        {"name": "integrity.wrong_words", "unit": "1", "params": {"pattern": test}, "value": 0, "source": _ASSUMED}
+        for test in TESTS_OVER_TIME
+    ),
     _assumed_figure("straggler.compute", "s", 0.0142, 0.02, _ASSUMED_STEP),
     _assumed_figure("straggler.wait", "s", 0.0002, 0.5, _ASSUMED),
     _assumed_figure("straggler.launch", "s", 0.0061, 0.05, _ASSUMED),

@@ -295,7 +295,9 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     """Return what computed or stored wrong results."""
     first = shown[0]
     if first.name == "integrity.wrong_words":
-        return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words"
+        at, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
+        where = f" at {at} addresses, bits {bits}" if bits else ""
+        return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words{where}"
     if first.name == "local_storage.wrong_blocks":
         where = f", the first at {first.params['first_wrong']}" if "first_wrong" in first.params else ""
         return f"returns other data than were written: {quantity(first.value, '1')} wrong blocks or more{where}"

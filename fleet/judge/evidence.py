@@ -21,8 +21,9 @@ _PREFIXES = frozenset(
 )
 LAUNCH = "launch"
 """First component of the names of version observations that the ranks report: `launch.torch`."""
-DISTINGUISHING_PARAMS = ("numa", "world_size")
-"""Parameters that are not settings of a profile, but distinguish figures: memory locality and number of ranks."""
+DISTINGUISHING_PARAMS = ("numa", "world_size", "number")
+"""Parameters that are not settings of a profile, but distinguish figures: memory locality, number of ranks, and the number of an
+error."""
 
 
 @dataclass(frozen=True, kw_only=True)

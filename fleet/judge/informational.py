@@ -174,6 +174,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "optics.module.vendor": _NAME,
     "optics.tx_power": "optics.tx_power.alarm and .warning, which are judged, compare it with the limits of the module",
     "optics.voltage": "optics.voltage.alarm and .warning, which are judged, compare it with the limits of the module",
+    "integrity.error": "describes a word that integrity.wrong_words, which is judged, counts",
     "overlap.hidden_share": "overlap.slowdown, which is judged, is the same measurement",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
     "pcie.driver": "gpu.count, which is judged, names it for a GPU that the driver does not list",

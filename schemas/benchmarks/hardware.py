@@ -6,6 +6,22 @@ from collections.abc import Mapping
 
 from schemas.benchmarks import DTYPES, PRECISION, THROTTLE_REASONS, Benchmark, Cost, Output, make_outputs
 
+PATTERNS = (
+    "zeros",
+    "ones",
+    "checkerboard",
+    "inverse_checkerboard",
+    "walking_ones",
+    "walking_zeros",
+    "address",
+    "inverse_address",
+    "random",
+    "inverse_random",
+)
+"""Patterns that `integrity` writes and reads once."""
+TESTS_OVER_TIME = ("moving_inversions", "modulo_20", "neighbours", "fade", "hot_fade")
+"""Tests of `integrity` that share its `seconds`."""
+
 HARDWARE: Mapping[str, Benchmark] = {
     "gemm": Benchmark(
         group="compute",
@@ -80,29 +96,34 @@ HARDWARE: Mapping[str, Benchmark] = {
         title="Memory integrity",
         summary="several patterns are written to each device's free memory and read back",
         settings={
-            "patterns": [
-                "zeros",
-                "ones",
-                "checkerboard",
-                "inverse_checkerboard",
-                "walking_ones",
-                "walking_zeros",
-                "address",
-                "inverse_address",
-                "random",
-                "inverse_random",
-            ],
+            "patterns": [*PATTERNS],
             "share": 0.98,
             "most_bytes": 0,  # limit; 0: none
+            "seconds": 0.0,  # of all tests over time together; each makes at least one pass
         },
+        choices={"patterns": (*PATTERNS, *TESTS_OVER_TIME)},
         outputs=[
-            Output(name="integrity.wrong_words", unit="1", scope="device", over={"pattern": "patterns"}),
+            Output(
+                name="integrity.wrong_words",
+                unit="1",
+                scope="device",
+                over={"pattern": "patterns"},
+                params={"passes": int, "elapsed_s": float, "wrong_addresses": int, "wrong_bits": str},
+            ),
+            Output(
+                name="integrity.error",
+                unit="1",
+                scope="device",
+                over={"pattern": "patterns"},
+                params={"number": int, "address": str, "expected": str, "bits": str},
+                demanded=False,
+            ),
             Output(name="integrity.tested_share", unit="1", scope="device"),
         ],
         params={"bytes": int, "free_bytes": int},
         cpu_settings={"most_bytes": 1 << 26},
         cost_s=1.2,
-        costs=[Cost(seconds=0.23, over=["patterns"])],
+        costs=[Cost(seconds=0.23, over=["patterns"]), Cost(timed=["seconds"])],
         parts=["GPU memory"],
     ),
     "stress": Benchmark(

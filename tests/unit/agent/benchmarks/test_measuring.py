@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from agent.benchmarks.__main__ import take_device
 from agent.benchmarks.compute import digest, gemm, stress
-from agent.benchmarks.memory import integrity
 from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
@@ -25,7 +24,6 @@ from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
-from schemas.catalogue import settings
 from schemas.records import MEASURED, Observation
 
 
@@ -239,69 +237,6 @@ def test_figures_of_a_lost_device_and_of_its_group_are_errors_or_skipped(
     assert "rank 0 cannot take part: the device was lost: ECC" in reasons[("collective.all_reduce.busbw", "skipped")]
     rank.set_phase("end", 0)
     assert read_excluded_ranks(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
-
-
-PATTERNS = settings("integrity", {})["patterns"]
-
-
-def test_memory_patterns_differ() -> None:
-    written = set()
-    for pattern in PATTERNS:
-        words = torch.empty(1000, dtype=torch.int64)
-        integrity.fill(words, pattern, 12345)
-        written.add(tuple(words.tolist()))
-    assert len(written) == len(PATTERNS) >= 10
-
-
-def test_patterns_continue_across_parts() -> None:
-    for pattern in ("walking_ones", "inverse_address"):
-        whole, half = torch.empty(300, dtype=torch.int64), torch.empty(150, dtype=torch.int64)
-        integrity.fill(whole, pattern, 7)
-        integrity.fill(half, pattern, 7 + 150)
-        assert torch.equal(whole[150:], half)
-    words = torch.empty(64, dtype=torch.int64)
-    integrity.fill(words, "walking_ones", 0)
-    assert sorted(bin(int(word) & (1 << 64) - 1).count("1") for word in words) == [1] * 64
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_flipped_bit_is_reported_with_address_and_values(
-    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bit flips after the pattern was written, and before it is read."""
-    write = integrity._write
-
-    def write_and_flip(chunk: torch.Tensor, count: int, pattern: str) -> None:
-        write(chunk, count, pattern)
-        chunk[333] ^= 1 << 17
-
-    monkeypatch.setattr(integrity, "_write", write_and_flip)
-    rank = context(tmp_path)
-    integrity.run(rank, settings("integrity", {"most_bytes": 8192, "patterns": [pattern]}))
-    assert values(rank, "integrity.wrong_words") == [1]
-    (error,) = values(rank, "integrity.first_error")
-    address, _, words = str(error).removeprefix("address ").partition(": ")
-    expected, read = (int(word.split()[-1], 16) for word in words.split(", "))
-    assert int(address, 16) % 8 == 0
-    assert expected ^ read == 1 << 17
-
-
-def test_wrong_word_that_is_correct_when_read_again_does_not_end_the_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(integrity, "_count_wrong_words", lambda chunk, part, pattern: torch.tensor(1))
-    rank = context(tmp_path)
-    integrity.run(rank, settings("integrity", {"most_bytes": 8192}))
-    assert values(rank, "integrity.wrong_words") == [1] * len(PATTERNS)
-    assert set(values(rank, "integrity.first_error")) == {"none of the words is wrong when read again"}
-    assert values(rank, "integrity.tested_share")
-
-
-def test_healthy_memory_has_no_wrong_words(tmp_path: Path) -> None:
-    rank = context(tmp_path)
-    integrity.run(rank, settings("integrity", {"most_bytes": 8192}))
-    assert values(rank, "integrity.wrong_words") == [0] * len(PATTERNS)
-    assert not values(rank, "integrity.first_error")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -1,0 +1,41 @@
+"""The memory of a device that a test has allocated: write it, and compare it with what was written, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from agent.benchmarks.memory.wrong_words import Fill, WrongWords
+
+
+class MemoryUnderTest:
+    """Chunks of a device's memory, as int64 words."""
+
+    def __init__(self, chunks: Sequence[torch.Tensor], part_words: int) -> None:
+        """Allocate a further part of at most `part_words`, for the expected words of a comparison."""
+        self.chunks = chunks
+        self.bytes = sum(chunk.numel() for chunk in chunks) * 8
+        largest = max(chunk.numel() for chunk in chunks)
+        self._expected = torch.empty(min(part_words, largest), dtype=torch.int64, device=chunks[0].device)
+
+    def parts(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the words of each part, and the address of the first of them, divided by 8."""
+        count = self._expected.numel()
+        for chunk in self.chunks:
+            for start in range(0, chunk.numel(), count):
+                yield chunk[start : start + count], chunk.data_ptr() // 8 + start
+
+    def write(self, fill: Fill) -> None:
+        """Write the words of `fill` to the whole memory."""
+        for words, address in self.parts():
+            fill(words, address)
+
+    def check(self, fill: Fill, errors: WrongWords) -> None:
+        """Compare the whole memory with the words of `fill`."""
+        for words, address in self.parts():
+            self.check_part(words, address, fill, errors)
+
+    def check_part(self, words: torch.Tensor, address: int, fill: Fill, errors: WrongWords) -> None:
+        """Compare one part with the words of `fill`."""
+        errors.compare(words, self._expected[: words.numel()], fill, address)

@@ -1,0 +1,161 @@
+"""Memory tests that need time: the data lie for minutes, cold and hot, or are rewritten again and again next to one another.
+
+The tests are those of memtest86+ (README, "Testing Algorithms": moving inversions, modulo 20, bit fade) and of cuda_memtest,
+which brought them to GPUs. The order in which a device accesses the words of one part, and the row and bank of an address, are
+not known here. So `neighbours` disturbs memory with stripes of several widths; it does not aim at single rows.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from agent.benchmarks.compute.gemm import build_product, unsupported_reason
+from agent.benchmarks.memory.memory_under_test import MemoryUnderTest
+from agent.benchmarks.memory.patterns import MODULO, fill, fill_modulo, fill_stripes, invert_stripes, rewrite_others
+from agent.benchmarks.memory.wrong_words import WrongWords
+from agent.benchmarks.runtime.context import Context
+
+FADE_PATTERNS = ("random", "inverse_random")
+"""Patterns whose data lie. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell has held both
+values, and neighbours also hold different values, between which a cell loses its charge faster."""
+WAIT_STEP_S = 5.0
+"""Longest time without progress, for the supervisor."""
+HEATER_SIZE, CPU_HEATER_SIZE = 8192, 256
+"""Size of the matrix products that heat the device. 8192 is that of `stress`, which reaches the power limit. The matrices take
+0.4 GB of the 2 % of memory that are not tested, and the checksum that is built with them 0.3 MB."""
+HEATER_CALLS = 100
+"""Products in the queue at once: 0.2 s on an H100."""
+BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]
+"""A one that walks through each byte: test 3 of cuda_memtest."""
+REWRITES = 2
+"""Times that modulo 20 rewrites the other words; memtest86+ rewrites them "one or more times"."""
+STRIPE_BYTES = (256, 1024, 4096, 16384, 65536)
+"""Widths of the stripes of `neighbours`, around 1 KiB: the size of a row of a pseudo channel of HBM2 and HBM3 (JEDEC JESD235 and
+JESD238)."""
+INVERSIONS = 32
+"""Times that `neighbours` inverts stripes before it reads the others; even, so that the stripes end as they began."""
+
+Test = Callable[[Context, MemoryUnderTest, WrongWords, float], int]
+"""Runs for about the seconds of its last argument, at least for one pass, and returns the number of passes."""
+
+
+def _fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
+    """Write, leave the memory to its refresh, read."""
+    for pattern in FADE_PATTERNS:
+        memory.write(partial(fill, pattern=pattern))
+        context.synchronize()
+        deadline = time.monotonic() + budget_s / len(FADE_PATTERNS)
+        while (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, WAIT_STEP_S))
+            context.heartbeat.record_progress()
+        memory.check(partial(fill, pattern=pattern), errors)
+    return 1
+
+
+def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
+    """Write, heat the device with matrix products in the rest of its memory, read."""
+    on_gpu = context.device.type == "cuda"
+    dtype = "fp16" if unsupported_reason("bf16", context.device) else "bf16"
+    multiply, _ = build_product(
+        dtype if on_gpu else "fp32", HEATER_SIZE if on_gpu else CPU_HEATER_SIZE, context.device, seed=1
+    )
+    multiply()  # the library allocates its memory now; errors of products are counted by `stress`
+    for pattern in FADE_PATTERNS:
+        memory.write(partial(fill, pattern=pattern))
+        context.synchronize()
+        deadline = time.monotonic() + budget_s / len(FADE_PATTERNS)
+        while time.monotonic() < deadline:
+            for _ in range(HEATER_CALLS if on_gpu else 1):
+                multiply()
+            context.synchronize()
+            context.heartbeat.record_progress()
+        memory.check(partial(fill, pattern=pattern), errors)
+    return 1
+
+
+def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
+    """Read each part and write its inverse at once, upwards and then downwards, so that an error moves on to what is read later.
+
+    Each pass has another word: zeros, a walking one in each byte, then random words.
+    """
+    values = (0, *BYTE_PATTERNS)
+    value = values[number] if number < len(values) else _random_word(number)
+    write, write_inverse = partial(_write_word, value=value), partial(_write_word, value=~value)
+    memory.write(write)
+    parts = list(memory.parts())
+    for words, address in parts:
+        memory.check_part(words, address, write, errors)
+        write_inverse(words, address)
+    for words, address in reversed(parts):
+        memory.check_part(words, address, write_inverse, errors)
+        write(words, address)
+    context.heartbeat.record_progress()
+
+
+def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
+    """Write every 20th word once and all others several times, then read; with each of the 20 offsets.
+
+    A cache does not hide an error, because between the write and the read of a word all of the memory is written.
+    """
+    for offset in range(MODULO):
+        value = _random_word(number * MODULO + offset)
+        write = partial(fill_modulo, offset=offset, value=value)
+        memory.write(write)
+        for _ in range(REWRITES):
+            memory.write(partial(rewrite_others, offset=offset, value=value))
+        memory.check(write, errors)
+        context.heartbeat.record_progress()
+
+
+def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
+    """Invert every second stripe again and again, then read all; with several widths, and with both halves of the stripes.
+
+    A chunk is inverted many times before the next one. It is larger than any cache of a GPU, so each inversion reads and writes
+    the memory itself.
+    """
+    value = _random_word(number)
+    for width in (size // 8 for size in STRIPE_BYTES):
+        for phase in (0, 1):
+            write = partial(fill_stripes, width=width, phase=phase, value=value)
+            memory.write(write)
+            for chunk in memory.chunks:
+                for _ in range(INVERSIONS):
+                    invert_stripes(chunk, chunk.data_ptr() // 8, width=width, phase=phase)
+            memory.check(write, errors)
+            context.heartbeat.record_progress()
+
+
+def _write_word(words: torch.Tensor, address: int, *, value: int) -> None:
+    words.fill_(value)
+
+
+def _random_word(seed: int) -> int:
+    """Return a random word, as int64."""
+    return random.Random(seed).getrandbits(64) - (1 << 63)  # noqa: S311 - no secret
+
+
+def _repeated(one_pass: Callable[[Context, MemoryUnderTest, WrongWords, int], None]) -> Test:
+    """Return a test that repeats a pass, which gets its number, until its time is used."""
+
+    def run(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
+        deadline, number = time.monotonic() + budget_s, 0
+        while number == 0 or time.monotonic() < deadline:
+            one_pass(context, memory, errors, number)
+            number += 1
+        return number
+
+    return run
+
+
+TESTS: Mapping[str, Test] = {
+    "fade": _fade,
+    "hot_fade": _hot_fade,
+    "moving_inversions": _repeated(_moving_inversions),
+    "modulo_20": _repeated(_modulo_20),
+    "neighbours": _repeated(_neighbours),
+}

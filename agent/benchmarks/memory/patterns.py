@@ -1,0 +1,72 @@
+"""Write the patterns of memory tests. `address` is always that of the first word, divided by 8, so parts continue one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+WALK = 64
+CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
+"""Patterns of one word, as int64."""
+MODULO = 20
+"""Distance of the words that the test modulo 20 checks. Lines, rows and banks have powers of two as sizes."""
+
+
+def fill(words: torch.Tensor, address: int, *, pattern: str) -> None:
+    """Write the pattern into `words` (int64)."""
+    kind = pattern.removeprefix("inverse_")
+    if kind in CONSTANTS:
+        words.fill_(CONSTANTS[kind])
+    elif kind in ("walking_ones", "walking_zeros"):
+        bits = torch.ones(WALK, dtype=torch.int64, device=words.device) << torch.arange(WALK, device=words.device)
+        bits = bits.roll(-(address % WALK))
+        whole = words.numel() // WALK * WALK
+        words[:whole].view(-1, WALK).copy_(bits)
+        words[whole:] = bits[: words.numel() - whole]
+    elif kind == "address":
+        torch.arange(address, address + words.numel(), out=words)
+    elif kind == "random":
+        words.random_(-(1 << 63), (1 << 63) - 1, generator=torch.Generator(words.device).manual_seed(address))
+    else:
+        raise ValueError(f"unknown pattern {pattern}")
+    if pattern.startswith("inverse_") or kind == "walking_zeros":
+        words.bitwise_not_()
+
+
+def fill_modulo(words: torch.Tensor, address: int, *, offset: int, value: int) -> None:
+    """Write `value` to each word whose address modulo MODULO is `offset`, and its inverse to all others."""
+    words.fill_(~value)
+    words[(offset - address) % MODULO :: MODULO] = value
+
+
+def rewrite_others(words: torch.Tensor, address: int, *, offset: int, value: int) -> None:
+    """Write the inverse of `value` again between the words that `fill_modulo` has given `value`."""
+    first = (offset - address) % MODULO
+    rows = max(0, words.numel() - first) // MODULO
+    words[first : first + rows * MODULO].view(rows, MODULO)[:, 1:] = ~value
+
+
+def fill_stripes(words: torch.Tensor, address: int, *, width: int, phase: int, value: int) -> None:
+    """Write stripes of `width` words, by address: `value` and its inverse in turn. Stripe `phase` (0 or 1) has the inverse."""
+    words.fill_(value)
+    for stripe in _stripes(words, address, width, phase):
+        stripe.bitwise_not_()
+
+
+def invert_stripes(words: torch.Tensor, address: int, *, width: int, phase: int) -> None:
+    """Read the stripes to which `fill_stripes` writes the inverse, and write their inverse back."""
+    for stripe in _stripes(words, address, width, phase):
+        stripe.bitwise_not_()
+
+
+def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Iterator[torch.Tensor]:
+    """Yield the words whose address divided by `width` is `phase` modulo 2: before, in and after the whole pairs of stripes."""
+    pair = 2 * width
+    head = min(words.numel(), -address % pair)
+    body = (words.numel() - head) // pair * pair
+    yield words[head : head + body].view(body // pair, 2, width)[:, phase]
+    for begin, end in ((0, head), (head + body, words.numel())):
+        # Both ends lie within one pair of stripes, which begins at a multiple of its size.
+        first = (address + begin) // pair * pair + phase * width - address
+        yield words[max(begin, first) : max(begin, min(end, first + width))]
