@@ -1,8 +1,9 @@
 """Memory tests that need time: the data lie for minutes, cold and hot, or are rewritten again and again next to one another.
 
-The tests are those of memtest86+ (README, "Testing Algorithms": moving inversions, modulo 20, bit fade) and of cuda_memtest,
-which brought them to GPUs. The order in which a device accesses the words of one part, and the row and bank of an address, are
-not known here. So `neighbours` disturbs memory with stripes of several widths; it does not aim at single rows.
+The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
+explains the first two) and of cuda_memtest, which brought them to GPUs. The order in which a device accesses the words of one
+part, and the row and bank of an address, are not known here. So `neighbours` disturbs memory with stripes of several widths; it
+does not aim at single rows.
 """
 
 from __future__ import annotations
