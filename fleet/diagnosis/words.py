@@ -295,8 +295,8 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     """Return what computed or stored wrong results."""
     first = shown[0]
     if first.name == "integrity.wrong_words":
-        at, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
-        where = f" at {at} addresses, bits {bits}" if bits else ""
+        number, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
+        where = f" at {number} address{'' if number == 1 else 'es'}, bits {bits}" if bits else ""
         return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words{where}"
     if first.name == "local_storage.wrong_blocks":
         where = f", the first at {first.params['first_wrong']}" if "first_wrong" in first.params else ""

@@ -51,8 +51,8 @@ import agent.benchmarks.memory.integrity as benchmark
 
 right, calls = benchmark.fill, []
 
-def broken(words, pattern, address):
-    right(words, pattern, address)
+def broken(words, address, *, pattern):
+    right(words, address, pattern=pattern)
     if not calls:
         words[0] += 1
     calls.append(pattern)

@@ -229,6 +229,24 @@ def test_place_of_the_first_wrong_block_is_kept() -> None:
     assert (result.value, result.params["first_wrong"]) == (6, "offset 4096")
 
 
+def test_first_error_of_each_number_is_kept() -> None:
+    name = "integrity.error"
+    rounds = [
+        [measurement("0x1", name, pattern="random", number=1, address="0x10", bits="0")],
+        [
+            measurement(f"0x{number}", name, pattern="random", number=number, address="0x20", bits="1")
+            for number in (1, 2)
+        ],
+    ]
+    result: list[Observation] = []
+    for number, observations in enumerate(rounds):
+        result = aggregate_rounds(result, observations, Recorder(), at_s=float(number), number=number)
+    assert [(item.value, item.params["number"], item.params["address"]) for item in result] == [
+        ("0x1", 1, "0x10"),
+        ("0x2", 2, "0x20"),
+    ]
+
+
 def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_SERIES", 0)
     result = aggregated(*(measurement(value) for value in (10.0, 12.0, 5.0)))

@@ -441,6 +441,14 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
     [
         ("local_storage.wrong_blocks", {"first_wrong": 4096}, "2 wrong blocks or more, the first at 4096"),
         ("local_storage.wrong_blocks", {}, "2 wrong blocks or more"),
+        ("integrity.wrong_words", {"wrong_addresses": 1, "wrong_bits": "17"}, "2 wrong words at 1 address, bits 17"),
+        (
+            "integrity.wrong_words",
+            {"wrong_addresses": 2, "wrong_bits": "3, 9"},
+            "2 wrong words at 2 addresses, bits 3, 9",
+        ),
+        ("integrity.wrong_words", {"wrong_addresses": 1, "wrong_bits": ""}, "2 wrong words"),
+        ("integrity.wrong_words", {}, "2 wrong words"),
         (
             "shared_storage.wrong_bytes",
             {"first_wrong": "a.0", "readers": "b"},

@@ -1,0 +1,76 @@
+"""A wrong word of the memory test fails its GPU only, in records of this version and of older ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.diagnosis.diagnose import diagnose
+from fleet.judge.criteria import read_packs
+from fleet.judge.judge import judge
+from schemas.records import Observation
+from schemas.reports import PASS
+from tests import builders
+
+WORDS = "integrity.wrong_words"
+NO_ERROR: dict[str, Any] = {"passes": 1, "elapsed_s": 0.2, "bytes": 1 << 30, "wrong_addresses": 0, "wrong_bits": ""}
+
+
+def described(item: Observation, faulty: bool) -> list[Observation]:
+    """Return what this version reports for a pattern: with 20 wrong words at two addresses, if the GPU is faulty."""
+    healthy = replace(item, params={**item.params, **NO_ERROR})
+    if not faulty:
+        return [healthy]
+    summary = replace(healthy, value=20, params={**healthy.params, "wrong_addresses": 2, "wrong_bits": "3, 17"})
+    common: dict[str, Any] = {"pattern": item.params["pattern"], "expected": "0x0000000000000000"}
+    errors = (
+        replace(
+            item,
+            name="integrity.error",
+            value=f"{1 << bit:#018x}",
+            params={**common, "number": number, "address": hex(number << 12), "bits": str(bit)},
+        )
+        for number, bit in ((1, 3), (2, 17))
+    )
+    return [summary, *errors]
+
+
+def in_a_sentence(item: Observation, faulty: bool) -> list[Observation]:
+    """Return what versions before `integrity.error` reported."""
+    if not faulty:
+        return [item]
+    sentence = "address 0x1000: expected 0x0000000000000000, read 0x0000000000000008"
+    return [replace(item, value=20), replace(item, name="integrity.first_error", value=sentence)]
+
+
+@pytest.mark.parametrize(
+    ("version", "place"), [(described, " at 2 addresses, bits 3, 17"), (in_a_sentence, "")], ids=["new", "old"]
+)
+def test_wrong_words_fail_their_gpu_and_nothing_else(
+    version: Callable[[Observation, bool], list[Observation]], place: str
+) -> None:
+    plan = builders.plan("h1", "h2", profile="standard")
+    evidence = builders.evidence(plan)
+    for host, own in evidence.items():
+
+        def changed(items: list[Observation], host: str = host) -> list[Observation]:
+            return [
+                result
+                for item in items
+                for result in (version(item, (host, item.scope) == ("h2", "gpu=1")) if item.name == WORDS else [item])
+            ]
+
+        records = tuple(replace(record, observations=tuple(changed([*record.observations]))) for record in own.records)
+        evidence[host] = replace(own, records=records)
+    healthy = [item for item in judge(plan, builders.evidence(plan), read_packs([])) if item.verdict != PASS]
+    verdicts = judge(plan, evidence, read_packs([]))
+    failed = [item for item in verdicts if item.verdict != PASS]
+    assert {(item.criterion, item.host, item.scope, item.action) for item in failed} - {
+        (item.criterion, item.host, item.scope, item.action) for item in healthy
+    } == {("integrity-wrong-words", "h2", "gpu=1", "rma")}
+    assert len(failed) == len(healthy) + 10
+    titles = [cause.title for cause in diagnose(verdicts, {})]
+    assert f"GPU 1 of h2 has memory that returns wrong data: 20 wrong words{place}" in titles
