@@ -343,13 +343,8 @@ def _slow_hbm(host: FaultyHost) -> None:
 
 
 def _bad_memory_word(host: FaultyHost) -> None:
-    """Lose a bit of one word in the last pattern."""
-    items = list(host.observations("integrity.wrong_words"))
-    for item in items:
-        item["params"] = {**item["params"], "wrong_addresses": 0, "wrong_bits": ""}
-    for item in items[-1:]:
+    for item in list(host.observations("integrity.wrong_words"))[-1:]:
         item["value"] = 3
-        item["params"] |= {"wrong_addresses": 1, "wrong_bits": "17"}
 
 
 def _silent_corruption(host: FaultyHost) -> None:
