@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,31 @@ ASSUMED_STORAGE = [
 
 _ASSUMED_HOST = "assumed: a host with two processors and DDR5-4800 in 16 channels"
 
+_DIGESTS = (
+    "gemm_fp64", "gemm_tf32", "gemm_fp16", "gemm_fp8_e4m3", "gemm_fp8_e5m2", "gemm_int8", "attention", "convolution", "softmax",
+    "sort", "rng", "copy",
+)  # fmt: skip
+"""Workloads of `digest` that no record has. Their digests are made up: the judge only compares them."""
+
+ASSUMED_DIGESTS = [
+    *(
+        figure
+        for workload in _DIGESTS
+        for figure in (
+            _assumed_constant("digest.value", "1", sha256(workload.encode()).hexdigest()[:16], workload=workload, size=4096),
+            _assumed_constant("digest.mismatches", "1", 0, workload=workload, size=4096),
+        )
+    ),
+    *(
+        {"name": name, "unit": "1", "params": {"workload": "gemm_fp4", "size": 4096},
+         "unsupported": "no fp4 before compute capability 10.0", "source": "compute capability of Hopper: 9.0"}
+        for name in ("digest.value", "digest.mismatches")
+    ),
+    _assumed_constant("digest.wrong_peer_copies", "1", 0, copy="round_trip", size=4096),
+]  # fmt: skip
+
 ASSUMED_FIGURES = [
+    *ASSUMED_DIGESTS,
     *ASSUMED_STORAGE,
     _assumed_figure("host_memory.total_bandwidth", "B/s", 3.6e11, 0.04, _ASSUMED_HOST),
     *(

@@ -25,7 +25,8 @@ SOURCE = (
 )
 MIN_GPUS_FOR_MAJORITY = 3
 """A majority needs three GPUs: if two differ, either may be right."""
-_LIBRARIES = ("torch", "cuda", "cudnn", "nccl")
+_LIBRARIES = ("torch", "cuda", "cublas", "cudnn", "nccl")
+"""Libraries whose versions choose the kernels. A record without a version is compared only with records without it."""
 
 DigestKey = tuple[object, ...]
 """GPU model, stage, software and settings: what two GPUs must share to be compared."""
@@ -71,7 +72,8 @@ class DigestCounts:
 def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCounts) -> list[Verdict]:
     """Return a verdict on each GPU's digest of each workload, if at least one other GPU is comparable.
 
-    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuDNN and NCCL are the same.
+    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN and NCCL are the same.
+    Different versions may choose other kernels, which add in another order, so a difference between them is no corruption.
     """
     verdicts = []
     for view in views:

@@ -22,6 +22,7 @@ MUST_BE_ZERO = frozenset(
         "misread_bytes",
         "wrong_products",
         "mismatches",
+        "wrong_peer_copies",
         "uncorrectable_volatile",
     }
 )

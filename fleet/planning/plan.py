@@ -74,6 +74,7 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
             )
         default = defaults[key]
         items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
+        examples = examples or [*BENCHMARKS[benchmark].choices[key]]
         is_same_kind = isinstance(value, list) is isinstance(default, list) and (bool(items) or key in _OPEN_LISTS)
         if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected a value such as {default!r}")

@@ -65,7 +65,9 @@ def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> l
     if not gpus or plan.rehearsal:
         return []
     total = sum(len(host.gpus) for host in hosts)
-    text = "NOT JUDGED (no GPU of the same model and software to compare with)"
+    text = (
+        "NOT JUDGED (no GPU of the same model and software to compare with: driver, torch, CUDA, cuBLAS, cuDNN, NCCL)"
+    )
     values = {"not_judged": len(gpus), "total": total}
     title = f"Digests of {len(gpus)} of {total} GPUs"
     return [SummaryLine(kind=LineKind.NOT_JUDGED, title=title, text=text, values=values)]

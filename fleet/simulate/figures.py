@@ -22,6 +22,7 @@ from fleet.simulate.ports import VERBS, verbs_seconds
 from fleet.simulate.template import GANG, HOST, Placeholder, Slot
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation, can_observe, settings
 from schemas.plans import Plan, PlannedHost
+from schemas.records import UNSUPPORTED
 from schemas.stages import GANG as GANG_STAGE
 
 Doc = dict[str, Any]
@@ -124,6 +125,10 @@ def _bodies(
         params |= dict(expectation.params)
         if expectation.scope == "world" or benchmark == "transformer":
             params["world_size"] = group.ranks
+        if "unsupported" in figure:
+            absent = {"unit": figure["unit"], "status": UNSUPPORTED, "params": params, "reason": figure["unsupported"]}
+            yield lambda _draw_group, absent=absent: absent
+            continue
         yield _body(params, figure["unit"], _member_texts(data, figure, expectation, group), drawn_by)
 
 

@@ -92,7 +92,7 @@ class Benchmark:
     cpu_settings: Settings | None = field(default_factory=dict)
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Setting -> all allowed elements, if its default does not have all of them."""
+    """Setting -> all allowed elements, if its default does not have all of them. An empty default needs it."""
     needs_peers: bool = False
     """Whether it measures between ranks, so that it is not planned for a single rank."""
     needs_group: bool = False
@@ -120,6 +120,29 @@ OPS = (
     "hypercube",
 )
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+DIGEST_WORKLOADS = (
+    "gemm",
+    "reduction",
+    "training_step",
+    "gemm_fp64",
+    "gemm_tf32",
+    "gemm_fp16",
+    "gemm_fp8_e4m3",
+    "gemm_fp8_e5m2",
+    "gemm_int8",
+    "gemm_fp4",
+    "attention",
+    "convolution",
+    "softmax",
+    "sort",
+    "rng",
+    "copy",
+)
+"""The first matrix product is in bf16."""
+CPU_DIGEST_WORKLOADS = tuple(
+    name for name in DIGEST_WORKLOADS if "tf32" not in name and "fp8" not in name and "fp4" not in name
+)
+"""Those that a CPU can run."""
 THROTTLE_REASONS = ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 DATA_SETS = ("fashion-mnist", "cifar-10", "synthetic")
 BACKENDS = ("nccl", "gloo")

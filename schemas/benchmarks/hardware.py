@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.benchmarks import DTYPES, PRECISION, THROTTLE_REASONS, Benchmark, Cost, Output, make_outputs
+from schemas.benchmarks import (
+    CPU_DIGEST_WORKLOADS,
+    DIGEST_WORKLOADS,
+    DTYPES,
+    PRECISION,
+    THROTTLE_REASONS,
+    Benchmark,
+    Cost,
+    Output,
+    make_outputs,
+)
 
 PATTERNS = (
     "zeros",
@@ -232,13 +242,28 @@ HARDWARE: Mapping[str, Benchmark] = {
     "digest": Benchmark(
         group="compute",
         title="Silent corruption",
-        summary="seeded computations whose results must be bit-identical in every repetition and on all GPUs of a model",
-        settings={"workloads": ["gemm", "reduction", "training_step"], "size": 4096, "seconds": 2.0},
-        outputs=make_outputs("digest", {"value": "1", "mismatches": "1"}, "device", over={"workload": "workloads"}),
+        summary="seeded computations and copies whose results must be bit-identical each time and on all GPUs of a model",
+        settings={
+            "workloads": ["gemm", "reduction", "training_step"],
+            "peer_copies": [],  # `round_trip`: to each other GPU of the host and back
+            "size": 4096,
+            "seconds": 2.0,
+        },
+        choices={"workloads": DIGEST_WORKLOADS, "peer_copies": ("round_trip",)},
+        outputs=[
+            *make_outputs("digest", {"value": "1", "mismatches": "1"}, "device", over={"workload": "workloads"}),
+            Output(
+                name="digest.wrong_peer_copies", unit="1", scope="pair", over={"copy": "peer_copies"}, gpu_only=True
+            ),
+        ],
         params={"repetitions": int, "size": int},
-        cpu_settings={"size": 256, "seconds": 0.5},
-        cost_s=0.6,
-        costs=[Cost(timed=["seconds"])],
+        cpu_settings={"workloads": [*CPU_DIGEST_WORKLOADS], "size": 256, "seconds": 0.5},
+        cost_s=0.0,
+        costs=[
+            Cost(timed=["seconds"]),
+            Cost(seconds=0.2, over=["workloads"]),
+            Cost(seconds=0.3, over=["peer_copies"], per="further_gpu"),
+        ],
         parts=["compute"],
     ),
 }

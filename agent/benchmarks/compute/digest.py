@@ -1,55 +1,100 @@
 """Seeded computations whose results must be bit-identical: in every repetition and on all GPUs of the same model.
 
-The computations find a GPU that computes wrongly without an error (silent data corruption), which no other check finds. Such GPUs
-fail when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one.
-The control node compares the first results of all GPUs.
+The computations find a GPU that computes or copies wrongly without an error (silent data corruption), which no other check finds.
+Such GPUs fail when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first
+one, or with the right one if it is known (copies). The control node compares the first results of all GPUs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
+from agent.benchmarks.compute.digest_workloads import WORKLOADS, Computation, peer_copy, unsupported_workload
 from agent.benchmarks.runtime.context import Context
 from agent.gang.heartbeat import describe_error
-from schemas.records import ERROR
-
-SEED = 20261121
-STEPS = 3
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `digest.value` (16 hexadecimal digits) and `digest.mismatches` (repetitions that differ from the first)."""
-    size, workloads = settings["size"], settings["workloads"]
+    """Report `digest.value` (16 hexadecimal digits), `.mismatches` (wrong repetitions), `.wrong_peer_copies` (wrong round trips).
+
+    All workloads, and the copies to all other GPUs together as one more, get the same share of `seconds`.
+    """
+    workloads, peer_copies = settings["workloads"], settings["peer_copies"]
+    seconds = settings["seconds"] / (len(workloads) + len(peer_copies))
+    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     for workload in workloads:
         context.set_phase(f"digest {workload}")
-        common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "workload": workload, "size": size}
         context.host_barrier(workload)
+        torch.backends.cuda.matmul.allow_tf32 = workload == "gemm_tf32"
+        _run_workload(context, workload, settings["size"], seconds)
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    for copy in peer_copies:
+        _copy_to_peers(context, copy, settings["size"], seconds)
+
+
+def _run_workload(context: Context, workload: str, size: int, seconds: float) -> None:
+    common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "workload": workload, "size": size}
+    reason, status = unsupported_workload(workload, context.device), UNSUPPORTED
+    if not reason:
         try:
-            first, mismatches, count = _repeat(
-                context, WORKLOADS[workload](size, context.device), settings["seconds"] / len(workloads)
-            )
+            first, mismatches, count = _repeat(context, WORKLOADS[workload](size, context.device), seconds)
         except (RuntimeError, ValueError) as error:
-            for name in ("value", "mismatches"):
-                context.report_absent(f"digest.{name}", status=ERROR, reason=describe_error(error), **common)
+            reason, status = describe_error(error), ERROR
+    if reason:
+        for name in ("value", "mismatches"):
+            context.report_absent(f"digest.{name}", status=status, reason=reason, **common)
+        return
+    context.report("digest.value", f"{first & (1 << 64) - 1:016x}", **common)
+    context.report("digest.mismatches", mismatches, repetitions=count, **common)
+
+
+def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> None:
+    """Copy to each other GPU of the host and back. All GPUs copy at the same time, each to another one."""
+    ranks = context.local_world_size
+    for offset in range(1, ranks):
+        peer = (context.local_rank + offset) % ranks
+        context.set_phase(f"digest copies to local rank {peer}")
+        context.host_barrier(f"peer {offset}")
+        common: dict[str, Any] = {"unit": "1", "scope": context.pair_scope(peer), "copy": copy, "size": size}
+        if not context.is_present(peer):  # an access to a lost GPU could break this process's CUDA context
+            reason = "the other GPU was lost"
+            context.report_absent("digest.wrong_peer_copies", status=SKIPPED, reason=reason, **common)
             continue
-        context.report("digest.value", f"{first & (1 << 64) - 1:016x}", **common)
-        context.report("digest.mismatches", mismatches, repetitions=count, **common)
+        try:
+            computation = peer_copy(size, context.device, torch.device("cuda", peer))
+            _, mismatches, count = _repeat(context, computation, seconds / (ranks - 1))
+        except (RuntimeError, ValueError) as error:
+            reason = describe_error(error)
+            context.report_absent("digest.wrong_peer_copies", status=ERROR, reason=reason, **common)
+            continue
+        context.report("digest.wrong_peer_copies", mismatches, repetitions=count, **common)
+    context.host_barrier("done")
+    context.release_memory()  # this process also holds memory on the other GPUs
 
 
-def _repeat(context: Context, compute: Callable[[], torch.Tensor], seconds: float) -> tuple[int, int, int]:
-    """Return the first digest, how many later digests differ from it, and how many later digests there are."""
+def _repeat(context: Context, computation: Computation, seconds: float) -> tuple[int, int, int]:
+    """Return the first digest, how many digests are wrong, and how many were checked.
+
+    Digests are compared with that of the right result, or if it is not known, the later ones with the first.
+    """
+    compute = computation.compute
     factors = digest_factors(compute())
     first = compute_digest(compute(), factors)
-    mismatches = torch.zeros((), dtype=torch.int64, device=context.device)
-    deadline, count = time.monotonic() + seconds, 0
-    while count == 0 or time.monotonic() < deadline:
+    mismatches, count = torch.zeros((), dtype=torch.int64, device=context.device), 0
+    right = first
+    if computation.expected is not None:
+        expected = computation.expected
+        right = compute_digest(expected, digest_factors(expected)).to(context.device)
+        mismatches, count = mismatches + (first != right), 1
+    deadline, least = time.monotonic() + seconds, count + 4
+    while count < least or time.monotonic() < deadline:
         for _ in range(4):
-            mismatches += compute_digest(compute(), factors) != first
+            mismatches += compute_digest(compute(), factors) != right
         count += 4
         context.synchronize()
     return int(first), int(mismatches), count
@@ -69,47 +114,8 @@ def digest_factors(result: torch.Tensor) -> torch.Tensor:
 
 
 def _words(result: torch.Tensor) -> torch.Tensor:
-    return result.contiguous().view(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()])
+    """Return the result as words of at most 32 bits.
 
-
-def _random(size: int, device: torch.device, number: int) -> torch.Tensor:
-    """Return a random matrix, generated on the CPU so that all GPUs get the same one."""
-    generator = torch.Generator().manual_seed(SEED + number)
-    return torch.randn(size, size, generator=generator).to(device)
-
-
-def _gemm(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    left, right = (_random(size, device, number).bfloat16() for number in range(2))
-    return lambda: left @ right
-
-
-def _reduction(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    numbers = _random(size, device, 2)
-    return lambda: torch.cat([numbers.sum(0), numbers.sum(1), torch.cumsum(numbers[0], 0)])
-
-
-def _training_step(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Return a function that trains a small network for a few steps and returns its weights."""
-    width = max(16, size // 4)
-    initial = [_random(width, device, number) / width**0.5 for number in (3, 4)]
-    inputs, target = _random(width, device, 5), _random(width, device, 6)
-
-    def compute() -> torch.Tensor:
-        weights = [weight.clone().requires_grad_() for weight in initial]
-        for _ in range(STEPS):
-            loss = nn.functional.mse_loss(torch.relu(inputs @ weights[0]) @ weights[1], target)
-            gradients = torch.autograd.grad(loss, weights)
-            weights = [
-                (weight - 0.1 * gradient).detach().requires_grad_()
-                for weight, gradient in zip(weights, gradients, strict=True)
-            ]
-        return torch.cat([weight.detach().view(-1) for weight in weights])
-
-    return compute
-
-
-WORKLOADS: dict[str, Callable[[int, torch.device], Callable[[], torch.Tensor]]] = {
-    "gemm": _gemm,
-    "reduction": _reduction,
-    "training_step": _training_step,
-}
+    In words of 64 bits, two flips of the highest bit would cancel: 2⁶³ times any odd factor is 2⁶³ modulo 2⁶⁴.
+    """
+    return result.contiguous().view(-1).view(torch.int16 if result.element_size() == 2 else torch.int32)

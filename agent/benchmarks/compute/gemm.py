@@ -102,9 +102,9 @@ def build_product(
 
 def unsupported_reason(dtype: str, device: torch.device) -> str:
     """Return why the device cannot multiply this type, or an empty string."""
-    required = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}.get(dtype)
+    required = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp4": (10, 0)}.get(dtype)
     if device.type == "cpu":
-        return f"no {dtype} on a CPU" if dtype in ("tf32", "fp8") else ""
+        return f"no {dtype} on a CPU" if dtype in ("tf32", "fp8", "fp4") else ""
     if required and torch.cuda.get_device_capability(device) < required:
         return f"no {dtype} before compute capability {required[0]}.{required[1]}"
     return ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +41,7 @@ class Context(RankContext, Timing):
             return int(ends[0]), -int(ends[1])
 
     def software_versions(self) -> dict[str, str]:
-        """Return the versions of torch and of the CUDA, NCCL and cuDNN that it uses, if it has them."""
+        """Return the versions of torch and of the CUDA, NCCL, cuDNN and cuBLAS that it uses, if it has them."""
         versions = {"torch": str(torch.__version__)}
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
@@ -46,6 +49,8 @@ class Context(RankContext, Timing):
             version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
             versions["nccl"] = ".".join(map(str, version))
             versions["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+            if version := _cublas_version(Path("/proc/self/maps")):
+                versions["cublas"] = version
         return versions
 
     def device_error(self) -> str:
@@ -62,6 +67,28 @@ class Context(RankContext, Timing):
         super().release_memory()
         if self.kind == "gpu":
             torch.cuda.empty_cache()
+
+
+@cache
+def _cublas_version(maps: Path) -> str:
+    """Return the version of the cuBLAS in the memory of this process; empty if it is not there or cannot be asked.
+
+    torch has no function for it. The version of CUDA does not determine it: packages and containers replace cuBLAS alone.
+
+    Args:
+        maps: list of the mapped files, `/proc/self/maps`.
+    """
+    lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    path = next((line[line.index("/") :] for line in lines if "/libcublas.so" in line), "")
+    number, numbers = ctypes.c_int(), []
+    try:
+        for part in range(3):  # major, minor, patch
+            if not path or ctypes.CDLL(path).cublasGetProperty(part, ctypes.byref(number)):
+                return ""
+            numbers.append(str(number.value))
+    except (OSError, AttributeError):
+        return ""
+    return ".".join(numbers)
 
 
 def cuda_stream(device: torch.device) -> torch.cuda.Stream:

@@ -261,11 +261,11 @@ def test_single_wrong_result_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
         right = torch.ones(size, size)
         wrong = right.clone()
         wrong[3, 4] = 1.0000001
-        return lambda: wrong if next(calls) == 4 else right
+        return digest.Computation(lambda: wrong if next(calls) == 4 else right)
 
     monkeypatch.setitem(digest.WORKLOADS, "gemm", fail_once)
     rank = context(tmp_path)
-    digest.run(rank, {"size": 16, "seconds": 0.01, "workloads": ["gemm"]})
+    digest.run(rank, {"size": 16, "seconds": 0.01, "workloads": ["gemm"], "peer_copies": []})
     assert values(rank, "digest.mismatches") == [1]
 
 
