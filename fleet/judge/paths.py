@@ -30,7 +30,7 @@ CHECK_BETWEEN = (
     "nvidia_peermem or DMA-BUF"
 )
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
-LINKS = ("peer_copy.", "gpu.nvlink.")
+LINKS = ("peer_copy.", "digest.wrong_peer_copies", "gpu.nvlink.")
 """Prefixes of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
 CUT_NAME = "NET/AWS"

@@ -12,7 +12,7 @@ from schemas.scopes import Scope
 from schemas.stages import SOAK
 
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
-"""Benchmarks that run on a single GPU."""
+"""Benchmarks that run on a single GPU, except the copies of `digest` to other GPUs."""
 AGENT_BIN = "/opt/rackproof/bin"
 """Default directory of the agent's programs. An inventory can change it with rackproof_prefix, which the plan does not record."""
 

@@ -168,6 +168,12 @@ def test_silent_corruption_is_named_without_the_digest() -> None:
     assert cause.title == "GPU 1 of a computes other results than its peers, without an error (gemm)"
 
 
+def test_wrong_copies_between_two_gpus_name_both() -> None:
+    (cause,) = diagnose([failed("digest.wrong_peer_copies", "gpu=1,peer=6", value=3, limit=0)], {})
+    title = "GPU 1 of a and GPU 6 copy wrong data between them: not known whether one of the GPUs or a link is at fault"
+    assert cause.title == title
+
+
 PORT_DOWN = {
     "infiniband.phys_state": ("Disabled", "LinkUp"),
     "infiniband.state": ("DOWN", "ACTIVE"),

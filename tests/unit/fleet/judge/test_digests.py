@@ -14,8 +14,9 @@ import pytest
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
 from fleet.report.merge import merge
+from schemas.benchmarks import DIGEST_WORKLOADS
 from schemas.plans import Plan
-from schemas.records import ERROR, Metric, Observation
+from schemas.records import ERROR, UNSUPPORTED, Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
 
@@ -125,7 +126,7 @@ def with_driver(evidence: Evidence, version: str) -> Evidence:
     return builders.with_snapshot(evidence, replace(taken, metrics=(*taken.metrics, driver)))
 
 
-@pytest.mark.parametrize("what", ["torch", "cuda", "cudnn", "nccl", "driver"])
+@pytest.mark.parametrize("what", ["torch", "cuda", "cublas", "cudnn", "nccl", "driver"])
 def test_different_software_is_not_compared(what: str) -> None:
     """Two groups of three hosts with different software and different digests both pass."""
     plan = gangless_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
@@ -193,3 +194,72 @@ def test_report_omits_digest_coverage_if_all_are_compared() -> None:
     assert not any("digest" in item for item in report.unjudged)
     assert not any("Digests of" in line for line in report.acceptance.summary)
     assert "Silent corruption: PASS" in report.acceptance.summary
+
+
+def extended_plan(*hosts: str, gpu_count: int) -> Plan:
+    """Return a plan with all workloads."""
+    return builders.plan(*hosts, gpu_count=gpu_count, profile="extended", rackproof_gang="none")
+
+
+@pytest.mark.parametrize("workload", DIGEST_WORKLOADS)
+def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
+    """A GPU that differs fails; three hosts that differ together with their cuBLAS do not."""
+    plan = extended_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
+    one = evidence_of(plan, {("c", "gpu=0"): BAD}, workload)
+    assert [(item.host, item.verdict, item.params["workload"]) for item in findings(plan, one)] == [
+        ("c", FAIL, workload)
+    ]
+    several = evidence_of(plan, {(host, "gpu=0"): BAD for host in "def"}, workload)
+    assert {item.verdict for item in findings(plan, several)} == {INCONCLUSIVE}
+    several |= {host: with_software(several[host], cublas="12.9.1") for host in "def"}
+    assert findings(plan, several) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "workload", "judged"),
+    [
+        ("NVIDIA H200", "gemm_fp4", []),
+        ("NVIDIA H200", "gemm_fp8_e4m3", ["digest.value", "digest.mismatches"]),
+        ("NVIDIA A100-SXM4-80GB", "gemm_fp8_e4m3", []),
+        ("NVIDIA A100-SXM4-80GB", "gemm_fp8_e5m2", []),
+        ("NVIDIA A100-SXM4-80GB", "gemm_fp4", []),
+        ("NVIDIA A100-SXM4-80GB", "gemm_int8", ["digest.value", "digest.mismatches"]),
+        ("Tesla T4", "gemm_tf32", []),
+        ("NVIDIA B200", "gemm_fp4", ["digest.value", "digest.mismatches"]),
+    ],
+)
+def test_unsupported_type_is_incomplete_only_on_a_gpu_that_has_it(
+    gpu_name: str, workload: str, judged: list[str]
+) -> None:
+    plan = extended_plan("h1", gpu_count=1)
+
+    def change(observation: Observation) -> Observation:
+        hit = observation.name.startswith("digest.") and observation.params.get("workload") == workload
+        return replace(observation, status=UNSUPPORTED, value=None, reason="no such type") if hit else observation
+
+    evidence = builders.with_observations(builders.evidence(plan)["h1"], change)
+    gpus = [tuple(replace(gpu, name=gpu_name) for gpu in record.gpus) for record in evidence.records]
+    records = [replace(record, gpus=named) for record, named in zip(evidence.records, gpus, strict=True)]
+    verdicts = judge(plan, {"h1": Evidence(records=tuple(records))}, PACKS)
+    of_type = [item for item in verdicts if item.params.get("workload") == workload]
+    assert [(item.name, item.verdict) for item in of_type] == [(name, INCONCLUSIVE) for name in judged]
+
+
+def test_wrong_copy_fails_the_pair_and_both_gpus_are_named() -> None:
+    plan = extended_plan("h1", gpu_count=3)
+
+    def change(observation: Observation) -> Observation:
+        hit = (observation.name, observation.scope) == ("digest.wrong_peer_copies", "gpu=1,peer=2")
+        return replace(observation, value=2) if hit else observation
+
+    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], change)}
+    verdicts = [item for item in judge(plan, evidence, PACKS) if item.name.startswith("digest.wrong")]
+    assert {item.scope for item in verdicts} >= {"gpu=0,peer=1", "gpu=1,peer=2", "gpu=2,peer=1"}
+    (failed,) = (item for item in verdicts if item.verdict == FAIL)
+    assert (failed.name, failed.scope, failed.criterion) == (
+        "digest.wrong_peer_copies",
+        "gpu=1,peer=2",
+        "digest-peer-copies",
+    )
+    titles = [item.title for item in merge(plan, evidence, PACKS).causes]
+    assert any(title.startswith("GPU 1 of h1 and GPU 2 copy wrong data between them") for title in titles)
