@@ -66,6 +66,7 @@ FIGURES: dict[str, Any] = {
     "stress.throttled_share": 0.0,
     "digest.value": "00c0ffee00c0ffee",
     "digest.mismatches": 0,
+    "digest.wrong_peer_copies": 0,
     "collective.transport": "P2P/CUMEM",
     "collective.nvls": True,
     "collective.channels": 24,
