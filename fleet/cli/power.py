@@ -12,14 +12,18 @@ from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.judge.criteria import Pack
 from fleet.judge.detection import Detection, detection
 from fleet.judge.pack_selection import criteria_by_id
+from fleet.judge.planted_faults import PATTERNS, comparisons
 from fleet.judge.power import MIN_RUNS, power
 from fleet.planning.plan import read_profile
 from fleet.records.load import Run, load
 from fleet.report.detection import markdown_detection, render_detection
 from fleet.report.detection_logic import Stages
+from fleet.report.planted_faults import render_planted_faults
 from fleet.report.power import render_power
 from schemas.errors import UsageError
 
+PLANTED_PROFILES = ("standard", "extended")
+"""Profiles of --planted-faults."""
 REPORTED_PROFILES = ("smoke", "standard", "extended", "soak")
 """Profiles of the tables with --markdown."""
 
@@ -29,7 +33,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb = verbs.add_parser(
         "power",
         help="estimate from several runs of healthy parts what each criterion detects, and how often it fails a healthy part",
-        epilog="examples: rackproof power runs/a runs/b runs/c; of different hosts: rackproof power --pool runs/*",
+        epilog="examples: rackproof power runs/a runs/b runs/c; of different hosts: rackproof power --pool runs/*; "
+        "wrong bits: rackproof power --planted-faults runs/a",
     )
     verb.add_argument(
         "run_dirs",
@@ -43,6 +48,18 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="store_true",
         help="the runs may be of different hosts: what each criterion detects by GPU model, without the table of floors",
     )
+    verb.add_argument(
+        "--planted-faults",
+        action="store_true",
+        help="with which probability digest, stress and integrity find wrong bits, with the settings of --profile and the "
+        "repetitions of these runs, of which one is enough",
+    )
+    verb.add_argument(
+        "--profile",
+        action="append",
+        default=[],
+        help=f"with --planted-faults: a name or a .yml file; default: {', '.join(PLANTED_PROFILES)}",
+    )
     verb.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.add_argument("--markdown", action="store_true", help="with --pool, print the tables of docs/criteria.md")
@@ -51,6 +68,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
+    if options.planted_faults:
+        return _print_planted_faults(options)
+    if options.profile:
+        raise UsageError("--profile selects what --planted-faults computes: give it too")
     if len(options.run_dirs) < MIN_RUNS and not options.pool:
         raise UsageError(
             f"too few run directories ({len(options.run_dirs)}): noise cannot be estimated from fewer than {MIN_RUNS} runs: "
@@ -77,6 +98,31 @@ def call(options: argparse.Namespace) -> int:
     if estimate:
         print(f"{render_power(estimate)}\n")
     print(render_detection(detections))
+    return 0
+
+
+def _print_planted_faults(options: argparse.Namespace) -> int:
+    """Print what the comparisons of the profiles find."""
+    runs = [load(directory) for directory in options.run_dirs]
+    _refuse_repeated_runs(runs)
+    profiles = [read_profile(name) for name in options.profile or PLANTED_PROFILES]
+    found = comparisons([(run.plan, run.evidence) for run in runs], profiles)
+    if not found:
+        raise UsageError(
+            "no run has repetitions of digest on GPUs, from which those of a profile are computed: give a run with the benchmark"
+        )
+    simulated = any(run.plan.simulated for run in runs)
+    if options.json:
+        document = {
+            "simulated": simulated,
+            "patterns": PATTERNS,
+            "comparisons": [dataclasses.asdict(item) for item in found],
+        }
+        print(json.dumps(document, indent=1))
+        return 0
+    if simulated:
+        print("SIMULATED: figures come from rackproof simulate, not from hardware")
+    print("\n".join(render_planted_faults(found)))
     return 0
 
 

@@ -72,7 +72,8 @@ class DigestCounts:
 def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCounts) -> list[Verdict]:
     """Return a verdict on each GPU's digest of each workload, if at least one other GPU is comparable.
 
-    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN and NCCL are the same.
+    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN, NCCL
+    and of Rackproof itself are the same.
     Different versions may choose other kernels, which add in another order, so a difference between them is no corruption.
     """
     verdicts = []
@@ -119,7 +120,8 @@ def _without_ranks(settings: Sequence[tuple[str, Value]]) -> list[tuple[str, Val
 def _software(view: HostView) -> tuple[str, ...]:
     versions = view.evidence.software()
     driver = [str(item.value) for item in view.observations.get("driver.version", ()) if item.status == MEASURED]
-    return (*(versions.get(name, "") for name in _LIBRARIES), driver[-1] if driver else "")
+    agents = [record.rackproof for record in view.evidence.records]
+    return (*(versions.get(name, "") for name in _LIBRARIES), driver[-1] if driver else "", *agents[-1:])
 
 
 def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]) -> Verdict:

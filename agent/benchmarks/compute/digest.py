@@ -109,8 +109,20 @@ def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def digest_factors(result: torch.Tensor) -> torch.Tensor:
-    """Return the odd factors for the words of results of this size."""
-    return torch.arange(_words(result).numel(), device=result.device) * 0x1E3779B97F4A7C15 % (1 << 62) * 2 + 1
+    """Return the odd factors for the words of such a result: hashes of the positions, by the mixing function of SplitMix64.
+
+    Factors that rise evenly with the position would let flips cancel that repeat at equal distances, such as those of one lane.
+    See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    mixed = torch.arange(1, _words(result).numel() + 1, device=result.device) * _signed(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> shift)) * _signed(factor)
+    return mixed ^ (mixed >> 31) | 1
+
+
+def _signed(word: int) -> int:
+    """Return the int64 with the bits of a word: torch has no arithmetic of unsigned 64-bit integers."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 def _words(result: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,21 @@ def test_tables_are_current(printed: str) -> None:
     assert tables.strip("\n") == printed.strip("\n"), "run `make golden`"
 
 
+def test_table_of_planted_faults_is_current() -> None:
+    begin, end = "<!-- planted faults: generated, do not edit -->\n", "<!-- planted faults: end -->\n"
+    runs = ACCEPTED.findall((MEASUREMENTS / "README.md").read_text(encoding="utf-8"))
+    output: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", lambda text="", end="\n": output.append(f"{text}{end}"))
+        assert main(["power", "--planted-faults", *(str(MEASUREMENTS / run) for run in runs)]) == 0
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    table, _, after = rest.partition(end)
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGE.write_text(f"{before}{begin}\n{''.join(output)}\n{end}{after}", encoding="utf-8")
+        return
+    assert table.strip("\n") == "".join(output).strip("\n"), "run `make golden`"
+
+
 def test_every_criterion_of_the_models_is_in_the_tables(printed: str) -> None:
     packs = {pack.name: pack for pack in read_packs([])}
     models = [name for name in model_packs() if f"| {name} " in printed]

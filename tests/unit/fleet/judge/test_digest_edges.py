@@ -114,6 +114,7 @@ X = replace(builders.gpu("h1", 0), name="NVIDIA X")
             (host_view("h1", digest_of(BAD), software={name: "1"}), False)
             for name in ("torch", "cuda", "cublas", "cudnn", "nccl")
         ),
+        (host_view("h1", digest_of(BAD), rackproof="0.9"), False),
         (host_view("h1", digest_of(BAD), software={**builders.SOFTWARE, "python": "1"}), True),
         (host_view("h1", digest_of(BAD, "host")), False),
     ],

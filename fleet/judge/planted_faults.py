@@ -1,0 +1,207 @@
+"""Compute with which probability the comparisons of a profile find a planted fault: wrong bits without an error.
+
+A fault has a pattern (which bits of a result are wrong) and a rate (how often a result is wrong). The rate decides: a comparison
+sees almost every pattern. Rates:
+
+- *always*: every repetition has the same wrong bits. A comparison with the device's own first result cannot see it.
+- *per element*: each element of each result is wrong with probability p, independently of all others.
+- *per repetition*: each result (a whole matrix product, a pass of a pattern over the memory) is wrong with probability p.
+
+With R compared results of E elements, at least one is wrong with probability 1 - (1 - p)^(R·E), or 1 - (1 - p)^R. Repetitions of
+`digest` come from recorded runs, scaled to the time budget of the profile.
+
+Patterns: "The Anatomy of Silent Data Corruption" (arXiv 2605.04213: gate-level faults of a data-center GPU, 63 CUDA programs)
+reports in its abstract that less than 40 % of bit-flip events are single bits, that 1.01 % of corrupted results are NaN or
+infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). That other events have 2 to 8 bits, anywhere,
+is assumed. The further distribution of positions and
+numbers of bits is not used: bits are compared as they are, so that all positions count alike, and no pattern hides as NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.judge.evidence import Evidence
+from schemas.catalogue import settings
+from schemas.plans import Plan
+from schemas.records import MEASURED
+
+RATE = 1e-6
+"""The probability p of the table."""
+FOUND = 0.99
+"""Probability for which the smallest rate is stated."""
+STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
+"""`stress` compares one product in this time, or STRESS_BLOCKS in `seconds` if that is more often."""
+COLLISION = 2.0**-32
+"""Upper estimate of the probability that flips of several bits leave a digest as it is, with factors taken as random.
+
+A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
+factor. One flip alone always changes the sum. Several of the highest bit, b = 31, cancel if the sum of their factors is 0 modulo
+2³³, which is one in 2³² of the even numbers.
+"""
+DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
+"""Observation with the number of repetitions -> parameter that names what was repeated."""
+PATTERNS: Mapping[str, float] = {
+    "one bit of one element": 0.0,
+    "2 to 8 bits anywhere": COLLISION,
+    "one lane: the same bit of every 32nd element": COLLISION,
+    "published mix: 40 % one bit, else 2 to 8 bits": 0.6 * COLLISION,
+}
+"""Pattern -> probability that it leaves a digest as it is, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a benchmark of a profile compares, and what it finds."""
+
+    model: str
+    profile: str
+    stage: str
+    benchmark: str
+    case: str
+    """Workload, type or pattern."""
+    repetitions: float | None
+    """Compared results; None if no run has measured how many."""
+    elements: int
+    """Elements (words, in memory) of a result."""
+    always_alone: float
+    """Probability that a fault of every repetition is found on a GPU that cannot be compared with others."""
+    always_compared: float
+    """The same with two other GPUs of its model and software."""
+
+    def found(self, rate: float, per_element: bool) -> float | None:
+        """Return the probability that a fault with this rate is found."""
+        if self.repetitions is None:
+            return None
+        return -math.expm1(self._trials(per_element) * math.log1p(-rate))
+
+    def smallest_rate(self, per_element: bool) -> float | None:
+        """Return the rate of a fault that is found with probability FOUND."""
+        if self.repetitions is None:
+            return None
+        return -math.expm1(math.log(1 - FOUND) / self._trials(per_element))
+
+    def _trials(self, per_element: bool) -> float:
+        return (self.repetitions or 0.0) * (self.elements if per_element else 1)
+
+
+def digest_elements(workload: str, size: int) -> int:
+    """Return the number of elements in a result of a workload of `digest`."""
+    if workload == "reduction":
+        return 3 * size
+    if workload == "training_step":
+        return 2 * max(16, size // 4) ** 2
+    if workload == "attention":
+        head = min(128, size)
+        return size * (size // head) * head
+    if workload == "convolution":
+        channels, side = max(4, size // 16), max(4, size // 128)
+        return size * size // (channels * side * side) * channels * side * side + 9 * channels**2
+    return (2 if workload in ("sort", "rng", "copy") else 1) * size * size
+
+
+def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: Iterable[Any]) -> list[Comparison]:
+    """Return what the profiles compare, for each GPU model of the runs.
+
+    Args:
+        runs: runs with GPUs, from which the repetitions in a second and the tested memory are taken: the fewest of all GPUs.
+        profiles: profiles as `read_profile` returns them. Their time budgets are used as they are, without scaling to a duration.
+    """
+    rates: dict[str, dict[str, float]] = {}
+    memory: dict[str, tuple[int, float]] = {}
+    for plan, evidence in runs:
+        for host in plan.hosts:
+            _add_measured(plan, evidence.get(host.name, Evidence()), rates, memory)
+    return [
+        comparison
+        for profile in profiles
+        for model in sorted(rates)
+        for stage, content in profile["stages"].items()
+        for comparison in _of_stage(
+            content["benchmarks"],
+            rates[model],
+            memory.get(model),
+            {"model": model, "profile": profile["name"], "stage": stage},
+        )
+    ]
+
+
+def _add_measured(
+    plan: Plan, evidence: Evidence, rates: dict[str, dict[str, float]], memory: dict[str, tuple[int, float]]
+) -> None:
+    """Add the lowest repetitions in a second of each workload, and the fewest bytes of memory with their share, by model."""
+    models = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
+    stages = {stage.name: stage.benchmarks for stage in plan.stages}
+    for item in evidence.benchmarks():
+        model = models.get(item.scope.partition(",")[0])
+        if model is None or item.status != MEASURED:
+            continue
+        if "repetitions" in item.params and "digest" in stages.get(item.stage, {}) and item.name in DIGEST_COUNTS:
+            chosen = settings("digest", stages[item.stage]["digest"])
+            parts = len(chosen["workloads"]) + len(chosen["peer_copies"])
+            of_model, case = rates.setdefault(model, {}), str(item.params[DIGEST_COUNTS[item.name]])
+            rate = float(str(item.params["repetitions"])) * parts / chosen["seconds"]
+            of_model[case] = min(rate, of_model.get(case, math.inf))
+        if item.name == "integrity.tested_share":
+            tested = (int(str(item.params["bytes"])), float(str(item.value)))
+            memory[model] = min(tested, memory.get(model, tested))
+
+
+def _of_stage(
+    benchmarks: Mapping[str, Any],
+    rates: Mapping[str, float],
+    memory: tuple[int, float] | None,
+    common: Mapping[str, str],
+) -> Iterator[Comparison]:
+    if "digest" in benchmarks:
+        chosen = settings("digest", benchmarks["digest"])
+        seconds = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
+        for workload in chosen["workloads"]:
+            yield Comparison(
+                **common,
+                benchmark="digest",
+                case=workload,
+                repetitions=rates[workload] * seconds + 1
+                if workload in rates
+                else None,  # + 1: the first is compared too
+                elements=digest_elements(workload, chosen["size"]),
+                always_alone=float(workload == "copy"),
+                always_compared=1.0 if workload == "copy" else 1 - COLLISION,
+            )
+        for copy in chosen["peer_copies"]:
+            yield Comparison(
+                **common,
+                benchmark="digest",
+                case=f"{copy} to each other GPU",
+                repetitions=rates[copy] * seconds if copy in rates else None,
+                elements=digest_elements("copy", chosen["size"]),
+                always_alone=1.0,
+                always_compared=1.0,
+            )
+    if "stress" in benchmarks:
+        chosen = settings("stress", benchmarks["stress"])
+        block_s = min(STRESS_BLOCK_S, chosen["seconds"] / STRESS_BLOCKS)
+        for dtype in chosen["dtypes"]:
+            yield Comparison(
+                **common,
+                benchmark="stress",
+                case=dtype,
+                repetitions=(chosen["seconds"] + chosen["settle_seconds"]) // block_s,
+                elements=chosen["size"] ** 2,
+                always_alone=0.0,
+                always_compared=0.0,
+            )
+    if "integrity" in benchmarks and memory is not None:
+        chosen = settings("integrity", benchmarks["integrity"])
+        yield Comparison(
+            **common,
+            benchmark="integrity",
+            case=f"{len(chosen['patterns'])} patterns",
+            repetitions=float(len(chosen["patterns"])),  # tests over time make more than one pass
+            elements=memory[0] // 8,
+            always_alone=memory[1],
+            always_compared=memory[1],
+        )

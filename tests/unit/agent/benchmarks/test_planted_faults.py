@@ -1,0 +1,201 @@
+"""Planted faults: bits are flipped in results on a CPU, and the share that the benchmarks find is compared with the formulas.
+
+The formulas are in `fleet/judge/planted_faults.py`; `rackproof power --planted-faults` prints them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent.benchmarks.compute import digest, digest_workloads, stress
+from agent.benchmarks.memory import integrity
+from agent.benchmarks.memory.memory_under_test import MemoryUnderTest
+from fleet.judge import planted_faults
+from fleet.judge.planted_faults import Comparison, digest_elements
+from schemas.benchmarks import CPU_DIGEST_WORKLOADS
+from tests.unit.agent.benchmarks.test_measuring import context, values
+
+CPU = torch.device("cpu")
+SIZE, TRIALS, REPETITIONS = 16, 400, 5
+"""A digest of no time budget is computed once, and then four times."""
+
+Pattern = Callable[[torch.Tensor, random.Random], None]
+
+
+def _chance(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - no secret
+
+
+def flip(words: torch.Tensor, index: int, bit: int) -> None:
+    width = words.element_size() * 8
+    words[index] ^= -(1 << bit) if bit == width - 1 else 1 << bit
+
+
+def words_of(result: torch.Tensor) -> torch.Tensor:
+    return result.view(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()])
+
+
+def one_bit(result: torch.Tensor, chance: random.Random) -> None:
+    words = words_of(result)
+    flip(words, chance.randrange(words.numel()), chance.randrange(words.element_size() * 8))
+
+
+def few_bits(result: torch.Tensor, chance: random.Random) -> None:
+    words = words_of(result)
+    bits = words.element_size() * 8
+    for position in chance.sample(range(words.numel() * bits), chance.randint(2, 8)):
+        flip(words, position // bits, position % bits)
+
+
+def one_lane(result: torch.Tensor, chance: random.Random) -> None:
+    words = words_of(result)
+    bit = chance.randrange(words.element_size() * 8)
+    for index in range(chance.randrange(32), words.numel(), 32):
+        flip(words, index, bit)
+
+
+def published_mix(result: torch.Tensor, chance: random.Random) -> None:
+    (one_bit if chance.random() < 0.4 else few_bits)(result, chance)
+
+
+PATTERNS = [one_bit, few_bits, one_lane, published_mix]
+
+
+def comparison(**over: Any) -> Comparison:
+    names = {"model": "m", "profile": "p", "stage": "s", "benchmark": "digest", "case": "gemm"}
+    return Comparison(
+        **{**names, "repetitions": 5.0, "elements": 256, "always_alone": 0.0, "always_compared": 1.0, **over}
+    )
+
+
+def is_near(found: int, trials: int, probability: float | None) -> bool:
+    """Return whether the count is within four standard deviations of its expectation."""
+    assert probability is not None
+    return abs(found - trials * probability) <= 4 * math.sqrt(trials * probability * (1 - probability))
+
+
+def found_by_digest(
+    tmp_path: Path, workload: str, plant: Callable[[torch.Tensor, random.Random], object], seed: int
+) -> int:
+    """Return in how many of TRIALS runs the benchmark counts a mismatch, with `plant` applied to every result."""
+    chance, right = _chance(seed), digest_workloads.WORKLOADS[workload](SIZE, CPU)
+    result = right.compute().clone()
+
+    def compute() -> torch.Tensor:
+        wrong = result.clone()
+        plant(wrong, chance)
+        return wrong
+
+    rank = context(tmp_path)
+    computation = digest.Computation(compute, right.expected)
+    return sum(digest._repeat(rank, computation, 0.0)[1] > 0 for _ in range(TRIALS))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "softmax", "copy"])
+def test_fault_of_some_repetitions_is_found_as_often_as_computed(
+    tmp_path: Path, workload: str, pattern: Pattern
+) -> None:
+    rate = 0.2
+
+    def plant(result: torch.Tensor, chance: random.Random) -> None:
+        if chance.random() < rate:
+            pattern(result, chance)
+
+    found = found_by_digest(tmp_path, workload, plant, seed=1)
+    computed = comparison(repetitions=float(REPETITIONS)).found(rate, per_element=False)
+    assert computed == pytest.approx(1 - 0.8**5)
+    assert is_near(found, TRIALS, computed), (found, computed)
+
+
+@pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "sort"])
+def test_fault_of_some_elements_is_found_as_often_as_computed(tmp_path: Path, workload: str) -> None:
+    elements = digest_elements(workload, SIZE)
+    rate = 1.0 / (elements * REPETITIONS)
+
+    def plant(result: torch.Tensor, chance: random.Random) -> None:
+        words = words_of(result)
+        wrong = torch.rand(words.numel(), generator=generator) < rate
+        for index in wrong.nonzero().view(-1).tolist():
+            flip(words, index, chance.randrange(words.element_size() * 8))
+
+    generator = torch.Generator().manual_seed(5)
+    found = found_by_digest(tmp_path, workload, plant, seed=2)
+    computed = comparison(repetitions=float(REPETITIONS), elements=elements).found(rate, per_element=True)
+    assert computed == pytest.approx(1 - math.exp(-1), abs=0.01)
+    assert is_near(found, TRIALS, computed), (found, computed)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
+def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, workload: str, pattern: Pattern) -> None:
+    """A copy shows it by itself too, because its right result is known."""
+    right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
+    healthy = right.compute().clone()
+    rank, chance, escaped = context(tmp_path), _chance(3), 0
+    value = digest._repeat(rank, digest.Computation(healthy.clone, right.expected), 0.0)[0]
+    for _ in range(25):
+        wrong = healthy.clone()
+        pattern(wrong, chance)
+        first, mismatches, count = digest._repeat(
+            rank, digest.Computation(lambda wrong=wrong: wrong, right.expected), 0.0
+        )
+        escaped += first == value
+        assert mismatches == (count if workload == "copy" else 0)
+    assert escaped == 0
+
+
+def test_wrong_pass_over_the_memory_is_found_as_often_as_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate, trials, patterns = 0.2, 100, ["zeros", "checkerboard", "random"]
+    chance, write = _chance(4), MemoryUnderTest.write
+
+    def write_and_lose(self: MemoryUnderTest, *arguments: Any) -> None:
+        write(self, *arguments)
+        if chance.random() < rate:
+            few_bits(chunks[-1], chance)
+
+    chunks: list[torch.Tensor] = []
+    allocate = integrity._allocate
+
+    def remember(wanted: int, device: torch.device) -> Any:
+        chunks.extend(allocate(wanted, device))
+        return iter(chunks[-1:])
+
+    monkeypatch.setattr(integrity, "_allocate", remember)
+    monkeypatch.setattr(MemoryUnderTest, "write", write_and_lose)
+    found = 0
+    for _ in range(trials):
+        rank = context(tmp_path)
+        integrity.run(rank, {"patterns": patterns, "share": 0.98, "most_bytes": 8192, "seconds": 0.0})
+        found += any(values(rank, "integrity.wrong_words"))
+    computed = comparison(repetitions=float(len(patterns))).found(rate, per_element=False)
+    assert is_near(found, trials, computed), (found, computed)
+
+
+@pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
+@pytest.mark.parametrize("size", [64, 256])
+def test_number_of_elements_is_that_of_the_results(workload: str, size: int) -> None:
+    assert digest_workloads.WORKLOADS[workload](size, CPU).compute().numel() == digest_elements(workload, size)
+
+
+def test_stress_compares_as_often_as_assumed() -> None:
+    assert stress.BLOCK_S == planted_faults.STRESS_BLOCK_S
+
+
+def test_smallest_rate_is_found_with_99_percent() -> None:
+    gate = comparison(repetitions=1872.0, elements=1 << 24)
+    for per_element in (True, False):
+        rate = gate.smallest_rate(per_element)
+        assert rate is not None
+        assert gate.found(rate, per_element) == pytest.approx(0.99)
+    assert comparison(repetitions=None).found(1e-6, per_element=True) is None
+    assert comparison(repetitions=None).smallest_rate(per_element=False) is None

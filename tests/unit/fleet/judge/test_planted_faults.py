@@ -1,0 +1,93 @@
+"""`rackproof power --planted-faults`: repetitions come from runs, in proportion to the budget of the profile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence
+from fleet.judge.planted_faults import COLLISION, Comparison, comparisons
+from fleet.planning.plan import read_profile
+from fleet.report.planted_faults import render_planted_faults
+from rackproof.main import main
+from schemas.records import Observation
+from tests import ROOT, builders
+
+RUN = ROOT / "docs/measurements/h200x2"
+
+
+def measured(profile: str, planned: str = "standard", **repetitions: int) -> dict[str, Comparison]:
+    """Return the comparisons of `profile` by test, from a run of two GPUs: GPU 1 repeats half as often."""
+    plan = builders.plan("h1", gpu_count=2, profile=planned, rackproof_gang="none")
+
+    def change(observation: Observation) -> Observation:
+        count = repetitions.get(str(observation.params.get("workload")))
+        if observation.name == "digest.mismatches" and count:
+            count //= 1 + (observation.scope == "gpu=1")
+            return replace(observation, params={**observation.params, "repetitions": count})
+        if observation.name == "integrity.tested_share":
+            return replace(observation, value=0.9, params={"bytes": 8000, "free_bytes": 9000})
+        return observation
+
+    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], change)}
+    found = comparisons([(plan, evidence)], [read_profile(profile)])
+    return {f"{item.benchmark} {item.case}": item for item in found}
+
+
+def test_repetitions_are_the_fewest_in_proportion_to_the_budget() -> None:
+    standard = measured("standard", gemm=1000)  # half of them on GPU 1, in two thirds of a second
+    assert standard["digest gemm"].repetitions == pytest.approx(501)
+    smoke = measured("smoke", gemm=1000)  # 1 s for three workloads
+    assert smoke["digest gemm"].repetitions == pytest.approx(251)
+    extended = measured("extended", gemm=1000)  # 120 s for 16 workloads and the copies between GPUs
+    assert extended["digest gemm"].repetitions == pytest.approx(500 / (2 / 3) * 120 / 17 + 1)
+    assert extended["digest sort"].repetitions is None
+    assert extended["digest round_trip to each other GPU"].repetitions is None
+
+
+def test_constant_faults_need_other_gpus_or_a_known_result() -> None:
+    extended = measured("extended", gemm=1000)
+    for name, alone, compared in (
+        ("digest gemm", 0.0, 1 - COLLISION),
+        ("digest copy", 1.0, 1.0),
+        ("digest round_trip to each other GPU", 1.0, 1.0),
+        ("stress bf16", 0.0, 0.0),
+        ("integrity 15 patterns", 0.9, 0.9),
+    ):
+        assert (extended[name].always_alone, extended[name].always_compared) == (alone, compared), name
+    assert extended["integrity 15 patterns"].elements == 1000
+    assert extended["stress bf16"].repetitions == 660 / 0.5
+
+
+def test_runs_without_gpus_have_no_comparisons() -> None:
+    plan = builders.plan("h1", profile="standard", rackproof_gang="none")
+    assert comparisons([(plan, {"h1": Evidence()})], [read_profile("standard")]) == []
+
+
+def test_unmeasured_workloads_are_listed_and_not_stated() -> None:
+    lines = list(render_planted_faults([*measured("extended", gemm=1000).values()]))
+    (line,) = (line for line in lines if line.startswith("- "))
+    assert "extended: no run says how often these repeat" in line
+    assert "digest sort" in line
+    assert "digest gemm," not in line
+    rows = [line for line in lines if "| digest gemm |" in line]
+    assert [row.split(" | ")[5:7] for row in rows] == [["not found", "> 99.9999 %"]]
+
+
+def test_command_prints_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power", "--planted-faults", "--profile", "smoke", str(RUN)]) == 0
+    text = capsys.readouterr().out
+    assert "| NVIDIA H200 | smoke | digest gemm |" in text
+    assert main(["power", "--planted-faults", "--json", str(RUN)]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert {item["profile"] for item in document["comparisons"]} == {"standard", "extended"}
+    assert document["patterns"]["one bit of one element"] == 0.0
+
+
+def test_wrong_use_of_the_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power", "--pool", "--profile", "smoke", str(RUN)]) == 64
+    assert "--planted-faults" in capsys.readouterr().err
+    assert main(["power", "--planted-faults", str(RUN), str(RUN)]) == 64
