@@ -12,9 +12,8 @@ With R compared results of E elements, at least one is wrong with probability 1 
 
 Patterns: "The Anatomy of Silent Data Corruption" (arXiv 2605.04213: gate-level faults of a data-center GPU, 63 CUDA programs)
 reports in its abstract that less than 40 % of bit-flip events are single bits, that 1.01 % of corrupted results are NaN or
-infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). That other events have 2 to 8 bits, anywhere,
-is assumed. The further distribution of positions and
-numbers of bits is not used: bits are compared as they are, so that all positions count alike, and no pattern hides as NaN.
+infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). That the other events have 2 to 8
+bits, anywhere, is assumed. The positions hardly matter: bits are compared as they are, so that all count alike, NaN included.
 """
 
 from __future__ import annotations
