@@ -151,6 +151,61 @@ ASSUMED_FIGURES = [
     {"name": "host_memory.nodes", "unit": "1", "value": 2, "source": _ASSUMED_HOST},
     _assumed_figure("host_compute.throughput", "FLOP/s", 4.2e12, 0.04, _ASSUMED_HOST),
     {"name": "host_compute.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
+    *(
+        figure
+        for dtype, factor in (("bf16", 1.0), ("fp8", 1.9), ("int8", 1.8))
+        for shape, rate in (
+            ("32x8192x8192", 1.2e14),
+            ("32x28672x8192", 1.3e14),
+            ("512x8192x8192", 5.5e14),
+            ("4096x14336x4096", 6.8e14),
+            ("8192x28672x8192", 7.2e14),
+        )
+        for figure in (
+            _assumed_figure(
+                "gemm_shapes.throughput", "FLOP/s", rate * factor, 0.03, _ASSUMED, dtype=dtype, shape=shape
+            ),
+            _assumed_constant("gemm_shapes.wrong_products", "1", 0, dtype=dtype, shape=shape, checked=2),
+        )
+    ),
+    *(
+        _assumed_figure(
+            "kernel_launch.latency", "s", seconds, 0.1, _ASSUMED, way=way, percentile=percentile, launches=20000
+        )
+        for way, percentile, seconds in (
+            ("queued", "p50", 4e-6),
+            ("queued", "p99", 8e-6),
+            ("synchronous", "p50", 1.1e-5),
+            ("synchronous", "p99", 2e-5),
+        )
+    ),
+    _assumed_figure("kernel_launch.graph_latency", "s", 1.3e-6, 0.03, _ASSUMED, launches=1000),
+    *(
+        figure
+        for direction, rate in (("host_to_device", 1.1e10), ("device_to_host", 9e9))
+        for figure in (
+            _assumed_figure(
+                "pageable_copy.bandwidth", "B/s", rate, 0.06, _ASSUMED, direction=direction, size_bytes=1 << 28
+            ),
+            _assumed_constant("pageable_copy.wrong_bytes", "1", 0, direction=direction, size_bytes=1 << 28),
+        )
+    ),
+    *(
+        _assumed_figure(
+            "group_copy.bandwidth", "B/s", 3.9e11, 0.02, _ASSUMED, pattern=pattern, size_bytes=1 << 28, access=True
+        )
+        for pattern in ("one_to_all", "all_to_one", "by_kernel")
+    ),
+    _assumed_constant("group_copy.wrong_bytes", "1", 0),
+    *(
+        _assumed_constant("benchmark.duration", "s", seconds, benchmark=name)
+        for name, seconds in (
+            ("gemm_shapes", 7.0),
+            ("kernel_launch", 0.8),
+            ("pageable_copy", 10.0),
+            ("group_copy", 10.0),
+        )
+    ),
     _assumed_constant("benchmark.duration", "s", 5.0, benchmark="host_memory"),
     _assumed_constant("benchmark.duration", "s", 2.5, benchmark="host_compute"),
     *(

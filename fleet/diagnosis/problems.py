@@ -29,6 +29,7 @@ STOPPED = (VerdictKind.MISSING, ERROR, SKIPPED, VerdictKind.UNFINISHED, VerdictK
 _ALL = ("*",)
 _COMPUTE = (
     "gemm.*",
+    "gemm_shapes.*",
     "stress.*",
     "straggler.*",
     "training.*",
@@ -39,8 +40,8 @@ _COMPUTE = (
     "overlap.*",
     "drift.*",
 )
-_COPIES = ("host_copy.*", "dataloader.*", "checkpoint.*")
-_PEERS = ("peer_copy.*", "collective.*", "gpu.peer.*")
+_COPIES = ("host_copy.*", "pageable_copy.*", "dataloader.*", "checkpoint.*")
+_PEERS = ("peer_copy.*", "group_copy.*", "collective.*", "gpu.peer.*")
 _WIRING = ("network.switch*", "infiniband.switch*")
 _PORT = (
     "port.*",
@@ -169,8 +170,10 @@ PROBLEMS = (
             "shared_storage.misread_bytes",
             "*.accuracy",
             "digest.*",
-            "stress.wrong_products",
+            "*.wrong_products",
             "*.wrong_elements",
+            "pageable_copy.wrong_bytes",
+            "group_copy.wrong_bytes",
             "*.loss_finite",
             "*.loss_ratio",
             "checkpoint.identical",
@@ -430,11 +433,17 @@ PROBLEMS = (
         explains_host=_COMPUTE,
         confidence=LIKELY,
     ),
-    Problem(id="slow-host-copies", title=words.slow, shown_by=("host_copy.*",), explains=_COPIES, confidence=LIKELY),
+    Problem(
+        id="slow-host-copies",
+        title=words.slow,
+        shown_by=("host_copy.*", "pageable_copy.*"),
+        explains=_COPIES,
+        confidence=LIKELY,
+    ),
     Problem(
         id="slow-peer-copies",
         title=words.slow,
-        shown_by=("peer_copy.*",),
+        shown_by=("peer_copy.*", "group_copy.*"),
         explains=_PEERS,
         explains_host=("collective.*",),
         confidence=LIKELY,

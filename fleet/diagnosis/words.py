@@ -45,6 +45,14 @@ _FIGURES = {
     "stress.flop_per_cycle": "work per clock cycle",
     "stress.efficiency": "work per joule",
     "memory.bandwidth": "memory bandwidth",
+    "gemm_shapes.throughput": "matrix products in the shapes of language models",
+    "gemm_shapes.wrong_products": "wrong matrix products",
+    "kernel_launch.latency": "time to launch a kernel",
+    "kernel_launch.graph_latency": "time of a kernel in a CUDA graph",
+    "pageable_copy.bandwidth": "copies to and from pageable memory of the host",
+    "pageable_copy.wrong_bytes": "bytes copied wrongly to or from the host",
+    "group_copy.bandwidth": "copies between a GPU and all others",
+    "group_copy.wrong_bytes": "bytes copied wrongly between GPUs",
     "host_copy.bandwidth": "copies to and from the host",
     "peer_copy.bandwidth": "copies between GPUs",
     "peer_copy.latency": "latency between GPUs",
@@ -100,7 +108,7 @@ _MODULE_QUANTITIES = {
     "voltage": "supply voltage",
 }
 _COLLECTIVE = {"busbw": "bus bandwidth", "algbw": "algorithm bandwidth", "wrong_elements": "values"}
-_SETTINGS = ("op", "dtype", "direction", "workload", "pattern", "percentile", "sharing", "placement")
+_SETTINGS = ("op", "dtype", "shape", "way", "direction", "workload", "pattern", "percentile", "sharing", "placement")
 """Parameters that distinguish the figures of a benchmark."""
 _SHOWN = {
     "gpu.nvlink.missing_links": ("has {value} NVLink down", "has {value} NVLinks down"),

@@ -32,6 +32,10 @@ PATTERNS = (
 TESTS_OVER_TIME = ("moving_inversions", "modulo_20", "neighbours", "fade", "hot_fade")
 """Tests of `integrity` that share its `seconds`."""
 
+_SHAPES = ("32x8192x8192", "32x28672x8192", "512x8192x8192", "4096x14336x4096", "8192x28672x8192")
+"""Rows x columns x inner: tokens generated for 32 and for 512 requests, and layers of width 4096 and 8192 in training."""
+_SMALL_SHAPES = ("32x128x64", "64x64x64")
+"""Shapes for CPUs."""
 HARDWARE: Mapping[str, Benchmark] = {
     "gemm": Benchmark(
         group="compute",
@@ -44,6 +48,48 @@ HARDWARE: Mapping[str, Benchmark] = {
         cost_s=0.5,
         costs=[Cost(seconds=0.15, timed=["seconds"], over=["dtypes"])],
         parts=["compute"],
+    ),
+    "gemm_shapes": Benchmark(
+        group="compute",
+        title="GEMM shapes",
+        summary="matrix product rate of each device in shapes of language models, also in int8, every product checked",
+        settings={
+            "dtypes": ["bf16", "fp8", "int8"],
+            "shapes": [*_SHAPES],
+            "precision": 0.005,
+            "seconds": 0.2,
+        },
+        outputs=make_outputs(
+            "gemm_shapes",
+            {"throughput": "FLOP/s", "wrong_products": "1"},
+            "device",
+            over={"dtype": "dtypes", "shape": "shapes"},
+        ),
+        params={"checked": int},
+        choices={"dtypes": (*DTYPES, "int8"), "shapes": (*_SHAPES, *_SMALL_SHAPES)},
+        cpu_settings={"dtypes": ["fp32"], "shapes": [*_SMALL_SHAPES]},
+        cost_s=0.5,
+        costs=[Cost(seconds=0.25, timed=["seconds"], over=["dtypes", "shapes"])],
+        parts=["compute"],
+    ),
+    "kernel_launch": Benchmark(
+        group="compute",
+        title="Kernel launches",
+        summary="time to launch a small kernel: queued, waiting for each, and inside a CUDA graph",
+        settings={"ways": ["queued", "synchronous"], "percentiles": ["p50", "p99"], "launches": 20000},
+        outputs=[
+            Output(
+                name="kernel_launch.latency",
+                unit="s",
+                scope="device",
+                over={"way": "ways", "percentile": "percentiles"},
+            ),
+            Output(name="kernel_launch.graph_latency", unit="s", scope="device", gpu_only=True),
+        ],
+        params={"launches": int},
+        cpu_settings={"launches": 2000},
+        cost_s=0.8,
+        parts=["CPU"],
     ),
     "memory": Benchmark(
         group="memory",
@@ -82,6 +128,47 @@ HARDWARE: Mapping[str, Benchmark] = {
             Cost(seconds=0.55, over=["directions"], per="gpu"),
         ],
         parts=["PCIe", "CPU"],
+    ),
+    "pageable_copy": Benchmark(
+        group="links",
+        title="Pageable copies",
+        summary="copies between each device and ordinary (not pinned) memory of its host, one GPU at a time, every byte compared",
+        settings={
+            "directions": ["host_to_device", "device_to_host"],
+            "size_bytes": 1 << 28,
+            "precision": 0.01,
+            "seconds": 0.5,
+        },
+        outputs=make_outputs(
+            "pageable_copy",
+            {"bandwidth": "B/s", "wrong_bytes": "1"},
+            "device",
+            over={"direction": "directions"},
+            gpu_only=True,
+        ),
+        params={"size_bytes": int},
+        cpu_settings=None,
+        cost_s=0.2,
+        costs=[Cost(seconds=0.8, timed=["seconds"], over=["directions"], per="gpu")],
+        parts=["PCIe", "CPU"],
+    ),
+    "group_copy": Benchmark(
+        group="links",
+        title="Group copies",
+        summary="copies between each GPU and all others of the host at once, and by a kernel instead of a copy engine",
+        settings={"patterns": ["one_to_all", "all_to_one", "by_kernel"], "size_bytes": 1 << 28},
+        outputs=[
+            Output(
+                name="group_copy.bandwidth", unit="B/s", scope="device", over={"pattern": "patterns"}, gpu_only=True
+            ),
+            Output(name="group_copy.wrong_bytes", unit="1", scope="pair", gpu_only=True),
+        ],
+        params={"access": bool, "size_bytes": int},
+        cpu_settings=None,
+        needs_peers=True,
+        cost_s=0.3,
+        costs=[Cost(seconds=0.4, over=["patterns"], per="gpu")],
+        parts=["NVLink"],
     ),
     "peer_copy": Benchmark(
         group="links",

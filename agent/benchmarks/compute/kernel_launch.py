@@ -1,0 +1,84 @@
+"""Time to launch a small kernel: queued one after another, waiting for each, and as part of a CUDA graph.
+
+A slow or badly governed CPU, a hypervisor, a debugger or a tracer makes launches slow, and with them every workload of small
+kernels. The time of a launch is measured on the host's clock, that of a node of a graph with CUDA events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
+from agent.gang.heartbeat import describe_error
+from agent.sampling.statistics import summarize
+from schemas.records import ERROR
+
+QUEUE = 256
+"""Launches between two waits. The queue of a GPU has about a thousand places, and a full one would be waited for."""
+WARM_UP = 100
+NODES, REPLAYS = 1000, 12
+"""Kernels in the graph, and timed replays of it."""
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `kernel_launch.latency` in seconds for each way and percentile, and `.graph_latency` for each kernel of a graph."""
+    number = torch.zeros(1, device=context.device)
+    for way in settings["ways"]:
+        context.set_phase(f"kernel_launch {way}")
+        context.host_barrier(way)  # all ranks launch at once, as in a training
+        seconds = sorted(_time_launches(lambda: number.add_(1), way, settings["launches"], context.device))
+        for percentile in settings["percentiles"]:
+            rank = min(len(seconds) - 1, int(len(seconds) * float(percentile[1:].replace("_", ".")) / 100))
+            context.report(
+                "kernel_launch.latency", seconds[rank], unit="s", scope=context.device_scope, way=way,
+                percentile=percentile, launches=len(seconds),
+            )  # fmt: skip
+    if context.kind == "gpu":
+        common: dict[str, Any] = {"unit": "s", "scope": context.device_scope, "launches": NODES}
+        try:
+            seconds = _time_graph(number)
+        except RuntimeError as error:
+            context.report_absent("kernel_launch.graph_latency", status=ERROR, reason=describe_error(error), **common)
+        else:
+            context.report("kernel_launch.graph_latency", summarize(seconds), **common)
+
+
+def _time_launches(launch: Callable[[], object], way: str, count: int, device: torch.device) -> list[float]:
+    """Return the seconds of each launch: until the launch returns (`queued`), or until the kernel has ended (`synchronous`)."""
+    wait = torch.cuda.current_stream(device).synchronize if device.type == "cuda" else lambda: None
+    for _ in range(WARM_UP):
+        launch()
+    wait()
+    seconds = []
+    for number in range(count):
+        begin = time.perf_counter()
+        launch()
+        if way == "synchronous":
+            wait()
+        seconds.append(time.perf_counter() - begin)
+        if number % QUEUE == QUEUE - 1:
+            wait()
+    wait()
+    return seconds
+
+
+def _time_graph(number: torch.Tensor) -> list[float]:
+    """Return REPLAYS measurements of the seconds of one kernel in a graph of NODES kernels, each the mean of a replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(NODES):
+            number.add_(1)
+    seconds = []
+    for _ in range(1 + REPLAYS):
+        first, last = cuda_event(), cuda_event()
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        seconds.append(elapsed_s(first, last) / NODES)
+    return seconds[1:]  # the first replay uploads the graph

@@ -1,0 +1,115 @@
+"""Copies between one GPU and all others of the host at once, and copies by a kernel instead of a copy engine.
+
+`peer_copy` measures one pair of GPUs at a time, which a switch with a fault may pass. One GPU with all others uses all its links.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from agent.benchmarks.compute.digest import compute_digest, digest_factors
+from agent.benchmarks.runtime.context import Context, cuda_stream
+from agent.gang.heartbeat import describe_error
+from agent.sampling.statistics import SampleSeries
+from schemas.records import ERROR, SKIPPED
+
+COPIES, SPANS = 4, 12
+"""Copies to each GPU in a timed span, and timed spans."""
+LARGEST = 1 << 24
+"""Integers below this are exact in fp32, so a copy that converts loses nothing."""
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `group_copy.bandwidth` of each pattern in B/s, the sum over all copies, and `.wrong_bytes` of each pair.
+
+    - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
+    - `by_kernel`: a kernel on this GPU writes to the memory of the next one. torch has no copy kernel between GPUs for
+      contiguous data of one type, so it converts int32 to fp32. Without peer access torch copies through a buffer instead.
+    """
+    for turn in range(context.local_world_size):
+        context.host_barrier("turn")
+        if turn == context.local_rank:
+            _measure(context, settings)
+    torch.cuda.empty_cache()  # this process also holds memory on the other GPUs, whose ranks measure their free memory next
+    context.host_barrier("done")
+
+
+def _measure(context: Context, settings: Mapping[str, Any]) -> None:
+    everyone = [peer for peer in range(context.local_world_size) if peer != context.local_rank]
+    present = context.present_ranks()
+    wrong = dict.fromkeys(everyone, 0)
+    size = settings["size_bytes"]
+    lost, checked = [peer for peer in everyone if peer not in present], True
+    for pattern in settings["patterns"]:
+        context.set_phase(f"group_copy {pattern}")
+        common: dict[str, Any] = {"unit": "B/s", "scope": context.device_scope, "pattern": pattern, "size_bytes": size}
+        if lost:  # an access to a lost GPU could break this process's CUDA context
+            context.report_absent("group_copy.bandwidth", status=SKIPPED, reason="another GPU was lost", **common)
+            continue
+        try:
+            peers = everyone if pattern != "by_kernel" else [(context.local_rank + 1) % context.local_world_size]
+            copies = [_copy(context.device, torch.device("cuda", peer), pattern, size) for peer in peers]
+            devices = [context.device, *(torch.device("cuda", peer) for peer in peers)]
+            seconds = _time_together([start for start, _ in copies], devices)
+            for peer, (_, count_wrong) in zip(peers, copies, strict=True):
+                wrong[peer] += count_wrong()
+        except RuntimeError as error:
+            checked = False
+            context.report_absent("group_copy.bandwidth", status=ERROR, reason=describe_error(error), **common)
+            continue
+        access = all(torch.cuda.can_device_access_peer(context.device, torch.device("cuda", peer)) for peer in peers)
+        series = SampleSeries(seconds=seconds)
+        context.report_rate("group_copy.bandwidth", size * len(peers), series, access=access, **common)
+    for peer, count in wrong.items():
+        of_pair: dict[str, Any] = {"unit": "1", "scope": context.pair_scope(peer)}
+        if lost or not (checked or count):
+            status, reason = (SKIPPED, "another GPU was lost") if lost else (ERROR, "not all copies were made")
+            context.report_absent("group_copy.wrong_bytes", status=status, reason=reason, **of_pair)
+        else:
+            context.report("group_copy.wrong_bytes", count, **of_pair)
+
+
+def _copy(
+    own: torch.device, other: torch.device, pattern: str, size: int
+) -> tuple[Callable[[], None], Callable[[], int]]:
+    """Return a function that starts COPIES copies on a stream of their own, and one that counts the wrong bytes of the last."""
+    source_device, target_device = (other, own) if pattern == "all_to_one" else (own, other)
+    source = torch.randint(0, LARGEST, (size // 4,), dtype=torch.int32, device=source_device)
+    target = torch.empty(
+        size // 4, dtype=torch.float32 if pattern == "by_kernel" else torch.int32, device=target_device
+    )
+    streams = cuda_stream(source_device), cuda_stream(target_device)
+
+    def start() -> None:
+        with torch.cuda.stream(streams[1]), torch.cuda.stream(streams[0]):
+            for _ in range(COPIES):
+                target.copy_(source, non_blocking=True)
+
+    def count_wrong() -> int:
+        expected = source.to(target.dtype)
+        factors = digest_factors(expected)
+        if compute_digest(expected, factors).item() == compute_digest(target, factors.to(target_device)).item():
+            return 0
+        # Through the host, because the path between the GPUs is what is tested.
+        return max(1, int((target.cpu().view(torch.uint8) != expected.cpu().view(torch.uint8)).sum()))
+
+    return start, count_wrong
+
+
+def _time_together(starts: Sequence[Callable[[], None]], devices: Sequence[torch.device]) -> list[float]:
+    """Return the seconds that one copy to each GPU takes, all at once, by the host's clock over COPIES copies: SPANS values."""
+    seconds = []
+    for _ in range(1 + SPANS):
+        for device in devices:
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        for start in starts:
+            start()
+        for device in devices:
+            torch.cuda.synchronize(device)
+        seconds.append((time.perf_counter() - begin) / COPIES)
+    return seconds[1:]  # the first span enables the access between the GPUs
