@@ -243,7 +243,7 @@ def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("benchmarks: {gem: {}}", "unknown benchmark gem (did you mean gemm?)"),
+        ("benchmarks: {gem: {}}", "unknown benchmark gem (did you mean gemm or gemm_shapes?)"),
         ("benchmarks: {gemm: {dtype: [bf16]}}", "benchmark gemm has no setting dtype (did you mean dtypes?)"),
         ("benchmarks: {gemm: {dtypes: [bf17]}}", "gemm.dtypes has no bf17 (did you mean bf16?)"),
         ("benchmarks: {gemm: {size: big}}", "gemm.size is 'big'"),
