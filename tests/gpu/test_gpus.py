@@ -21,9 +21,10 @@ from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.benchmarks import DIGEST_WORKLOADS
 from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import MEASURED, Record, to_json
+from schemas.records import MEASURED, UNSUPPORTED, Observation, Record, to_json
 from tests import builders
 
 pytestmark = pytest.mark.gpu
@@ -56,11 +57,11 @@ def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:
     assert 'rackproof_collector_success{collector="nvml"} 1.0' in page
 
 
-def bench(count: int, tmp_path: Path) -> tuple[Plan, Record]:
-    """Run the smoke profile on this host; return plan and record."""
+def bench(count: int, tmp_path: Path, profile: str = "smoke") -> tuple[Plan, Record]:
+    """Run a profile on this host; return plan and record."""
     variables: dict[str, Any] = {"rackproof_gpu_count": count, "rackproof_gang": "none", "ansible_host": "127.0.0.1"}
     plan = make_plan(
-        read_profile("smoke"), {"here": variables}, run_id="gpu", nonce=builders.NONCE, created=builders.WHEN
+        read_profile(profile), {"here": variables}, run_id="gpu", nonce=builders.NONCE, created=builders.WHEN
     )
     run_options = ("--run-dir", str(tmp_path / "run"), "--host", "here")
     for arguments, stdin in ((("inspect", "--plan", "-"), json.dumps(to_json(plan))), (("bench",), None)):
@@ -102,3 +103,33 @@ def test_smoke_profile_measures_everything_in_its_plan(count: int, tmp_path: Pat
     assert len(digests) == 3, digests  # one digest per workload: all GPUs agree
     wrong = [item for item in record.observations if item.name.endswith("wrong_elements") and item.status == MEASURED]
     assert {item.value for item in wrong} == ({0} if count > 1 else set())
+
+
+DIGESTS = """---
+schema: rackproof.profile/1
+summary: all digests
+device: gpu
+stages:
+  benchmark:
+    deadline_s: 300
+    collective_timeout_s: 60
+    benchmarks:
+      digest: {workloads: [WORKLOADS], peer_copies: [round_trip], seconds: 17.0}
+"""
+
+
+def test_digests_of_all_workloads_are_the_same_in_two_launches_and_on_all_gpus(count: int, tmp_path: Path) -> None:
+    profile = tmp_path / "digests.yml"
+    profile.write_text(DIGESTS.replace("WORKLOADS", ", ".join(DIGEST_WORKLOADS)))
+    observed: list[Observation] = []
+    for launch in ("first", "second"):
+        (tmp_path / launch).mkdir()
+        _, record = bench(count, tmp_path / launch, str(profile))
+        observed += [item for item in record.observations if item.name.startswith("digest.")]
+    for item in observed:
+        print(item.name, item.scope, item.status, item.value, item.reason, item.params)
+    assert not [item for item in observed if item.status not in (MEASURED, UNSUPPORTED)]
+    assert {item.value for item in observed if item.name != "digest.value" and item.status == MEASURED} == {0}
+    digests = {(item.params["workload"], item.value) for item in observed if item.name == "digest.value"}
+    assert len(digests) == len(DIGEST_WORKLOADS), digests
+    assert len([item for item in observed if item.name == "digest.wrong_peer_copies"]) == 2 * count * (count - 1)

@@ -24,7 +24,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     All workloads, and the copies to all other GPUs together as one more, get the same share of `seconds`.
     """
-    workloads, peer_copies = settings["workloads"], settings["peer_copies"]
+    workloads = settings["workloads"]
+    peer_copies = settings["peer_copies"] if context.kind == "gpu" else []
     seconds = settings["seconds"] / (len(workloads) + len(peer_copies))
     allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     for workload in workloads:

@@ -153,6 +153,7 @@ def run_ranks(tmp_path: Path, ranks: int, **over: Any) -> list[Context]:
     store = dist.HashStore()
     contexts = [context(tmp_path, store, rank, ranks, timeout_s=20.0) for rank in range(ranks)]
     for rank in contexts:
+        rank.kind = "gpu"
         rank.begin("digest")
     threads = [
         threading.Thread(target=digest.run, args=(rank, {**SETTINGS, "peer_copies": ["round_trip"], **over}))
@@ -188,21 +189,23 @@ def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.Monke
     ranks = run_ranks(tmp_path, 3)
     found = {item.scope: item for rank in ranks for item in rank.observations}
     assert sorted(copied) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
-    assert set(found) == {f"cpu={first},peer={second}" for first, second in copied}
+    assert set(found) == {f"gpu={first},peer={second}" for first, second in copied}
     assert {(item.name, item.status) for item in found.values()} == {("digest.wrong_peer_copies", MEASURED)}
-    assert {scope for scope, item in found.items() if item.value} == {"cpu=2,peer=0"}
-    assert found["cpu=2,peer=0"].value == found["cpu=2,peer=0"].params["repetitions"]
+    assert {scope for scope, item in found.items() if item.value} == {"gpu=2,peer=0"}
+    assert found["gpu=2,peer=0"].value == found["gpu=2,peer=0"].params["repetitions"]
 
 
 def test_lost_peer_is_skipped(tmp_path: Path) -> None:
     rank = context(tmp_path, ranks=2)
-    rank.lost = {1: "gone"}
+    rank.kind, rank.lost = "gpu", {1: "gone"}
     digest.run(rank, {**SETTINGS, "peer_copies": ["round_trip"]})
     (item,) = rank.observations
-    assert (item.scope, item.status, item.reason) == ("cpu=0,peer=1", SKIPPED, "the other GPU was lost")
-    alone = context(tmp_path)
-    digest.run(alone, {**SETTINGS, "peer_copies": ["round_trip"]})
-    assert values(alone, "digest.wrong_peer_copies") == []
+    assert (item.scope, item.status, item.reason) == ("gpu=0,peer=1", SKIPPED, "the other GPU was lost")
+    for kind, ranks in (("gpu", 1), ("cpu", 2)):
+        alone = context(tmp_path, ranks=ranks)
+        alone.kind = kind
+        digest.run(alone, {**SETTINGS, "peer_copies": ["round_trip"]})
+        assert values(alone, "digest.wrong_peer_copies") == []
 
 
 def test_version_of_cublas_is_that_of_the_loaded_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
