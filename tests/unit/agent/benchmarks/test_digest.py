@@ -203,8 +203,9 @@ def test_lost_peer_is_skipped(tmp_path: Path) -> None:
     assert (item.scope, item.status, item.reason) == ("gpu=0,peer=1", SKIPPED, "the other GPU was lost")
     for kind, ranks in (("gpu", 1), ("cpu", 2)):
         alone = context(tmp_path, ranks=ranks)
-        alone.kind = kind
-        digest.run(alone, {**SETTINGS, "peer_copies": ["round_trip"]})
+        alone.kind, alone.lost = kind, {1: "gone"}
+        digest.run(alone, {**SETTINGS, "workloads": ["rng"], "peer_copies": ["round_trip"]})
+        assert values(alone, "digest.mismatches") == [0]
         assert values(alone, "digest.wrong_peer_copies") == []
 
 
