@@ -59,6 +59,7 @@ def _factor(per: str, values: Mapping[str, Any], size: Size) -> float:
     return {
         "": 1.0,
         "gpu": size.gpus,
+        "gpu_of_host": size.gpus if size.hosts == 1 else 0,
         "further_gpu": size.gpus - 1,
         "pair": size.gpus * (size.gpus - 1),
         "peers": float(size.gpus * size.hosts > 1),

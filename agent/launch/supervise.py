@@ -111,7 +111,7 @@ def supervise(
         receiver = cleanup.enter_context(contextlib.closing(HeartbeatReceiver(spec.work, scopes)))
         if live:
             cleanup.enter_context(live(receiver.states))
-        with _telemetry(spec.host) as telemetry, SnapshotSampler(spec.fast_collectors, spec.stage) as sampler:
+        with _telemetry(spec) as telemetry, SnapshotSampler(spec.fast_collectors, spec.stage) as sampler:
             end = _monitor_ranks(spec, receiver, channel, report)
             duration_s = time.monotonic() - start
         after, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="after")
@@ -132,8 +132,8 @@ def supervise(
         return replace(outcome, snapshots=snapshots, gpus=gpus)
 
 
-def _telemetry(host: PlannedHost) -> contextlib.AbstractContextManager[Telemetry | None]:
-    return Telemetry(host.devices) if host.device == "gpu" else contextlib.nullcontext()
+def _telemetry(spec: LaunchSpec) -> contextlib.AbstractContextManager[Telemetry | None]:
+    return Telemetry(spec.host.devices, spec.work) if spec.host.device == "gpu" else contextlib.nullcontext()
 
 
 def _collect_results(

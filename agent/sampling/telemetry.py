@@ -8,20 +8,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from agent.sampling.power_wave import FAST_TELEMETRY, PowerLog, PowerValue, UnresolvedError, power_wave
 from agent.sampling.statistics import summarize
 from agent.sampling.timeline import Recorder
 from collectors.base import Absent
-from collectors.nvml import THROTTLE_REASONS, FastReader, GpuSample
+from collectors.nvml import THROTTLE_REASONS, FastReader, GpuSample, PowerSample
 from schemas.catalogue import BENCHMARKS
-from schemas.records import ERROR, MEASURED, Observation
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation
 from schemas.scopes import Scope
 from schemas.trace import UNREAD, Trace, make_trace
 
 PERIOD_S = 0.05
+FAST_PERIOD_S = 0.005
+"""Period at which power alone is read while a benchmark requests it (`FAST_TELEMETRY`). NVML has new values less often."""
 MAX_SAMPLES = 72_000
 """An hour of samples."""
+PULSE = "pulse"
+"""The benchmark whose windows are loads that are switched on and off."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
 """A window with a lower rate or a longer gap is not used: a slowdown could fall between two samples."""
@@ -65,8 +71,12 @@ class NvmlPoller(threading.Thread):
 class Telemetry(NvmlPoller):
     """Keeps the samples of a launch, for the time windows that ranks request and for a timeline of the whole launch."""
 
-    def __init__(self, devices: Iterable[int]) -> None:
+    def __init__(self, devices: Iterable[int], work: Path | None = None) -> None:
+        """Prepare to sample the GPUs of a launch with this work directory."""
         devices = list(devices)
+        self._fast_marker = work / FAST_TELEMETRY if work else None
+        self._power = {index: PowerLog() for index in devices}
+        self._power_failed: dict[int, tuple[float, float, str]] = {}
         super().__init__(lambda: FastReader(devices), PERIOD_S)
         self._devices = devices
         self._samples: deque[tuple[float, GpuSamples]] = deque(maxlen=MAX_SAMPLES)
@@ -82,6 +92,28 @@ class Telemetry(NvmlPoller):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def poll(self, reader: FastReader) -> None:
+        """Read until the poller is stopped; between two samples, read the power alone if a benchmark requests it."""
+        due = time.monotonic() + PERIOD_S
+        while not self._stopped.wait(FAST_PERIOD_S if self._is_fast() else max(0.0, due - time.monotonic())):
+            if self._is_fast():
+                at = time.monotonic()
+                for index, power in reader.read_power().items():
+                    self._add_power(index, at, power)
+            if (now := time.monotonic()) >= due:
+                self.handle(now, reader.read())
+                due = time.monotonic() + PERIOD_S
+
+    def _is_fast(self) -> bool:
+        return self._fast_marker is not None and self._fast_marker.exists()
+
+    def _add_power(self, index: int, at: float, power: PowerSample | Absent) -> None:
+        if isinstance(power, Absent):
+            first, _, _ = self._power_failed.get(index, (at, at, ""))
+            self._power_failed[index] = (first, at, power.reason or power.status)
+        else:
+            self._power[index].add(PowerValue(at=at, power=power.power, averaged_s=power.averaged_s))
 
     def handle(self, at: float, samples: GpuSamples) -> None:
         self._samples.append((at, samples))
@@ -126,6 +158,15 @@ class Telemetry(NvmlPoller):
         index = int(Scope.parse(window["scope"]).get("gpu"))
         in_window = [(at, by_gpu[index]) for at, by_gpu in samples if window["begin"] <= at <= window["end"]]
         reason = self._error or _why_unusable(window, in_window)
+        if window["benchmark"] == PULSE:
+            powers = self._power[index].select(window["begin"], window["end"])
+            first, last, failure = self._power_failed.get(index, (0.0, 0.0, ""))
+            if failure and first <= window["end"] and last >= window["begin"]:
+                reason = reason or f"a reading of the power failed: {failure}"
+            elif not powers:
+                reason = reason or "no new power value was read during the load"
+            yield from _wave_figures(window, stage, reason, powers, in_window)
+            return
         if reason:
             yield from _errors(window, stage, reason)
             return
@@ -150,6 +191,60 @@ def _errors(window: Mapping[str, Any], stage: str, reason: str) -> Iterator[Obse
                 reason=reason,
                 params=window["params"],
             )
+
+
+def _wave_figures(
+    window: Mapping[str, Any],
+    stage: str,
+    reason: str,
+    powers: Sequence[PowerValue],
+    samples: Sequence[tuple[float, GpuSample | Absent]],
+) -> Iterator[Observation]:
+    """Yield amplitude, rise, clock and shape of the power under a pulsed load, or why there are none.
+
+    Args:
+        reason: why the samples cannot be used; empty if they can.
+        powers, samples: readings of the GPU in the window.
+    """
+    params = {key: value for key, value in window["params"].items() if key != "sharing"}
+    alone = window["params"]["sharing"] == "alone"
+    units = {"alone_amplitude": "W"} if alone else {"amplitude": "W", "slew": "W/s", "clock": "Hz", "wave": "1"}
+    figures: dict[str, Any] = {}
+    status, period_s = ERROR, params["period_ms"] / 1000
+    if not reason:
+        try:
+            wave = power_wave(powers, window["begin"], period_s)
+        except UnresolvedError as error:
+            status, reason = UNSUPPORTED, str(error)
+        else:
+            figures = {"amplitude": wave.amplitude, "slew": wave.slew, "wave": wave.wave}
+            figures |= {"alone_amplitude": wave.amplitude, "clock": _loaded_clock(window["begin"], period_s, samples)}
+            rate = round(len(powers) / (window["end"] - window["begin"]), 1)
+            params |= {"samples_per_second": rate, "update_s": round(wave.update_s, 3)}
+    for name, unit in units.items():
+        value = figures.get(name)
+        why = reason or "no sample during the load"
+        result: dict[str, Any] = {"status": MEASURED, "value": value}
+        if value is None:
+            result = {"status": status, "reason": why}
+        yield Observation(
+            **result,
+            name=f"{PULSE}.{name}",
+            scope=window["scope"],
+            stage=stage,
+            unit=unit,
+            params=params,
+        )
+
+
+def _loaded_clock(begin: float, period_s: float, samples: Sequence[tuple[float, GpuSample | Absent]]) -> float | None:
+    """Return the mean SM clock in the second half of the loaded phases; None without a sample there."""
+    clocks = [
+        sample.clock
+        for at, sample in samples
+        if isinstance(sample, GpuSample) and 0.25 <= (at - begin) % period_s / period_s < 0.5
+    ]
+    return statistics.fmean(clocks) if clocks else None
 
 
 def _levels(

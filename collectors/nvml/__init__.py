@@ -7,7 +7,7 @@ absent readings and not to exceptions.
 from collectors.nvml.clocks import THROTTLE_REASONS
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.conflicts import MAX_CONFLICTS, gpu_conflicts, shortened
-from collectors.nvml.fast_reader import FastReader, GpuLimits, GpuSample, gpu_indices
+from collectors.nvml.fast_reader import FastReader, GpuLimits, GpuSample, PowerSample, gpu_indices
 from collectors.nvml.gpm import GPM_KINDS
 from collectors.nvml.links import LINK_KINDS
 from collectors.nvml.readings import GPU_READINGS, absent_samples, reading_kinds
@@ -22,6 +22,7 @@ __all__ = [
     "GpuLimits",
     "GpuSample",
     "NvmlCollector",
+    "PowerSample",
     "absent_samples",
     "gpu_conflicts",
     "gpu_indices",

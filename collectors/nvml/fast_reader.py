@@ -14,6 +14,10 @@ from collectors.nvml.clocks import clock_reasons
 
 T = TypeVar("T")
 
+AVERAGED_S = 1.0
+"""Time over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). Older GPUs than Ampere, and GA100, do not average; for
+them this is too long, which makes fewer figures but no wrong ones."""
+
 
 class GpuSample(NamedTuple):
     """A GPU at one moment."""
@@ -28,6 +32,15 @@ class GpuSample(NamedTuple):
     """Mask of clock event reasons."""
     memory_clock: float
     """Hz"""
+
+
+class PowerSample(NamedTuple):
+    """The power of a GPU."""
+
+    power: float
+    """W"""
+    averaged_s: float
+    """Time over which it is averaged; 0: the power at that moment."""
 
 
 class GpuLimits(NamedTuple):
@@ -80,6 +93,10 @@ class FastReader:
         self._reads += 1
         return {index: self._read(index, self._sample) for index in self._handles}
 
+    def read_power(self) -> dict[int, PowerSample | Absent]:
+        """Return the power of each GPU by NVML index, or the reason why that GPU gave none."""
+        return {index: self._read(index, lambda number: _power(self._handle(number))) for index in self._handles}
+
     def limits(self, index: int) -> GpuLimits | Absent:
         """Return identity and limits of one GPU."""
         return self._read(index, self._limits)
@@ -114,12 +131,15 @@ class FastReader:
             memory_clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM) * 1e6
             slow = self._slow_values[index] = (temperature, memory_clock)
         clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) * 1e6
-        return GpuSample(_instant_power(gpu), clock, slow[0], clock_reasons(gpu), slow[1])
+        return GpuSample(_power(gpu).power, clock, slow[0], clock_reasons(gpu), slow[1])
 
 
-def _instant_power(gpu: Any) -> float:
-    """Return the power at this moment. From Ampere on, `nvmlDeviceGetPowerUsage` is a mean over the last second."""
+def _power(gpu: Any) -> PowerSample:
+    """Return the power at this moment, or its mean if the driver has only that.
+
+    From Ampere on, except GA100, `nvmlDeviceGetPowerUsage` is a mean over the last second.
+    """
     fields = try_read(lambda: nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT]))
     if not isinstance(fields, Absent) and fields[0].nvmlReturn == nvml.NVML_SUCCESS and fields[0].value.uiVal:
-        return float(fields[0].value.uiVal) / 1000
-    return float(nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
+        return PowerSample(float(fields[0].value.uiVal) / 1000, 0.0)
+    return PowerSample(float(nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000, AVERAGED_S)

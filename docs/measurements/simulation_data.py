@@ -71,6 +71,9 @@ _ASSUMED = "assumed: not in any record of an H200"
 _ASSUMED_STEP = (
     "assumed for the benchmark's default network; healthy H200 are within 2 % of their median (packs/common.yml)"
 )
+_ASSUMED_PULSE = (
+    "assumed: bf16 products of 4096 x 4096 at 630 TFLOP/s, 4.6 in each millisecond of load; the spread is assumed"
+)
 _ASSUMED_FABRIC = "assumed: an NDR port of 400 Gb/s at 97 % of its line rate; the spread is assumed"
 
 
@@ -212,6 +215,19 @@ ASSUMED_FIGURES = [
         {"name": "integrity.wrong_words", "unit": "1", "params": {"pattern": test}, "value": 0, "source": _ASSUMED}
         for test in TESTS_OVER_TIME
     ),
+    *(
+        figure
+        for period_ms in (5, 20, 100, 500, 2000, 10000)
+        for figure in (
+            _assumed_figure("pulse.work", "1", 4.6 * period_ms / 2, 0.02, _ASSUMED_PULSE, period_ms=period_ms),
+            _assumed_figure("pulse.period", "s", period_ms / 1000, 1e-4, _ASSUMED_PULSE, period_ms=period_ms),
+            _assumed_figure("pulse.duty", "1", 0.5, 0.01, _ASSUMED_PULSE, period_ms=period_ms),
+            _assumed_figure("pulse.phase_error", "s", 1e-4, 0.5, _ASSUMED_PULSE, period_ms=period_ms),
+            _assumed_constant("pulse.kept_share", "1", 1.0, period_ms=period_ms),
+        )
+    ),
+    _assumed_constant("pulse.wrong_products", "1", 0),
+    _assumed_constant("benchmark.duration", "s", 190.0, benchmark="pulse"),
     _assumed_figure("straggler.compute", "s", 0.0142, 0.02, _ASSUMED_STEP),
     _assumed_figure("straggler.wait", "s", 0.0002, 0.5, _ASSUMED),
     _assumed_figure("straggler.launch", "s", 0.0061, 0.05, _ASSUMED),

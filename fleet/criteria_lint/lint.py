@@ -43,7 +43,7 @@ COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() 
 TRUTHS = frozenset(
     {"peer_copy.access", "training.loss_finite", "variants.loss_finite", "checkpoint.identical", "collective.nvls"}
 )
-TEXTS = frozenset({"collective.transport", "digest.value"})
+TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 LEAST_OF_EXPECTED = 0.75
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
 """File systems differ more than parts do: by fill level, wear and load."""

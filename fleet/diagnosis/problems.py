@@ -31,6 +31,7 @@ _COMPUTE = (
     "gemm.*",
     "gemm_shapes.*",
     "stress.*",
+    "pulse.*",
     "straggler.*",
     "training.*",
     "transformer.*",
@@ -433,6 +434,7 @@ PROBLEMS = (
         explains_host=_COMPUTE,
         confidence=LIKELY,
     ),
+    Problem(id="pulsed-load", title=words.slow, shown_by=("pulse.*",), explains=("pulse.*",), confidence=LIKELY),
     Problem(
         id="slow-host-copies",
         title=words.slow,

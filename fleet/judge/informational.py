@@ -176,6 +176,16 @@ INFORMATIONAL: Mapping[str, str] = {
     "optics.voltage": "optics.voltage.alarm and .warning, which are judged, compare it with the limits of the module",
     "integrity.error": "describes a word that integrity.wrong_words, which is judged, counts",
     "overlap.hidden_share": "overlap.slowdown, which is judged, is the same measurement",
+    **{
+        f"pulse.alone_{figure}": "shows whether a GPU is slow alone too; pulse.work and pulse.amplitude are judged"
+        for figure in ("amplitude", "work")
+    },
+    "pulse.clock": "follows from power and temperature; pulse.work is judged",
+    "pulse.duty": "pulse.kept_share, the share of the periods that had their load in time, is judged",
+    "pulse.period": "pulse.kept_share, the share of the periods that had their load in time, is judged",
+    "pulse.phase_error": "pulse.kept_share is judged; the rest depends on the network between the hosts, not on a part",
+    "pulse.slew": "no vendor publishes a limit, and NVML updates too slowly to show the real rise; pulse.amplitude is judged",
+    "pulse.wave": "the shape of pulse.amplitude, which is judged",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
     "pcie.driver": "gpu.count, which is judged, names it for a GPU that the driver does not list",
     "pcie.generation": "links lower their speed when idle; pcie.slowed judges the best value of the run",

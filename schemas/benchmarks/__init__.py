@@ -61,11 +61,11 @@ class Cost:
     """One of `PER`, or empty: 1."""
 
 
-PER = ("gpu", "further_gpu", "pair", "peers", "doubling", "round", "port", "port_round")
-"""`gpu`: GPUs of the host. `further_gpu`: those after the first. `pair`: ordered pairs of its GPUs. `peers`: 1 if there are two
-ranks or more, else 0. `doubling`: binary logarithm of the number of ranks. `round`: rounds between hosts
-(`schemas/tournament.py`). `port`: RDMA ports of a host that is measured alone. `port_round`: rounds between hosts with RDMA
-ports."""
+PER = ("gpu", "gpu_of_host", "further_gpu", "pair", "peers", "doubling", "round", "port", "port_round")
+"""`gpu`: GPUs of the host. `gpu_of_host`: GPUs of a host that is measured alone. `further_gpu`: those after the first. `pair`:
+ordered pairs of its GPUs. `peers`: 1 if there are two ranks or more, else 0. `doubling`: binary logarithm of the number of ranks.
+`round`: rounds between hosts (`schemas/tournament.py`). `port`: RDMA ports of a host that is measured alone. `port_round`: rounds
+between hosts with RDMA ports."""
 
 
 @dataclass(frozen=True, kw_only=True)

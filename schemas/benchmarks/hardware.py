@@ -268,6 +268,82 @@ HARDWARE: Mapping[str, Benchmark] = {
         costs=[Cost(timed=["seconds", "settle_seconds"], over=["dtypes"])],
         parts=["compute", "power", "cooling"],
     ),
+    "pulse": Benchmark(
+        group="compute",
+        title="Pulsed load",
+        summary="matrix products for half of each period and idle for the other half, on all GPUs in phase, and on one at a time",
+        settings={
+            "dtype": "bf16",
+            "size": 4096,
+            "periods_ms": [5, 20, 100, 500, 2000, 10000],
+            "alone_periods_ms": [500],
+            "seconds": 2.0,  # for each period length; at least two periods
+        },
+        choices={"dtype": DTYPES},
+        outputs=[
+            Output(name="pulse.wrong_products", unit="1", scope="device"),
+            *make_outputs(
+                "pulse",
+                {"work": "1", "period": "s", "duty": "1", "kept_share": "1"},
+                "device",
+                over={"period_ms": "periods_ms"},
+            ),
+            Output(
+                name="pulse.phase_error",
+                unit="s",
+                scope="device",
+                over={"period_ms": "periods_ms"},
+                params={"clock_uncertainty_s": float},
+            ),
+            Output(
+                name="pulse.work_share",
+                unit="1",
+                scope="device",
+                over={"period_ms": "periods_ms"},
+                params={"devices": int},
+                demanded=False,
+            ),
+            Output(
+                name="pulse.alone_work",
+                unit="1",
+                scope="device",
+                over={"period_ms": "alone_periods_ms"},
+                demanded=False,  # only on a host that is measured alone
+            ),
+            *make_outputs(
+                "pulse",
+                {"amplitude": "W", "slew": "W/s", "clock": "Hz", "wave": "1"},
+                "device",
+                over={"period_ms": "periods_ms"},
+                gpu_only=True,
+                sampled=True,
+                demanded=False,
+            ),
+            Output(
+                name="pulse.alone_amplitude",
+                unit="W",
+                scope="device",
+                over={"period_ms": "alone_periods_ms"},
+                gpu_only=True,
+                sampled=True,
+                demanded=False,
+            ),
+        ],
+        params={"dtype": DTYPES, "size": int, "samples_per_second": float, "update_s": float},
+        cpu_settings={
+            "dtype": "fp32",
+            "size": 64,
+            "periods_ms": [20, 50],
+            "alone_periods_ms": [20],
+            "seconds": 0.2,
+        },
+        cost_s=20.0,  # two periods of 10 s take longer than `seconds`
+        costs=[
+            Cost(seconds=0.4, timed=["seconds"], over=["periods_ms"]),
+            Cost(seconds=0.4, timed=["seconds"], over=["alone_periods_ms"], per="gpu_of_host"),
+        ],
+        parts=["power", "compute"],
+    ),
     "host_memory": Benchmark(
         group="memory",
         title="Host memory",

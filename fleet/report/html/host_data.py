@@ -16,9 +16,11 @@ from fleet.report.formatting import ACTIONS, clean, decision_name
 from fleet.report.html import pairs
 from fleet.report.html.adapter_data import add_adapter_pages
 from fleet.report.html.former_data import add_former_runs
-from fleet.report.html.launch_traces import LaunchTrace, has_traces, hosts_with_traces, launch_traces
+from fleet.report.html.launch_traces import LaunchTrace, has_traces, launch_traces
+from fleet.report.html.power_waves import has_waves, power_waves
 from fleet.report.html.text_table import TextTable, as_json
 from fleet.report.tables import former_runs, hosts
+from fleet.report.tables.figure import detailed_hosts
 from fleet.report.tables.reasons import Reason, next_command, reasons
 from fleet.report.tables.verdict_rows import VerdictRow, merge_verdicts
 from fleet.report.tables.versions import version_order
@@ -40,6 +42,8 @@ from schemas.reports import (
 _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
 _MAX_ROWS = 600
+PLOTS = (("traces", has_traces, launch_traces), ("waves", has_waves, power_waves))
+"""Member of a page, whether a host has its plots, and what makes them."""
 _PHRASE_CHARACTERS = 200
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
@@ -161,21 +165,25 @@ def _add_pages(
 
 
 def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> int:
-    """Add power, temperature and clocks over time to the existing pages, as far as the budget allows; return what remains."""
-    drawn = {host.name for host in hosts_with_traces(report)}
+    """Add power, temperature and clocks over time, and power over a period of a pulsed load, to the existing pages.
+
+    As far as the budget allows; return what remains.
+    """
+    drawn = {host.name for host in detailed_hosts(report)}
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
-        if page is None or not has_traces(host):
-            continue
-        mark, traces = table.mark(), []
-        if host.name in drawn:
-            traces = [_trace(trace, table) for trace in launch_traces(host)]
-        size = len(as_json(traces).encode()) + table.size - mark[1] + len(',"traces":')
-        if size > budget:
-            table.restore(mark)
-            traces, size = [], len(',"traces":[]')
-        page["traces"] = traces  # if empty, the page names the command that draws them
-        budget -= size
+        for key, has_data, plots in PLOTS:
+            if page is None or not has_data(host):
+                continue
+            mark, traces = table.mark(), []
+            if host.name in drawn:
+                traces = [_trace(trace, table) for trace in plots(host)]
+            size = len(as_json(traces).encode()) + table.size - mark[1] + len(f',"{key}":')
+            if size > budget:
+                table.restore(mark)
+                traces, size = [], len(f',"{key}":[]')
+            page[key] = traces  # if empty, the page names the command that draws them
+            budget -= size
     return budget
 
 

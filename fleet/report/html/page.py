@@ -22,7 +22,7 @@ from fleet import quantities
 from fleet.report import formatting, grafana
 from fleet.report.changes import has_values
 from fleet.report.hosts import MEASURED_HOSTS
-from fleet.report.html import host_data, launch_traces, pairs, strips
+from fleet.report.html import host_data, launch_traces, pairs, power_waves, strips
 from fleet.report.links import adapter_anchor, host_anchors
 from fleet.report.tables import (
     collectives,
@@ -79,7 +79,12 @@ class ActionGroup:
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """Return the whole report as a page. The same report gives the same bytes."""
     soaks = soak_timeline.timelines(report)
-    over_time = soaks or launch_traces.hosts_with_traces(report) or former_runs.has_trends(report)
+    over_time = (
+        soaks
+        or launch_traces.hosts_with_traces(report)
+        or power_waves.hosts_with_waves(report)
+        or former_runs.has_trends(report)
+    )
     css, js = "\n".join(map(asset, _STYLES if over_time else _STYLES[:1])), asset("report.js")
     page = environment().get_template("report.html.j2").render(
         report=report,

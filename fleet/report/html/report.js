@@ -251,6 +251,13 @@ function overTime(number, traces) {
     throttled && "Shaded from top to bottom: clocks were throttled for a reason other than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
 }
 
+// Power over one period of a pulsed load, in the same form.
+function overPeriod(number, waves) {
+  const head = el("h3", {}, "Power under pulsed load");
+  if (!waves.length) return [head, el("p", { class: "empty" }, "Left out because of the size of this report. To draw it, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
+  return [head, el("p", { class: "lede" }, "The horizontal axis is one period, a column for each length; the line is the mean over all periods. The load is on from the left to the dashed line. NVML's values come later than the load. All plots of a column have the same scale."), ...waves.map(trace)];
+}
+
 function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
   const rows = gpus.map(([head, serial, lost, sparks]) => el("tr", {}, el("th", { scope: "row" }, textAt(head), textAt(serial) && note(textAt(serial)), textAt(lost) && el("span", { class: "lost" }, icon("inconclusive"), `samples lost: ${textAt(lost)}`)),
     ...sparks.map((plot, at) => el("td", {}, ...(plot ? [spark(`${textAt(columns[at][0])} of ${textAt(head)}: ${textAt(plot[0])}`, began, plot), note(textAt(plot[0]))] : [note("no data")])))));
@@ -351,6 +358,7 @@ function pageOf(number, id = "") {
   if (page.adapters) parts.push(...adapterTable(number, page.adapters));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
   if (page.traces) parts.push(...overTime(number, page.traces));
+  if (page.waves) parts.push(...overPeriod(number, page.waves));
   if (page.former) parts.push(...formerRuns(number, page.former));
   if (page.verdicts.length) parts.push(...verdictTables(page));
   else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));

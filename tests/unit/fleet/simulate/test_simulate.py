@@ -90,6 +90,7 @@ def test_assumed_figures_name_their_source() -> None:
         "kernel_launch.",
         "pageable_copy.",
         "group_copy.",
+        "pulse.",
     )
     assert assumed - measured == {name for name in assumed if name.startswith(of_others)}
 

@@ -1,0 +1,261 @@
+"""Pulsed load: matrix products for half of each period, idle for the other half, on all GPUs in phase, and on one at a time.
+
+A weak power supply or regulator carries a steady load, but not one that jumps from idle to full. Then clocks fall, products are
+wrong, or the GPU is lost. All GPUs of a host, and in a gang those of all hosts, begin each period at the same time. Meanwhile
+the supervisor reads their power as often as NVML allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from agent.benchmarks.compute.gemm import build_product, unsupported_reason
+from agent.benchmarks.local_runner import report_missing
+from agent.benchmarks.runtime.common_start import CommonStart, Start
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.host_rank import read_request
+from agent.benchmarks.runtime.timing import cuda_event
+from agent.sampling.power_wave import FAST_TELEMETRY
+from agent.sampling.statistics import summarize
+from schemas.records import UNSUPPORTED
+
+LEAST_PERIODS = 2
+DUTY = 0.5
+LATEST = 0.1
+"""A period is kept if its load begins no later than this share of it."""
+DEPTH = 2
+"""Products that are queued on the GPU at once: it never waits for the host, and the load ends in time."""
+SPIN_S = 0.001
+"""Time before a phase in which the host does not sleep, because a sleep may last longer than asked for."""
+TURN_S = 0.01
+IDLE_S = 0.2
+"""Pause before each load, so that the first period too begins at idle."""
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report for each period length the products in each phase and how exactly the periods were kept; wrong products over all.
+
+    The last product of each phase must be bit-identical to the first product of the run.
+    """
+    dtype, size = settings["dtype"], settings["size"]
+    if reason := unsupported_reason(dtype, context.device):
+        report_missing(context, "pulse", settings, UNSUPPORTED, reason)
+        return
+    members = [str(name) for name in read_request(context).get("members", [])]
+    start = CommonStart(context, members)
+    load = Load(context, dtype, size)
+    common: dict[str, Any] = {"scope": context.device_scope, "dtype": dtype, "size": size}
+    try:
+        with _fast_telemetry(context):
+            for period_ms in settings["periods_ms"]:
+                context.set_phase(f"pulse {period_ms} ms, all GPUs")
+                _measure_together(context, load, start, settings["seconds"], {**common, "period_ms": period_ms})
+            for period_ms in settings["alone_periods_ms"] if len(members) < 2 else ():
+                _measure_alone(context, load, settings["seconds"], {**common, "period_ms": period_ms})
+        load.verify()
+    finally:  # wrong products count even if the GPU fails later
+        if load.is_verified or load.wrong:
+            context.report("pulse.wrong_products", load.wrong, unit="1", **common)
+
+
+@contextlib.contextmanager
+def _fast_telemetry(context: Context) -> Iterator[None]:
+    marker = context.work / FAST_TELEMETRY
+    marker.touch()
+    try:
+        yield
+        context.host_barrier("end")
+        marker.unlink(missing_ok=True)
+    except Exception:
+        if context.present_ranks() == [context.local_rank]:  # no other rank still measures
+            marker.unlink(missing_ok=True)
+        raise
+
+
+class Load:
+    """Matrix products on this rank's device, with the number of wrong ones."""
+
+    def __init__(self, context: Context, dtype: str, size: int) -> None:
+        self.wrong = 0
+        self.is_verified = False
+        self._on_gpu = context.device.type == "cuda"
+        self._multiply, self._check = build_product(dtype, size, context.device, seed=1)
+        self._product = self._multiply()
+        self._expected = self._product.clone()
+        self._differing = torch.zeros((), dtype=torch.int64, device=context.device)
+        self._verify_last()
+        self._seconds = statistics.median(context.time(self._multiply, 5))
+
+    def run_until(self, end: float) -> int:
+        """Multiply until about a moment of `time.monotonic()`, when the last product ends; return the number of products."""
+        pending: deque[torch.cuda.Event] = deque()
+        count = 0
+        while True:
+            while pending and pending[0].query():  # type: ignore[no-untyped-call]
+                pending.popleft()
+            if end - time.monotonic() < (len(pending) + 0.5) * self._seconds:
+                break
+            if len(pending) < DEPTH:
+                self._product = self._multiply()
+                count += 1
+                if self._on_gpu:
+                    pending.append(cuda_event())
+                    pending[-1].record()
+        if pending:
+            pending[-1].synchronize()
+        return count
+
+    def compare(self) -> None:
+        """Compare the last product with the first one, on the device."""
+        self._differing += (self._product != self._expected).any()
+
+    def count_wrong(self) -> None:
+        """Add the wrong products since the last call."""
+        self.wrong += int(self._differing)
+        self._differing.zero_()
+
+    def verify(self) -> None:
+        """Check the last product against its factors, too."""
+        self._verify_last()
+        self.is_verified = True
+
+    def _verify_last(self) -> None:
+        try:
+            self._check()
+        except ValueError:
+            self.wrong += 1
+
+
+@dataclass(kw_only=True)
+class Wave:
+    """What was achieved in a number of periods."""
+
+    start: float
+    period_s: float
+    work: list[int] = field(default_factory=list)
+    """Products in each period."""
+    begun: list[float] = field(default_factory=list)
+    """When the load of each period began."""
+    loaded_s: list[float] = field(default_factory=list)
+
+    @property
+    def end(self) -> float:
+        """Return when the last period ended."""
+        return self.start + len(self.work) * self.period_s
+
+    @property
+    def delays_s(self) -> list[float]:
+        """Return by how much each period began too late."""
+        return [at - self.start - number * self.period_s for number, at in enumerate(self.begun)]
+
+    @property
+    def kept_share(self) -> float:
+        """Return the share of the periods that began in time and had load. If it is low, there was no square wave."""
+        kept = [
+            work > 0 and delay <= LATEST * self.period_s for work, delay in zip(self.work, self.delays_s, strict=True)
+        ]
+        return sum(kept) / len(kept)
+
+    @property
+    def periods_s(self) -> list[float]:
+        """Return the periods that were achieved."""
+        return [later - earlier for earlier, later in zip(self.begun, self.begun[1:], strict=False)]
+
+    @property
+    def mean_work(self) -> float:
+        """Return the products per period. Not a median: in a short period the number is small."""
+        return statistics.fmean(self.work)
+
+
+def run_wave(
+    load: Load, start: float, period_s: float, seconds: float, keep_alive: Callable[[], object] = lambda: None
+) -> Wave:
+    """Load the device during the first half of each period, for as many whole periods as `seconds` have, at least two."""
+    wave = Wave(start=start, period_s=period_s)
+    for number in range(max(LEAST_PERIODS, round(seconds / period_s))):
+        begin = start + number * period_s
+        _wait_until(begin)
+        wave.begun.append(time.monotonic())
+        wave.work.append(load.run_until(begin + DUTY * period_s))
+        wave.loaded_s.append(time.monotonic() - wave.begun[-1])
+        load.compare()
+        keep_alive()
+    _wait_until(wave.end)
+    load.count_wrong()
+    return wave
+
+
+def _wait_until(moment: float) -> None:
+    while (remaining := moment - time.monotonic()) > 0:
+        time.sleep(max(0.0, min(remaining - SPIN_S, 1.0)))
+
+
+def _measure_together(
+    context: Context, load: Load, common_start: CommonStart, seconds: float, common: Mapping[str, Any]
+) -> None:
+    time.sleep(IDLE_S if context.kind == "gpu" else 0.0)
+    start = common_start.agree(f"{common['period_ms']} ms")
+    wave = _run(context, load, start.at, seconds, common, "all_gpus")
+    _report_periods(context, wave, start, common)
+    context.report("pulse.work", wave.mean_work, unit="1", samples=summarize(wave.work), **common)
+    _report_share(context, wave.mean_work, common)
+
+
+def _run(context: Context, load: Load, start: float, seconds: float, common: Mapping[str, Any], sharing: str) -> Wave:
+    period_s = common["period_ms"] / 1000
+    wave = run_wave(load, start, period_s, seconds, context.heartbeat.record_progress)
+    context.request_telemetry(wave.start, wave.end, **{**_params(common), "sharing": sharing})
+    return wave
+
+
+def _params(common: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in common.items() if key != "scope"}
+
+
+def _report_periods(context: Context, wave: Wave, start: Start, common: Mapping[str, Any]) -> None:
+    context.report("pulse.period", summarize(wave.periods_s), unit="s", **common)
+    duty = summarize([seconds / wave.period_s for seconds in wave.loaded_s])
+    context.report("pulse.duty", duty, unit="1", **common)
+    context.report("pulse.kept_share", wave.kept_share, unit="1", **common)
+    errors = [max(0.0, delay) + start.uncertainty_s for delay in wave.delays_s]
+    uncertainty_s = round(start.uncertainty_s, 6)
+    context.report("pulse.phase_error", summarize(errors), unit="s", clock_uncertainty_s=uncertainty_s, **common)
+
+
+def _report_share(context: Context, work: float, common: Mapping[str, Any]) -> None:
+    """Report this GPU's work as a share of the median of the host's GPUs."""
+    name, step = f"pulse/work/{context.node}", common["period_ms"]
+    context.store.set(f"{name}/{step}/{context.local_rank}", repr(work))
+    context.host_barrier(f"work {step}")
+    keys = [f"{name}/{step}/{rank}" for rank in context.present_ranks()]
+    values = [float(context.store.get(key).decode()) for key in keys if context.store.check([key])]
+    if len(values) > 1 and (median := statistics.median(values)):
+        context.report("pulse.work_share", work / median, unit="1", devices=len(values), **common)
+        return
+    reason = (
+        "no GPU of this host finished a product" if len(values) > 1 else "no other GPU of this host to compare with"
+    )
+    context.report_absent("pulse.work_share", unit="1", status=UNSUPPORTED, reason=reason, **common)
+
+
+def _measure_alone(context: Context, load: Load, seconds: float, common: Mapping[str, Any]) -> None:
+    """Load one GPU of the host after the other; the others are idle meanwhile."""
+    prefix = f"pulse/alone/{context.node}/{common['period_ms']}"
+    for rank in range(context.local_world_size):
+        context.set_phase(f"pulse {common['period_ms']} ms, rank {rank} alone")
+        if rank == context.local_rank:
+            time.sleep(IDLE_S if context.kind == "gpu" else 0.0)
+            wave = _run(context, load, time.monotonic() + TURN_S, seconds, common, "alone")
+            context.report("pulse.alone_work", wave.mean_work, unit="1", samples=summarize(wave.work), **common)
+            context.store.set(f"{prefix}/{rank}", "done")
+        while context.is_present(rank) and not context.store.check([f"{prefix}/{rank}"]):
+            context.heartbeat.record_progress()
+            time.sleep(TURN_S)

@@ -1,0 +1,148 @@
+"""Power of a GPU under a load that is switched on and off at a fixed period: plateaus, rise and shape of one period.
+
+NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value is a mean over some time. So the
+moments at which the value changes are used, and a period is resolved only if each of its phases has several new values.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import statistics
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FAST_TELEMETRY = "fast-telemetry"
+"""File in the work directory of a launch. While it exists, the supervisor reads the power of the GPUs as often as it can."""
+VALUES_PER_PHASE = 2.0
+"""New values of NVML that a phase needs, so that at least one lies completely within the plateau."""
+MIN_VALUES = 3
+"""Values on each plateau over all periods. With fewer, a single odd value would decide."""
+WAVE_POINTS = 64
+GAP = "."
+MAX_VALUES = 2_000_000
+"""For each GPU: 11 hours of 50 new values in a second."""
+LAGS = 32
+"""Delays of NVML that are tried, evenly spread over half a period."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerValue:
+    """A power reading of one GPU."""
+
+    at: float
+    """When it was read, by `time.monotonic()`."""
+    power: float
+    """W"""
+    averaged_s: float = 0.0
+    """Time over which NVML averages the value, as far as it is documented; 0: the power at that moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerWave:
+    """The power of a GPU over one period of the load."""
+
+    low: float
+    """W without load."""
+    high: float
+    """W under load."""
+    slew: float
+    """W/s: median over the periods of the largest rise between two successive values of NVML. The real rise may be faster."""
+    update_s: float
+    """Time between two new values of NVML."""
+    wave: str
+    """Mean power at WAVE_POINTS moments of one period, from the start of the load on, in whole W; `.`: no value."""
+
+    @property
+    def amplitude(self) -> float:
+        """Return by how many W the load raises the power."""
+        return self.high - self.low
+
+
+class UnresolvedError(Exception):
+    """NVML's values do not resolve the period."""
+
+
+def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> PowerWave:
+    """Return the wave in the readings of whole periods. The load begins at `begin`, and is on for the first half of each period.
+
+    Raises:
+        UnresolvedError: the period is too short for the readings.
+    """
+    updates = _updates(values)
+    if len(updates) < 2 * MIN_VALUES:
+        raise UnresolvedError(f"NVML gave {len(updates)} new power values during the load")
+    gaps = sorted(later.at - earlier.at for earlier, later in itertools.pairwise(updates))
+    update_s = gaps[len(gaps) // 4]  # on an even plateau several values may be equal, which makes some gaps longer
+    least_s = 2 * VALUES_PER_PHASE * max(update_s, *(value.averaged_s for value in updates))
+    if period_s < least_s:
+        raise UnresolvedError(
+            f"NVML's power values do not resolve it: a new one every {update_s:.3g} s"
+            + (f", averaged over {updates[0].averaged_s:g} s" if updates[0].averaged_s else "")
+            + f"; the shortest period that they resolve is {least_s:.3g} s"
+        )
+    moments = [(value.at - begin) % period_s / period_s for value in updates]
+    powers = [value.power for value in updates]
+    lag = max(range(LAGS), key=lambda step: _contrast(moments, powers, step / LAGS / 2)) / LAGS / 2
+    shifted = [(moment - lag) % 1 for moment in moments]
+    plateaus = [
+        [power for moment, power in zip(shifted, powers, strict=True) if first <= moment < first + 0.25]
+        for first in (0.2, 0.7)  # the edges, and values averaged across them, are left out
+    ]
+    if min(map(len, plateaus)) < MIN_VALUES:
+        raise UnresolvedError("NVML's new power values fall into the same part of each period")
+    high, low = map(statistics.median, plateaus)
+    return PowerWave(
+        low=low, high=high, slew=_slew(updates, begin, period_s), update_s=update_s, wave=_wave(moments, powers)
+    )
+
+
+def _updates(values: Sequence[PowerValue]) -> list[PowerValue]:
+    """Return the readings at which the value changed."""
+    return [later for earlier, later in itertools.pairwise(values) if later.power != earlier.power]
+
+
+def _contrast(moments: Sequence[float], powers: Sequence[float], lag: float) -> float:
+    """Return the mean power of the half period after `lag`, minus that of the other half."""
+    halves: tuple[list[float], list[float]] = ([], [])
+    for moment, power in zip(moments, powers, strict=True):
+        halves[(moment - lag) % 1 >= 0.5].append(power)
+    return statistics.fmean(halves[0]) - statistics.fmean(halves[1]) if all(halves) else float("-inf")
+
+
+def _slew(updates: Sequence[PowerValue], begin: float, period_s: float) -> float:
+    largest: dict[int, float] = {}
+    for earlier, later in itertools.pairwise(updates):
+        number = int((later.at - begin) // period_s)
+        rise = (later.power - earlier.power) / (later.at - earlier.at)
+        largest[number] = max(rise, largest.get(number, 0.0))
+    return statistics.median(largest.values())
+
+
+def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
+    points: list[list[float]] = [[] for _ in range(WAVE_POINTS)]
+    for moment, power in zip(moments, powers, strict=True):
+        points[min(int(moment * WAVE_POINTS), WAVE_POINTS - 1)].append(power)
+    return " ".join(f"{statistics.fmean(point):.0f}" if point else GAP for point in points)
+
+
+class PowerLog:
+    """The power values of one GPU that differ from the one before, at most MAX_VALUES of them. A value takes 16 bytes."""
+
+    def __init__(self) -> None:
+        self._times, self._powers, self._averaged_s = array("d"), array("d"), 0.0
+
+    def add(self, value: PowerValue) -> None:
+        """Add a reading, later than those before."""
+        is_new = not self._powers or self._powers[-1] != value.power
+        if is_new and len(self._times) < MAX_VALUES:
+            self._times.append(value.at)
+            self._powers.append(value.power)
+            self._averaged_s = max(self._averaged_s, value.averaged_s)
+
+    def select(self, begin: float, end: float) -> list[PowerValue]:
+        """Return the values between two moments."""
+        first, last = bisect.bisect_left(self._times, begin), bisect.bisect_right(self._times, end)
+        columns = zip(self._times[first:last], self._powers[first:last], strict=True)
+        return [PowerValue(at=at, power=power, averaged_s=self._averaged_s) for at, power in columns]

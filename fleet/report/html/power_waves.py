@@ -1,0 +1,118 @@
+"""Plot the power of a host's GPUs over one period of a pulsed load: a sparkline per GPU and period length."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+
+from fleet.judge.drift import format_span
+from fleet.quantities import NONE, number
+from fleet.report.charts.spark import HEIGHT, WIDTH, Axes, Spark, SparkColumn, bounds, range_text, spark
+from fleet.report.html.launch_traces import MAX_GPUS, MAX_STAGES, MIN_RANGE, GpuTrace, LaunchTrace
+from fleet.report.tables.figure import detailed_hosts, serial_of
+from schemas.records import MEASURED, Observation
+from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
+from schemas.timeline import Series
+
+WAVE = "pulse.wave"
+ENDS = "one period"
+LOAD_OFF = f"M{WIDTH // 2} 0v{HEIGHT}"
+"""The line at which the load is switched off."""
+MAX_PERIODS = 6
+_WORDS = re.compile(r"([0-9]{1,6}|\.)( ([0-9]{1,6}|\.)){1,127}")
+
+
+def has_waves(host: HostReport) -> bool:
+    """Return whether the host has power over a period to draw."""
+    return any(True for _ in _waves(host))
+
+
+def hosts_with_waves(report: FleetReport) -> list[HostReport]:
+    """Return the hosts whose pages show the plots; in a large fleet the first that are not accepted."""
+    return [host for host in detailed_hosts(report) if has_waves(host)]
+
+
+def power_waves(host: HostReport) -> list[LaunchTrace]:
+    """Return the plots of each stage, with a column for each period length."""
+    stages: dict[str, dict[str, dict[float, Series]]] = {}
+    for item, series in _waves(host):
+        stages.setdefault(item.stage, {}).setdefault(item.scope, {})[_period_ms(item)] = series
+    return [_stage_waves(host, stage, by_gpu) for stage, by_gpu in stages.items()][:MAX_STAGES]
+
+
+def _waves(host: HostReport) -> Iterator[tuple[Observation, Series]]:
+    for item in host.measurements:
+        if item.name == WAVE and item.status == MEASURED and Scope.parse(item.scope).device_kind == "gpu":
+            words = item.value if isinstance(item.value, str) and _WORDS.fullmatch(item.value) else ""
+            points = [(at, float(word)) for at, word in enumerate(words.split(" ")) if word not in (".", "")]
+            if points and _period_ms(item) > 0:
+                at, power = zip(*points, strict=True)
+                yield (
+                    item,
+                    Series(
+                        name=WAVE,
+                        scope=item.scope,
+                        unit="W",
+                        at=at,
+                        n=(1,) * len(at),
+                        low=power,
+                        mean=power,
+                        high=power,
+                    ),
+                )
+
+
+def _period_ms(item: Observation) -> float:
+    period = item.params.get("period_ms")
+    return period if isinstance(period, int | float) and not isinstance(period, bool) else 0.0
+
+
+def _stage_waves(host: HostReport, stage: str, by_gpu: dict[str, dict[float, Series]]) -> LaunchTrace:
+    periods = sorted({period for of_gpu in by_gpu.values() for period in of_gpu})[-MAX_PERIODS:]
+    columns = [[of_gpu[period] for of_gpu in by_gpu.values() if period in of_gpu] for period in periods]
+    axes = [_axes(series) for series in columns]
+    scopes = sorted(by_gpu, key=lambda scope: int(Scope.parse(scope).get("gpu")))
+    return LaunchTrace(
+        stage=stage,
+        ends=ENDS,
+        benchmark_lines=LOAD_OFF,
+        benchmarks=(),
+        columns=tuple(
+            SparkColumn(name=_span(period), range=range_text(series))
+            for period, series in zip(periods, columns, strict=True)
+        ),
+        gpus=tuple(
+            GpuTrace(
+                head=f"GPU {int(Scope.parse(scope).get('gpu'))}",
+                serial=serial_of(host, scope),
+                lost="",
+                sparks=tuple(
+                    _spark(by_gpu[scope].get(period), axis) for period, axis in zip(periods, axes, strict=True)
+                ),
+                figures=tuple(_describe(by_gpu[scope].get(period)) for period in periods),
+            )
+            for scope in scopes[:MAX_GPUS]
+        ),
+        left_out=max(0, len(scopes) - MAX_GPUS),
+    )
+
+
+def _span(period_ms: float) -> str:
+    return format_span(period_ms / 1000) if period_ms >= 1000 else f"{number(period_ms, 3)} ms"
+
+
+def _axes(series: Sequence[Series]) -> Axes:
+    low, high = bounds(series)
+    points = max(item.at[-1] for item in series) + 1
+    return Axes(bucket_s=1.0, ends_s=float(points), low=min(low, (1 - MIN_RANGE) * high), high=high)
+
+
+def _spark(series: Series | None, axes: Axes) -> Spark | None:
+    return spark("", series, axes) if series else None
+
+
+def _describe(series: Series | None) -> str:
+    """Return `102 to 690 W, mean 396`."""
+    return f"{range_text([series])}, mean {number(statistics.fmean(series.mean), 3)}" if series else NONE

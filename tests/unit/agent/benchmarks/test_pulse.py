@@ -1,0 +1,286 @@
+"""Pulsed load on CPUs: work of each phase, periods, wrong products, and a start in common of hosts whose clocks differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from agent.benchmarks.compute import pulse
+from agent.benchmarks.runtime import common_start
+from agent.benchmarks.runtime.common_start import NoStartError, measure_offset
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.key_store import KeyServer
+from agent.sampling.power_wave import FAST_TELEMETRY
+from schemas.catalogue import BENCHMARKS, settings
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation
+from tests.clock_host import NAME, host_context, shifted
+
+QUICK = {**(BENCHMARKS["pulse"].cpu_settings or {}), "periods_ms": [50], "alone_periods_ms": [50], "seconds": 0.3}
+CHOSEN = settings("pulse", QUICK)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Each rank computes on one core, as torchrun sets it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def context(work: Path, store: dist.Store, local_rank: int = 0, ranks: int = 2, **over: Any) -> Context:
+    """Return a rank that runs pulse on a CPU."""
+    work.mkdir(exist_ok=True)
+    return Context(
+        rank=local_rank,
+        world_size=ranks,
+        local_rank=local_rank,
+        local_world_size=ranks,
+        device=torch.device("cpu"),
+        kind="cpu",
+        devices=tuple(range(ranks)),
+        world_scope="host",
+        work=work,
+        benchmark="pulse",
+        **{"store": store, "timeout_s": 5.0, "stage": "benchmark", **over},
+    )
+
+
+def run_together(contexts: list[Context], chosen: dict[str, Any] = CHOSEN) -> None:
+    def run(rank: Context) -> None:
+        try:
+            pulse.run(rank, chosen)
+        finally:
+            rank.leave()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in contexts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def figures(context: Context) -> dict[str, Observation]:
+    return {item.name: item for item in context.observations}
+
+
+def test_two_ranks_are_in_phase_and_do_the_same_work(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    contexts = [context(tmp_path, store, rank) for rank in range(2)]
+    run_together(contexts)
+    for rank in contexts:
+        values = figures(rank)
+        assert values["pulse.wrong_products"].value == 0
+        work, samples = values["pulse.work"], values["pulse.work"].samples
+        assert samples is not None
+        assert samples.n == 6
+        assert float(work.value or 0) > 0
+        assert work.params["period_ms"] == 50
+        assert values["pulse.period"].samples is not None
+        assert {"pulse.duty", "pulse.phase_error"} <= set(values)
+        assert float(values["pulse.alone_work"].value or 0) > 0
+        assert {item["params"]["sharing"] for item in rank.windows} == {"all_gpus", "alone"}
+    shares = [float(figures(rank)["pulse.work_share"].value or 0) for rank in contexts]
+    assert sum(shares) == pytest.approx(2)
+    starts = [{item["params"]["sharing"]: item for item in rank.windows} for rank in contexts]
+    assert starts[0]["all_gpus"]["begin"] == starts[1]["all_gpus"]["begin"]
+    first, second = sorted((of_rank["alone"]["begin"], of_rank["alone"]["end"]) for of_rank in starts)
+    assert second[0] >= first[1], "one rank at a time"
+    assert not (tmp_path / FAST_TELEMETRY).exists()
+
+
+def test_achieved_wave_is_computed_from_the_times() -> None:
+    wave = pulse.Wave(
+        start=100.0, period_s=0.1, work=[5, 5, 0, 4], begun=[100.0, 100.1, 100.26, 100.305], loaded_s=[0.05] * 4
+    )
+    assert wave.end == pytest.approx(100.4)
+    assert wave.delays_s == pytest.approx([0.0, 0.0, 0.06, 0.005])
+    assert wave.periods_s == pytest.approx([0.1, 0.16, 0.045])
+    assert wave.mean_work == 3.5
+    assert wave.kept_share == 0.75
+
+
+def test_slow_rank_does_less_work_than_its_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_slowly(_: pulse.Load, end: float) -> int:
+        time.sleep(max(0.0, end - time.monotonic()))
+        return 8 if threading.current_thread().name == "slow" else 10
+
+    monkeypatch.setattr(pulse.Load, "run_until", run_slowly)
+    store = dist.HashStore()
+    contexts = [context(tmp_path, store, rank, ranks=3) for rank in range(3)]
+    threads = [
+        threading.Thread(target=pulse.run, args=(rank, CHOSEN), name="slow" if number == 1 else f"rank {number}")
+        for number, rank in enumerate(contexts)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [figures(rank)["pulse.work_share"].value for rank in contexts] == [1.0, 0.8, 1.0]
+
+
+def test_rank_alone_has_nothing_to_compare_with(tmp_path: Path) -> None:
+    rank = context(tmp_path, dist.HashStore(), ranks=1)
+    run_together([rank])
+    share = figures(rank)["pulse.work_share"]
+    assert (share.status, share.reason) == (UNSUPPORTED, "no other GPU of this host to compare with")
+
+
+@pytest.mark.parametrize("wrong_at", [0, 9])
+def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
+    build = pulse.build_product
+
+    def build_wrong(*arguments: Any, **options: Any) -> Any:
+        multiply, check = build(*arguments, **options)
+        calls = iter(range(1 << 30))
+
+        def multiply_wrongly() -> torch.Tensor:
+            product = multiply()
+            if (call := next(calls)) == wrong_at or call > 20:  # the first product, or all of a phase
+                product[0, 0] += 1
+            return product
+
+        return multiply_wrongly, check
+
+    monkeypatch.setattr(pulse, "build_product", build_wrong)
+    rank = context(tmp_path, dist.HashStore(), ranks=1)
+    run_together([rank])
+    assert float(figures(rank)["pulse.wrong_products"].value or 0) >= 1
+
+
+def test_wrong_products_count_although_the_gpu_fails_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(pulse, "_measure_alone", fail)
+    monkeypatch.setattr(pulse.Load, "compare", lambda load: load._differing.add_(1))
+    rank = context(tmp_path, dist.HashStore(), ranks=1)
+    with pytest.raises(RuntimeError, match="unspecified"):
+        pulse.run(rank, CHOSEN)
+    assert figures(rank)["pulse.wrong_products"].value == 6
+    assert not (tmp_path / FAST_TELEMETRY).exists()
+
+
+def test_type_that_the_device_lacks_is_unsupported(tmp_path: Path) -> None:
+    rank = context(tmp_path, dist.HashStore(), ranks=1)
+    pulse.run(rank, {**CHOSEN, "dtype": "fp8"})
+    assert {(item.status, item.reason) for item in rank.observations} == {(UNSUPPORTED, "no fp8 on a CPU")}
+    assert {item.name for item in rank.observations} >= {"pulse.work", "pulse.wrong_products", "pulse.kept_share"}
+
+
+def test_lost_rank_costs_only_its_own_figures(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    broken = context(tmp_path, store, 0)
+    broken.leave()
+    rank = context(tmp_path, store, 1)
+    run_together([rank])
+    assert figures(rank)["pulse.work"].status == MEASURED
+    assert figures(rank)["pulse.work_share"].status == UNSUPPORTED
+
+
+def test_hosts_of_a_gang_are_in_phase(tmp_path: Path) -> None:
+    store, members = dist.HashStore(), ["h1", "h2"]
+    contexts = [
+        context(tmp_path / host, store, rank, node=node, stage="gang")
+        for node, host in enumerate(members)
+        for rank in range(2)
+    ]
+    for host in members:
+        (tmp_path / host / "request.json").write_text(json.dumps({"members": members}))
+    run_together(contexts)
+    begins = [item["begin"] for rank in contexts for item in rank.windows]
+    uncertainty = float(figures(contexts[0])["pulse.phase_error"].params["clock_uncertainty_s"])
+    assert len(begins) == 4
+    assert max(begins) - min(begins) <= 2 * uncertainty + 1e-5  # threads of one machine have the same clock
+    assert uncertainty > 0
+
+
+SHIFT_S = -86_400.5
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Return the port of a store on the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving: list[Any] = []
+        started = threading.Event()
+
+        async def serve() -> None:
+            serving.extend([asyncio.get_running_loop(), asyncio.create_task(KeyServer(NAME).serve(listener))])
+            started.set()
+            await asyncio.gather(*serving[1:], return_exceptions=True)
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        assert started.wait(10)
+        yield listener.getsockname()[1]
+        loop, task = serving
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+def test_start_is_common_to_processes_whose_clocks_differ(port: int, tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.clock_host", str(port), str(tmp_path), str(node), str(shift)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node, shift in enumerate((0.0, SHIFT_S))
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    (first, uncertainty), (second, same) = ([float(part) for part in output.split()] for output in outputs)
+    assert uncertainty == same
+    assert 0 < uncertainty < 1
+    assert abs(first - second) <= uncertainty
+
+
+def test_offset_is_that_of_the_fastest_exchange(port: int, tmp_path: Path) -> None:
+    with host_context(port, tmp_path, 0) as first, host_context(port, tmp_path, 1) as second:
+        server = threading.Thread(target=measure_offset, args=(first, 2, "clock", time.monotonic))
+        server.start()
+        offset = measure_offset(second, 2, "clock", partial(shifted, SHIFT_S))
+        server.join()
+    assert offset.seconds == pytest.approx(-SHIFT_S, abs=offset.uncertainty_s)
+    assert 0 < offset.uncertainty_s < 1
+
+
+def test_host_without_an_answer_does_not_start(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with host_context(port, tmp_path, 1) as second:
+        second.timeout_s = 0.3
+        with pytest.raises(NoStartError, match="the first host does not answer"):
+            measure_offset(second, 2, "clock", time.monotonic)
+    monkeypatch.setattr(common_start, "EXCHANGES", 1)
+    with host_context(port, tmp_path, 0) as first:
+        first.store.set("left/1/pulse/0", "left")
+        began = time.monotonic()
+        assert measure_offset(first, 2, "again", time.monotonic).uncertainty_s == 0
+        assert time.monotonic() - began < 5, "a host that has left is not waited for"
+
+
+def test_error_is_the_reason_of_every_missing_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent.benchmarks.local_runner import run_benchmark
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(pulse, "build_product", fail)
+    rank = context(tmp_path, dist.HashStore(), ranks=1)
+    run_benchmark(rank, "pulse", QUICK)
+    assert {item.status for item in rank.observations} == {ERROR}
+    assert {item.name for item in rank.observations} >= {"pulse.work", "pulse.wrong_products", "pulse.kept_share"}

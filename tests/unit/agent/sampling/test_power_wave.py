@@ -1,0 +1,194 @@
+"""Square waves of known amplitude, with noise, seen through a meter that updates rarely and averages."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sampling import power_wave as power_wave_module
+from agent.sampling.power_wave import (
+    FAST_TELEMETRY,
+    GAP,
+    WAVE_POINTS,
+    PowerLog,
+    PowerValue,
+    UnresolvedError,
+    power_wave,
+)
+from agent.sampling.telemetry import Telemetry
+from collectors.base import Absent
+from collectors.nvml import GpuSample, PowerSample
+from schemas.records import ERROR, MEASURED, UNSUPPORTED
+
+BEGIN = 1000.0
+
+
+def meter(
+    period_s: float,
+    *,
+    low: float = 90.0,
+    high: float = 690.0,
+    noise: float = 2.0,
+    update_s: float = 0.02,
+    window_s: float = 0.01,
+    lag_s: float = 0.0,
+    periods: int = 20,
+    poll_s: float = 0.005,
+    averaged_s: float = 0.0,
+    seed: int = 1,
+) -> list[PowerValue]:
+    """Return the readings of a meter every `poll_s`. It has a new value every `update_s`, the mean of the last `window_s`."""
+    numbers = random.Random(seed)  # noqa: S311 - noise of a meter
+    readings, shown, updated = [], low, float("-inf")
+    for number in range(int(periods * period_s / poll_s)):
+        at = BEGIN + number * poll_s
+        if at - updated >= update_s:
+            loaded = [((at - lag_s - window_s * part / 8 - BEGIN) % period_s) < period_s / 2 for part in range(8)]
+            shown, updated = low + (high - low) * sum(loaded) / 8 + numbers.gauss(0, noise), at
+        readings.append(PowerValue(at=at, power=shown, averaged_s=averaged_s))
+    return readings
+
+
+@given(
+    period_s=st.sampled_from([0.1, 0.5, 2.0]),
+    low=st.floats(30, 200),
+    rise=st.floats(50, 900),
+    noise=st.floats(0.1, 5),
+    lag=st.floats(0, 0.2),
+    seed=st.integers(0, 99),
+)
+def test_amplitude_of_a_noisy_wave(
+    period_s: float, low: float, rise: float, noise: float, lag: float, seed: int
+) -> None:
+    readings = meter(period_s, low=low, high=low + rise, noise=noise, lag_s=lag * period_s, seed=seed)
+    wave = power_wave(readings, BEGIN, period_s)
+    assert wave.amplitude == pytest.approx(rise, abs=4 * noise)
+    assert wave.low == pytest.approx(low, abs=3 * noise)
+    assert wave.update_s == pytest.approx(0.02, abs=0.006)
+
+
+@given(period_s=st.sampled_from([0.005, 0.02, 0.06]), update_s=st.sampled_from([0.02, 0.05, 0.1]))
+def test_period_shorter_than_four_values_is_unresolved(period_s: float, update_s: float) -> None:
+    readings = meter(period_s, update_s=update_s, periods=round(12 / period_s))
+    with pytest.raises(UnresolvedError, match="the shortest period that they resolve is"):
+        power_wave(readings, BEGIN, period_s)
+
+
+def test_values_averaged_over_a_second_resolve_only_long_periods() -> None:
+    with pytest.raises(UnresolvedError, match="averaged over 1 s; the shortest period that they resolve is 4 s"):
+        power_wave(meter(2.0, update_s=0.1, window_s=1.0, averaged_s=1.0), BEGIN, 2.0)
+    wave = power_wave(meter(10.0, update_s=0.1, window_s=1.0, averaged_s=1.0, periods=3), BEGIN, 10.0)
+    assert wave.amplitude == pytest.approx(600, abs=10)
+
+
+def test_values_in_one_part_of_the_period_are_unresolved() -> None:
+    """The meter updates exactly three times per two periods, so its values repeat at few moments."""
+    readings = [PowerValue(at=BEGIN + number * 0.5, power=100.0 + number % 7) for number in range(40)]
+    with pytest.raises(UnresolvedError):
+        power_wave(readings, BEGIN, 0.5)
+    crowded = [PowerValue(at=BEGIN + turn + step / 100, power=100.0 + step) for turn in range(9) for step in range(9)]
+    with pytest.raises(UnresolvedError, match="same part of each period"):
+        power_wave(crowded, BEGIN, 1.0)
+
+
+def test_meter_that_shows_one_value_is_unresolved() -> None:
+    readings = [PowerValue(at=BEGIN + number / 100, power=90.0) for number in range(1000)]
+    with pytest.raises(UnresolvedError, match="gave 0 new power values"):
+        power_wave(readings, BEGIN, 1.0)
+
+
+def test_rise_is_that_between_two_values() -> None:
+    wave = power_wave(meter(2.0, noise=0.5, window_s=0.001, update_s=0.1), BEGIN, 2.0)
+    assert wave.slew == pytest.approx(600 / 0.1, rel=0.06)
+    slow = power_wave(meter(2.0, noise=0.5, window_s=0.4, update_s=0.1), BEGIN, 2.0)
+    assert slow.slew == pytest.approx(600 / 0.4, rel=0.15)
+
+
+def test_wave_has_the_shape_of_one_period() -> None:
+    wave = power_wave(meter(2.0, noise=0.5), BEGIN, 2.0)
+    points = wave.wave.split(" ")
+    assert len(points) == WAVE_POINTS
+    assert len(wave.wave) <= 1024  # the limit of a text in a record
+    numbers = [int(point) for point in points if point != GAP]
+    assert numbers[4:28] == pytest.approx([690] * 24, abs=3)
+    assert numbers[36:60] == pytest.approx([90] * 24, abs=3)
+
+
+def test_log_has_the_new_values_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = PowerLog()
+    for number in range(20):
+        log.add(PowerValue(at=float(number), power=float(number // 2), averaged_s=0.5))
+    assert [(value.at, value.power) for value in log.select(3.5, 8.0)] == [(4.0, 2.0), (6.0, 3.0), (8.0, 4.0)]
+    assert {value.averaged_s for value in log.select(0, 99)} == {0.5}
+    monkeypatch.setattr(power_wave_module, "MAX_VALUES", 10)
+    log.add(PowerValue(at=99.0, power=1.0))
+    assert len(log.select(0, 99)) == 10
+
+
+PERIOD_MS = 200
+
+
+class PulsedReader:
+    """GPUs whose power follows a square wave with a new value every 20 ms; GPU 1 is lost for the fast readings."""
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+
+    def _watts(self) -> float:
+        step = int((time.monotonic() - self._began) / 0.02)
+        return (690.0 if step * 0.02 % (PERIOD_MS / 1000) < PERIOD_MS / 2000 else 90.0) + step % 7 / 10
+
+    def read(self) -> dict[int, GpuSample | Absent]:
+        return {index: GpuSample(self._watts(), 1.5e9, 60.0, 0, 2.6e9) for index in (0, 1)}
+
+    def read_power(self) -> dict[int, PowerSample | Absent]:
+        return {0: PowerSample(self._watts(), 0.0), 1: Absent.error("NVML: GPU is lost")}
+
+
+def window(began: float, end: float, sharing: str, gpu: int = 0, period_ms: int = PERIOD_MS) -> dict[str, object]:
+    params = {"period_ms": period_ms, "sharing": sharing, "size": 4096}
+    return {"benchmark": "pulse", "scope": f"gpu={gpu}", "begin": began, "end": end, "params": params}
+
+
+def test_supervisor_reads_power_fast_while_it_is_requested(tmp_path: Path) -> None:
+    began = time.monotonic()
+    telemetry = Telemetry([0, 1], tmp_path)
+    (tmp_path / FAST_TELEMETRY).touch()
+    thread = threading.Thread(target=telemetry.poll, args=(PulsedReader(began),))
+    thread.start()
+    time.sleep(2.2)
+    end = time.monotonic()
+    (tmp_path / FAST_TELEMETRY).unlink()
+    time.sleep(0.5)
+    telemetry.stop()
+    thread.join()
+    windows = [
+        window(began, end - 0.1, "all_gpus"),
+        window(began, end - 0.1, "alone"),
+        window(began, end - 0.1, "all_gpus", period_ms=20),
+        window(began, end - 0.1, "all_gpus", gpu=1),
+        window(end + 0.1, end + 0.4, "all_gpus"),
+    ]
+    together, alone, short, lost, later = (telemetry.observations([item], [], "benchmark") for item in windows)
+    figures = {item.name: item for item in together}
+    assert set(figures) == {"pulse.amplitude", "pulse.slew", "pulse.clock", "pulse.wave"}
+    assert {item.status for item in together} == {MEASURED}
+    assert figures["pulse.amplitude"].value == pytest.approx(600, abs=10)
+    assert float(figures["pulse.slew"].value or 0) > 600 / 0.1
+    assert figures["pulse.clock"].value == 1.5e9
+    assert re.fullmatch(r"(\d+|\.)( (\d+|\.)){63}", str(figures["pulse.wave"].value))
+    assert set(figures["pulse.wave"].params) == {"period_ms", "size", "samples_per_second", "update_s"}
+    assert [(item.name, item.unit) for item in alone] == [("pulse.alone_amplitude", "W")]
+    assert alone[0].value == figures["pulse.amplitude"].value
+    assert {item.status for item in short} == {UNSUPPORTED}
+    assert "do not resolve it" in short[0].reason
+    assert {item.status for item in lost} == {ERROR}
+    assert "GPU is lost" in lost[0].reason
+    assert {(item.status, item.reason) for item in later} == {(ERROR, "no new power value was read during the load")}
