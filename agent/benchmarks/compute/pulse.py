@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from agent.benchmarks.compute.gemm import build_product, unsupported_reason
-from agent.benchmarks.local_runner import report_missing
 from agent.benchmarks.runtime.common_start import CommonStart, Start
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.host_rank import read_request
 from agent.benchmarks.runtime.timing import cuda_event
 from agent.sampling.power_wave import FAST_TELEMETRY
 from agent.sampling.statistics import summarize
+from schemas.catalogue import BENCHMARKS, expand
 from schemas.records import UNSUPPORTED
 
 LEAST_PERIODS = 2
@@ -47,7 +47,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):
-        report_missing(context, "pulse", settings, UNSUPPORTED, reason)
+        _report_unsupported(context, settings, reason)
         return
     members = [str(name) for name in read_request(context).get("members", [])]
     start = CommonStart(context, members)
@@ -64,6 +64,14 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     finally:  # wrong products count even if the GPU fails later
         if load.is_verified or load.wrong:
             context.report("pulse.wrong_products", load.wrong, unit="1", **common)
+
+
+def _report_unsupported(context: Context, settings: Mapping[str, Any], reason: str) -> None:
+    units = {output.name: output.unit for output in BENCHMARKS["pulse"].outputs}
+    for item in expand(context.stage, "pulse", settings, context.kind):
+        if item.name in units:
+            common: dict[str, Any] = {"unit": units[item.name], "scope": context.device_scope, **item.params}
+            context.report_absent(item.name, status=UNSUPPORTED, reason=reason, **common)
 
 
 @contextlib.contextmanager
