@@ -27,6 +27,7 @@ from fleet.judge.evidence import Evidence
 from schemas.catalogue import settings
 from schemas.plans import Plan
 from schemas.records import MEASURED
+from schemas.scopes import Scope
 
 RATE = 1e-6
 """The probability p of the table."""
@@ -135,7 +136,7 @@ def _add_measured(
     models = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
     stages = {stage.name: stage.benchmarks for stage in plan.stages}
     for item in evidence.benchmarks():
-        model = models.get(item.scope.partition(",")[0])
+        model = models.get(Scope.parse(item.scope).device)
         if model is None or item.status != MEASURED:
             continue
         if "repetitions" in item.params and "digest" in stages.get(item.stage, {}) and item.name in DIGEST_COUNTS:
