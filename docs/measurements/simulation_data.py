@@ -114,6 +114,11 @@ ASSUMED_STORAGE = [
     _assumed_constant("shared_storage.misread_bytes", "1", 0, **_SHARED),
 ]
 
+_ASSUMED_INFERENCE = (
+    "assumed: matrix products at 500 TFLOP/s, and a cache of 105 GB read at 3 TB/s; the spread is assumed"
+)
+_ASSUMED_CURVE = "assumed: the deviation that rounding causes on CPUs (measured); equal on all GPUs of a model"
+_INFERENCE = {"dtype": "bf16", "graphed": True, "layers": 8, "width": 4096, "heads": 32, "prompt": 2048}
 _ASSUMED_HOST = "assumed: a host with two processors and DDR5-4800 in 16 channels"
 
 _DIGESTS = (
@@ -244,6 +249,28 @@ ASSUMED_FIGURES = [
         for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
     ),
     _assumed_constant("benchmark.duration", "s", 5.0, benchmark="straggler"),
+    _assumed_figure("inference.prefill_throughput", "tokens/s", 1.6e5, 0.02, _ASSUMED_INFERENCE, **_INFERENCE),
+    _assumed_figure("inference.decode_throughput", "tokens/s", 7.5e3, 0.02, _ASSUMED_INFERENCE, **_INFERENCE),
+    *(
+        _assumed_figure(
+            f"inference.{name}", "s", seconds, 0.02, _ASSUMED_INFERENCE, percentile=percentile, **_INFERENCE
+        )
+        for name, percentiles in (
+            ("first_token", {"p50": 0.0128, "p99": 0.0136}),
+            ("token_interval", {"p50": 0.0352, "p99": 0.0362, "p99_9": 0.0378}),
+        )
+        for percentile, seconds in percentiles.items()
+    ),
+    *(
+        figure
+        for dtype, deviation in (("fp32", 2e-6), ("bf16", 5e-3))
+        for figure in (
+            _assumed_figure("loss_curve.deviation", "1", deviation, 0.0, _ASSUMED_CURVE, dtype=dtype, steps=40),
+            _assumed_constant("loss_curve.wrong_losses", "1", 0, dtype=dtype, steps=40),
+        )
+    ),
+    _assumed_constant("inference.wrong_tokens", "1", 0, **_INFERENCE),
+    _assumed_constant("inference.cache_share", "1", 0.79, **_INFERENCE),
     _assumed_constant("benchmark.duration", "s", 8.0, benchmark="pairs"),
     _assumed_figure("pairs.bandwidth", "B/s", 4.85e10, 0.012, _ASSUMED_FABRIC),
     _assumed_figure("pairs.latency", "s", 1.15e-5, 0.06, _ASSUMED),

@@ -35,6 +35,8 @@ _COMPUTE = (
     "straggler.*",
     "training.*",
     "transformer.*",
+    "inference.*",
+    "loss_curve.*",
     "fashion_mnist.*",
     "variants.*",
     "model_parallel.*",

@@ -35,7 +35,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     also has the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
     context.host_barrier("start")  # the other ranks have then freed their memory on this device
-    free = _free_bytes(context.device)
+    free = free_bytes(context.device)
     words = min(PART, free // 2000)  # with the temporary memory of a comparison, half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words
     wanted = min(wanted, settings["most_bytes"] or wanted)
@@ -62,7 +62,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     context.report("integrity.tested_share", memory.bytes / free, bytes=memory.bytes, free_bytes=free, **common)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])

@@ -77,13 +77,21 @@ class Block(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Transform states (N, sequence, width)."""
-        batch, sequence, width = states.shape
+        attended = nn.functional.scaled_dot_product_attention(*self.project(states), is_causal=True)
+        return self.finish(states, attended)
+
+    def project(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values, each (N, heads, sequence, width / heads)."""
+        batch, sequence, _ = states.shape
         queries, keys, values = (
             part.view(batch, sequence, self._heads, -1).transpose(1, 2)
             for part in self.inward(self.norms[0](states)).chunk(3, dim=-1)
         )
-        attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        states = states + self.outward(attended.transpose(1, 2).reshape(batch, sequence, width))
+        return queries, keys, values
+
+    def finish(self, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Return the block's result from its input and from the attended values (N, heads, sequence, width / heads)."""
+        states = states + self.outward(attended.transpose(1, 2).reshape(states.shape))
         result: torch.Tensor = states + self.mlp(self.norms[1](states))
         return result
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fleet.planning.plan import read_profile
 from schemas.benchmarks import PER
 from schemas.catalogue import BENCHMARKS
 from schemas.durations import END_S, START_S, Size, expected_durations, expected_s, remaining_s, stage_s
@@ -75,6 +76,29 @@ def test_times_of_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
     for launch in [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage == "gang"]:
         earlier = {name: seconds * 1.03 for name, seconds in launch.measured.items()}
         assert max(launch.errors(replace(launch.plan, durations_s={launch.stage: earlier}))) <= TOLERANCE
+
+
+@pytest.mark.parametrize("slower", [0.75, 1.25])
+@pytest.mark.parametrize("gpu_count", [1, 2, 8])
+@pytest.mark.parametrize("duration", ["30m", "1h", "8h"])
+def test_time_left_of_extended_is_right_within_ten_percent(duration: str, gpu_count: int, slower: float) -> None:
+    """A clock that runs through the launch. Time budgets are used up; all other benchmarks take a quarter less, or more."""
+    plan = builders.plan(
+        "h1", profile="extended", gpu_count=gpu_count, rackproof_gang="none", rackproof_extended_duration=duration
+    )
+    durations = expected_durations(plan, plan.hosts[0], plan.stage("benchmark"))
+    scaled = read_profile("extended")["stages"]["benchmark"]["scaled"]
+    began, clock = {}, START_S
+    for name, seconds in durations.items():
+        began[name] = clock
+        clock += seconds if name in scaled else seconds * slower
+    total_s = clock + END_S
+    assert scaled.keys() <= began.keys()
+    for percent in range(101):
+        at = total_s * percent / 100
+        left_s = remaining_s(durations, {name: begin for name, begin in began.items() if begin <= at}, at)
+        assert abs(left_s - (total_s - at)) <= TOLERANCE * total_s, f"at {percent} %"
+        assert abs(at / (at + left_s) - at / total_s) <= TOLERANCE, f"at {percent} %"
 
 
 def test_host_orders_benchmarks_as_its_ranks_run_them() -> None:

@@ -47,6 +47,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "checkpoint": {"steps": 2, "batch_size": 4},
     "model_parallel": {"steps": 6, "batch_size": 16, "width": 64},
     "transformer": {"steps": 4},
+    "inference": {"steps": 8, "seconds": 0.1},
     "straggler": {"layers": 1, "width": 32, "heads": 2, "sequence": 16, "batch_size": 2, "seconds": 0.1},
     "overlap": {"size": 128, "size_bytes": 1 << 16, "repetitions": 2},
 }

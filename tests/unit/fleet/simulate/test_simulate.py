@@ -91,6 +91,8 @@ def test_assumed_figures_name_their_source() -> None:
         "pageable_copy.",
         "group_copy.",
         "pulse.",
+        "inference.",
+        "loss_curve.",
     )
     assert assumed - measured == {name for name in assumed if name.startswith(of_others)}
 

@@ -1,0 +1,263 @@
+"""Inference of a decoder with a full KV cache: prefill, greedy decoding, latencies with their tails, and equal tokens.
+
+The decoder has the blocks of `transformer`, in bf16, with one KV head for each head. Each sequence has `prompt` tokens and room
+for `steps` more. As many sequences as fit into the cache are decoded together, one token of each in a step. A step reads the
+whole cache and masks what is not yet written, so that all steps take the same time.
+
+A token is made when the host has waited for it, as a server does before it sends it. Times are therefore those of the host's
+clock, with the launches and with what other processes of the host take.
+
+The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal that of the first
+round: the operations have no atomic additions and are launched the same way each time, so any other token is a wrong result.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from agent.benchmarks.memory.integrity import free_bytes
+from agent.benchmarks.runtime.agreement import log
+from agent.benchmarks.runtime.context import Context, cuda_stream
+from agent.benchmarks.training.transformer import VOCABULARY, Block
+from agent.gang.heartbeat import describe_error
+from agent.sampling.statistics import summarize
+from schemas.records import ERROR
+
+SEED = 20261128
+MULTIPLE = 8
+"""The number of sequences is a multiple of this, if there are more, so that GPUs of a model have the same number."""
+WARM_UP = 3
+PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
+
+
+class Decoder(nn.Module):
+    """Blocks of `transformer` that keep the keys and values of earlier tokens."""
+
+    def __init__(self, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+
+    @property
+    def _layers(self) -> Iterator[Block]:
+        return (block for block in self.blocks if isinstance(block, Block))
+
+    def prefill(self, tokens: torch.Tensor, cache: Cache, sequence: int) -> torch.Tensor:
+        """Write the keys and values of a prompt (1, length) to the cache. Return the scores (1, VOCABULARY) of the next token."""
+        length = tokens.shape[1]
+        states = self.embedding(tokens)
+        for layer, block in enumerate(self._layers):
+            queries, keys, values = block.project(states)
+            cache.keys[layer][sequence, :, :length] = keys[0]
+            cache.values[layer][sequence, :, :length] = values[0]
+            attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+            states = block.finish(states, attended)
+        return self._scores(states[:, -1])
+
+    def decode(self, tokens: torch.Tensor, cache: Cache, position: torch.Tensor) -> torch.Tensor:
+        """Append the tokens (N,) at `position` (1,) of the cache. Return the scores (N, VOCABULARY) of the tokens after them."""
+        states = self.embedding(tokens)[:, None]
+        unwritten = torch.arange(cache.length, device=tokens.device) > position
+        for layer, block in enumerate(self._layers):
+            queries, new_keys, new_values = block.project(states)
+            keys, values = cache.keys[layer], cache.values[layer]
+            keys.index_copy_(2, position, new_keys)
+            values.index_copy_(2, position, new_values)
+            # Explicitly, because the fallback of scaled_dot_product_attention may copy keys and values to fp32.
+            scores = (queries @ keys.transpose(2, 3)).float() / math.sqrt(queries.shape[-1])
+            shares = scores.masked_fill(unwritten, -math.inf).softmax(dim=-1)
+            states = block.finish(states, shares.to(values.dtype) @ values)
+        return self._scores(states[:, 0])
+
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.norm(states)).float()
+        return scores
+
+
+class Cache:
+    """Keys and values of all layers, each (sequences, heads, length, width / heads), zero at first."""
+
+    def __init__(self, settings: Mapping[str, Any], sequences: int, device: torch.device) -> None:
+        self.length = settings["prompt"] + settings["steps"]
+        shape = (sequences, settings["heads"], self.length, settings["width"] // settings["heads"])
+        # Zeros, because a share of zero times an infinite value would not be zero.
+        self.keys, self.values = (
+            [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(settings["layers"])]
+            for _ in range(2)
+        )
+
+    @staticmethod
+    def bytes_per_sequence(settings: Mapping[str, Any]) -> int:
+        """Return the bytes of keys and values of a full sequence."""
+        return 2 * 2 * int(settings["layers"] * settings["width"] * (settings["prompt"] + settings["steps"]))
+
+
+@dataclass
+class Times:
+    """Seconds of each prefill and of each decoding step, and the number of wrong tokens."""
+
+    prefills: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    rounds: int = 0
+    wrong_tokens: int = 0
+
+
+class Engine:
+    """Decodes the same prompts again and again, and compares the tokens with those of the first round."""
+
+    def __init__(self, context: Context, settings: Mapping[str, Any]) -> None:
+        self._context, self._settings, device = context, settings, context.device
+        torch.manual_seed(SEED)
+        with device:  # created on the device: creating it on one CPU core takes seconds
+            model = Decoder(settings["layers"], settings["width"], settings["heads"])
+        self._model = model.to(torch.bfloat16).eval()
+        self.free_bytes = free_bytes(device)
+        self.sequences = _count_sequences(settings, self.free_bytes)
+        self._cache = Cache(settings, self.sequences, device)
+        generator = torch.Generator().manual_seed(SEED)
+        prompts = torch.randint(VOCABULARY, (self.sequences, settings["prompt"]), generator=generator)
+        self._prompts = prompts.to(device)
+        self._tokens = torch.zeros(self.sequences, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._expected = torch.zeros(settings["steps"] + 1, self.sequences, dtype=torch.int64, device=device)
+        self._wrong = torch.zeros((), dtype=torch.int64, device=device)
+        self.times = Times()
+        self.graphed = False
+        self._step: Callable[[], object] = self._decode
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        for _ in range(WARM_UP):
+            self._prefill(0)
+        for _ in range(WARM_UP):
+            self._position.fill_(self._settings["prompt"])
+            self._decode()
+        self._context.synchronize()
+        if self._context.device.type == "cuda":
+            self._capture()
+
+    def _capture(self) -> None:
+        """Capture a decoding step as a CUDA graph. If that fails, the steps run without one."""
+        side, current = cuda_stream(self._context.device), torch.cuda.current_stream(self._context.device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self._position.fill_(self._settings["prompt"])
+            self._decode()
+        current.wait_stream(side)
+        self._context.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._decode()
+        except RuntimeError as error:
+            self._context.synchronize()
+            log(f"rank {self._context.rank}: no CUDA graph of a decoding step: {describe_error(error)}")
+            return
+        self._step, self.graphed = graph.replay, True
+
+    def _prefill(self, sequence: int) -> None:
+        scores = self._model.prefill(self._prompts[sequence : sequence + 1], self._cache, sequence)
+        self._tokens[sequence : sequence + 1] = self._choose(scores)
+
+    def _decode(self) -> None:
+        self._tokens.copy_(self._choose(self._model.decode(self._tokens, self._cache, self._position)))
+        self._position += 1
+
+    def _choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the tokens with the highest scores; -1, which equals no token, if the scores are not finite."""
+        return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
+
+    def run(self, seconds: float) -> None:
+        """Decode for about that time: one round completely, then more of them, the last one as far as it gets."""
+        deadline = time.monotonic() + seconds
+        while not self.times.rounds or time.monotonic() < deadline:
+            self._round(deadline)
+        if self.times.rounds == 1:
+            self._round(deadline)
+        self.times.wrong_tokens = int(self._wrong)
+
+    def _round(self, deadline: float) -> None:
+        is_first = self.times.rounds == 0
+        for sequence in range(self.sequences):
+            self.times.prefills.append(self._timed(lambda sequence=sequence: self._prefill(sequence)))  # type: ignore[misc]
+        self._check(0, is_first)
+        self._position.fill_(self._settings["prompt"])
+        for step in range(self._settings["steps"]):
+            self.times.steps.append(self._timed(self._step))
+            self._check(step + 1, is_first)
+            if not is_first and time.monotonic() > deadline:
+                break
+        self.times.rounds += 1
+
+    def _check(self, step: int, is_first: bool) -> None:
+        if is_first:
+            self._expected[step] = self._tokens.clamp(min=0)  # -1, of scores that are not finite, is never right
+        self._wrong += (self._tokens != self._expected[step]).sum()
+        self._tokens.clamp_(min=0)
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        work()
+        self._context.synchronize()
+        return time.perf_counter() - began
+
+
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report tokens per second of prefill and decoding, times to the first token and between tokens, and wrong tokens."""
+    context.host_barrier("start")  # the other ranks have then freed their memory on this device
+    with torch.inference_mode():
+        engine = Engine(context, settings)
+        context.host_barrier("decode")
+        context.set_phase("inference")
+        engine.run(settings["seconds"])
+    times, scope = engine.times, context.device_scope
+    shape = {key: settings[key] for key in ("layers", "width", "heads", "prompt")}
+    common: dict[str, Any] = {"scope": scope, "dtype": "bf16", "graphed": engine.graphed, **shape}
+    rates = {
+        "prefill": [settings["prompt"] / seconds for seconds in times.prefills],
+        "decode": [engine.sequences / seconds for seconds in times.steps],
+    }
+    for kind, values in rates.items():
+        context.report(f"inference.{kind}_throughput", summarize(values), unit="tokens/s", **common)
+    _report_percentiles(context, "inference.first_token", times.prefills, settings["first_percentiles"], common)
+    _report_percentiles(context, "inference.token_interval", times.steps, settings["percentiles"], common)
+    context.report("inference.wrong_tokens", times.wrong_tokens, unit="1", **common)
+    cache_bytes = engine.sequences * Cache.bytes_per_sequence(settings)
+    context.report("inference.cache_share", cache_bytes / engine.free_bytes, unit="1", **common)
+
+
+def _report_percentiles(
+    context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
+) -> None:
+    """Report each percentile that the number of samples allows; a tail needs one sample beyond it."""
+    for key in percentiles:
+        share = PERCENTILES[key]
+        least = round(1 / (1 - share))
+        if len(seconds) < least:
+            reason = f"{len(seconds)} samples; this percentile needs {least}: give more `seconds` or `steps`"
+            context.report_absent(name, unit="s", status=ERROR, reason=reason, percentile=key, **common)
+            continue
+        context.report(name, percentile(seconds, share), unit="s", percentile=key, **common)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least this share of the values does not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
+
+
+def _count_sequences(settings: Mapping[str, Any], free: int) -> int:
+    """Return how many sequences fill the share of the free memory, or `most_bytes`, which is a limit unless it is 0."""
+    wanted = min(settings["share"] * free, settings["most_bytes"] or math.inf)
+    count = int(wanted // Cache.bytes_per_sequence(settings))
+    if not count:
+        needed = Cache.bytes_per_sequence(settings)
+        raise RuntimeError(f"the cache of one sequence needs {needed / 1e9:.3g} GB; {wanted / 1e9:.3g} GB are allowed")
+    return count - count % MULTIPLE or count
