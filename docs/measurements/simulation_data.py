@@ -228,6 +228,7 @@ ASSUMED_FIGURES = [
             _assumed_figure("pulse.period", "s", period_ms / 1000, 1e-4, _ASSUMED_PULSE, period_ms=period_ms),
             _assumed_figure("pulse.duty", "1", 0.5, 0.01, _ASSUMED_PULSE, period_ms=period_ms),
             _assumed_figure("pulse.phase_error", "s", 1e-4, 0.5, _ASSUMED_PULSE, period_ms=period_ms),
+            _assumed_figure("pulse.clock_uncertainty", "s", 5e-4, 0.5, _ASSUMED_PULSE, period_ms=period_ms),
             _assumed_constant("pulse.kept_share", "1", 1.0, period_ms=period_ms),
         )
     ),

@@ -185,6 +185,7 @@ INFORMATIONAL: Mapping[str, str] = {
         for figure in ("amplitude", "work")
     },
     "pulse.clock": "follows from power and temperature; pulse.work is judged",
+    "pulse.clock_uncertainty": "depends on the network between the hosts, not on a part; 0 on a host that is measured alone",
     "pulse.duty": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.period": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.phase_error": "pulse.kept_share is judged; the rest depends on the network between the hosts, not on a part",

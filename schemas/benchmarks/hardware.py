@@ -284,16 +284,16 @@ HARDWARE: Mapping[str, Benchmark] = {
             Output(name="pulse.wrong_products", unit="1", scope="device"),
             *make_outputs(
                 "pulse",
-                {"work": "1", "period": "s", "duty": "1", "kept_share": "1"},
+                {
+                    "work": "1",
+                    "kept_share": "1",
+                    "period": "s",
+                    "duty": "1",
+                    "phase_error": "s",
+                    "clock_uncertainty": "s",
+                },
                 "device",
                 over={"period_ms": "periods_ms"},
-            ),
-            Output(
-                name="pulse.phase_error",
-                unit="s",
-                scope="device",
-                over={"period_ms": "periods_ms"},
-                params={"clock_uncertainty_s": float},
             ),
             Output(
                 name="pulse.work_share",

@@ -234,8 +234,8 @@ def _report_periods(context: Context, wave: Wave, start: Start, common: Mapping[
     context.report("pulse.duty", duty, unit="1", **common)
     context.report("pulse.kept_share", wave.kept_share, unit="1", **common)
     errors = [max(0.0, delay) + start.uncertainty_s for delay in wave.delays_s]
-    uncertainty_s = round(start.uncertainty_s, 6)
-    context.report("pulse.phase_error", summarize(errors), unit="s", clock_uncertainty_s=uncertainty_s, **common)
+    context.report("pulse.phase_error", summarize(errors), unit="s", **common)
+    context.report("pulse.clock_uncertainty", start.uncertainty_s, unit="s", **common)
 
 
 def _report_share(context: Context, work: float, common: Mapping[str, Any]) -> None:

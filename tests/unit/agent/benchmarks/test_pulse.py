@@ -203,7 +203,7 @@ def test_hosts_of_a_gang_are_in_phase(tmp_path: Path) -> None:
         (tmp_path / host / "request.json").write_text(json.dumps({"members": members}))
     run_together(contexts)
     begins = [item["begin"] for rank in contexts for item in rank.windows]
-    uncertainty = float(figures(contexts[0])["pulse.phase_error"].params["clock_uncertainty_s"])
+    uncertainty = float(figures(contexts[0])["pulse.clock_uncertainty"].value or 0)
     assert len(begins) == 4
     assert max(begins) - min(begins) <= 2 * uncertainty + 1e-5  # threads of one machine have the same clock
     assert uncertainty > 0
