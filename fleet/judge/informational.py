@@ -178,6 +178,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "optics.module.vendor": _NAME,
     "optics.tx_power": "optics.tx_power.alarm and .warning, which are judged, compare it with the limits of the module",
     "optics.voltage": "optics.voltage.alarm and .warning, which are judged, compare it with the limits of the module",
+    "kernel_launch.latency percentile=p99": "it includes interrupts and other processes of the host; percentile p50 is judged",
     "integrity.error": "describes a word that integrity.wrong_words, which is judged, counts",
     "overlap.hidden_share": "overlap.slowdown, which is judged, is the same measurement",
     **{

@@ -16,9 +16,6 @@ from agent.benchmarks.runtime.context import Context
 from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR, UNSUPPORTED
 
-INT8_ROWS = 17
-"""torch._int_mm needs at least this number of rows on a GPU."""
-
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `gemm_shapes.throughput` and `.wrong_products` for each dtype and shape.
@@ -59,7 +56,8 @@ def build(
     """Return a function that multiplies two random matrices, and one that counts the wrong rows of the last product.
 
     Freivalds' algorithm checks each row: (A·B)·x must equal A·(B·x), computed in fp64. For int8 the two are equal exactly,
-    because all sums are below 2⁵³; for other types they differ by rounding (`gemm.TOLERANCE`).
+    because all sums are below 2⁵³; for other types they differ by rounding (`gemm.TOLERANCE`). On a GPU torch._int_mm needs at
+    least 17 rows.
     """
     generator = torch.Generator(device).manual_seed(seed)
     vector = torch.randint(-8, 9, (columns, 1), device=device, generator=generator).double()
