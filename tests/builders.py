@@ -89,6 +89,8 @@ FIGURES: dict[str, Any] = {
     "inference.token_interval": 0.035,
     "inference.cache_share": 0.79,
     "loss_curve.deviation": 1e-6,
+    "mixture_of_experts.throughput": 5e4,
+    "mixture_of_experts.mfu": 0.45,
     "overlap.hidden_share": 0.9,
     "overlap.slowdown": 1.1,
     "dataloader.throughput": 1e4,

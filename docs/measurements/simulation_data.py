@@ -118,6 +118,8 @@ _ASSUMED_INFERENCE = (
     "assumed: matrix products at 500 TFLOP/s, and a cache of 105 GB read at 3 TB/s; the spread is assumed"
 )
 _ASSUMED_CURVE = "assumed: the deviation that rounding causes on CPUs (measured); equal on all GPUs of a model"
+_ASSUMED_EXPERTS = "assumed: a step of 8192 tokens on each of four GPUs in 0.05 s"
+_EXPERTS = {"batch_size": 4, "layers": 4, "width": 2048, "heads": 16, "sequence": 2048}
 _INFERENCE = {"dtype": "bf16", "graphed": True, "layers": 8, "width": 4096, "heads": 32, "prompt": 2048}
 _ASSUMED_HOST = "assumed: a host with two processors and DDR5-4800 in 16 channels"
 
@@ -270,6 +272,15 @@ ASSUMED_FIGURES = [
             _assumed_constant("loss_curve.wrong_losses", "1", 0, dtype=dtype, steps=40),
         )
     ),
+    _assumed_figure("mixture_of_experts.step_time", "s", 0.05, 0.02, _ASSUMED_EXPERTS, dtype="bf16", **_EXPERTS),
+    _assumed_figure(
+        "mixture_of_experts.throughput", "tokens/s", 6.5536e5, 0.02, _ASSUMED_EXPERTS, dtype="bf16", **_EXPERTS
+    ),
+    _assumed_figure(
+        "mixture_of_experts.mfu", "1", 0.45, 0.02, _ASSUMED_EXPERTS, dtype="bf16", peak="measured_gemm", **_EXPERTS
+    ),
+    _assumed_figure("mixture_of_experts.loss_ratio", "1", 0.9, 0.02, _ASSUMED_EXPERTS, dtype="bf16", **_EXPERTS),
+    _assumed_constant("mixture_of_experts.loss_finite", "1", True, dtype="bf16", **_EXPERTS),
     _assumed_constant("inference.wrong_tokens", "1", 0, **_INFERENCE),
     _assumed_constant("inference.cache_share", "1", 0.79, **_INFERENCE),
     _assumed_constant("benchmark.duration", "s", 8.0, benchmark="pairs"),

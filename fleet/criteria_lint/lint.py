@@ -41,7 +41,14 @@ SCOPES: Mapping[str, frozenset[str]] = {
 }
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(
-    {"peer_copy.access", "training.loss_finite", "variants.loss_finite", "checkpoint.identical", "collective.nvls"}
+    {
+        "peer_copy.access",
+        "training.loss_finite",
+        "variants.loss_finite",
+        "mixture_of_experts.loss_finite",
+        "checkpoint.identical",
+        "collective.nvls",
+    }
 )
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 LEAST_OF_EXPECTED = 0.75

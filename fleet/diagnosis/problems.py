@@ -36,6 +36,7 @@ _COMPUTE = (
     "training.*",
     "transformer.*",
     "inference.*",
+    "mixture_of_experts.*",
     "loss_curve.*",
     "fashion_mnist.*",
     "variants.*",

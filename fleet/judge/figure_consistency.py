@@ -54,7 +54,7 @@ ELEMENT_BYTES = 4
 DURATION_TOLERANCE_S = 1.0
 """The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
-STEP_TIMES = ("training.step_time", "transformer.step_time")
+STEP_TIMES = ("training.step_time", "transformer.step_time", "mixture_of_experts.step_time")
 """Times of trainings whose throughput counts the images or tokens of a batch."""
 FACTORS = {
     ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",

@@ -31,6 +31,7 @@ _STUDY = "a scaling study measures and does not accept"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
 
+_EXPERTS = "mixture_of_experts.throughput, which is judged, is the same measurement"
 _BMC_SERIAL = "compared with the serial that the host itself reports (bmc-serial)"
 
 INFORMATIONAL: Mapping[str, str] = {
@@ -161,6 +162,8 @@ INFORMATIONAL: Mapping[str, str] = {
     "inference.first_token": "inference.prefill_throughput, which is judged, is the same measurement",
     "inference.token_interval percentile=p50": "inference.decode_throughput, which is judged, is the same measurement",
     "inference.token_interval percentile=p99_9": "it includes the host's other processes; percentile p99 is judged",
+    "mixture_of_experts.mfu": _EXPERTS,
+    "mixture_of_experts.step_time": _EXPERTS,
     "network.pci_address": _NAME,
     "network.rx_dropped": "counts packets of protocols that the host does not use",
     "network.rx_missed_errors": "counts packets lost in bursts; the rates of the fabric are judged",

@@ -14,7 +14,9 @@ from schemas.stages import BENCHMARK, GANG
 
 _MAX_OPERATIONS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
-_SPEEDS = frozenset({"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu"})
+_SPEEDS = frozenset(
+    {"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu", "mixture_of_experts.mfu"}
+)
 """Ratios that are a measure of speed."""
 
 Facts = Mapping[str, HostFacts]

@@ -152,6 +152,32 @@ TRAINING: Mapping[str, Benchmark] = {
         needs_group=True,
         trains=True,
     ),
+    "mixture_of_experts": Benchmark(
+        group="training",
+        title="Mixture of experts",
+        summary="a transformer with two of eight experts for each token, sharded by FSDP2: step time, tokens, utilization",
+        settings={"layers": 4, "width": 2048, "heads": 16, "sequence": 2048, "batch_size": 4, "steps": 8},
+        outputs=[
+            *make_outputs(
+                "mixture_of_experts",
+                {"step_time": "s", "throughput": "tokens/s", "loss_finite": "1", "loss_ratio": "1"},
+                "world",
+            ),
+            Output(name="mixture_of_experts.mfu", unit="1", scope="world", gpu_only=True),
+        ],
+        params={
+            "dtype": DTYPES,
+            "peak": str,
+            **dict.fromkeys(("batch_size", "heads", "layers", "sequence", "width", "world_size"), int),
+        },
+        adapted=["layers"],  # fewer on a GPU with little memory
+        cpu_settings={"layers": 1, "width": 32, "heads": 2, "sequence": 16, "batch_size": 2, "steps": 4},
+        cost_s=4.0,
+        costs=[Cost(seconds=0.1, over=["steps"])],
+        parts=["compute", "GPU memory", "NVLink"],
+        needs_group=True,
+        trains=True,
+    ),
     "inference": Benchmark(
         group="training",
         title="Inference",

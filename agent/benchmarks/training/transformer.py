@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ class Shape:
     batch_size: int
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Shape:
+    def from_settings(cls: type[AnyShape], settings: Mapping[str, Any]) -> AnyShape:
         """Return the shape that a benchmark's settings describe."""
         return cls(**{name: settings[name] for name in cls.__dataclass_fields__})
 
@@ -63,6 +63,9 @@ class Shape:
         """Return an estimate of the device memory that the training needs, in bytes."""
         activations = ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
         return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded
+
+
+AnyShape = TypeVar("AnyShape", bound=Shape)
 
 
 class Block(nn.Module):
@@ -116,11 +119,11 @@ class Transformer(nn.Module):
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report step time, tokens and FLOPs per second, the loss ratio, and on GPUs utilization and each device's peak memory."""
-    peak = context.sum_over_ranks(_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
+    peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     if context.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(context.device)
-    shape = _fit_to_memory(context, Shape.from_settings(settings))
-    model = attempt_on_all_ranks(context, lambda: _sharded_model(context, shape))
+    shape = fit_to_memory(context, Shape.from_settings(settings))
+    model = attempt_on_all_ranks(context, lambda: shard(context, lambda: Transformer(shape)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
     rows = make_tokens(context, shape)
     losses: list[torch.Tensor] = []
@@ -162,12 +165,12 @@ def _report(context: Context, shape: Shape, times: Sequence[float], peak: float,
         context.report_world({"transformer.mfu": (utilization, "1")}, peak="measured_gemm", **params)
 
 
-def _sharded_model(context: Context, shape: Shape) -> nn.Module:
-    """Return the sharded model. Uses no collective."""
+def shard(context: Context, build: Callable[[], Transformer]) -> nn.Module:
+    """Return the sharded model that `build` makes. Uses no collective."""
     fsdp = _import_fsdp2()
     torch.manual_seed(1)
     with context.device:  # created on the device: creating it on one CPU core takes seconds
-        model = Transformer(shape)
+        model = build()
     policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fsdp.fully_shard(block, mp_policy=policy)
@@ -187,7 +190,7 @@ def _import_fsdp2() -> Any:
     raise CannotMeasureError(UNSUPPORTED, f"torch {torch.__version__} has no FSDP2")
 
 
-def _fit_to_memory(context: Context, wanted: Shape) -> Shape:
+def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
     """Return the shape with as many layers as fit on the device with the least free memory.
 
     If a rank ran out of memory in a step, the others would hang. Raises CannotMeasureError on all ranks if not even one
@@ -209,7 +212,7 @@ def _fit_to_memory(context: Context, wanted: Shape) -> Shape:
     return replace(wanted, layers=layers)
 
 
-def _gemm_rate(context: Context) -> float:
+def measure_gemm_rate(context: Context) -> float:
     """Return this device's FLOP/s in a bf16 matrix product while all devices run one."""
     factor = torch.randn(GEMM_SIZE, GEMM_SIZE, device=context.device, dtype=torch.bfloat16)
     times = context.time(lambda: torch.mm(factor, factor), GEMM_CALLS, warm_up=10)

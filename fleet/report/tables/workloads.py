@@ -23,7 +23,7 @@ from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
 from schemas.scopes import Scope
 
-NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
+NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "mixture_of_experts", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
 _SHARES = (".accuracy", ".mfu", ".hidden_share")
 _MAX_COLUMNS = 4

@@ -92,6 +92,7 @@ def test_assumed_figures_name_their_source() -> None:
         "group_copy.",
         "pulse.",
         "inference.",
+        "mixture_of_experts.",
         "loss_curve.",
     )
     assert assumed - measured == {name for name in assumed if name.startswith(of_others)}
