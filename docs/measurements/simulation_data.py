@@ -120,7 +120,7 @@ _ASSUMED_INFERENCE = (
 _ASSUMED_CURVE = "assumed: the deviation that rounding causes on CPUs (measured); equal on all GPUs of a model"
 _ASSUMED_EXPERTS = "assumed: a step of 8192 tokens on each of four GPUs in 0.05 s"
 _EXPERTS = {"batch_size": 4, "layers": 4, "width": 2048, "heads": 16, "sequence": 2048}
-_INFERENCE = {"dtype": "bf16", "graphed": True, "layers": 8, "width": 4096, "heads": 32, "prompt": 2048}
+_INFERENCE = {"dtype": "bf16", "graphed": True}
 _ASSUMED_HOST = "assumed: a host with two processors and DDR5-4800 in 16 channels"
 
 _DIGESTS = (

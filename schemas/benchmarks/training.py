@@ -200,11 +200,7 @@ TRAINING: Mapping[str, Benchmark] = {
             Output(name="inference.token_interval", unit="s", scope="device", over={"percentile": "percentiles"}),
             *make_outputs("inference", {"wrong_tokens": "1", "cache_share": "1"}, "device"),
         ],
-        params={
-            "dtype": DTYPES,
-            "graphed": bool,
-            **dict.fromkeys(("heads", "layers", "prompt", "width"), int),
-        },
+        params={"dtype": DTYPES, "graphed": bool},
         choices={"first_percentiles": ["p50", "p99", "p99_9"]},
         cpu_settings={
             "layers": 2,

@@ -219,8 +219,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         context.set_phase("inference")
         engine.run(settings["seconds"])
     times, scope = engine.times, context.device_scope
-    shape = {key: settings[key] for key in ("layers", "width", "heads", "prompt")}
-    common: dict[str, Any] = {"scope": scope, "dtype": "bf16", "graphed": engine.graphed, **shape}
+    common: dict[str, Any] = {"scope": scope, "dtype": "bf16", "graphed": engine.graphed}
     rates = {
         "prefill": [settings["prompt"] / seconds for seconds in times.prefills],
         "decode": [engine.sequences / seconds for seconds in times.steps],
