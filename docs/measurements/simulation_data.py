@@ -163,13 +163,13 @@ ASSUMED_FIGURES = [
     {"name": "host_compute.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
     *(
         figure
-        for dtype, factor in (("bf16", 1.0), ("fp8", 1.9), ("int8", 1.8))
+        for dtype, factor in (("bf16", 1.0), ("fp8", 1.75), ("int8", 1.2))
         for shape, rate in (
             ("32x8192x8192", 1.2e14),
             ("32x28672x8192", 1.3e14),
-            ("512x8192x8192", 5.5e14),
-            ("4096x14336x4096", 6.8e14),
-            ("8192x28672x8192", 7.2e14),
+            ("512x8192x8192", 7.8e14),
+            ("4096x14336x4096", 7.9e14),
+            ("8192x28672x8192", 7.1e14),
         )
         for figure in (
             _assumed_figure(
@@ -183,13 +183,13 @@ ASSUMED_FIGURES = [
             "kernel_launch.latency", "s", seconds, 0.1, _ASSUMED, way=way, percentile=percentile, launches=20000
         )
         for way, percentile, seconds in (
-            ("queued", "p50", 4e-6),
-            ("queued", "p99", 8e-6),
-            ("synchronous", "p50", 1.1e-5),
-            ("synchronous", "p99", 2e-5),
+            ("queued", "p50", 8e-6),
+            ("queued", "p99", 1.8e-5),
+            ("synchronous", "p50", 1.3e-5),
+            ("synchronous", "p99", 2.5e-5),
         )
     ),
-    _assumed_figure("kernel_launch.graph_latency", "s", 1.3e-6, 0.03, _ASSUMED, launches=1000),
+    _assumed_figure("kernel_launch.graph_latency", "s", 9.5e-7, 0.03, _ASSUMED, nodes=1000),
     *(
         figure
         for direction, rate in (("host_to_device", 1.1e10), ("device_to_host", 9e9))

@@ -39,7 +39,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
                 percentile=percentile, launches=len(seconds),
             )  # fmt: skip
     if context.kind == "gpu":
-        common: dict[str, Any] = {"unit": "s", "scope": context.device_scope, "launches": NODES}
+        common: dict[str, Any] = {"unit": "s", "scope": context.device_scope, "nodes": NODES}
         try:
             seconds = _time_graph(number)
         except RuntimeError as error:
