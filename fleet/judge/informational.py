@@ -195,7 +195,6 @@ INFORMATIONAL: Mapping[str, str] = {
     "pulse.phase_error": "pulse.kept_share is judged; the rest depends on the network between the hosts, not on a part",
     "pulse.slew": "no vendor publishes a limit, and NVML updates too slowly to show the real rise; pulse.amplitude is judged",
     "pulse.wave": "the shape of pulse.amplitude, which is judged",
-    "kernel_launch.latency percentile=p99": "it includes the host's other processes; percentile p50 is judged",
     "pageable_copy.bandwidth": "depends on the CPUs that copy: 18 % between two GPUs of one host (measured); host_copy is judged",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
     "pcie.driver": "gpu.count, which is judged, names it for a GPU that the driver does not list",
