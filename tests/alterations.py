@@ -134,7 +134,7 @@ ALLOWED: Mapping[str, str] = {
     r"(remove|negate|scale) observations/.*/params/(bytes|cache_bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
     r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "follows from the caches of the processors",
-    r"scale observations/transformer\..*/params/layers": "the benchmark adapts it to the memory of the GPU",
+    r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": "the benchmark adapts it to the memory of the GPU",
     r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
     r"(remove|scale) launches/[^/]+/number": "only distinguishes launches of one stage; this run has one launch per stage",
     r"scale launches/[^/]+/deadline_s": "a shorter deadline only ends a launch earlier",
