@@ -105,6 +105,7 @@ FIGURES_BY_SUFFIX: dict[str, Any] = {
     "wrong_elements": 0,
     "wrong_blocks": 0,
     "wrong_bytes": 0,
+    "wrong_products": 0,
     "wrong_tokens": 0,
     "wrong_losses": 0,
     "misread_bytes": 0,

@@ -318,8 +318,8 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
         return f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes{where}{by}"
     if first.name == "shared_storage.misread_bytes":
         return f"reads {quantity(first.value, '1')} bytes wrong that other hosts read right"
-    if first.name == "digest.wrong_peer_copies":
-        peers = dict.fromkeys(str(Scope.parse(verdict.scope).get("peer")) for verdict in shown)
+    if first.name in ("digest.wrong_peer_copies", "group_copy.wrong_bytes"):
+        peers = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("peer") for verdict in shown)))
         pairs = f"GPU {', '.join(peers)}"
         return f"and {pairs} copy wrong data between them: not known whether one of the GPUs or a link is at fault"
     if first.name.startswith("digest."):

@@ -156,12 +156,18 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
 
 
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
-    """Return the criteria that compare figures of this name with the datasheet."""
+    """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
+
+    A limit is for the sizes at which a link reaches its rate, but no size exceeds the rate. Without this, a size with a limit
+    for PCIe only would seem impossible over NVLink.
+    """
     if id(criteria) not in _COMPARED:
         _COMPARED[id(criteria)] = criteria, {}
     known = _COMPARED[id(criteria)][1]
     if name not in known:
         known[name] = [
-            item for item in criteria.values() if item.datasheet and item.expected and item.matches_name(name)
+            replace(item, where={key: value for key, value in item.where.items() if key != "size_bytes"})
+            for item in criteria.values()
+            if item.datasheet and item.expected and item.matches_name(name)
         ]
     return known[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleet.judge.consistency import contradictions
-from fleet.judge.credibility import impossible_readings
+from fleet.judge.credibility import impossible_readings, problem_of_figure
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.judge.figure_consistency import figure_problems, figure_structure
@@ -542,3 +542,18 @@ def test_simulated_fleet_has_no_contradiction(tmp_path: Path, profile: str) -> N
     assert [
         item.reason for item in verdicts if item.verdict == INCONCLUSIVE and item.kind == VerdictKind.CONTRADICTORY
     ] == []
+
+
+@pytest.mark.parametrize("size", [8, 1 << 20, 1 << 26, (1 << 27) - 1, 1 << 27, 1 << 30, 1 << 32, 1 << 34])
+@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "send_recv", "all_to_all"])
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: str, world_size: int) -> None:
+    """At some sizes only the limit for PCIe is judged. It must not be taken for the highest rate that is possible."""
+    plan = builders.plan("h1", gpu_count=world_size, rackproof_gang="none")
+    (view,) = host_views(plan, builders.evidence(plan), read_packs([]))
+    params = {"size_bytes": size, "world_size": world_size, "dtype": "fp32"}
+    item = Observation(
+        name=f"collective.{op}.busbw", scope="host", unit="B/s", stage="benchmark", value=3.6e11, params=params
+    )
+    assert problem_of_figure(view.criteria(), item) == ""
+    assert "is not credible: the datasheet" in problem_of_figure(view.criteria(), replace(item, value=3.6e12))
