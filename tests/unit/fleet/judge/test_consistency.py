@@ -22,7 +22,7 @@ from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
 from schemas.catalogue import BENCHMARKS, parameters, settings
-from schemas.records import Launch, Metric, Observation, Record, Snapshot
+from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, REJECTED, VerdictKind
 from tests import ROOT, builders
 
@@ -553,7 +553,13 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
     (view,) = host_views(plan, builders.evidence(plan), read_packs([]))
     params = {"size_bytes": size, "world_size": world_size, "dtype": "fp32"}
     item = Observation(
-        name=f"collective.{op}.busbw", scope="host", unit="B/s", stage="benchmark", value=3.6e11, params=params
+        name=f"collective.{op}.busbw",
+        scope="host",
+        unit="B/s",
+        stage="benchmark",
+        status=MEASURED,
+        value=3.6e11,
+        params=params,
     )
     assert problem_of_figure(view.criteria(), item) == ""
     assert "is not credible: the datasheet" in problem_of_figure(view.criteria(), replace(item, value=3.6e12))
