@@ -426,7 +426,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         cost_s=0.0,
         costs=[
             Cost(timed=["seconds"]),
-            Cost(seconds=0.2, over=["workloads"]),
+            Cost(seconds=0.4, over=["workloads"]),
             Cost(seconds=0.3, over=["peer_copies"], per="further_gpu"),
         ],
         parts=["compute"],

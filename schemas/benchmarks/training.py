@@ -172,7 +172,7 @@ TRAINING: Mapping[str, Benchmark] = {
         },
         adapted=["layers"],  # fewer on a GPU with little memory
         cpu_settings={"layers": 1, "width": 32, "heads": 2, "sequence": 16, "batch_size": 2, "steps": 4},
-        cost_s=4.0,
+        cost_s=1.0,
         costs=[Cost(seconds=0.1, over=["steps"])],
         parts=["compute", "GPU memory", "NVLink"],
         needs_group=True,
@@ -190,7 +190,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "steps": 1000,  # of a round, so that one round gives a p99.9
             "share": 0.8,  # of the free memory, for keys and values
             "most_bytes": 0,  # limit of keys and values; 0: none
-            "seconds": 60.0,
+            "seconds": 20.0,
             "first_percentiles": ["p50", "p99"],
             "percentiles": ["p50", "p99", "p99_9"],
         },
@@ -213,7 +213,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "first_percentiles": ["p50"],
             "percentiles": ["p50"],
         },
-        cost_s=3.0,
+        cost_s=19.0,
         costs=[Cost(timed=["seconds"])],
         parts=["compute", "GPU memory", "CPU"],
     ),
@@ -233,7 +233,7 @@ TRAINING: Mapping[str, Benchmark] = {
         outputs=make_outputs("loss_curve", {"deviation": "1", "wrong_losses": "1"}, "device", over={"dtype": "dtypes"}),
         params={"steps": int},
         cpu_settings={"width": 32, "heads": 2, "sequence": 16, "steps": 10},
-        cost_s=5.0,
+        cost_s=2.0,
         parts=["compute"],
     ),
     "overlap": Benchmark(
