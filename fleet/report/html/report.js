@@ -266,7 +266,7 @@ function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${textAt(stage)} over time` },
       roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part ", note(`0 to ${textAt(ends)}`)), ...columns.map(([name, range]) => el("th", { scope: "col" }, textAt(name), " ", note(textAt(range)))))), el("tbody", {}, ...rows)))),
     more > 0 && el("p", { class: "note" }, `and ${plural(more, "GPU")} more in the record`),
-    benchmarks.length && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, textAt(name)), ` ${textAt(at)}`])));
+    benchmarks.length > 0 && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, textAt(name)), ` ${textAt(at)}`])));
 }
 
 function spark(label, began, [, band, line, throttled]) {

@@ -6,7 +6,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from agent.benchmarks.__main__ import take_device
 from agent.benchmarks.compute import digest, gemm, stress
+from agent.benchmarks.links import group_copy, peer_copy
 from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
@@ -24,6 +25,7 @@ from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
+from schemas.benchmarks.hardware import HARDWARE
 from schemas.records import MEASURED, Observation
 
 
@@ -435,3 +437,10 @@ def test_store_wait_times_out(tmp_path: Path) -> None:
     """The readiness check relies on this: the store of torch raises one of these errors."""
     with pytest.raises((RuntimeError, ValueError)):
         dist.HashStore().wait(["missing"], timedelta(seconds=0.1))
+
+
+@pytest.mark.parametrize("benchmark", [group_copy, peer_copy])
+def test_copies_between_gpus_measure_nothing_on_a_host_with_one_gpu(tmp_path: Path, benchmark: ModuleType) -> None:
+    rank = context(tmp_path)
+    benchmark.run(rank, HARDWARE[benchmark.__name__.rpartition(".")[2]].settings)
+    assert rank.observations == []
