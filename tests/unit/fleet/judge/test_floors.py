@@ -672,6 +672,8 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             alike = [
                 rate for rate in by_name.get(item.name, ()) if all(rate.params[key] == item.params[key] for key in keys)
             ]
+            # Messages of other sizes are as fast as those of the size that is slowest: no size exceeds the rate of the link.
+            alike = alike or sorted(by_name.get(item.name, ()), key=lambda rate: float(rate.value or 0))[:1]
         return replace(item, value=alike[0].value) if alike else item
 
     name, path = read_pack(model).gpu_names[0], f"NV{sheet['nvlink']['links']}" if "nvlink" in sheet else "NODE"
