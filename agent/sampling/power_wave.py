@@ -13,8 +13,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+STUCK_S = 3.0
+"""A power value that does not change for this time, in which the load is switched, is no measurement: GPUs have a new value every
+20 to 100 ms, as a mean over at most 1 s (NVML)."""
 FAST_TELEMETRY = "fast-telemetry"
-"""File in the work directory of a launch. While it exists, the supervisor reads the power of the GPUs as often as it can."""
+"""Files `fast-telemetry.RANK` in the work directory of a launch. While one exists, the supervisor reads the power of the GPUs as
+often as it can."""
 VALUES_PER_PHASE = 2.0
 """New values of NVML that a phase needs, so that at least one lies completely within the plateau."""
 MIN_VALUES = 3
@@ -64,13 +68,22 @@ class UnresolvedError(Exception):
     """NVML's values do not resolve the period."""
 
 
+class StuckSensorError(Exception):
+    """The power values did not change, although the load did."""
+
+
 def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> PowerWave:
     """Return the wave in the readings of whole periods. The load begins at `begin`, and is on for the first half of each period.
 
     Raises:
         UnresolvedError: the period is too short for the readings.
+        StuckSensorError: the value never changed, for longer than any GPU takes to have a new one.
     """
     updates = _updates(values)
+    if not updates and values and values[-1].at - values[0].at >= STUCK_S:
+        raise StuckSensorError(
+            f"the power stayed at {values[0].power:g} W for {values[-1].at - values[0].at:.3g} s of pulsed load"
+        )
     if len(updates) < 2 * MIN_VALUES:
         raise UnresolvedError(f"NVML gave {len(updates)} new power values during the load")
     gaps = sorted(later.at - earlier.at for earlier, later in itertools.pairwise(updates))

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.sampling.power_wave import FAST_TELEMETRY, PowerLog, PowerValue, UnresolvedError, power_wave
+from agent.sampling.power_wave import (
+    FAST_TELEMETRY,
+    PowerLog,
+    PowerValue,
+    StuckSensorError,
+    UnresolvedError,
+    power_wave,
+)
 from agent.sampling.statistics import summarize
 from agent.sampling.timeline import Recorder
 from collectors.base import Absent
@@ -74,7 +81,7 @@ class Telemetry(NvmlPoller):
     def __init__(self, devices: Iterable[int], work: Path | None = None) -> None:
         """Prepare to sample the GPUs of a launch with this work directory."""
         devices = list(devices)
-        self._fast_marker = work / FAST_TELEMETRY if work else None
+        self._work = work
         self._power = {index: PowerLog() for index in devices}
         self._power_failed: dict[int, tuple[float, float, str]] = {}
         super().__init__(lambda: FastReader(devices), PERIOD_S)
@@ -106,7 +113,7 @@ class Telemetry(NvmlPoller):
                 due = time.monotonic() + PERIOD_S
 
     def _is_fast(self) -> bool:
-        return self._fast_marker is not None and self._fast_marker.exists()
+        return self._work is not None and any(self._work.glob(f"{FAST_TELEMETRY}.*"))
 
     def _add_power(self, index: int, at: float, power: PowerSample | Absent) -> None:
         if isinstance(power, Absent):
@@ -216,6 +223,8 @@ def _wave_figures(
             wave = power_wave(powers, window["begin"], period_s)
         except UnresolvedError as error:
             status, reason = UNSUPPORTED, str(error)
+        except StuckSensorError as error:
+            reason = str(error)
         else:
             figures = {"amplitude": wave.amplitude, "slew": wave.slew, "wave": wave.wave}
             figures |= {"alone_amplitude": wave.amplitude, "clock": _loaded_clock(window["begin"], period_s, samples)}

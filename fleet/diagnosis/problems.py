@@ -174,10 +174,8 @@ PROBLEMS = (
             "shared_storage.misread_bytes",
             "*.accuracy",
             "digest.*",
-            "*.wrong_products",
-            "*.wrong_elements",
-            "pageable_copy.wrong_bytes",
-            "group_copy.wrong_bytes",
+            "*.wrong_*",
+            "loss_curve.deviation",
             "*.loss_finite",
             "*.loss_ratio",
             "checkpoint.identical",
@@ -436,6 +434,9 @@ PROBLEMS = (
         explains=_COMPUTE,
         explains_host=_COMPUTE,
         confidence=LIKELY,
+    ),
+    Problem(
+        id="late-load", title=words.describe, shown_by=("pulse.kept_share",), explains=("pulse.*",), confidence=LIKELY
     ),
     Problem(id="pulsed-load", title=words.slow, shown_by=("pulse.*",), explains=("pulse.*",), confidence=LIKELY),
     Problem(

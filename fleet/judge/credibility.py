@@ -26,7 +26,16 @@ LEAST = {"Cel": 2.0, "W": 1.0}
 without a sensor reports 0."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
-SHARES = ("accuracy", "mfu", "hidden_share", "last_share", "tested_share", "throttled_share")
+SHARES = (
+    "accuracy",
+    "mfu",
+    "hidden_share",
+    "last_share",
+    "tested_share",
+    "throttled_share",
+    "kept_share",
+    "cache_share",
+)
 """Last parts of the names of figures that are at most 1."""
 ROUNDING = 1e-6
 _WRONG_SOURCE = {False: "only the control node reads the BMC: the host reports it itself", True: "no reading of a BMC"}

@@ -68,7 +68,8 @@ def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> l
         return []
     total = sum(len(host.gpus) for host in hosts)
     text = (
-        "NOT JUDGED (no GPU of the same model and software to compare with: driver, torch, CUDA, cuBLAS, cuDNN, NCCL)"
+        "NOT JUDGED (no GPU of the same model and software to compare with: driver, torch, CUDA, cuBLAS, cuDNN, NCCL, "
+        "Rackproof)"
     )
     values = {"not_judged": len(gpus), "total": total}
     title = f"Digests of {len(gpus)} of {total} GPUs"

@@ -60,7 +60,8 @@ def build(
     least 17 rows.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    vector = torch.randint(-8, 9, (columns, 1), device=device, generator=generator).double()
+    sizes, signs = (torch.randint(low, 9, (columns, 1), device=device, generator=generator) for low in (1, 0))
+    vector = torch.where(signs > 4, sizes, -sizes).double()  # no factor is 0, which would hide its column
     if dtype == "int8":
         left, right = (
             torch.randint(-127, 128, size, device=device, generator=generator, dtype=torch.int8)

@@ -76,16 +76,14 @@ def _report_unsupported(context: Context, settings: Mapping[str, Any], reason: s
 
 @contextlib.contextmanager
 def _fast_telemetry(context: Context) -> Iterator[None]:
-    marker = context.work / FAST_TELEMETRY
+    """Request fast readings; the supervisor makes them as long as any rank has a marker."""
+    marker = context.work / f"{FAST_TELEMETRY}.{context.rank}"
     marker.touch()
     try:
         yield
         context.host_barrier("end")
+    finally:
         marker.unlink(missing_ok=True)
-    except Exception:
-        if context.present_ranks() == [context.local_rank]:  # no other rank still measures
-            marker.unlink(missing_ok=True)
-        raise
 
 
 class Load:
@@ -264,6 +262,9 @@ def _measure_alone(context: Context, load: Load, seconds: float, common: Mapping
             wave = _run(context, load, time.monotonic() + TURN_S, seconds, common, "alone")
             context.report("pulse.alone_work", wave.mean_work, unit="1", samples=summarize(wave.work), **common)
             context.store.set(f"{prefix}/{rank}", "done")
-        while context.is_present(rank) and not context.store.check([f"{prefix}/{rank}"]):
+        deadline = time.monotonic() + max(seconds, LEAST_PERIODS * common["period_ms"] / 1000) + context.timeout_s
+        while (
+            context.is_present(rank) and not context.store.check([f"{prefix}/{rank}"]) and time.monotonic() < deadline
+        ):
             context.heartbeat.record_progress()
             time.sleep(TURN_S)

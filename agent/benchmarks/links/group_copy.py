@@ -45,7 +45,7 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
     present = context.present_ranks()
     wrong = dict.fromkeys(everyone, 0)
     size = settings["size_bytes"]
-    lost, checked = [peer for peer in everyone if peer not in present], True
+    lost, failed, copied = [peer for peer in everyone if peer not in present], False, set()
     for pattern in settings["patterns"]:
         context.set_phase(f"group_copy {pattern}")
         common: dict[str, Any] = {"unit": "B/s", "scope": context.device_scope, "pattern": pattern, "size_bytes": size}
@@ -59,8 +59,9 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
             seconds = _time_together([start for start, _ in copies], devices)
             for peer, (_, count_wrong) in zip(peers, copies, strict=True):
                 wrong[peer] += count_wrong()
+                copied.add(peer)
         except RuntimeError as error:
-            checked = False
+            failed = True
             context.report_absent("group_copy.bandwidth", status=ERROR, reason=describe_error(error), **common)
             continue
         access = all(torch.cuda.can_device_access_peer(context.device, torch.device("cuda", peer)) for peer in peers)
@@ -68,7 +69,7 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
         context.report_rate("group_copy.bandwidth", size * len(peers), series, access=access, **common)
     for peer, count in wrong.items():
         of_pair: dict[str, Any] = {"unit": "1", "scope": context.pair_scope(peer)}
-        if lost or not (checked or count):
+        if not count and (lost or failed or peer not in copied):
             status, reason = (SKIPPED, "another GPU was lost") if lost else (ERROR, "not all copies were made")
             context.report_absent("group_copy.wrong_bytes", status=status, reason=reason, **of_pair)
         else:
@@ -80,7 +81,9 @@ def _copy(
 ) -> tuple[Callable[[], None], Callable[[], int]]:
     """Return a function that starts COPIES copies on a stream of their own, and one that counts the wrong bytes of the last."""
     source_device, target_device = (other, own) if pattern == "all_to_one" else (own, other)
-    source = torch.randint(0, LARGEST, (size // 4,), dtype=torch.int32, device=source_device)
+    # Other data for each pair, so that data from another GPU are wrong.
+    generator = torch.Generator(source_device).manual_seed(1000 * source_device.index + target_device.index)
+    source = torch.randint(0, LARGEST, (size // 4,), dtype=torch.int32, device=source_device, generator=generator)
     target = torch.empty(
         size // 4, dtype=torch.float32 if pattern == "by_kernel" else torch.int32, device=target_device
     )

@@ -168,7 +168,10 @@ class Engine:
         self._tokens[sequence : sequence + 1] = self._choose(scores)
 
     def _decode(self) -> None:
-        self._tokens.copy_(self._choose(self._model.decode(self._tokens, self._cache, self._position)))
+        known = self._tokens.clamp(
+            min=0
+        )  # -1 is no index: it would end the process, and the wrong token would not be counted
+        self._tokens.copy_(self._choose(self._model.decode(known, self._cache, self._position)))
         self._position += 1
 
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
@@ -182,13 +185,14 @@ class Engine:
             self._round(deadline)
         if self.times.rounds == 1:
             self._round(deadline)
+        needed = max(map(least_samples, self._settings["first_percentiles"]), default=0)
+        while len(self.times.prefills) < needed:  # few sequences fit into a small memory
+            self._prefill_all(is_first=False)
         self.times.wrong_tokens = int(self._wrong)
 
     def _round(self, deadline: float) -> None:
         is_first = self.times.rounds == 0
-        for sequence in range(self.sequences):
-            self.times.prefills.append(self._timed(lambda sequence=sequence: self._prefill(sequence)))  # type: ignore[misc]
-        self._check(0, is_first)
+        self._prefill_all(is_first)
         self._position.fill_(self._settings["prompt"])
         for step in range(self._settings["steps"]):
             self.times.steps.append(self._timed(self._step))
@@ -196,6 +200,11 @@ class Engine:
             if not is_first and time.monotonic() > deadline:
                 break
         self.times.rounds += 1
+
+    def _prefill_all(self, is_first: bool) -> None:
+        for sequence in range(self.sequences):
+            self.times.prefills.append(self._timed(lambda sequence=sequence: self._prefill(sequence)))  # type: ignore[misc]
+        self._check(0, is_first)
 
     def _check(self, step: int, is_first: bool) -> None:
         if is_first:
@@ -238,13 +247,17 @@ def _report_percentiles(
 ) -> None:
     """Report each percentile that the number of samples allows; a tail needs one sample beyond it."""
     for key in percentiles:
-        share = PERCENTILES[key]
-        least = round(1 / (1 - share))
+        share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:
             reason = f"{len(seconds)} samples; this percentile needs {least}: give more `seconds` or `steps`"
             context.report_absent(name, unit="s", status=ERROR, reason=reason, percentile=key, **common)
             continue
         context.report(name, percentile(seconds, share), unit="s", percentile=key, **common)
+
+
+def least_samples(key: str) -> int:
+    """Return how many samples a percentile needs, so that at least one is beyond it."""
+    return round(1 / (1 - PERCENTILES[key]))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -202,6 +202,7 @@ class GangPairs:
             least=self._least_speeds(),
         )
         suspects = [suspect for suspect in suspects if self._is_reported(suspect)]
+        self._is_collective_explained = any(item.kind != LINK and self._fails(item) for item in suspects)
         suspect_verdicts = [verdict for suspect in suspects for verdict in self._suspect_verdicts(suspect)]
         yield from suspect_verdicts
         suspected = {verdict.host for verdict in suspect_verdicts}
@@ -267,12 +268,13 @@ class GangPairs:
         """Return whether the suspect fails its hosts.
 
         A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. So does a
-        link, because two paths that share a cable look like a slow one, unless it failed; and both of its hosts must be normal
-        with others.
+        link, because two paths that share a cable look like a slow one, unless it failed; then no other suspect may explain the
+        collective, and both hosts must be normal with others.
         """
         if suspect.kind == LINK:
             # A link without a measurement has failed. Confidence is above even odds if both of its ends work with other hosts.
-            return (suspect.measured is None or self._collective_slow) and suspect.confidence > EVEN_ODDS
+            is_cause = self._collective_slow and not self._is_collective_explained
+            return (suspect.measured is None or is_cause) and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:

@@ -15,6 +15,8 @@ from fleet.diagnosis import words
 from fleet.diagnosis.diagnose import diagnose
 from fleet.diagnosis.handling import HANDLING, OF_ACTION, WITHOUT_EVIDENCE, handling
 from fleet.diagnosis.problems import PROBLEMS
+from fleet.judge.direction import MUST_BE_ZERO
+from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, SKIPPED
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Verdict, VerdictKind
 from schemas.waivers import Waiver
@@ -466,3 +468,30 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
 def test_wrong_data_is_located_only_if_the_place_is_known(name: str, params: dict[str, Any], text: str) -> None:
     (cause,) = diagnose([failed(name, "directory=scratch", value=2, params=params)], {})
     assert cause.title.endswith(text)
+
+
+WRONG_RESULTS = sorted(
+    {
+        output.name
+        for benchmark in BENCHMARKS.values()
+        for output in benchmark.outputs
+        if output.name.rpartition(".")[2] in MUST_BE_ZERO and "{" not in output.name
+    }
+    | {"loss_curve.deviation"}
+)
+
+
+@pytest.mark.parametrize("name", WRONG_RESULTS)
+def test_wrong_results_are_never_slowness_or_a_consequence_of_heat(name: str) -> None:
+    """A GPU that computes wrongly is returned also if it is hot."""
+    wrong = failed(name, "gpu=1", value=3, limit=0, action="rma")
+    hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
+    for verdicts in ([wrong], [wrong, hot]):
+        cause = next(item for item in diagnose(verdicts, {}) if item.problem == "wrong-results")
+        assert (cause.part, cause.action) == ("gpu=1", "rma")
+        assert "is slow" not in cause.title
+
+
+def test_every_count_of_something_wrong_must_be_zero() -> None:
+    last = {output.name.rpartition(".")[2] for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
+    assert {name for name in last if name.startswith("wrong_")} <= MUST_BE_ZERO

@@ -88,6 +88,15 @@ def test_slow_path_between_two_hosts_is_one_cause_that_blames_no_part_of_a_host(
     assert {row.name for row in report.hosts if row.decision != "accepted"} == {HOST, "r01-h04"}
 
 
+def test_slow_path_is_not_blamed_if_a_slow_host_explains_the_collectives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects = {"r01-h02": ("slow_host", 0.3), HOST: ("slow_path", 0.5)}
+    report = judged(tmp_path / "run", monkeypatch, effects)
+    failed = [cause for cause in report.causes if cause.verdict == FAIL]
+    assert {cause.host for cause in failed if cause.problem == "slow-network"} == {"r01-h02"}
+
+
 def test_pair_of_two_slow_hosts_belongs_to_their_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alone is fast enough for the floor of a pair; together they are below it."""
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
