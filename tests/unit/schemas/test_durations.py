@@ -58,7 +58,7 @@ def replays(run: str) -> Iterator[Replay]:
 
 KEPT = [
     *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-compared"),
-    *("h200x2-extended", "h200x2-standard", "h200x2-standard-again", "h200x1-standard-twice"),
+    *("h200x1-extended", "h200x2-extended", "h200x2-standard", "h200x2-standard-again", "h200x1-standard-twice"),
     *("h100x2-slowed-0.2", "h200x1-slowed-0.2", "h200x2-slowed-0.2", *WITHOUT_A_FABRIC),
 ]
 
