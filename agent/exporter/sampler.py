@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from prometheus_client import Histogram, Metric
 
 from agent.exporter.metric_names import SAMPLED
-from agent.sampling.telemetry import MAX_GAP_S, GpuSamples, NvmlPoller
+from agent.sampling.sample_log import GpuSamples
+from agent.sampling.telemetry import MAX_GAP_S, NvmlPoller
 from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, gpu_indices
 

@@ -133,7 +133,13 @@ def supervise(
 
 
 def _telemetry(spec: LaunchSpec) -> contextlib.AbstractContextManager[Telemetry | None]:
-    return Telemetry(spec.host.devices, spec.work) if spec.host.device == "gpu" else contextlib.nullcontext()
+    if spec.host.device != "gpu":
+        return contextlib.nullcontext()
+    return Telemetry(
+        spec.host.devices,
+        spec.work,
+        lambda since: work_directory.benchmarks_since(spec.work, spec.command.ranks, since),
+    )
 
 
 def _collect_results(

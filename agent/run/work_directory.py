@@ -58,6 +58,23 @@ def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
     return dict(sorted(start_times.items(), key=lambda item: item[1]))
 
 
+def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]:
+    """Return the benchmarks, and the steps between them, that ranks of this host have been running at or after a moment.
+
+    Args:
+        work: work directory of the launch.
+        ranks: the ranks of this host.
+        since: the moment, by the host's monotonic clock.
+    """
+    running: set[str] = set()
+    for rank in ranks:
+        with contextlib.suppress(OSError, documents.DocumentError, KeyError, AttributeError, TypeError):
+            begun = sorted(_read_state(work, rank)["begun"].items(), key=lambda item: item[1])
+            ends = [at for _, at in begun[1:]] + [float("inf")]
+            running |= {name for (name, _), end in zip(begun, ends, strict=False) if end >= since}
+    return running
+
+
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
     """Return how a rank ended, from its state file. What the file lacks comes from `last_state`, the last one observed."""
     try:

@@ -27,6 +27,9 @@ WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000
 """For each GPU: 11 hours of 50 new values in a second."""
+BLOCK = 1000
+"""Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
+or more, so that they have whole periods."""
 LAGS = 32
 """Delays of NVML that are tried, evenly spread over half a period."""
 
@@ -141,15 +144,25 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 
 
 class PowerLog:
-    """The power values of one GPU that differ from the one before, at most MAX_VALUES of them. A value takes 16 bytes."""
+    """The power values of one GPU that differ from the one before, at most MAX_VALUES of them. A value takes 16 bytes.
+
+    When it is full, every second block of values is removed, and from then on as many are left out.
+    """
 
     def __init__(self) -> None:
         self._times, self._powers, self._averaged_s = array("d"), array("d"), 0.0
+        self._latest: float | None = None
+        self._count, self._interval = 0, 1
 
     def add(self, value: PowerValue) -> None:
         """Add a reading, later than those before."""
-        is_new = not self._powers or self._powers[-1] != value.power
-        if is_new and len(self._times) < MAX_VALUES:
+        if value.power == self._latest:
+            return
+        self._latest, block, self._count = value.power, self._count // BLOCK, self._count + 1
+        if len(self._times) >= MAX_VALUES:
+            self._interval *= 2
+            self._times, self._powers = _even_blocks(self._times), _even_blocks(self._powers)
+        if block % self._interval == 0:
             self._times.append(value.at)
             self._powers.append(value.power)
             self._averaged_s = max(self._averaged_s, value.averaged_s)
@@ -159,3 +172,10 @@ class PowerLog:
         first, last = bisect.bisect_left(self._times, begin), bisect.bisect_right(self._times, end)
         columns = zip(self._times[first:last], self._powers[first:last], strict=True)
         return [PowerValue(at=at, power=power, averaged_s=self._averaged_s) for at, power in columns]
+
+
+def _even_blocks(values: array[float]) -> array[float]:
+    result = array("d")
+    for first in range(0, len(values), 2 * BLOCK):
+        result.extend(values[first : first + BLOCK])
+    return result

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from agent.sampling.power_wave import (
     UnresolvedError,
     power_wave,
 )
+from agent.sampling.sample_log import GpuSamples, SampleLog, Selection
 from agent.sampling.statistics import summarize
 from agent.sampling.timeline import Recorder
 from collectors.base import Absent
@@ -31,16 +31,17 @@ from schemas.trace import UNREAD, Trace, make_trace
 PERIOD_S = 0.05
 FAST_PERIOD_S = 0.005
 """Period at which power alone is read while a benchmark requests it (`FAST_TELEMETRY`). NVML has new values less often."""
-MAX_SAMPLES = 72_000
-"""An hour of samples."""
+RUNNING_S = 1.0
+"""Time between two checks of which benchmarks are running."""
+RECENT_S = 10.0
+"""Age of the oldest samples that are kept when such a check finds that a benchmark has begun."""
+SAMPLED = frozenset(name for name, item in BENCHMARKS.items() if any(output.sampled for output in item.outputs))
+"""The benchmarks that request samples."""
 PULSE = "pulse"
 """The benchmark whose windows are loads that are switched on and off."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
 """A window with a lower rate or a longer gap is not used: a slowdown could fall between two samples."""
-
-GpuSamples = Mapping[int, GpuSample | Absent]
-"""NVML index -> sample of the GPU at one moment."""
 
 
 class NvmlPoller(threading.Thread):
@@ -76,17 +77,35 @@ class NvmlPoller(threading.Thread):
 
 
 class Telemetry(NvmlPoller):
-    """Keeps the samples of a launch, for the time windows that ranks request and for a timeline of the whole launch."""
+    """Keeps the samples of a launch, for the time windows that ranks request and for a timeline of the whole launch.
 
-    def __init__(self, devices: Iterable[int], work: Path | None = None) -> None:
-        """Prepare to sample the GPUs of a launch with this work directory."""
+    A launch may last for days. So samples are kept only while a benchmark runs that may request them, and each benchmark has a
+    log of bounded size.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[int],
+        work: Path | None = None,
+        running: Callable[[float], Collection[str]] = lambda _: SAMPLED,
+    ) -> None:
+        """Prepare to sample the GPUs of a launch.
+
+        Args:
+            devices: NVML indices.
+            work: work directory of the launch.
+            running: returns the benchmarks that ranks have been running since a moment of `time.monotonic()`.
+        """
         devices = list(devices)
         self._work = work
         self._power = {index: PowerLog() for index in devices}
         self._power_failed: dict[int, tuple[float, float, str]] = {}
         super().__init__(lambda: FastReader(devices), PERIOD_S)
         self._devices = devices
-        self._samples: deque[tuple[float, GpuSamples]] = deque(maxlen=MAX_SAMPLES)
+        self._running, self._running_names, self._running_at = running, frozenset[str](), float("-inf")
+        self._logs: dict[str, SampleLog] = {}
+        self._recent: deque[tuple[float, GpuSamples]] = deque(maxlen=round(RECENT_S / PERIOD_S))
+        self._lock = threading.Lock()
         self._recorder = Recorder()
         self._lost: dict[int, str] = {}
         self._sampled: set[int] = set()
@@ -123,13 +142,25 @@ class Telemetry(NvmlPoller):
             self._power[index].add(PowerValue(at=at, power=power.power, averaged_s=power.averaged_s))
 
     def handle(self, at: float, samples: GpuSamples) -> None:
-        self._samples.append((at, samples))
+        with self._lock:
+            self._keep(at, samples)
         self._recorder.add_samples(at - self._began, samples)
         self._sampled |= samples.keys()
         for index, sample in samples.items():
             if isinstance(sample, Absent):
                 self._recorder.add_value(at - self._began, UNREAD, f"gpu={index}", "1", 1.0)
                 self._lost.setdefault(index, sample.reason or sample.status)
+
+    def _keep(self, at: float, samples: GpuSamples) -> None:
+        """Add the samples to the logs of the running benchmarks. A log begins with the recent samples."""
+        self._recent.append((at, samples))
+        if at - self._running_at >= RUNNING_S:
+            self._running_names, self._running_at = SAMPLED.intersection(self._running(self._running_at)), at
+        for name in self._running_names:
+            log = self._logs.setdefault(name, SampleLog())
+            for moment, recent in self._recent if at - log.last > RUNNING_S else [(at, samples)]:
+                if moment > log.last:
+                    log.add(moment, recent)
 
     def trace(self, start_times: Mapping[str, float]) -> Trace | None:
         """Return a short timeline of every GPU over the launch; None if the launch was too short for a sample.
@@ -148,23 +179,18 @@ class Telemetry(NvmlPoller):
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
     ) -> list[Observation]:
         """Return, for each window that a rank requested, the sampled outputs of its benchmark on that GPU."""
-        samples = list(self._samples)
-        return [
-            observation
-            for window in windows
-            for observation in self._window_observations(window, samples, measured, stage)
-        ]
+        with self._lock:
+            return [
+                observation for window in windows for observation in self._window_observations(window, measured, stage)
+            ]
 
     def _window_observations(
-        self,
-        window: Mapping[str, Any],
-        samples: Sequence[tuple[float, GpuSamples]],
-        measured: Sequence[Observation],
-        stage: str,
+        self, window: Mapping[str, Any], measured: Sequence[Observation], stage: str
     ) -> Iterator[Observation]:
         index = int(Scope.parse(window["scope"]).get("gpu"))
-        in_window = [(at, by_gpu[index]) for at, by_gpu in samples if window["begin"] <= at <= window["end"]]
-        reason = self._error or _why_unusable(window, in_window)
+        log = self._logs.get(window["benchmark"]) or SampleLog()
+        selection = log.select(index, window["begin"], window["end"])
+        reason = self._error or _why_unusable(window, selection)
         if window["benchmark"] == PULSE:
             powers = self._power[index].select(window["begin"], window["end"])
             first, last, failure = self._power_failed.get(index, (0.0, 0.0, ""))
@@ -172,13 +198,13 @@ class Telemetry(NvmlPoller):
                 reason = reason or f"a reading of the power failed: {failure}"
             elif not powers:
                 reason = reason or "no new power value was read during the load"
-            yield from _wave_figures(window, stage, reason, powers, in_window)
+            yield from _wave_figures(window, stage, reason, powers, selection.samples)
             return
         if reason:
             yield from _errors(window, stage, reason)
             return
-        values = [sample for _, sample in in_window if isinstance(sample, GpuSample)]
-        rate = round(len(values) / (window["end"] - window["begin"]), 1)
+        values = [sample for _, sample in selection.samples if isinstance(sample, GpuSample)]
+        rate = round(selection.reads / (window["end"] - window["begin"]), 1)
         common: dict[str, Any] = {"scope": window["scope"], "stage": stage, "status": MEASURED}
         params = {**window["params"], "samples_per_second": rate}
         yield from _levels(window["benchmark"], values, params, common)
@@ -306,17 +332,16 @@ def _efficiencies(
                 yield Observation(**{**common, **result}, name=f"{benchmark}.{name}", unit=unit, params=params)
 
 
-def _why_unusable(window: Mapping[str, Any], samples: Sequence[tuple[float, GpuSample | Absent]]) -> str:
+def _why_unusable(window: Mapping[str, Any], selection: Selection) -> str:
     """Return why these samples cannot be used for the window; empty if they can."""
+    samples = selection.samples
     failed = [sample.reason for _, sample in samples if isinstance(sample, Absent)]
     if failed:
         return f"{len(failed)} of {len(samples)} samples failed: {failed[-1]}"
-    times = [window["begin"], *(at for at, _ in samples), window["end"]]
-    gap = max(later - earlier for earlier, later in itertools.pairwise(times))
     span = window["end"] - window["begin"]
-    if len(samples) < MIN_HZ * span or gap > MAX_GAP_S:
+    if selection.reads < MIN_HZ * span or selection.gap_s > MAX_GAP_S or not samples:
         return (
-            f"{len(samples)} samples in {span:.1f} s, longest gap {gap:.1f} s: required are {MIN_HZ:g} per second without a gap "
-            f"of more than {MAX_GAP_S:g} s"
+            f"{selection.reads} samples in {span:.1f} s, longest gap {selection.gap_s:.1f} s: required are {MIN_HZ:g} per second "
+            f"without a gap of more than {MAX_GAP_S:g} s"
         )
     return ""

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from agent.exporter.live import Span, publish_record
 from agent.run import background
+from agent.sampling.sample_log import GpuSamples
 from agent.sampling.snapshot import Stuck, take_snapshot
-from agent.sampling.telemetry import GpuSamples, NvmlPoller
+from agent.sampling.telemetry import NvmlPoller
 from agent.soak.soak_run import SoakRun, format_progress
 from agent.soak.stop_on import read_known_packs, stopping_finding
 from collectors.base import Collector

@@ -122,15 +122,38 @@ def test_wave_has_the_shape_of_one_period() -> None:
     assert numbers[36:60] == pytest.approx([90] * 24, abs=3)
 
 
-def test_log_has_the_new_values_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_has_the_new_values_of_a_window() -> None:
     log = PowerLog()
     for number in range(20):
         log.add(PowerValue(at=float(number), power=float(number // 2), averaged_s=0.5))
     assert [(value.at, value.power) for value in log.select(3.5, 8.0)] == [(4.0, 2.0), (6.0, 3.0), (8.0, 4.0)]
     assert {value.averaged_s for value in log.select(0, 99)} == {0.5}
-    monkeypatch.setattr(power_wave_module, "MAX_VALUES", 10)
-    log.add(PowerValue(at=99.0, power=1.0))
-    assert len(log.select(0, 99)) == 10
+
+
+def test_full_log_has_blocks_of_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the last pulses of a launch of days have figures."""
+    monkeypatch.setattr(power_wave_module, "MAX_VALUES", 80)
+    monkeypatch.setattr(power_wave_module, "BLOCK", 10)
+    log = PowerLog()
+    for number in range(1000):
+        log.add(PowerValue(at=float(number), power=float(number)))
+    kept = [int(value.at) for value in log.select(0, 999)]
+    assert kept == [block + step for block in range(0, 1000, 160) for step in range(10)]
+
+
+def test_pulses_after_a_full_log_have_the_same_amplitude(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power_wave_module, "MAX_VALUES", 800)
+    monkeypatch.setattr(power_wave_module, "BLOCK", 100)
+    log = PowerLog()
+    readings = meter(0.5, periods=200)
+    for value in readings:
+        log.add(value)
+    assert len(log.select(BEGIN, BEGIN + 100)) <= 800
+    for begin in (BEGIN, BEGIN + 80):
+        wave = power_wave(log.select(begin, begin + 20), begin, 0.5)
+        assert wave.amplitude == pytest.approx(600, abs=10)
+        assert wave.update_s == pytest.approx(0.02, abs=0.006)
+        assert wave.slew == pytest.approx(power_wave(readings, BEGIN, 0.5).slew, rel=0.1)
 
 
 PERIOD_MS = 200

@@ -229,9 +229,11 @@ begun = {{"gemm": time.monotonic(), "readiness check": time.monotonic()}}
 time.sleep(3)
 nvml.write(Path({scenario!r}), "healthy-h200x4", "gpu.1.*=!15")
 begun["stress"] = time.monotonic()
+Path("rank0.state.json").write_text(json.dumps({{"phase": "stress", "exit_code": None, "begun": begun}}))
 time.sleep(2.5)
+window = {{"benchmark": "stress", "scope": "gpu=0", "begin": begun["stress"], "end": time.monotonic(), "params": {{}}}}
 Path("rank0.state.json").write_text(json.dumps({{"phase": "end", "exit_code": 0, "begun": begun}}))
-Path("rank0.json").write_text('{{"rank": 0, "observations": [], "software": {{}}}}')
+Path("rank0.json").write_text(json.dumps({{"rank": 0, "observations": [], "software": {{}}, "windows": [window]}}))
 '''
 for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
     plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
@@ -249,6 +251,7 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
     )
     assert record.launches[0].succeeded or stage == "soak", record.launches[0]
     print(json.dumps(to_json(record.launches[0]).get("timeline")))
+    print(json.dumps([to_json(item) for item in record.observations]))
 """
 
 
@@ -256,8 +259,11 @@ def test_supervisor_records_the_telemetry_of_a_launch(tmp_path: Path) -> None:
     """Sampled in a thread from the NVML stub; a GPU is lost during the launch. Rounds of a soak have no timeline."""
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
     path = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
-    trace, none = (json.loads(line) for line in path)
+    trace, observed, none, _ = (json.loads(line) for line in path)
     assert none is None
+    powers = [item for item in observed if item["name"] == "stress.power"]
+    assert [item["scope"] for item in powers] == ["gpu=0"]
+    assert powers[0]["status"] == "measured" or re.match("[1-9][0-9]* samples in", powers[0]["reason"]), powers
     assert trace["bucket_s"] == 1.0
     whole, lost = (trace["gpus"][index] for index in ("0", "1"))
     assert set(whole) == set(FIGURES) - {"held_percent"}
