@@ -77,13 +77,7 @@ def report_missing(context: RankContext, name: str, chosen: Mapping[str, Any], s
     for expected in expand(context.stage, name, chosen, context.kind):
         output = next((output for output in BENCHMARKS[name].outputs if output.makes(expected.name)), DURATION)
         for scope in [] if output.sampled or output is DURATION else _scopes(context, name, expected.scope, chosen):
-            reported = any(
-                observation.name == expected.name
-                and observation.scope == scope
-                and expected.params.items() <= observation.params.items()
-                for observation in context.observations
-            )
-            if not reported:
+            if not context.has_reported(expected.name, scope, expected.params):
                 context.report_absent(
                     expected.name, unit=output.unit, scope=scope, status=status, reason=reason, **expected.params
                 )

@@ -48,6 +48,10 @@ _FIGURES = {
     "pulse.work_share": "work under pulsed load",
     "pulse.amplitude": "power under pulsed load",
     "memory.bandwidth": "memory bandwidth",
+    "gemm.wrong_products": "wrong matrix products",
+    "memory.wrong_elements": "wrong elements in memory",
+    "host_copy.wrong_bytes": "bytes copied wrongly to or from the host",
+    "peer_copy.wrong_bytes": "bytes copied wrongly between GPUs",
     "pulse.kept_share": "share of pulses that the host began in time",
     "inference.wrong_tokens": "wrong tokens",
     "loss_curve.wrong_losses": "wrong losses",
@@ -322,7 +326,7 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
         return f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes{where}{by}"
     if first.name == "shared_storage.misread_bytes":
         return f"reads {quantity(first.value, '1')} bytes wrong that other hosts read right"
-    if first.name in ("digest.wrong_peer_copies", "group_copy.wrong_bytes"):
+    if first.name in ("digest.wrong_peer_copies", "group_copy.wrong_bytes", "peer_copy.wrong_bytes"):
         peers = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("peer") for verdict in shown)))
         pairs = f"GPU {', '.join(peers)}"
         return f"and {pairs} copy wrong data between them: not known whether one of the GPUs or a link is at fault"

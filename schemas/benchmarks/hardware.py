@@ -36,13 +36,17 @@ _SHAPES = ("32x8192x8192", "32x28672x8192", "512x8192x8192", "4096x14336x4096", 
 """Rows x columns x inner: tokens generated for 32 and for 512 requests, and layers of width 4096 and 8192 in training."""
 _SMALL_SHAPES = ("32x128x64", "64x64x64")
 """Shapes for CPUs."""
+_HOST_COPIES = {"direction": "directions", "sharing": "sharings"}
 HARDWARE: Mapping[str, Benchmark] = {
     "gemm": Benchmark(
         group="compute",
         title="GEMM",
         summary="matrix product rate of each device, in each precision, in a short run",
         settings={"dtypes": [*DTYPES], "size": 8192, **PRECISION},
-        outputs=make_outputs("gemm", {"throughput": "FLOP/s"}, "device", over={"dtype": "dtypes"}),
+        outputs=[
+            *make_outputs("gemm", {"throughput": "FLOP/s"}, "device", over={"dtype": "dtypes"}),
+            *make_outputs("gemm", {"wrong_products": "1"}, "device", over={"dtype": "dtypes"}, demanded=False),
+        ],
         params={"size": int},
         cpu_settings={"dtypes": ["fp32", "bf16"], "size": 512},
         cost_s=0.5,
@@ -98,7 +102,10 @@ HARDWARE: Mapping[str, Benchmark] = {
         title="Memory bandwidth",
         summary="bandwidth of each device's memory: copy, read, write and triad",
         settings={"ops": ["copy", "read", "write", "triad"], "size_bytes": 4 << 30, **PRECISION},
-        outputs=make_outputs("memory", {"bandwidth": "B/s"}, "device", over={"op": "ops"}),
+        outputs=[
+            *make_outputs("memory", {"bandwidth": "B/s"}, "device", over={"op": "ops"}),
+            *make_outputs("memory", {"wrong_elements": "1"}, "device", over={"op": "ops"}, demanded=False),
+        ],
         params={"size_bytes": int},
         cpu_settings={"size_bytes": 1 << 24},
         cost_s=0.2,
@@ -115,13 +122,12 @@ HARDWARE: Mapping[str, Benchmark] = {
             "size_bytes": 1 << 30,
             **PRECISION,
         },
-        outputs=make_outputs(
-            "host_copy",
-            {"bandwidth": "B/s"},
-            "device",
-            over={"direction": "directions", "sharing": "sharings"},
-            gpu_only=True,
-        ),
+        outputs=[
+            Output(name="host_copy.bandwidth", unit="B/s", scope="device", over=_HOST_COPIES, gpu_only=True),
+            Output(
+                name="host_copy.wrong_bytes", unit="1", scope="device", over=_HOST_COPIES, gpu_only=True, demanded=False
+            ),
+        ],
         params={"devices": int, "numa": ("local", "remote", "unknown"), "size_bytes": int},
         cpu_settings=None,
         cost_s=0.5,
@@ -183,6 +189,7 @@ HARDWARE: Mapping[str, Benchmark] = {
                 name="peer_copy.bandwidth", unit="B/s", scope="pair", over={"direction": "directions"}, gpu_only=True
             ),
             Output(name="peer_copy.latency", unit="s", scope="pair", gpu_only=True),
+            Output(name="peer_copy.wrong_bytes", unit="1", scope="pair", gpu_only=True, demanded=False),
         ],
         params={"access": bool, "size_bytes": int},
         cpu_settings=None,

@@ -93,7 +93,7 @@ class Load:
         self.wrong = 0
         self.is_verified = False
         self._on_gpu = context.device.type == "cuda"
-        self._multiply, self._check = build_product(dtype, size, context.device, seed=1)
+        self._multiply, self._count_wrong_rows = build_product(dtype, size, context.device, seed=1)
         self._product = self._multiply()
         self._expected = self._product.clone()
         self._differing = torch.zeros((), dtype=torch.int64, device=context.device)
@@ -134,10 +134,7 @@ class Load:
         self.is_verified = True
 
     def _verify_last(self) -> None:
-        try:
-            self._check()
-        except ValueError:
-            self.wrong += 1
+        self.wrong += int(self._count_wrong_rows() > 0)
 
 
 @dataclass(kw_only=True)

@@ -7,13 +7,14 @@ so a slow GPU stands out only there. The supervisor samples power and throttle r
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from agent.benchmarks.compute.gemm import build_product, unsupported_reason
-from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.context import Context, cuda_stream
 from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import SampleSeries
@@ -41,17 +42,57 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
                 continue
             except (RuntimeError, ValueError) as error:
                 status, reason = ERROR, describe_error(error)
-        for name, unit in (("throughput", "FLOP/s"), ("wrong_products", "1")):
-            context.report_absent(f"stress.{name}", unit=unit, status=status, reason=reason, **common)
+        for name, unit in (("stress.throughput", "FLOP/s"), ("stress.wrong_products", "1")):
+            if not context.has_reported(name, context.device_scope, {"dtype": dtype}):
+                context.report_absent(name, unit=unit, status=status, reason=reason, **common)
 
 
 def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, common: Mapping[str, Any]) -> None:
+    wrong = WrongProducts(context)
+    try:
+        series, devices = _time_products(context, settings, dtype, wrong)
+    except BaseException:  # wrong products count even if the GPU fails later
+        if wrong.known:
+            context.report("stress.wrong_products", wrong.known, unit="1", **common)
+        raise
+    operations = 2 * settings["size"] ** 3
+    context.report_rate("stress.throughput", operations, series, unit="FLOP/s", devices=devices, **common)
+    context.report("stress.wrong_products", wrong.known, unit="1", **common)
+
+
+class WrongProducts:
+    """Counts the wrong products. The host reads the count block by block, while the GPU already has more work in its queue."""
+
+    def __init__(self, context: Context) -> None:
+        self.known = 0
+        self._pending: deque[torch.Tensor] = deque()
+        # A stream of its own does not wait for the work in the queue.
+        self._stream = cuda_stream(context.device) if context.device.type == "cuda" else None
+
+    def add(self, is_wrong: torch.Tensor) -> None:
+        """Add a flag that is on the device, and that the GPU may not have computed yet."""
+        self._pending.append(is_wrong)
+
+    def read(self) -> None:
+        """Count the oldest flag. The GPU must have computed it."""
+        with torch.cuda.stream(self._stream):  # does nothing on a CPU
+            self.known += int(self._pending.popleft())
+
+    def read_all(self) -> None:
+        """Count all flags. The GPU must have computed them."""
+        while self._pending:
+            self.read()
+
+
+def _time_products(
+    context: Context, settings: Mapping[str, Any], dtype: str, wrong: WrongProducts
+) -> tuple[SampleSeries, int]:
+    """Return the times of a product after the settling time, and how many devices of the host were under load."""
     size, duration = settings["size"], settings["seconds"]
-    multiply, check = build_product(dtype, size, context.device, seed=1)
+    multiply, count_wrong_rows = build_product(dtype, size, context.device, seed=1)
     expected = multiply().clone()
-    check()
+    wrong.known += int(count_wrong_rows() > 0)
     count = max(1, int(min(BLOCK_S, duration / 10) / min(context.time(multiply, 3))))
-    wrong = torch.zeros((), dtype=torch.int64, device=context.device)
     context.host_barrier(dtype)  # all at once: the GPUs share power supply and cooling
     devices = len(context.present_ranks())  # counted now, because other ranks may finish earlier
     settled = time.monotonic() + settings["settle_seconds"]
@@ -62,20 +103,20 @@ def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, com
     while time.monotonic() < deadline or not seconds:  # on a busy host a single block may take longer than the duration
         for _ in range(count):
             product = multiply()
-        wrong += (product != expected).any()
+        wrong.add((product != expected).any())
         moments.append(_record_moment(context))
         if len(moments) > 2:  # the GPU already has the next block in its queue while the host waits for this one
             block_seconds = _seconds_between(moments[0], moments[1])
+            wrong.read()
             moments.pop(0)
             if time.monotonic() > settled:
                 begin = begin or time.monotonic()
                 seconds.append(block_seconds / count)
     context.request_telemetry(begin, time.monotonic(), dtype=dtype)
     context.synchronize()
-    check()
-    series = SampleSeries(seconds=seconds)
-    context.report_rate("stress.throughput", 2 * size**3, series, unit="FLOP/s", devices=devices, **common)
-    context.report("stress.wrong_products", int(wrong), unit="1", **common)
+    wrong.read_all()
+    wrong.known += int(count_wrong_rows() > 0)
+    return SampleSeries(seconds=seconds), devices
 
 
 def _record_moment(context: Context) -> Moment:

@@ -22,11 +22,14 @@ LATENCY_COPIES = 100
 LATENCY_SAMPLES = 6
 """Timed replays of that graph."""
 
+WRONG_DATA = "a copy differs from its source: see peer_copy.wrong_bytes"
+
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `peer_copy.access`, `.bandwidth` (B/s; for both directions the sum) and `.latency` (s) to every other GPU.
 
-    The GPUs take turns: two copies at once may share a link or a bridge.
+    If a copy is wrong, report `peer_copy.wrong_bytes` of the pair, and an error for the bandwidth or latency. The GPUs take
+    turns: two copies at once may share a link or a bridge.
     """
     for turn in range(context.local_world_size):
         context.host_barrier("turn")
@@ -54,31 +57,49 @@ def _measure_pair(context: Context, settings: Mapping[str, Any], peer: int) -> N
     scope = context.pair_scope(peer)
     access = torch.cuda.can_device_access_peer(context.device, other)
     context.report("peer_copy.access", access, unit="1", scope=scope)
-    for direction in settings["directions"]:
-        _measure_bandwidth(context, settings, other, direction, scope=scope, access=access)
-    latency: dict[str, Any] = {"unit": "s", "scope": scope, "access": access}
+    wrong = 0
     try:
-        times = summarize(_measure_latencies(context.device, other))
-    except (RuntimeError, ValueError) as error:
-        context.report_absent("peer_copy.latency", status=ERROR, reason=describe_error(error), **latency)
+        for direction in settings["directions"]:
+            wrong += _measure_bandwidth(context, settings, other, direction, scope=scope, access=access)
+        wrong += _measure_latency(context, other, scope=scope, access=access)
+    finally:  # wrong bytes count even if a GPU fails later
+        if wrong:
+            context.report("peer_copy.wrong_bytes", wrong, unit="1", scope=scope, access=access)
+
+
+def _measure_latency(context: Context, other: torch.device, **params: Any) -> int:
+    """Report the latency; return the wrong bytes."""
+    common: dict[str, Any] = {"unit": "s", **params}
+    try:
+        seconds, wrong = _time_small_copies(context.device, other)
+    except RuntimeError as error:
+        context.report_absent("peer_copy.latency", status=ERROR, reason=describe_error(error), **common)
+        return 0
+    if wrong:
+        context.report_absent("peer_copy.latency", status=ERROR, reason=WRONG_DATA, **common)
     else:
-        context.report("peer_copy.latency", times, **latency)
+        context.report("peer_copy.latency", summarize(seconds), **common)
+    return wrong
 
 
 def _measure_bandwidth(
     context: Context, settings: Mapping[str, Any], other: torch.device, direction: str, **params: Any
-) -> None:
+) -> int:
+    """Report the bandwidth; return the wrong bytes."""
     size = settings["size_bytes"]
     common: dict[str, Any] = {"unit": "B/s", "direction": direction, "size_bytes": size, **params}
     try:
         pair = DevicePair(context.device, other, size)
         series = pair.sample(direction, settings["precision"], settings["seconds"])
-        if not pair.is_correct():
-            raise ValueError("the copy differs from its source")
-    except (RuntimeError, ValueError) as error:
+        wrong = pair.count_wrong()
+    except RuntimeError as error:
         context.report_absent("peer_copy.bandwidth", status=ERROR, reason=describe_error(error), **common)
-        return
-    context.report_rate("peer_copy.bandwidth", size * (2 if direction == "both_ways" else 1), series, **common)
+        return 0
+    if wrong:
+        context.report_absent("peer_copy.bandwidth", status=ERROR, reason=WRONG_DATA, **common)
+    else:
+        context.report_rate("peer_copy.bandwidth", size * (2 if direction == "both_ways" else 1), series, **common)
+    return wrong
 
 
 class DevicePair:
@@ -122,13 +143,23 @@ class DevicePair:
             torch.cuda.synchronize(device)
         return max(elapsed_s(first, last) for first, last in events) / COPIES
 
-    def is_correct(self) -> bool:
-        """Return whether each copy equals its source."""
-        return all(torch.equal(source.to(target.device), target) for source, target, _, _ in self._active_directions)
+    def count_wrong(self) -> int:
+        """Return how many bytes of the copies differ from their sources."""
+        return sum(_count_differing(source, target) for source, target, _, _ in self._active_directions)
 
 
-def _measure_latencies(source_device: torch.device, target_device: torch.device) -> list[float]:
-    """Return LATENCY_SAMPLES measurements of the latency of a 4-byte copy in seconds, each the mean of LATENCY_COPIES copies."""
+def _count_differing(source: torch.Tensor, target: torch.Tensor) -> int:
+    """Return how many bytes differ. If a second copy differs from the first, they are compared on the host."""
+    if torch.equal(source.to(target.device), target):
+        return 0
+    return max(1, int((source.cpu().view(torch.uint8) != target.cpu().view(torch.uint8)).sum()))
+
+
+def _time_small_copies(source_device: torch.device, target_device: torch.device) -> tuple[list[float], int]:
+    """Return LATENCY_SAMPLES measurements of the latency of a 4-byte copy in seconds, and the wrong bytes of the last copy.
+
+    Each latency is the mean of LATENCY_COPIES copies.
+    """
     source, target = torch.ones(1, device=source_device), torch.zeros(1, device=target_device)
     source_stream, target_stream = cuda_stream(source_device), cuda_stream(target_device)
     for device in (source_device, target_device):
@@ -148,6 +179,4 @@ def _measure_latencies(source_device: torch.device, target_device: torch.device)
         last.record()
         torch.cuda.synchronize(source_device)
         seconds.append(elapsed_s(first, last) / LATENCY_COPIES)
-    if float(target) != 1.0:
-        raise ValueError("the copy differs from its source")
-    return seconds[1:]  # the first replay uploads the graph
+    return seconds[1:], _count_differing(source, target)  # the first replay uploads the graph

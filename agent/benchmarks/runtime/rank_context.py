@@ -170,6 +170,22 @@ class RankContext:
             )
         )
 
+    def report_wrong_data(
+        self, name: str, count: int, *, invalid: Mapping[str, str], scope: str, **params: Any
+    ) -> None:
+        """Report a number of wrong results, and an error for figures (name -> unit), which were measured with wrong data."""
+        self.report(name, count, unit="1", scope=scope, **params)
+        for figure, unit in invalid.items():
+            reason = f"wrong data: {name} is {count}"
+            self.report_absent(figure, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
+
+    def has_reported(self, name: str, scope: str, params: Mapping[str, Any]) -> bool:
+        """Return whether this rank has reported the figure with these parameters, or why it is absent."""
+        return any(
+            item.name == name and item.scope == scope and params.items() <= item.params.items()
+            for item in self.observations
+        )
+
     def report_rate(
         self, name: str, amount: float, series: SampleSeries, *, unit: str, scope: str, **params: Any
     ) -> None:

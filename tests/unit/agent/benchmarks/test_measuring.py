@@ -193,15 +193,13 @@ def test_error_after_the_last_figure_is_reported(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
 def test_product_is_checked_in_every_row(dtype: str) -> None:
-    multiply, check = gemm.build_product(dtype, 128, torch.device("cpu"), seed=1)
+    multiply, count_wrong = gemm.build_product(dtype, 128, torch.device("cpu"), seed=1)
     result = multiply()
-    check()
+    assert count_wrong() == 0
     result[77] = 0
-    with pytest.raises(ValueError, match="row 77"):
-        check()
-    result[77] = float("nan")
-    with pytest.raises(ValueError, match="the product is wrong"):
-        check()
+    assert count_wrong() == 1
+    result[78] = float("nan")
+    assert count_wrong() == 2
 
 
 def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,222 @@
+"""Wrong data is a count, which fails, and not an error. A count is not lost if the device fails later."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from agent.benchmarks.compute import gemm, stress
+from agent.benchmarks.links import host_copy, peer_copy
+from agent.benchmarks.memory import memory
+from agent.benchmarks.runtime.context import Context
+from schemas.records import ERROR, MEASURED
+from tests.unit.agent.benchmarks.test_measuring import context
+
+GEMM = {"dtypes": ["fp32"], "size": 64, "precision": 1.0, "seconds": 0.01}
+STRESS = {"dtypes": ["fp32"], "size": 64, "seconds": 0.05, "settle_seconds": 0.0}
+MEMORY = {"size_bytes": 1 << 14, "precision": 1.0, "seconds": 0.001}
+HOST_COPY = {"size_bytes": 1 << 12, "precision": 1.0, "seconds": 0.001}
+LOST = "CUDA error: uncorrectable ECC error encountered"
+
+
+def results(rank: Context) -> dict[str, Any]:
+    """Return the name of each observation -> its value, or its status if it has none; each name must be unique."""
+    assert len({item.name for item in rank.observations}) == len(rank.observations)
+    return {item.name: item.value if item.status == MEASURED else item.status for item in rank.observations}
+
+
+def spoil_products(
+    monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType, is_wrong: Callable[[int], bool], fails_at: int = -1
+) -> None:
+    """Make the products for whose number `is_wrong` is true differ in one element; product `fails_at` raises an error."""
+    build = benchmark.build_product
+
+    def build_wrong(*arguments: Any, **options: Any) -> Any:
+        multiply, count_wrong = build(*arguments, **options)
+        calls = iter(range(1 << 30))
+
+        def multiply_wrongly() -> torch.Tensor:
+            call = next(calls)
+            if call == fails_at:
+                raise RuntimeError(LOST)
+            product = multiply()
+            product[7, 3] += 100 if is_wrong(call) else 0
+            return product
+
+        return multiply_wrongly, count_wrong
+
+    monkeypatch.setattr(benchmark, "build_product", build_wrong)
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "fails_at", "expected"),
+    [
+        (lambda call: False, -1, {"gemm.throughput": float}),
+        (lambda call: True, -1, {"gemm.wrong_products": 2, "gemm.throughput": ERROR}),
+        (lambda call: call == 0, -1, {"gemm.wrong_products": 1, "gemm.throughput": ERROR}),
+        (lambda call: call == 0, 2, {"gemm.wrong_products": 1, "gemm.throughput": ERROR}),
+        (lambda call: False, 2, {"gemm.throughput": ERROR}),
+    ],
+)
+def test_wrong_product_of_gemm_is_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_wrong: Callable[[int], bool],
+    fails_at: int,
+    expected: dict[str, Any],
+) -> None:
+    spoil_products(monkeypatch, gemm, is_wrong, fails_at)
+    rank = context(tmp_path)
+    gemm.run(rank, GEMM)
+    found = results(rank)
+    assert {name: type(value) if type(value) is float else value for name, value in found.items()} == expected
+
+
+@pytest.mark.parametrize("wrong_at", [0, 1 << 20])
+def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
+    """The first product is wrong, to which the later ones are compared; or none is."""
+    spoil_products(monkeypatch, stress, lambda call: call == wrong_at)
+    rank = context(tmp_path)
+    stress.run(rank, STRESS)
+    found = results(rank)
+    assert found["stress.throughput"] > 0
+    assert (found["stress.wrong_products"] > 0) == (wrong_at == 0)
+
+
+@pytest.mark.parametrize("wrong_from", [5, 1 << 20])
+def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_from: int
+) -> None:
+    spoil_products(monkeypatch, stress, lambda call: call >= wrong_from, fails_at=400)
+    monkeypatch.setattr(stress, "BLOCK_S", 0.0)
+    rank = context(tmp_path)
+    stress.run(rank, {**STRESS, "seconds": 60.0, "size": 16})
+    found = results(rank)
+    assert found["stress.throughput"] == ERROR
+    if wrong_from == 5:
+        assert found["stress.wrong_products"] >= 1
+    else:
+        assert found["stress.wrong_products"] == ERROR
+
+
+@pytest.mark.parametrize("op", [*memory.OPERATIONS])
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_wrong_element_of_memory_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, spoiled: bool
+) -> None:
+    operation = memory.OPERATIONS[op]
+
+    def build(count: int, device: torch.device) -> memory.Operation:
+        work, count_wrong, moved = operation(count, device)
+        variables = inspect.getclosurevars(work).nonlocals
+        target = variables.get("target", variables.get("largest"))
+
+        def work_wrongly() -> None:
+            work()
+            target.view(-1)[-1] += 1  # a single element, and not one of a regular sample
+
+        return (work_wrongly if spoiled else work), count_wrong, moved
+
+    monkeypatch.setitem(memory.OPERATIONS, op, build)
+    monkeypatch.setattr(memory, "CHECKED", 1000)
+    rank = context(tmp_path)
+    memory.run(rank, {**MEMORY, "ops": [op]})
+    found = results(rank)
+    if spoiled:
+        assert found == {"memory.wrong_elements": 1, "memory.bandwidth": ERROR}
+    else:
+        assert [*found] == ["memory.bandwidth"]
+        assert found["memory.bandwidth"] > 0
+
+
+@pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1])
+def test_triad_of_whole_numbers_is_exact(count: int) -> None:
+    """With the largest factors, too: the sum is below 2^24, so that any order of the operations gives the same bits."""
+    assert 4 * memory.LARGEST < 1 << 24
+    work, count_wrong, _ = memory.OPERATIONS["triad"](count, torch.device("cpu"))
+    work()
+    assert count_wrong() == 0
+
+
+@pytest.mark.parametrize("direction", ["host_to_device", "device_to_host", "both_ways"])
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_wrong_byte_of_a_host_copy_is_counted(tmp_path: Path, direction: str, wrong: int) -> None:
+    buffers = object.__new__(host_copy.CopyBuffers)  # without pinned memory, which needs a GPU
+    buffers.size = HOST_COPY["size_bytes"]
+    buffers._host = [torch.ones(buffers.size, dtype=torch.uint8) for _ in range(2)]
+    buffers._device = [torch.ones(buffers.size, dtype=torch.uint8) for _ in range(2)]
+    for way in (0, 1):
+        buffers._device[way][:wrong] = 7
+    buffers.copy = lambda direction: lambda: None  # type: ignore[method-assign]
+    rank = context(tmp_path)
+    host_copy._measure(rank, HOST_COPY, buffers, direction, "alone", "local")
+    found = results(rank)
+    if wrong:
+        expected = 2 * wrong if direction == "both_ways" else wrong
+        assert found == {"host_copy.wrong_bytes": expected, "host_copy.bandwidth": ERROR}
+        assert rank.observations[0].params["direction"] == direction
+    else:
+        assert [*found] == ["host_copy.bandwidth"]
+        assert found["host_copy.bandwidth"] > 0
+
+
+class WrongPair:
+    """Copies of which some bytes are wrong."""
+
+    wrong = 3
+
+    def __init__(self, first: torch.device, second: torch.device, size: int) -> None:
+        pass
+
+    def sample(self, direction: str, precision: float, seconds: float) -> Any:
+        """Return the seconds of six copies."""
+        return peer_copy.SampleSeries(seconds=[1.0] * 6, stopped="time")
+
+    def count_wrong(self) -> int:
+        """Return how many bytes are wrong."""
+        return self.wrong
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def time_small_copies(*devices: torch.device) -> tuple[list[float], int]:
+        if fails:
+            raise TimeoutError(LOST)
+        return [1e-6] * 6, 0
+
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: True)
+    monkeypatch.setattr(peer_copy, "DevicePair", WrongPair)
+    monkeypatch.setattr(peer_copy, "_time_small_copies", time_small_copies)
+    rank = context(tmp_path, ranks=2)
+    settings = {"directions": ["one_way"], "size_bytes": 64, "precision": 1.0, "seconds": 0.1}
+    if fails:
+        with pytest.raises(TimeoutError):
+            peer_copy._measure_pair(rank, settings, 1)
+    else:
+        peer_copy._measure_pair(rank, settings, 1)
+    found = results(rank)
+    assert (found["peer_copy.wrong_bytes"], found["peer_copy.bandwidth"]) == (3, ERROR)
+    assert {item.scope for item in rank.observations} == {"cpu=0,peer=1"}
+    WrongPair.wrong = 0
+    healthy = context(tmp_path, ranks=2)
+    monkeypatch.setattr(peer_copy, "_time_small_copies", lambda *devices: ([1e-6] * 6, 0))
+    peer_copy._measure_pair(healthy, settings, 1)
+    WrongPair.wrong = 3
+    assert [*results(healthy)] == ["peer_copy.access", "peer_copy.bandwidth", "peer_copy.latency"]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_differing_bytes_are_counted(dtype: torch.dtype) -> None:
+    source = torch.arange(100, dtype=torch.uint8).to(dtype)
+    target = source.clone()
+    assert peer_copy._count_differing(source, target) == 0
+    target.view(torch.uint8)[[1, 50]] ^= 4
+    assert peer_copy._count_differing(source, target) == 2

@@ -1,0 +1,50 @@
+"""A benchmark that counts wrong data rejects the host and names the part, also if its rate is missing for that reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.report.merge import merge
+from schemas.records import ERROR, Observation
+from schemas.reports import FAIL, REJECTED
+from tests import builders
+
+PACKS = read_packs([])
+COPY = {"direction": "both_ways", "sharing": "alone", "numa": "local"}
+WRONG = "GPU 2 of h1 gives wrong results"
+COUNTS: list[tuple[str, str, str, dict[str, Any], str, str]] = [
+    ("gemm.wrong_products", "gemm.throughput", "gpu=2", {"dtype": "bf16"}, "gemm-wrong-products", WRONG),
+    ("memory.wrong_elements", "memory.bandwidth", "gpu=2", {"op": "copy"}, "memory-wrong-elements", WRONG),
+    ("host_copy.wrong_bytes", "host_copy.bandwidth", "gpu=2", COPY, "host-copy-wrong-bytes", WRONG),
+    ("peer_copy.wrong_bytes", "peer_copy.bandwidth", "gpu=2,peer=1", {}, "peer-copy-wrong-bytes",
+     "GPU 2 of h1 and GPU 1 copy wrong data between them"),
+]  # fmt: skip
+"""Count, rate, scope, parameters, criterion, title of the cause."""
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "scope", "params", "criterion", "title"), COUNTS, ids=[count[0] for count in COUNTS]
+)
+def test_wrong_data_rejects_the_host_and_names_the_part(
+    name: str, rate: str, scope: str, params: dict[str, Any], criterion: str, title: str
+) -> None:
+    plan = builders.plan(gpu_count=4)
+    evidence = builders.evidence(plan)
+
+    def change(item: Observation) -> Observation:
+        hit = item.name == rate and item.scope == scope and params.items() <= item.params.items()
+        return replace(item, status=ERROR, value=None, samples=None, reason="wrong data") if hit else item
+
+    changed = builders.with_observations(evidence["h1"], change)
+    first, *others = changed.records
+    count = builders.observation(name, 3, scope=scope, **params)
+    records = (replace(first, observations=(*first.observations, count)), *others)
+    report = merge(plan, {**evidence, "h1": replace(changed, records=records)}, PACKS)
+    assert report.decision == REJECTED
+    failed = [(item.host, item.scope, item.criterion) for item in report.verdicts if item.verdict == FAIL]
+    assert failed == [("h1", scope, criterion)]
+    assert any(cause.title.startswith(title) for cause in report.causes)
