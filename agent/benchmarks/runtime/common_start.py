@@ -1,16 +1,19 @@
 """A common start for ranks of several hosts, whose clocks differ: the offset is measured as NTP does, and corrected.
 
-The clocks are those of `time.monotonic()`. That of the first host of the launch is the common one.
+The clocks are those of `time.monotonic()`. That of the first host of the launch whose first rank has not left the benchmark is
+the common one. This host answers all others at the same time and publishes the start, or which hosts did not reach it: a host
+that hangs delays the others by one time-out, and they name it.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agent.benchmarks.runtime.host_exchange import HostExchange
+from agent.benchmarks.runtime.host_exchange import MARGIN_S
 from agent.benchmarks.runtime.host_rank import REPORTING_RANK
 
 if TYPE_CHECKING:
@@ -24,6 +27,11 @@ LEAD_S, GANG_LEAD_S = 0.05, 0.5
 """Time between the agreement and the start: all ranks must have read it from the store by then."""
 POLL_S = 0.0002
 WAIT_S = 0.002
+TURN_S = 0.1
+"""How long the first host waits for the next question of a host before it answers another one."""
+LOCAL_WAITS = 3
+"""Time-outs after which a rank no longer waits for the first rank of its host: that one waits for another host to come, and for
+the end of that host's own wait."""
 
 
 class NoStartError(RuntimeError):
@@ -65,91 +73,171 @@ class CommonStart:
         """Return when all ranks of all hosts start.
 
         Raises:
-            NoStartError: the first rank of this host, or the first host, is lost.
+            NoStartError: a host did not come, or the first rank of this host is lost.
         """
         context = self._context
         context.host_barrier(step)
         key = f"{context.benchmark}/start/{context.node}/{step}"
+        deadline = time.monotonic() + LOCAL_WAITS * (context.timeout_s + MARGIN_S)
         while not context.store.check([key]):
             if self._is_leader():
-                at, uncertainty_s = self._agree_between_hosts(step)
-                context.store.set(key, f"{at!r} {uncertainty_s!r}")
+                context.store.set(key, json.dumps(self._decide(step)))
+            elif len(self._members) > 1 and not context.is_present(REPORTING_RANK) and not context.store.check([key]):
+                raise NoStartError("the first rank of this host, which knows the common clock, is lost")
+            elif time.monotonic() > deadline:
+                raise NoStartError("the first rank of this host did not answer")
             else:
                 self._wait(WAIT_S)
-        at_text, uncertainty_text = context.store.get(key).decode().split()
-        return Start(at=float(at_text), uncertainty_s=float(uncertainty_text))
+        decision = json.loads(context.store.get(key).decode())
+        if "problem" in decision:
+            raise NoStartError(decision["problem"])
+        return Start(**decision)
 
     def _is_leader(self) -> bool:
+        """Return whether this rank decides for its host."""
         context = self._context
-        if len(self._members) < 2:
-            return min(context.present_ranks(), default=context.local_rank) == context.local_rank
-        if not context.is_present(REPORTING_RANK):
-            raise NoStartError("the first rank of this host, which knows the common clock, is lost")
-        return context.local_rank == REPORTING_RANK
+        if len(self._members) > 1:
+            return context.local_rank == REPORTING_RANK
+        return min(context.present_ranks(), default=context.local_rank) == context.local_rank
 
-    def _agree_between_hosts(self, step: str) -> tuple[float, float]:
-        context = self._context
+    def _decide(self, step: str) -> dict[str, Any]:
+        """Return the fields of the start, or the `problem` for which there is none, for all ranks of this host."""
         if len(self._members) < 2:
-            return self._clock() + LEAD_S, 0.0
+            return {"at": self._clock() + LEAD_S, "uncertainty_s": 0.0}
+        context, offset = self._context, ClockOffset()
         name = f"{context.benchmark}/{step}"
-        offset = measure_offset(context, len(self._members), name, self._clock)
-        ready = HostExchange(context, self._members, name).gather("ready", offset.uncertainty_s, context.timeout_s)
-        first = next(name for name in self._members if name in ready)
-        key = f"{name}/start"
-        if first == self._members[context.node]:
-            context.store.set(key, repr(self._clock() + offset.seconds + GANG_LEAD_S))
-        deadline = time.monotonic() + context.timeout_s
-        while not context.store.check([key]):
-            if time.monotonic() > deadline:
-                raise NoStartError(f"{first} did not publish the start")
-            self._wait(WAIT_S)
-        at = float(context.store.get(key).decode()) - offset.seconds
-        return at, max(float(value) for value in ready.values())
+        try:
+            for first in range(context.node):
+                try:
+                    offset = measure_offset(context, f"{name}/{first}", first, self._members[first], self._clock)
+                    start = self._await_start(f"{name}/{first}", first)
+                    break
+                except _HostLeftError:
+                    continue
+            else:
+                offset, start = ClockOffset(), self._lead(f"{name}/{context.node}")
+        except NoStartError as error:
+            return {"problem": str(error)}
+        if start["missing"]:
+            return {"problem": _describe_missing(start["missing"])}
+        return {"at": start["at"] - offset.seconds, "uncertainty_s": start["uncertainty_s"]}
+
+    def _lead(self, name: str) -> dict[str, Any]:
+        """Answer the other hosts until all are ready, and publish the start by the clock of this host."""
+        context = self._context
+        others = range(context.node + 1, len(self._members))
+        uncertainties = answer_hosts(context, name, others, self._clock)
+        missing = [self._members[host] for host in others if host not in uncertainties and not _has_left(context, host)]
+        start = {
+            "at": self._clock() + GANG_LEAD_S,
+            "uncertainty_s": max(uncertainties.values(), default=0.0),
+            "missing": missing,
+        }
+        context.store.set(f"{name}/start", json.dumps(start))
+        return start
+
+    def _await_start(self, name: str, first: int) -> dict[str, Any]:
+        """Return what the first host has published. It waits for the other hosts until its own limit."""
+        context = self._context
+        deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
+        _wait_for(context, f"{name}/start", first, self._members[first], deadline, WAIT_S)
+        return dict(json.loads(context.store.get(f"{name}/start").decode()))
 
     def _wait(self, seconds: float) -> None:
         self._context.heartbeat.record_progress()
         time.sleep(seconds)
 
 
-def measure_offset(context: RankContext, hosts: int, name: str, clock: Clock) -> ClockOffset:
-    """Return the offset of this host's clock. The first host answers the others one after the other.
+class _HostLeftError(Exception):
+    """The first rank of a host has left the benchmark."""
+
+
+def measure_offset(context: RankContext, name: str, first: int, first_name: str, clock: Clock) -> ClockOffset:
+    """Return the offset of this host's clock from that of the first host, and report to it that this host is ready.
 
     An answer with the time `s`, asked for at `a` and received at `b`, gives the offset `s - (a + b) / 2` (RFC 5905, section 8,
     for a server that answers at once), with an error of at most `(b - a) / 2`.
 
+    Args:
+        context: the first rank of this host.
+        name: prefix of the keys in the store.
+        first: number of the first host.
+        first_name: its name.
+        clock: clock of this host.
+
     Raises:
         NoStartError: the first host does not answer.
+        _HostLeftError: the first rank of the first host has left the benchmark.
     """
-    if context.node == 0:
-        for host in range(1, hosts):
-            _answer(context, f"{name}/clock/{host}", host, clock)
-        return ClockOffset()
     best = ClockOffset(uncertainty_s=float("inf"))
-    deadline = time.monotonic() + context.timeout_s
+    deadline = time.monotonic() + context.timeout_s + MARGIN_S
+    key = f"{name}/clock/{context.node}"
     for number in range(EXCHANGES):
-        key = f"{name}/clock/{context.node}"
         asked = clock()
         context.store.set(f"{key}/ask/{number}", "now")
-        while not context.store.check([f"{key}/answer/{number}"]):
-            if time.monotonic() > deadline:
-                raise NoStartError("the first host does not answer with its time")
-            context.heartbeat.record_progress()
-            time.sleep(POLL_S)
+        _wait_for(context, f"{key}/answer/{number}", first, first_name, deadline, POLL_S)
         received = clock()
         answer = float(context.store.get(f"{key}/answer/{number}").decode())
         offset = ClockOffset(seconds=answer - (asked + received) / 2, uncertainty_s=(received - asked) / 2)
         best = min(best, offset, key=lambda item: item.uncertainty_s)
+    context.store.set(f"{key}/ready", repr(best.uncertainty_s))
     return best
 
 
-def _answer(context: RankContext, key: str, host: int, clock: Clock) -> None:
-    """Answer one host; give up if its first rank has left or does not ask."""
-    deadline = time.monotonic() + context.timeout_s
-    for number in range(EXCHANGES):
-        while not context.store.check([f"{key}/ask/{number}"]):
-            has_left = context.store.check([f"left/{host}/{context.benchmark}/{REPORTING_RANK}"])
-            if has_left or time.monotonic() > deadline:
-                return
-            context.heartbeat.record_progress()
+def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: Clock) -> dict[int, float]:
+    """Answer the hosts that ask. Return host -> uncertainty of its clock, in s, of those that are ready.
+
+    It ends when every host is ready or its first rank has left the benchmark, and at the latest after the time-out.
+    """
+    answered, uncertainties = dict.fromkeys(hosts, 0), dict[int, float]()
+    waiting, deadline = list(answered), time.monotonic() + context.timeout_s + MARGIN_S
+    while waiting and time.monotonic() < deadline:
+        for host in waiting:
+            key = f"{name}/clock/{host}"
+            answered[host] = _answer(context, key, answered[host], clock)
+            if answered[host] == EXCHANGES and context.store.check([f"{key}/ready"]):
+                uncertainties[host] = float(context.store.get(f"{key}/ready").decode())
+        waiting = [host for host in waiting if host not in uncertainties and not _has_left(context, host)]
+        context.heartbeat.record_progress()
+        time.sleep(POLL_S)
+    return uncertainties
+
+
+def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
+    """Answer a host that has asked, and only this host as long as it asks again at once: so the answers are fast.
+
+    Args:
+        number: number of its next question.
+
+    Returns:
+        The new number of its next question.
+    """
+    last = float("-inf")
+    while number < EXCHANGES:
+        if context.store.check([f"{key}/ask/{number}"]):
+            context.store.set(f"{key}/answer/{number}", repr(clock()))
+            number, last = number + 1, time.monotonic()
+        elif time.monotonic() - last > TURN_S:
+            break
+        else:
             time.sleep(POLL_S)
-        context.store.set(f"{key}/answer/{number}", repr(clock()))
+    return number
+
+
+def _wait_for(context: RankContext, key: str, host: int, host_name: str, deadline: float, poll_s: float) -> None:
+    """Wait for a key that the first rank of a host sets."""
+    while not context.store.check([key]):
+        if _has_left(context, host) and not context.store.check([key]):  # not set just before it left
+            raise _HostLeftError
+        if time.monotonic() > deadline:
+            raise NoStartError(_describe_missing([host_name]))
+        context.heartbeat.record_progress()
+        time.sleep(poll_s)
+
+
+def _has_left(context: RankContext, host: int) -> bool:
+    return context.store.check([f"left/{host}/{context.benchmark}/{REPORTING_RANK}"])
+
+
+def _describe_missing(hosts: Sequence[str]) -> str:
+    return f"{', '.join(hosts)} did not reach the common start"

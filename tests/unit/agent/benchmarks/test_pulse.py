@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 
 from agent.benchmarks.compute import pulse
-from agent.benchmarks.runtime import common_start
-from agent.benchmarks.runtime.common_start import NoStartError, measure_offset
+from agent.benchmarks.runtime.common_start import answer_hosts, measure_offset
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.key_store import KeyServer
 from agent.sampling.power_wave import FAST_TELEMETRY
@@ -252,25 +251,12 @@ def test_start_is_common_to_processes_whose_clocks_differ(port: int, tmp_path: P
 
 def test_offset_is_that_of_the_fastest_exchange(port: int, tmp_path: Path) -> None:
     with host_context(port, tmp_path, 0) as first, host_context(port, tmp_path, 1) as second:
-        server = threading.Thread(target=measure_offset, args=(first, 2, "clock", time.monotonic))
+        server = threading.Thread(target=answer_hosts, args=(first, "clock", [1], time.monotonic))
         server.start()
-        offset = measure_offset(second, 2, "clock", partial(shifted, SHIFT_S))
+        offset = measure_offset(second, "clock", 0, "h1", partial(shifted, SHIFT_S))
         server.join()
     assert offset.seconds == pytest.approx(-SHIFT_S, abs=offset.uncertainty_s)
     assert 0 < offset.uncertainty_s < 1
-
-
-def test_host_without_an_answer_does_not_start(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with host_context(port, tmp_path, 1) as second:
-        second.timeout_s = 0.3
-        with pytest.raises(NoStartError, match="the first host does not answer"):
-            measure_offset(second, 2, "clock", time.monotonic)
-    monkeypatch.setattr(common_start, "EXCHANGES", 1)
-    with host_context(port, tmp_path, 0) as first:
-        first.store.set("left/1/pulse/0", "left")
-        began = time.monotonic()
-        assert measure_offset(first, 2, "again", time.monotonic).uncertainty_s == 0
-        assert time.monotonic() - began < 5, "a host that has left is not waited for"
 
 
 def test_error_is_the_reason_of_every_missing_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
