@@ -14,6 +14,10 @@ GRACE_S = 5.0
 """How long to wait for a snapshot that is being taken when the ranks end."""
 
 
+Alarm = tuple[str, str]
+"""Name and scope of a reading."""
+
+
 class SnapshotSampler(threading.Thread):
     """Takes a snapshot every PERIOD_S, in a thread, so that a driver that blocks does not delay the supervisor.
 
@@ -48,40 +52,57 @@ class SnapshotSampler(threading.Thread):
 
 
 class SnapshotSelector:
-    """Selects the snapshot under the highest load, and the first few with an alarm.
+    """Selects the snapshot under the highest load, and so many with alarms that each alarm is in one of them.
 
-    A throttled GPU draws less power, so the snapshot under the highest load may not show it.
+    A throttled GPU draws less power, so the snapshot under the highest load may not show it. Of alarms that never occur at the
+    same time, those of MAX_ALARMS moments are kept: the host is not accepted with any of them.
     """
 
-    MAX_ALARMS = 3
+    MAX_ALARMS = 8
+    """A snapshot of four GPUs under load takes 36 kB (docs/measurements/h200x4-burnin), and a record at most `documents.MAX_BYTES`."""
 
     def __init__(self) -> None:
         self._highest: Snapshot | None = None
-        self._alarms: list[Snapshot] = []
+        self._alarms: list[tuple[Snapshot, frozenset[Alarm]]] = []
 
     def add(self, snapshot: Snapshot) -> None:
         """Consider one more snapshot."""
         if self._highest is None or _power(snapshot) >= _power(self._highest):
             self._highest = snapshot
-        if len(self._alarms) < self.MAX_ALARMS and _has_alarm(snapshot):
-            self._alarms.append(snapshot)
+        alarms = _alarms(snapshot)
+        if alarms <= frozenset().union(*(known for _, known in self._alarms)):
+            return
+        chosen = [*self._alarms, (snapshot, alarms)]
+        for item in self._alarms:  # an earlier one shows nothing that the others do not show
+            others = [other for other in chosen if other is not item]
+            if item[1] <= frozenset().union(*(known for _, known in others)):
+                chosen = others
+        self._alarms = chosen if len(chosen) <= self.MAX_ALARMS else self._alarms
 
     def selected(self) -> list[Snapshot]:
         """Return the selected snapshots, in order of time."""
-        chosen = [*self._alarms, *([self._highest] if self._highest and self._highest not in self._alarms else [])]
+        chosen = [snapshot for snapshot, _ in self._alarms]
+        if self._highest and self._highest not in chosen:
+            chosen.append(self._highest)
         return sorted(chosen, key=lambda snapshot: snapshot.at)
 
 
-def _has_alarm(snapshot: Snapshot) -> bool:
-    """Return whether a clock is throttled for a reason other than the power limit, or a reading failed."""
-    return any(
-        (
-            metric.name == "gpu.throttle.active"
-            and any(value and "power_cap" not in scope for scope, value in metric.values.items())
-        )
-        or any(reason.startswith("error") for reason in metric.absent.values())
+def _alarms(snapshot: Snapshot) -> frozenset[Alarm]:
+    """Return the clocks that are throttled for a reason other than the power limit, and the readings that failed."""
+    throttled = {
+        (metric.name, scope)
         for metric in snapshot.metrics
-    )
+        if metric.name == "gpu.throttle.active"
+        for scope, value in metric.values.items()
+        if value and "power_cap" not in scope
+    }
+    failed = {
+        (metric.name, scope)
+        for metric in snapshot.metrics
+        for scope, reason in metric.absent.items()
+        if reason.startswith("error")
+    }
+    return frozenset(throttled | failed)
 
 
 def _power(snapshot: Snapshot) -> float:

@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,10 +113,26 @@ def test_snapshot_with_an_alarm_is_kept(alarm: str, absent: str, is_kept: bool) 
     )
 
 
-def test_first_three_snapshots_with_an_alarm_are_kept_once() -> None:
+def test_alarm_that_lasts_is_kept_once() -> None:
     alarms = [snapshot(number, 500.0 - number, "hw_slowdown") for number in range(5)]
-    assert selected_seconds(*alarms) == [0, 1, 2]
-    assert selected_seconds(*alarms, snapshot(9, 700.0)) == [0, 1, 2, 9]
+    assert selected_seconds(*alarms) == [0]
+    assert selected_seconds(*alarms, snapshot(9, 700.0)) == [0, 9]
+
+
+def test_alarm_is_kept_after_any_number_of_snapshots_with_another_one() -> None:
+    constant = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
+    later = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
+    assert selected_seconds(*constant, later, *constant) == [19, 30], "19 has the highest power"
+    assert selected_seconds(*constant, snapshot(31, 400.0, "sw_thermal"), later) == [0, 19, 31]
+    assert selected_seconds(snapshot(1, 9, "hw_slowdown"), later, snapshot(40, 700.0)) == [1, 30, 40]
+
+
+def test_number_of_snapshots_with_alarms_is_limited() -> None:
+    def failing(number: int) -> Snapshot:
+        metric = Metric(name="gpu.clock", unit="Hz", absent={f"gpu={number}": "error: lost"})
+        return replace(snapshot(number), metrics=(metric,))
+
+    assert selected_seconds(*(failing(number) for number in range(20)), snapshot(30, 700.0)) == [*range(8), 30]
 
 
 # ---- the process tree ----
