@@ -59,7 +59,7 @@ class SnapshotSelector:
     """
 
     MAX_ALARMS = 8
-    """A snapshot of four GPUs under load takes 36 kB (docs/measurements/h200x4-burnin), and a record at most `documents.MAX_BYTES`."""
+    """A snapshot of four GPUs under load has 36 kB (docs/measurements/h200x4-burnin), a record at most `documents.MAX_BYTES`."""
 
     def __init__(self) -> None:
         self._highest: Snapshot | None = None
