@@ -126,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
         return TROUBLE
     if not cpu and (note := machine.gpus.disagreement()):
         _say(f"note: {note}")
-    if other := _other_lease(plan.run_id):
+    if other := _other_lease(plan):
         return _complain(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
     past = None if plan.study else past_run(plan, options.run_dir.parent, options.run_dir)
     plan = replace(plan, durations_s=earlier_durations(plan, past))
@@ -227,9 +227,9 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
     return replace(plan, hosts=tuple(replace(host, count_found=count_detected) for host in plan.hosts))
 
 
-def _other_lease(run_id: str) -> lease.Lease | None:
+def _other_lease(plan: Plan) -> lease.Lease | None:
     try:
-        return lease.held_by_other(STATE_DIRECTORY, run_id)
+        return lease.held_by_other(STATE_DIRECTORY, plan.run_id, plan.nonce)
     except OSError:  # no permission to read the lease
         return None
 

@@ -57,7 +57,7 @@ def _busy(options: argparse.Namespace) -> int:
     run = HostRun.begin(options.run_dir, options.host, read_plan_text(options.plan))
     reasons = [*filter(None, options.because), *_gpu_users(run)]
     claim = lease.load_claim(options.claim, run.plan.run_id, options.run_dir)
-    other = lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, claim)
+    other = lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, run.plan.nonce, claim)
     if other and not options.take_over:
         reasons.append(f"held by {other.describe()}")
     if reasons:

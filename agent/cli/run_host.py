@@ -140,7 +140,7 @@ class HostRunner:
         except TerminationRequested:
             run = run or self._started_run()
             if not run or self._emit(run):
-                lease.release(lease.state_directory(self._options.run_dir), self._plan.run_id)
+                lease.release(lease.state_directory(self._options.run_dir), self._plan.run_id, self._plan.nonce)
                 print_progress("terminated before the first snapshot: there is no record")
             return 128 + signal.SIGTERM
 
@@ -219,7 +219,7 @@ class HostRunner:
             count = 1 if self._options.quiet else emit_records(run)
             launch_options.publish_results(self._options, run)
         finally:
-            lease.release(lease.state_directory(run.directory), self._plan.run_id)
+            lease.release(lease.state_directory(run.directory), self._plan.run_id, self._plan.nonce)
         return 0 if count else NO_RECORD
 
 

@@ -58,7 +58,7 @@ def _soak(options: argparse.Namespace) -> int:
     if run.state.ended:
         _print_state(run, options, "" if run.state.reason else "; it is not measured again")
         if run.state.reason and options.looks:
-            lease.release(lease.state_directory(options.run_dir), run.plan.run_id)
+            lease.release(lease.state_directory(options.run_dir), run.plan.run_id, run.plan.nonce)
             return ENDED_EARLY
         return 0
     stage = run.plan.stage(SOAK)
@@ -108,8 +108,8 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     line, code = wait_for_soak(options.run_dir, run.host.name, stage.longest_s / options.looks, start)
     print(line)
     state = lease.state_directory(options.run_dir)
-    if other := lease.held_by_other(state, run.plan.run_id):
+    if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
     elif code == ENDED_EARLY:  # the host leaves the run and is free for other runs
-        lease.release(state, run.plan.run_id)
+        lease.release(state, run.plan.run_id, run.plan.nonce)
     return code

@@ -31,7 +31,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _stop(options: argparse.Namespace) -> int:
     state, run_id = options.directory.absolute().parent, options.run_dir.name if options.run_dir else ""
     claim = lease.load_claim(options.claim, run_id, options.directory) if options.claim else None
-    other = lease.held_by_other(state, run_id, claim)
+    other = lease.held_by_other(state, run_id, by=claim)
     if other and not options.take_over:
         return fail(
             f"this host is held by {other.describe()}: wait until that run ends, or set rackproof_take_over", lease.HELD

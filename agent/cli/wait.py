@@ -50,8 +50,8 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
     finished = bool(launches) and launches[-1].outcome == "finished"
     state = lease.state_directory(run.directory)
-    if other := lease.held_by_other(state, run.plan.run_id):
+    if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
     elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for other runs
-        lease.release(state, run.plan.run_id)
+        lease.release(state, run.plan.run_id, run.plan.nonce)
     return 0 if finished else NOT_FINISHED

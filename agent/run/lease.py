@@ -144,10 +144,17 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
         _write(file, replace(lease, renewed=at, lasts_s=_lease_duration_s(plan)))
 
 
-def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = False) -> str:
+def release(state: Path, run_id: str, nonce: str = "", *, any_run: bool = False, end: bool = False) -> str:
     """Release the host if this run holds it, or with `any_run` if any run holds it.
 
     If a supervisor is running, the host is not released; with `end`, the supervisor is ended first.
+
+    Args:
+        state: state directory of this host.
+        run_id: id of this run.
+        nonce: nonce of this run, because two operators may choose the same id; empty: unknown.
+        any_run: release the host whichever run holds it.
+        end: end the supervisor.
 
     Returns:
         A message for the operator if a supervisor was ended or is still running; else an empty string.
@@ -159,7 +166,7 @@ def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = Fals
         return ""
     with exclusive(state / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
-        if lease and lease.run_id != run_id and not any_run:
+        if lease and not any_run and not _is_of(lease, run_id, nonce):
             return ""
         pid = lease.supervisor() if lease else 0
         running = lease if pid not in (0, os.getpid()) else None
@@ -171,20 +178,31 @@ def release(state: Path, run_id: str, *, any_run: bool = False, end: bool = Fals
     return f"ended stage {running.stage} of run {running.run_id} (process {pid})" if running else ""
 
 
-def held_by_other(state: Path, run_id: str, by: Claim | None = None) -> Lease | None:
-    """Return the lease of another run that holds the host now; None if this run may use the host."""
+def held_by_other(state: Path, run_id: str, nonce: str = "", by: Claim | None = None) -> Lease | None:
+    """Return the lease of another run that holds the host now; None if this run may use the host.
+
+    Args:
+        state: state directory of this host.
+        run_id: id of this run.
+        nonce: nonce of this run, because two operators may choose the same id; empty: unknown.
+        by: claim of this run's operator; None: unknown.
+    """
     if not (state / LEASE).exists():
         return None
     with exclusive(state / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
-    if lease is None or lease.run_id == run_id:
+    if lease is None or _is_of(lease, run_id, nonce):
         return None
     is_free = not lease.supervisor() and (lease.is_stale() or (by is not None and lease.is_superseded(by)))
     return None if is_free else lease
 
 
+def _is_of(lease: Lease, run_id: str, nonce: str) -> bool:
+    return lease.run_id == run_id and nonce in ("", lease.nonce)
+
+
 def _belongs_to(lease: Lease, plan: Plan) -> bool:
-    return (lease.run_id, lease.nonce) == (plan.run_id, plan.nonce)
+    return _is_of(lease, plan.run_id, plan.nonce)
 
 
 def _new_lease(plan: Plan, by: Claim, at: str) -> Lease:

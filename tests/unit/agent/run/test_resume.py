@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from agent.cli.export import EndOfRun
+from agent.cli.wait import NOT_FINISHED, wait_for_stage
 from agent.run import background, lease
 from agent.run.record import HostRun
 from fleet.records import run_lock
@@ -319,6 +320,34 @@ def test_same_run_id_with_another_nonce_is_another_run(tmp_path: Path) -> None:
     other = replace(make_plan("r1"), nonce="f" * 32)
     with pytest.raises(HeldError):
         lease.acquire(tmp_path / "runs" / "r1", other, claim_since(tmp_path, "r1", "05:00", **OTHER_OPERATOR))
+
+
+def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_stays_so(tmp_path: Path) -> None:
+    """Two operators choose the same name for their runs."""
+    acquire(tmp_path, "r1")
+    nonce = make_plan("r1").nonce
+    assert lease.held_by_other(tmp_path, "r1", nonce) is None
+    assert lease.held_by_other(tmp_path, "r1") is None, "the nonce is unknown"
+    other = lease.held_by_other(tmp_path, "r1", "f" * 32)
+    assert other
+    assert other.nonce == nonce
+    assert lease.release(tmp_path, "r1", "f" * 32, end=True) == ""
+    assert (tmp_path / "lease.json").exists()
+    lease.release(tmp_path, "r1", nonce)
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_stage_whose_host_was_taken_by_a_run_of_the_same_id_does_not_release_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "wait", lambda *_: "the stage has ended")
+    acquire(tmp_path, "r1")
+    directory = tmp_path / "runs" / "r1"
+    plan = replace(make_plan("r1"), nonce="f" * 32)
+    run = HostRun.begin(directory, plan.hosts[0].name, json.dumps(to_json(plan)))
+    assert wait_for_stage(run, "benchmark") == NOT_FINISHED
+    assert "this host was taken by run r1 of alice" in capsys.readouterr().err
+    assert (tmp_path / "lease.json").exists()
 
 
 def test_lease_expires_if_not_renewed_for_longer_than_the_longest_stage(tmp_path: Path) -> None:
