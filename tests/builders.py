@@ -108,6 +108,7 @@ FIGURES_BY_SUFFIX: dict[str, Any] = {
     "wrong_products": 0,
     "wrong_tokens": 0,
     "wrong_losses": 0,
+    "wrong_parameters": 0,
     "misread_bytes": 0,
     "busbw": 3.66e11,
     "algbw": 2.4e11,

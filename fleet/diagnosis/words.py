@@ -55,6 +55,11 @@ _FIGURES = {
     "pulse.kept_share": "share of pulses that the host began in time",
     "inference.wrong_tokens": "wrong tokens",
     "loss_curve.wrong_losses": "wrong losses",
+    "transformer.wrong_losses": "losses that are not finite",
+    "model_parallel.wrong_losses": "losses that are not finite",
+    "fashion_mnist.wrong_parameters": "weights that differ between the GPUs",
+    "pairs.wrong_elements": "elements received wrongly from another host",
+    "mnnvl.wrong_elements": "wrong elements of collectives",
     "loss_curve.deviation": "deviation of the loss from the same training on a CPU",
     "gemm_shapes.throughput": "matrix products in the shapes of language models",
     "gemm_shapes.wrong_products": "wrong matrix products",
@@ -330,6 +335,10 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
         peers = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("peer") for verdict in shown)))
         pairs = f"GPU {', '.join(peers)}"
         return f"and {pairs} copy wrong data between them: not known whether one of the GPUs or a link is at fault"
+    if first.name == "pairs.wrong_elements":
+        partners = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("partner") for verdict in shown)))
+        unknown = "not known whether a GPU, an adapter or the network between them is at fault"
+        return f"receives wrong data from {', '.join(partners)}: {unknown}"
     if first.name.startswith("digest."):
         workload = str(first.params.get("workload", "")).replace("_", " ")
         return f"computes other results than its peers, without an error{f' ({workload})' if workload else ''}"

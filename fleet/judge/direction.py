@@ -29,6 +29,7 @@ MUST_BE_ZERO = frozenset(
         "wrong_peer_copies",
         "wrong_tokens",
         "wrong_losses",
+        "wrong_parameters",
         "uncorrectable_volatile",
     }
 )

@@ -79,7 +79,10 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "size_bytes": 1 << 26,  # reduced for a pair that is too slow for it
             "seconds": 0.4,  # for each round
         },
-        outputs=make_outputs("pairs", {"bandwidth": "B/s", "latency": "s"}, "peers"),
+        outputs=[
+            *make_outputs("pairs", {"bandwidth": "B/s", "latency": "s"}, "peers"),
+            Output(name="pairs.wrong_elements", unit="1", scope="peers", demanded=False),
+        ],
         params={"rail": int, "round": int, "size_bytes": int, "world_size": int},
         adapted=["size_bytes"],
         cost_s=0.0,
@@ -142,7 +145,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         choices={"ops": OPS},
         outputs=make_outputs(
             "mnnvl",
-            {"busbw": "B/s", "speedup": "1"},
+            {"busbw": "B/s", "speedup": "1", "wrong_elements": "1"},
             "world",
             over={"op": "ops", "size_bytes": "sizes_bytes"},
             params={"mnnvl": bool, "transport": str},

@@ -54,7 +54,10 @@ TRAINING: Mapping[str, Benchmark] = {
             "max_steps": 0,  # limit; 0: none
             "data_directories": _DIRECTORIES,
         },
-        outputs=make_outputs("fashion_mnist", {"accuracy": "1", "duration": "s", "throughput": "images/s"}, "world"),
+        outputs=[
+            *make_outputs("fashion_mnist", {"accuracy": "1", "duration": "s", "throughput": "images/s"}, "world"),
+            Output(name="fashion_mnist.wrong_parameters", unit="1", scope="world", demanded=False),
+        ],
         params={
             "batch_size": int,
             "data": DATA_SETS,
@@ -118,7 +121,10 @@ TRAINING: Mapping[str, Benchmark] = {
         title="Model parallel",
         summary="training of a network that is split over two devices, with data-parallel replicas",
         settings={"steps": 20, "batch_size": 256, "width": 8192},
-        outputs=make_outputs("model_parallel", {"step_time": "s", "loss_ratio": "1"}, "world"),
+        outputs=[
+            *make_outputs("model_parallel", {"step_time": "s", "loss_ratio": "1"}, "world"),
+            Output(name="model_parallel.wrong_losses", unit="1", scope="world", demanded=False),
+        ],
         params=dict.fromkeys(("batch_size", "left_out", "replicas", "steps", "width", "world_size"), int),
         cpu_settings={"width": 128, "batch_size": 32},
         cost_s=0.3,
@@ -136,6 +142,7 @@ TRAINING: Mapping[str, Benchmark] = {
             *make_outputs("transformer", {"step_time": "s", "throughput": "tokens/s", "flops": "FLOP/s"}, "world"),
             Output(name="transformer.mfu", unit="1", scope="world", gpu_only=True),
             Output(name="transformer.loss_ratio", unit="1", scope="world"),
+            Output(name="transformer.wrong_losses", unit="1", scope="world", demanded=False),
             Output(name="transformer.memory_peak", unit="B", scope="device", gpu_only=True),
         ],
         params={

@@ -55,6 +55,7 @@ def measure(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             buffers = CollectiveBuffers(op, "out_of_place", size, rank, world_size, device, communicator)
             wrong = int(buffers.run_and_check())
             seconds = statistics.median([_time(buffers) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
+            wrong += int(buffers.run_and_check())
             results.append({"op": op, "size_bytes": size, "moved": buffers.moved, "seconds": seconds, "wrong": wrong})
             del buffers
     communicator.close()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training_loop import train_step
+from agent.benchmarks.training.training_loop import report_losses, train_step
 from agent.sampling.statistics import summarize
 from schemas.records import UNSUPPORTED
 
@@ -73,7 +73,10 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the sum of all replicas' last losses divided by that of their first."""
+    """Report the step time of the slowest replica, and the sum of all replicas' last losses divided by that of their first.
+
+    If losses are not finite, report `model_parallel.wrong_losses` instead of the ratio.
+    """
     steps, batch, width = settings["steps"], settings["batch_size"], settings["width"]
     leads = drives_replica(context.local_rank, context.local_world_size)
     leaders = _replica_leaders(context, leads)
@@ -95,16 +98,16 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     if group:
         dist.destroy_process_group(group)  # frees NCCL's memory on the neighbour's device
     step_times = summarize(context.max_over_ranks([seconds for _, seconds in results]))
-    first, last = context.sum_over_ranks(results[0][0]), context.sum_over_ranks(results[-1][0])
-    context.report_world(
-        {"model_parallel.step_time": (step_times, "s"), "model_parallel.loss_ratio": (last / first, "1")},
-        width=width,
-        batch_size=batch,
-        steps=steps,
-        world_size=context.world_size,
-        replicas=len(leaders),
-        left_out=context.world_size - 2 * len(leaders),
-    )
+    params = {
+        "width": width,
+        "batch_size": batch,
+        "steps": steps,
+        "world_size": context.world_size,
+        "replicas": len(leaders),
+        "left_out": context.world_size - 2 * len(leaders),
+    }
+    context.report_world({"model_parallel.step_time": (step_times, "s")}, **params)
+    report_losses(context, "model_parallel", [loss for loss, _ in results], **params)
 
 
 def drives_replica(local_rank: int, local_world_size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -176,3 +177,18 @@ def evaluate(
             loss += nn.functional.cross_entropy(scores, classes, reduction="sum")
     count = len(images.test)
     return context.sum_over_ranks(float(correct)) / count, context.sum_over_ranks(float(loss)) / count
+
+
+def report_losses(context: Context, benchmark: str, losses: Sequence[float], **params: Any) -> None:
+    """Report `BENCHMARK.loss_ratio`: the last loss divided by the first, each summed over all ranks.
+
+    If losses are not finite, report `BENCHMARK.wrong_losses` instead: their number on all ranks. Each rank calls this function.
+    """
+    wrong = int(context.sum_over_ranks(sum(not math.isfinite(loss) for loss in losses)))
+    first, last = context.sum_over_ranks(losses[0]), context.sum_over_ranks(losses[-1])
+    ratio = f"{benchmark}.loss_ratio"
+    if not wrong:
+        context.report_world({ratio: (last / first, "1")}, **params)
+    elif context.is_reporting_rank:
+        name = f"{benchmark}.wrong_losses"
+        context.report_wrong_data(name, wrong, invalid={ratio: "1"}, scope=context.world_scope, **params)

@@ -21,7 +21,7 @@ from torch import nn
 
 from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks, log
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training_loop import train_step
+from agent.benchmarks.training.training_loop import report_losses, train_step
 from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
 
@@ -118,7 +118,10 @@ class Transformer(nn.Module):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report step time, tokens and FLOPs per second, the loss ratio, and on GPUs utilization and each device's peak memory."""
+    """Report step time, tokens and FLOPs per second, the loss ratio, and on GPUs utilization and each device's peak memory.
+
+    If losses are not finite, report `transformer.wrong_losses` instead of the ratio.
+    """
     peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     if context.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(context.device)
@@ -138,11 +141,10 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     except torch.cuda.OutOfMemoryError:
         log(torch.cuda.memory_summary(context.device, abbreviated=True))
         raise
-    first, last = context.sum_over_ranks(float(losses[0])), context.sum_over_ranks(float(losses[-1]))
-    _report(context, shape, times, peak, last / first)
+    _report(context, shape, times, peak, [float(loss) for loss in losses])
 
 
-def _report(context: Context, shape: Shape, times: Sequence[float], peak: float, loss_ratio: float) -> None:
+def _report(context: Context, shape: Shape, times: Sequence[float], peak: float, losses: Sequence[float]) -> None:
     """Report all figures; `peak` is the FLOP/s of a device's matrix product, 0 on CPUs."""
     params = asdict(shape) | {"world_size": context.world_size, "dtype": "bf16", "data": "synthetic"}
     step_times = summarize(context.max_over_ranks(times))
@@ -156,10 +158,10 @@ def _report(context: Context, shape: Shape, times: Sequence[float], peak: float,
             "transformer.step_time": (step_times, "s"),
             "transformer.throughput": (tokens, "tokens/s"),
             "transformer.flops": (flops, "FLOP/s"),
-            "transformer.loss_ratio": (loss_ratio, "1"),
         },
         **params,
     )
+    report_losses(context, "transformer", losses, **params)
     if peak:
         utilization = flops / context.world_size / peak
         context.report_world({"transformer.mfu": (utilization, "1")}, peak="measured_gemm", **params)

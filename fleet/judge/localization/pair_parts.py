@@ -13,6 +13,7 @@ from dataclasses import replace
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.port_pairs import FABRIC_PARTS
 from fleet.judge.port_coverage import BEST
+from schemas.catalogue import counts_wrong_results
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import HOST, Scope
 
@@ -24,7 +25,8 @@ def with_pair_parts(
 ) -> list[Verdict]:
     """Return the verdicts, in which failures of pairs and ports have the part at fault.
 
-    - A pair of GPUs: the suspect of its host that includes the rail of the pair; without one, the gang.
+    - A slow pair of GPUs: the suspect of its host that includes the rail of the pair; without one, the gang. A pair with wrong
+      data keeps its scope: the parts that are slow do not explain it.
     - A port that is slow with every partner: its rail or switch, if that is a suspect.
 
     Args:
@@ -57,6 +59,8 @@ def _attributed(
     if verdict.name == BEST:
         return replace(verdict, part=shared_parts.get((verdict.host, verdict.scope), verdict.part))
     scope = Scope.parse(verdict.scope)
+    if counts_wrong_results(verdict.name):
+        return verdict
     if not verdict.name.startswith(PAIRS) or not scope.get("partner") or verdict.part:
         return verdict
     host = view_of[verdict.host].host

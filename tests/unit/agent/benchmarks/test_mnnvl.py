@@ -44,6 +44,7 @@ class Ranks:
         self._store, self._work = HashStore(), work
         (work / "request.json").write_text(json.dumps({"nvlink_domain": domain} if domain else {}))
         self._codes: list[int] = []
+        self._values: list[float] = []
         self._agree, self._left = threading.Barrier(2), threading.Barrier(2)
 
     def run(self) -> None:
@@ -63,6 +64,17 @@ class Ranks:
             self._codes.clear()
             return ends
 
+        def add(value: float) -> float:
+            self._values.append(value)
+            self._agree.wait(60)
+            total = sum(self._values)
+            self._left.wait(60)
+            self._values.clear()
+            return total
+
+        def report_wrong_data(name: str, count: int, **params: Any) -> None:
+            self.reported.append((rank, name, count, params))
+
         def report(figures: Any, **params: Any) -> None:
             self.reported += [(rank, name, value, params) for name, (value, _) in figures.items()]
 
@@ -73,6 +85,7 @@ class Ranks:
                 work=self._work, store=self._store,
                 heartbeat=SimpleNamespace(record_progress=lambda: None), set_phase=lambda phase: None,
                 min_max_over_ranks=agree, report_world=report,
+                sum_over_ranks=add, report_wrong_data=report_wrong_data,
                 report_absent=lambda name, **over: self.absent.append((rank, over["reason"])),
             ),
         )  # fmt: skip
@@ -101,6 +114,17 @@ def test_both_rates_and_their_ratio_are_reported_by_every_host(monkeypatch: pyte
         ]  # fmt: skip
 
 
+def test_wrong_elements_are_counted_over_all_ranks_in_place_of_the_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = RANK.replace('"wrong": 0', '"wrong": 0 if off else 2 + request["rank"]')
+    ranks = ranks_with(monkeypatch, tmp_path, program)
+    assert ranks.absent == []
+    for rank in range(2):
+        own = [(name, value, params["mnnvl"]) for number, name, value, params in ranks.reported if number == rank]
+        assert own == [("mnnvl.wrong_elements", 5, True), ("mnnvl.busbw", 250.0, False)]
+
+
 def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks = ranks_with(monkeypatch, tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')", domain="")
     assert not (tmp_path / "started").exists()
@@ -110,7 +134,6 @@ def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        (RANK.replace('"wrong": 0', '"wrong": request["rank"]'), "1 elements of the results are wrong"),
         ("import sys; sys.exit(3)", "the process ended with exit code 3 and no result"),
         ('print(\'{"error": "NcclError: check the IMEX configuration"}\')', "NcclError: check the IMEX configuration"),
         ("import time; time.sleep(60)", "no result within 2 s"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 import sys
@@ -270,10 +271,21 @@ def test_differing_parameters_are_counted(faulty: list[Observation]) -> None:
     assert {item.params["of"]: item.value for item in faulty if item.name == "differing"} == {"equal": 0, "one bit": 1}
 
 
-def test_parameters_that_differ_between_ranks_are_an_error(faulty: list[Observation]) -> None:
-    results = [item for item in faulty if item.name.startswith("fashion_mnist.")]
+def test_parameters_that_differ_between_ranks_are_counted(faulty: list[Observation]) -> None:
+    count, *results = (item for item in faulty if item.name.startswith("fashion_mnist."))
+    assert (count.name, count.scope, count.status) == ("fashion_mnist.wrong_parameters", "host", "measured")
+    assert float(str(count.value)) >= 1
     assert [item.status for item in results] == ["error"] * 3
-    assert "differ between the ranks" in results[0].reason
+    assert "wrong data" in results[0].reason
+
+
+def test_losses_that_are_not_finite_are_counted_over_all_ranks(faulty: list[Observation]) -> None:
+    losses = {(item.name, item.stage): (item.status, item.value) for item in faulty if item.name.startswith("losses.")}
+    assert losses == {
+        ("losses.loss_ratio", "finite"): ("measured", 0.5),
+        ("losses.wrong_losses", "one NaN"): ("measured", 1),
+        ("losses.loss_ratio", "one NaN"): ("error", None),
+    }
 
 
 @pytest.mark.parametrize("fault", ["one bit on rank 1", "random state lost"])
@@ -311,6 +323,7 @@ def _with_faults() -> None:
         _attempt_fails(context)
         _parameters_differ(context, patch)
         _checkpoint_differs(context, patch)
+    _losses_are_not_finite(context)
     _operations_are_counted(context)
     context.save()
     torch.distributed.destroy_process_group()
@@ -348,6 +361,14 @@ def _parameters_differ(context: Context, patch: pytest.MonkeyPatch) -> None:
         inner.setattr(training_loop.FlatGradients, "backward", wrong_backward)
         settings = {"epochs": 1, "batch_size": 16, "max_steps": 3, "data_directories": []}
         run_benchmark(context, "fashion_mnist", settings)
+
+
+def _losses_are_not_finite(context: Context) -> None:
+    stage = context.stage
+    for case, middle in (("finite", 1.5), ("one NaN", math.nan if context.rank == 1 else 1.5)):
+        context.stage = case
+        training_loop.report_losses(context, "losses", [2.0, middle, 1.0])
+    context.stage = stage
 
 
 def _checkpoint_differs(context: Context, patch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from agent.benchmarks.compute import gemm, stress
-from agent.benchmarks.links import host_copy, peer_copy
+from agent.benchmarks.links import host_copy, pairs, peer_copy
 from agent.benchmarks.memory import memory
 from agent.benchmarks.runtime.context import Context
 from schemas.records import ERROR, MEASURED
@@ -211,6 +211,36 @@ def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
     peer_copy._measure_pair(healthy, settings, 1)
     WrongPair.wrong = 3
     assert [*results(healthy)] == ["peer_copy.access", "peer_copy.bandwidth", "peer_copy.latency"]
+
+
+class Swapped:
+    """Sends what a partner of rank 5 sends, with two elements exchanged."""
+
+    def __init__(self, swaps: bool) -> None:
+        self._swaps = swaps
+
+    def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
+        """Return a function that receives the elements."""
+
+        def call() -> None:
+            receive.copy_(send + peer)  # this rank has the number 0
+            if self._swaps and receive.numel() > 3:
+                receive[[2, 3]] = receive[[3, 2]]
+
+        return call
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_element_at_the_wrong_place_is_counted_for_the_pair(tmp_path: Path, swaps: bool) -> None:
+    rank = context(tmp_path)
+    exchange = pairs.PairExchange(rank, cast(pairs.PairTransport, Swapped(swaps)), 1 << 12, 0.01)
+    pairs._measure_pair(rank, exchange, "h2", 5, 1)
+    found = results(rank)
+    if swaps:
+        assert found == {"pairs.wrong_elements": 2, "pairs.bandwidth": ERROR, "pairs.latency": ERROR}
+    else:
+        assert {*found} == {"pairs.bandwidth", "pairs.latency"}
+    assert {(item.scope, item.params["rail"]) for item in rank.observations} == {("cpu=0,partner=h2", 0)}
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -15,7 +15,7 @@ from tests import builders
 
 PACKS = read_packs([])
 COPY = {"direction": "both_ways", "sharing": "alone", "numa": "local"}
-WRONG = "GPU 2 of h1 gives wrong results"
+WRONG, GANG = "GPU 2 of h1 gives wrong results", "gang all of h1 gives wrong results"
 COUNTS: list[tuple[str, str, str, dict[str, Any], str, str]] = [
     ("gemm.wrong_products", "gemm.throughput", "gpu=2", {"dtype": "bf16"}, "gemm-wrong-products", WRONG),
     ("memory.wrong_elements", "memory.bandwidth", "gpu=2", {"op": "copy"}, "memory-wrong-elements", WRONG),
@@ -48,3 +48,35 @@ def test_wrong_data_rejects_the_host_and_names_the_part(
     failed = [(item.host, item.scope, item.criterion) for item in report.verdicts if item.verdict == FAIL]
     assert failed == [("h1", scope, criterion)]
     assert any(cause.title.startswith(title) for cause in report.causes)
+
+
+GANG_COUNTS: list[tuple[str, str, str, str, str]] = [
+    ("pairs.wrong_elements", "pairs.bandwidth", "gpu=1,partner=h3", "pairs-wrong-elements",
+     "GPU 1 of h1 receives wrong data from h3"),
+    ("mnnvl.wrong_elements", "", "gang=all", "mnnvl-wrong-elements", GANG),
+    ("transformer.wrong_losses", "transformer.loss_ratio", "gang=all", "transformer-wrong-losses", GANG),
+    ("model_parallel.wrong_losses", "model_parallel.loss_ratio", "gang=all", "model-parallel-wrong-losses", GANG),
+    ("fashion_mnist.wrong_parameters", "fashion_mnist.accuracy", "gang=all", "fashion-mnist-wrong-parameters", GANG),
+]  # fmt: skip
+"""Count, rate, scope, criterion, title of the cause."""
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "scope", "criterion", "title"), GANG_COUNTS, ids=[count[0] for count in GANG_COUNTS]
+)
+def test_wrong_data_between_hosts_rejects_a_host(name: str, rate: str, scope: str, criterion: str, title: str) -> None:
+    plan = builders.plan("h1", "h2", "h3", "h4", gpu_count=2, rackproof_gang="all")
+    evidence = builders.evidence(plan)
+
+    def change(item: Observation) -> Observation:
+        hit = item.name == rate and item.scope == scope
+        return replace(item, status=ERROR, value=None, samples=None, reason="wrong data") if hit else item
+
+    alone, gang = builders.with_observations(evidence["h1"], change).records
+    count = builders.observation(name, 3, scope=scope, stage="gang", world_size=8)
+    changed = replace(evidence["h1"], records=(alone, replace(gang, observations=(*gang.observations, count))))
+    report = merge(plan, {**evidence, "h1": changed}, PACKS)
+    assert report.decision == REJECTED
+    failed = [(item.host, item.scope, item.criterion) for item in report.verdicts if item.verdict == FAIL]
+    assert failed == [("h1", scope, criterion)]
+    assert any(cause.title.startswith(title) for cause in report.causes), [cause.title for cause in report.causes]
