@@ -136,15 +136,34 @@ def _answering(view: HostView) -> set[str]:
 
 
 def _log_causes(view: HostView) -> dict[str, str]:
-    """Return PCI address -> cause in the kernel log, for each GPU that does not answer."""
+    """Return PCI address -> cause in the kernel log, for each GPU that does not answer.
+
+    Lines after which the GPU answered are left out: the log has them since the boot, which may be weeks ago.
+    """
     answering = _answering(view)
     causes: dict[str, str] = {}
-    for scope in (*_last(view, "xid.message"), *_last(view, "xid.count")):
-        parsed = Scope.parse(scope)
-        address, cause = parsed.get("pci"), LOG_CAUSES.get(parsed.below)
-        if cause and address not in answering:
-            causes[address] = min(cause, causes.get(address, cause), key=[*LOG_CAUSES.values()].index)
+    for name in ("xid.message", "xid.count"):
+        for scope, count in _last(view, name).items():
+            parsed = Scope.parse(scope)
+            address, cause = parsed.get("pci"), LOG_CAUSES.get(parsed.below)
+            if cause and address not in answering and count != _count_when_answering(view, name, scope, address):
+                causes[address] = min(cause, causes.get(address, cause), key=[*LOG_CAUSES.values()].index)
     return causes
+
+
+def _count_when_answering(view: HostView, name: str, scope: str, address: str) -> Value:
+    """Return the count of a line of the kernel log when the GPU last answered; 0 if it never did or the log was not read."""
+    answered = [
+        snapshot
+        for snapshot, metric in view.observations.metrics.get("gpu.pci_bus_id", ())
+        if any(pci_address(str(bus_id)) == address for bus_id in metric.values.values())
+    ]
+    counts = (
+        metric.values.get(scope, 0)
+        for snapshot, metric in view.observations.metrics.get(name, ())
+        if answered and snapshot is answered[-1]
+    )
+    return next(counts, 0)
 
 
 def _identify(

@@ -99,6 +99,47 @@ def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
     assert details == {"gpu.count": "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log)"}
 
 
+def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
+    """Return a host whose GPU in slot MISSING answers only in the first snapshot.
+
+    Args:
+        name: metric of the kernel log.
+        counts: number of its lines about the GPU in the first snapshot, and in all later ones; None: the log cannot be read.
+    """
+    evidence = host_with_slots("h2", REMAINING)
+    alone, *rest = evidence.records
+    below = "xid=79" if name == "xid.count" else "message=fallen_off_the_bus"
+
+    def with_log(taken: Snapshot, slots: Sequence[int], count: int | None) -> Snapshot:
+        lines = {} if count is None else {f"pci=0000:0{MISSING}:00.0,{below}": count} if count else {}
+        log = [] if count is None else [Metric(name=name, unit="1", values=lines)]
+        addresses = {f"gpu={at}": f"00000000:{slot:02}:00.0" for at, slot in enumerate(slots)}
+        kept = (item for item in taken.metrics if item.name not in (name, "gpu.pci_bus_id"))
+        return replace(taken, metrics=(*kept, Metric(name="gpu.pci_bus_id", unit="1", values=addresses), *log))
+
+    first, *later = alone.snapshots
+    taken = (with_log(first, ALL, counts[0]), *(with_log(item, REMAINING, counts[1]) for item in later))
+    return replace(evidence, records=(replace(alone, snapshots=taken), *rest))
+
+
+@pytest.mark.parametrize("name", ["xid.count", "xid.message"])
+@pytest.mark.parametrize(
+    ("counts", "is_cause"),
+    [
+        ((1, 1), False),  # the GPU has answered since
+        ((1, 2), True),
+        ((0, 1), True),
+        ((2, 1), True),  # old lines were overwritten, so one of these may be new
+        ((None, 1), True),
+    ],
+)
+def test_line_of_the_kernel_log_after_which_the_gpu_answered_is_no_cause(
+    name: str, counts: tuple[int | None, int], is_cause: bool
+) -> None:
+    detail = count_details(findings(h2=host_that_loses_a_gpu(name, *counts)))[DRIVER]
+    assert ("kernel log: the GPU at PCI 0000:01:00.0 fell off the bus" in detail) == is_cause, detail
+
+
 @pytest.mark.parametrize("kept_on_bus", [[MISSING], []])
 @pytest.mark.parametrize(
     ("name", "below", "cause"),
