@@ -66,6 +66,13 @@ def aggregate_rounds(
         if observation.status == MEASURED and isinstance(value, int | float) and not isinstance(value, bool):
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
+        if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
+            # A count that is not 0 is a fault, whatever happened in the other rounds.
+            if old.status != MEASURED and value:
+                by_key[key] = observation
+                continue
+            if observation.status != MEASURED and old.value:
+                continue
         if old is not None and old.status != MEASURED:
             continue
         if observation.status != MEASURED:

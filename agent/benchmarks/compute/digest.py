@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,17 +42,23 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _run_workload(context: Context, workload: str, size: int, seconds: float) -> None:
     common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "workload": workload, "size": size}
     reason, status = unsupported_workload(workload, context.device), UNSUPPORTED
+    digests = Digests()
     if not reason:
         try:
-            first, mismatches, count = _repeat(context, WORKLOADS[workload](size, context.device), seconds)
+            _repeat(context, WORKLOADS[workload](size, context.device), seconds, digests)
         except (RuntimeError, ValueError) as error:
             reason, status = describe_error(error), ERROR
+        finally:  # wrong digests count even if the device fails later
+            if digests.mismatches:
+                context.report("digest.mismatches", digests.mismatches, repetitions=digests.count, **common)
     if reason:
-        for name in ("value", "mismatches"):
-            context.report_absent(f"digest.{name}", status=status, reason=reason, **common)
+        for name in ("digest.value", "digest.mismatches"):
+            if not context.has_reported(name, context.device_scope, {"workload": workload}):
+                context.report_absent(name, status=status, reason=reason, **common)
         return
-    context.report("digest.value", f"{first & (1 << 64) - 1:016x}", **common)
-    context.report("digest.mismatches", mismatches, repetitions=count, **common)
+    context.report("digest.value", f"{digests.first & (1 << 64) - 1:016x}", **common)
+    if not digests.mismatches:
+        context.report("digest.mismatches", 0, repetitions=digests.count, **common)
 
 
 def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> None:
@@ -66,39 +73,53 @@ def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> No
             reason = "the other GPU was lost"
             context.report_absent("digest.wrong_peer_copies", status=SKIPPED, reason=reason, **common)
             continue
+        digests, reason = Digests(), ""
         try:
             computation = peer_copy(size, context.device, torch.device("cuda", peer))
-            _, mismatches, count = _repeat(context, computation, seconds / (ranks - 1))
+            _repeat(context, computation, seconds / (ranks - 1), digests)
         except (RuntimeError, ValueError) as error:
             reason = describe_error(error)
+        finally:  # wrong copies count even if a device fails later
+            if digests.mismatches:
+                context.report("digest.wrong_peer_copies", digests.mismatches, repetitions=digests.count, **common)
+        if reason and not digests.mismatches:
             context.report_absent("digest.wrong_peer_copies", status=ERROR, reason=reason, **common)
-            continue
-        context.report("digest.wrong_peer_copies", mismatches, repetitions=count, **common)
+        elif not digests.mismatches:
+            context.report("digest.wrong_peer_copies", 0, repetitions=digests.count, **common)
     context.host_barrier("done")
     context.release_memory()  # this process also holds memory on the other GPUs
 
 
-def _repeat(context: Context, computation: Computation, seconds: float) -> tuple[int, int, int]:
-    """Return the first digest, how many digests are wrong, and how many were checked.
+@dataclass
+class Digests:
+    """What is known about the digests so far: the first one, how many are wrong, and how many were checked."""
+
+    first: int = 0
+    mismatches: int = 0
+    count: int = 0
+
+
+def _repeat(context: Context, computation: Computation, seconds: float, digests: Digests) -> None:
+    """Repeat a computation and count its digests.
 
     Digests are compared with that of the right result, or if it is not known, the later ones with the first.
     """
     compute = computation.compute
     factors = digest_factors(compute())
-    first = compute_digest(compute(), factors)
-    mismatches, count = torch.zeros((), dtype=torch.int64, device=context.device), 0
-    right = first
+    first = right = compute_digest(compute(), factors)
+    digests.first = int(first)
     if computation.expected is not None:
         expected = computation.expected
         right = compute_digest(expected, digest_factors(expected)).to(context.device)
-        mismatches, count = mismatches + (first != right), 1
-    deadline, least = time.monotonic() + seconds, count + 4
-    while count < least or time.monotonic() < deadline:
+        digests.mismatches, digests.count = int(first != right), 1
+    deadline, least = time.monotonic() + seconds, digests.count + 4
+    while digests.count < least or time.monotonic() < deadline:
+        mismatches = torch.zeros((), dtype=torch.int64, device=context.device)
         for _ in range(4):
             mismatches += compute_digest(compute(), factors) != right
-        count += 4
-        context.synchronize()
-    return int(first), int(mismatches), count
+        context.synchronize()  # has a time-out, unlike reading the count
+        digests.mismatches += int(mismatches)
+        digests.count += 4
 
 
 def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

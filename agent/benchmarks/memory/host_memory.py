@@ -55,6 +55,19 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     nodes = usable_nodes()
     size = array_bytes(nodes, int(settings["size_bytes"]), memory_limit())
     test = HostMemory(nodes, allocate(nodes, size, context.timeout_s), float(settings["seconds"]), context.timeout_s)
+    finished = False
+    try:
+        _measure(context, settings, nodes, test)
+        finished = True
+    finally:  # wrong elements count even if a later measurement fails
+        for node in nodes:
+            wrong = test.wrong[node.number]
+            if wrong or finished:
+                context.report("host_memory.wrong_elements", wrong, unit="1", scope=f"numa={node.number}")
+    context.report("host_memory.nodes", len(nodes), unit="1", scope="host")
+
+
+def _measure(context: Context, settings: Mapping[str, Any], nodes: Sequence[Node], test: HostMemory) -> None:
     for op in settings["ops"]:
         context.set_phase(f"host_memory {op}, all nodes")
         everywhere = [cpu for node in nodes for cpu in node.cpus]
@@ -72,9 +85,6 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     for node, home, placement in placements:
         context.set_phase(f"host_memory latency, node {node.number} {placement}")
         _report_latency(context, test.latency(node, home), _where(node, home, placement))
-    for node in nodes:
-        context.report("host_memory.wrong_elements", test.wrong[node.number], unit="1", scope=f"numa={node.number}")
-    context.report("host_memory.nodes", len(nodes), unit="1", scope="host")
 
 
 def _where(node: Node, home: Node, placement: str) -> dict[str, Any]:

@@ -45,20 +45,22 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     for pattern in settings["patterns"]:
         context.set_phase(f"integrity {pattern}")
         errors = WrongWords()
-        began = time.monotonic()
+        began, passes = time.monotonic(), 0
         try:
             if pattern in tests:
                 passes = over_time.TESTS[pattern](context, memory, errors, settings["seconds"] / len(tests))
             else:
-                passes = 1
                 memory.write(partial(fill, pattern=pattern))
                 memory.check(partial(fill, pattern=pattern), errors)
+                passes = 1
         except torch.OutOfMemoryError as error:
             reason = describe_error(error)
-            context.report_absent("integrity.wrong_words", status=ERROR, reason=reason, pattern=pattern, **common)
-            continue
-        elapsed_s = round(time.monotonic() - began, 3)
-        errors.report(context, pattern, bytes=memory.bytes, passes=passes, elapsed_s=elapsed_s)
+            if not errors.count:
+                context.report_absent("integrity.wrong_words", status=ERROR, reason=reason, pattern=pattern, **common)
+        finally:  # wrong words count even if the device fails later; `passes` is then 0
+            if passes or errors.count:
+                elapsed_s = round(time.monotonic() - began, 3)
+                errors.report(context, pattern, bytes=memory.bytes, passes=passes, elapsed_s=elapsed_s)
     context.report("integrity.tested_share", memory.bytes / free, bytes=memory.bytes, free_bytes=free, **common)
 
 

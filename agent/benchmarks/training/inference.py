@@ -128,7 +128,6 @@ class Engine:
         self._tokens = torch.zeros(self.sequences, dtype=torch.int64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._expected = torch.zeros(settings["steps"] + 1, self.sequences, dtype=torch.int64, device=device)
-        self._wrong = torch.zeros((), dtype=torch.int64, device=device)
         self.times = Times()
         self.graphed = False
         self._step: Callable[[], object] = self._decode
@@ -188,7 +187,6 @@ class Engine:
         needed = max(map(least_samples, self._settings["first_percentiles"]), default=0)
         while len(self.times.prefills) < needed:  # few sequences fit into a small memory
             self._prefill_all(is_first=False)
-        self.times.wrong_tokens = int(self._wrong)
 
     def _round(self, deadline: float) -> None:
         is_first = self.times.rounds == 0
@@ -209,7 +207,7 @@ class Engine:
     def _check(self, step: int, is_first: bool) -> None:
         if is_first:
             self._expected[step] = self._tokens.clamp(min=0)  # -1, of scores that are not finite, is never right
-        self._wrong += (self._tokens != self._expected[step]).sum()
+        self.times.wrong_tokens += int((self._tokens != self._expected[step]).sum())
         self._tokens.clamp_(min=0)
 
     def _timed(self, work: Callable[[], object]) -> float:
@@ -226,9 +224,14 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         engine = Engine(context, settings)
         context.host_barrier("decode")
         context.set_phase("inference")
-        engine.run(settings["seconds"])
-    times, scope = engine.times, context.device_scope
-    common: dict[str, Any] = {"scope": scope, "dtype": "bf16", "graphed": engine.graphed}
+        times = engine.times
+        common: dict[str, Any] = {"scope": context.device_scope, "dtype": "bf16", "graphed": engine.graphed}
+        try:
+            engine.run(settings["seconds"])
+        except BaseException:  # wrong tokens count even if the device fails later
+            if times.wrong_tokens:
+                context.report("inference.wrong_tokens", times.wrong_tokens, unit="1", **common)
+            raise
     rates = {
         "prefill": [settings["prompt"] / seconds for seconds in times.prefills],
         "decode": [engine.sequences / seconds for seconds in times.steps],

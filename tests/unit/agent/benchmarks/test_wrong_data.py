@@ -11,10 +11,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from agent.benchmarks.compute import gemm, stress
+from agent.benchmarks.compute import digest, gemm, stress
 from agent.benchmarks.links import host_copy, pairs, peer_copy
-from agent.benchmarks.memory import memory
+from agent.benchmarks.memory import host_memory, integrity, memory
+from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.training import inference
+from schemas.benchmarks.hardware import HARDWARE
+from schemas.benchmarks.training import TRAINING
+from schemas.catalogue import settings
 from schemas.records import ERROR, MEASURED
 from tests.unit.agent.benchmarks.test_measuring import context
 
@@ -250,3 +255,135 @@ def test_differing_bytes_are_counted(dtype: torch.dtype) -> None:
     assert peer_copy._count_differing(source, target) == 0
     target.view(torch.uint8)[[1, 50]] ^= 4
     assert peer_copy._count_differing(source, target) == 2
+
+
+def fail_at(function: Callable[..., Any], call: int, error: Exception) -> Callable[..., Any]:
+    """Return the function, which raises the error when it is called for the `call`th time, from 0."""
+    calls = iter(range(1 << 30))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return function(*arguments, **options)
+
+    return failing
+
+
+ERRORS = [
+    RuntimeError(LOST),
+    TimeoutError("the device did not finish within 60 s"),
+    torch.OutOfMemoryError("no memory"),
+]
+
+
+def settle(error: Exception, of: Callable[[], None], *caught: type[Exception]) -> None:
+    """Run a benchmark that fails with this error, which it raises unless it is one of those that it catches."""
+    if isinstance(error, caught):
+        of()
+        return
+    with pytest.raises(type(error)):
+        of()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_wrong_words_are_reported_if_the_device_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_wrong: bool
+) -> None:
+    compare = WrongWords.compare
+
+    def compare_wrongly(self: WrongWords, words: torch.Tensor, *arguments: Any) -> None:
+        if is_wrong:
+            words[5] ^= 8
+        compare(self, words, *arguments)
+
+    monkeypatch.setattr(WrongWords, "compare", fail_at(compare_wrongly, 3, error))
+    monkeypatch.setattr(integrity, "free_bytes", lambda device: 1 << 22)
+    rank = context(tmp_path)
+    chosen = {"patterns": ["zeros"], "share": 0.9, "most_bytes": 1 << 20, "seconds": 0.0}
+    settle(error, lambda: integrity.run(rank, chosen), torch.OutOfMemoryError)
+    counts = [(item.status, item.value) for item in rank.observations if item.name == "integrity.wrong_words"]
+    if is_wrong:
+        assert counts == [(MEASURED, 3)]
+        assert [item.params["expected"] for item in rank.observations if item.name == "integrity.error"] == [
+            f"{0:#018x}"
+        ] * 3
+    else:
+        assert counts == ([(ERROR, None)] if isinstance(error, torch.OutOfMemoryError) else [])
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_wrong_digests_are_reported_if_the_device_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_wrong: bool
+) -> None:
+    def prepare(size: int, device: torch.device) -> digest.Computation:
+        right, wrong, calls = torch.ones(size, size), torch.zeros(size, size), iter(range(1 << 30))
+        compute = fail_at(lambda: wrong if is_wrong and next(calls) == 3 else right, 13, error)
+        return digest.Computation(compute)
+
+    monkeypatch.setitem(digest.WORKLOADS, "gemm", prepare)
+    rank = context(tmp_path)
+    chosen = {"size": 16, "seconds": 60.0, "workloads": ["gemm"], "peer_copies": []}
+    settle(error, lambda: digest.run(rank, chosen), RuntimeError)
+    found = results(rank)
+    is_caught = isinstance(error, RuntimeError)
+    expected: dict[str, Any] = {"digest.value": ERROR, "digest.mismatches": ERROR} if is_caught else {}
+    assert found == expected | ({"digest.mismatches": 1} if is_wrong else {})
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_wrong_peer_copies_are_reported_if_the_device_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    def repeat(context: Context, computation: object, seconds: float, digests: digest.Digests) -> None:
+        digests.mismatches, digests.count = int(is_wrong), 9
+        raise RuntimeError(LOST)
+
+    monkeypatch.setattr(digest, "_repeat", repeat)
+    monkeypatch.setattr(digest, "peer_copy", lambda *arguments: None)
+    rank = context(tmp_path, ranks=2)
+    rank.is_present = lambda rank: True  # type: ignore[method-assign]
+    rank.host_barrier = lambda name="": None  # type: ignore[method-assign]
+    digest._copy_to_peers(rank, "round_trip", 16, 1.0)
+    assert results(rank) == {"digest.wrong_peer_copies": 1 if is_wrong else ERROR}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_wrong_tokens_are_reported_if_the_device_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_wrong: bool
+) -> None:
+    right, calls = inference.Decoder.decode, iter(range(1 << 30))
+
+    def decode(self: inference.Decoder, *arguments: Any) -> torch.Tensor:
+        scores = right(self, *arguments)
+        return -scores if is_wrong and next(calls) == 20 else scores
+
+    monkeypatch.setattr(inference.Decoder, "decode", fail_at(decode, 25, error))
+    rank = context(tmp_path)
+    chosen = {**(TRAINING["inference"].cpu_settings or {}), "steps": 10, "seconds": 60.0}
+    with pytest.raises(type(error)):
+        inference.run(rank, settings("inference", chosen))
+    found = results(rank)
+    if is_wrong:
+        assert found["inference.wrong_tokens"] >= 1
+    else:
+        assert found == {}
+
+
+@pytest.mark.parametrize("wrong", [0, 4])
+def test_wrong_elements_of_host_memory_are_reported_if_a_thread_does_not_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    def stream(self: host_memory.HostMemory, *arguments: Any) -> float:
+        self.wrong[min(self.wrong)] += wrong
+        return 1e9
+
+    monkeypatch.setattr(host_memory.HostMemory, "stream", fail_at(stream, 1, TimeoutError("1 thread did not finish")))
+    rank = context(tmp_path)
+    chosen = {**HARDWARE["host_memory"].settings, **(HARDWARE["host_memory"].cpu_settings or {})}
+    with pytest.raises(TimeoutError):
+        host_memory.run(rank, chosen)
+    counts = [item.value for item in rank.observations if item.name == "host_memory.wrong_elements"]
+    assert counts == ([4] if wrong else [])

@@ -39,7 +39,7 @@ from schemas import documents
 from schemas.decode import record_from_json
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, to_json
+from schemas.records import ERROR, MEASURED, Launch, Metric, Observation, Record, Snapshot, to_json
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import Soak, Timeline, downsample, soak_from_json
@@ -271,6 +271,16 @@ def test_error_in_one_round_is_an_error_of_the_soak() -> None:
     lost = replace(measurement(0.0), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
     result = aggregated(measurement(1.0), lost, measurement(1.0))
     assert (result.status, result.reason) == (ERROR, "in round 2: CUDA error: unspecified launch failure")
+
+
+@pytest.mark.parametrize("name", ["integrity.wrong_words", "digest.mismatches", "pairs.wrong_elements"])
+@pytest.mark.parametrize(("values", "expected"), [((3, None, 0), 3), ((None, 3, None), 3), ((0, None, 0), None)])
+def test_wrong_results_of_one_round_count_whatever_fails_in_the_others(
+    name: str, values: tuple[int | None, ...], expected: int | None
+) -> None:
+    lost = replace(measurement(0, name), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
+    result = aggregated(*(lost if value is None else measurement(value, name) for value in values))
+    assert (result.status, result.value) == (ERROR if expected is None else MEASURED, expected)
 
 
 def test_first_last_and_failed_launches_are_kept() -> None:

@@ -80,3 +80,27 @@ def test_wrong_data_between_hosts_rejects_a_host(name: str, rate: str, scope: st
     failed = [(item.host, item.scope, item.criterion) for item in report.verdicts if item.verdict == FAIL]
     assert failed == [("h1", scope, criterion)]
     assert any(cause.title.startswith(title) for cause in report.causes), [cause.title for cause in report.causes]
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"), [("integrity.wrong_words", "integrity.tested_share"), ("digest.mismatches", "digest.value")]
+)
+def test_count_that_was_found_before_the_gpu_failed_rejects_the_host(name: str, lost: str) -> None:
+    plan = builders.plan(gpu_count=4)
+    evidence = builders.evidence(plan)
+
+    def change(item: Observation) -> Observation:
+        if item.scope == "gpu=2" and item.name == lost:
+            return replace(
+                item, status=ERROR, value=None, samples=None, reason="CUDA error: unspecified launch failure"
+            )
+        if item.scope == "gpu=2" and item.name == name:
+            extent = {"passes": 0, "elapsed_s": 0.5} if name == "integrity.wrong_words" else {"repetitions": 8}
+            return replace(item, value=2, params={**item.params, **extent})
+        return item
+
+    report = merge(plan, {**evidence, "h1": builders.with_observations(evidence["h1"], change)}, PACKS)
+    assert report.decision == REJECTED
+    failed = {(item.host, item.scope, item.name) for item in report.verdicts if item.verdict == FAIL}
+    assert failed == {("h1", "gpu=2", name)}
+    assert any(cause.title.startswith("GPU 2 of h1") for cause in report.causes)
