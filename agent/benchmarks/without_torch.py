@@ -31,7 +31,7 @@ from agent.launch import guard
 
 MODULE = "agent.benchmarks.without_torch"
 OPEN_S = 600.0
-"""How long to wait for late hosts, at the beginning and at the end. The supervisors have a shorter time-out."""
+"""How long to wait for late hosts at the beginning. The supervisors have a shorter time-out."""
 POLL_S = 0.1
 STORE = "RACKPROOF_STORE"
 """Variable in the environment of a rank: the file with address, port and name of the store."""
@@ -58,9 +58,9 @@ def main() -> int:
         serving = KeyServer(config["name"]).serve(listener)
         threading.Thread(target=lambda: asyncio.run(serving), name="store", daemon=True).start()
     code = _wait_for_ranks(guards)
-    if not code:
+    if config["hosts"] > 1 and (not code or config["rank"]):  # if its own ranks failed, the first host ends at once
         with contextlib.suppress(RuntimeError):  # the first host has ended early; its supervisor reports why
-            _leave(config)
+            _leave(config, json.loads(Path(request).read_text(encoding="utf-8")))
     return code
 
 
@@ -106,14 +106,23 @@ def _wait_for_ranks(guards: set[int]) -> int:
     return code
 
 
-def _leave(config: dict[str, Any]) -> None:
-    """Report the end of this host's ranks. The first host waits for the other hosts, whose ranks use its store."""
+def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
+    """Report the end of this host's ranks. The first host waits for the other hosts, whose ranks use its store.
+
+    It waits as long as a rank waits for another one. After that, the others are lost, and it names them in the log.
+    """
     store = KeyStore(config["address"], config["port"], config["name"], limit_s=0)
     store.set(f"launcher/{config['rank']}", "left")
-    if config["rank"] == 0:
-        deadline, keys = time.monotonic() + OPEN_S, [f"launcher/{host}" for host in range(config["hosts"])]
-        while not store.check(keys) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+    if config["rank"]:
+        return
+    limit_s = request["collective_timeout_s"]
+    deadline, waiting = time.monotonic() + limit_s, list(range(1, config["hosts"]))
+    while waiting and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        waiting = [host for host in waiting if not store.check([f"launcher/{host}"])]
+    if waiting:
+        names = ", ".join(request["members"][host] for host in waiting)
+        sys.stderr.write(f"rackproof: the ranks of {names} did not end within {limit_s:g} s after those of this host\n")
 
 
 def _run_rank(request_path: Path) -> int:

@@ -184,6 +184,52 @@ def test_rank_that_fails_ends_the_launch(tmp_path: Path) -> None:
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
 
 
+HANGS_AFTER = """
+import os
+from agent.benchmarks import rank
+run_to_end = rank.run_to_end
+def run(context, benchmarks):
+    run_to_end(context, (lambda: __import__("time").sleep(1000)) if context.node == 1 else lambda: None)
+rank.run_to_end = run
+"""
+
+
+def set_timeout(tmp_path: Path, seconds: float) -> str:
+    """Return code for `sitecustomize` that shortens the time-out of the launch for the first host's launcher."""
+    return f"""
+import json, pathlib, sys
+path = pathlib.Path({str(tmp_path)!r}) / "h1" / "request.json"
+if path.exists():
+    path.write_text(json.dumps({{**json.loads(path.read_text()), "collective_timeout_s": {seconds}}}))
+"""
+
+
+def end_hosts(*started: subprocess.Popen[bytes]) -> None:
+    for process in started:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def test_first_host_waits_for_a_hung_host_no_longer_than_a_rank_waits(tmp_path: Path) -> None:
+    first, hung = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + HANGS_AFTER + set_timeout(tmp_path, 1.5))
+    try:
+        assert first.wait(timeout=40) == 0
+        assert hung.poll() is None
+        assert "the ranks of h2 did not end within 1.5 s after those of this host" in (tmp_path / "h1.log").read_text()
+    finally:
+        end_hosts(first, hung)
+
+
+def test_first_host_does_not_wait_for_a_host_whose_ranks_failed(tmp_path: Path) -> None:
+    fails = HANGS_AFTER.replace('__import__("time").sleep(1000)', "1 / 0")
+    started = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + fails)
+    try:
+        assert [process.wait(timeout=40) for process in started] == [0, 1]
+    finally:
+        end_hosts(*started)
+    assert "did not end" not in (tmp_path / "h1.log").read_text()
+
+
 def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         config = {
