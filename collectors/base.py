@@ -16,12 +16,12 @@ from typing import Protocol
 Labels = Mapping[str, str]
 Value = float | int | bool | str
 
-MAX_LABEL = 100
-"""Longest value of a label in a scope."""
-HOST: Labels = {}
-"""Labels of a reading of the whole host."""
-IDENTITY = frozenset({"uuid"})
-"""Labels of Prometheus series; a record stores them once, in its list of GPUs."""
+MAX_LABEL_LENGTH = 100
+"""Maximum length of a label's value in a scope, in characters."""
+HOST_LABELS: Labels = {}
+"""Labels of a reading that applies to the whole host: none."""
+IDENTITY_LABELS = frozenset({"uuid"})
+"""Labels that Prometheus series have and scopes do not have. A record stores them once, in its list of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class ReadingError(Exception):
 class Family:
     """One kind of reading over all its scopes.
 
-    `name` is dotted and singular. `unit` is an SI unit, `1` for counts and flags, or `ratio` for shares from 0 to 1. Text values
-    identify a part: the exporter makes them labels of the `_info` series of their scope.
+    `name` is dotted and singular. `unit` is an SI unit, `1` for counts, flags and texts, or `ratio` for shares from 0 to 1. The
+    exporter exports a text as a label of the `_info` series of its scope.
     """
 
     name: str
@@ -63,16 +63,16 @@ class Family:
     help: str
     counter: bool = False
     varies: bool = False
-    """Whether the value may change while the host runs; that of a counter may. All other readings describe a part or its
-    configuration: if two snapshots of a record differ, the judge reports a contradiction."""
+    """Whether the value may change while the host runs. False for a counter, which may change anyway. All other readings
+    describe a part or its configuration: if two snapshots of a record differ, the judge reports a contradiction."""
     signed: bool = False
-    """Whether the value may be negative. In other readings, the judge reports a negative value as not credible."""
+    """Whether the value may be negative. If not, the judge reports a negative value as not credible."""
     fractional: bool = False
-    """Whether a value with the unit 1 may be other than a whole number; with other units it always may."""
+    """Whether a value with the unit 1 may have a fraction. Values with other units always may."""
     bounds: tuple[float, float] | None = None
-    """Lowest and highest possible value, if those of the unit (`fleet.judge.credibility`) do not fit."""
+    """Lowest and highest possible value. None: the limits of the unit apply (`fleet.judge.credibility`)."""
     labels: tuple[str, ...] = ()
-    """Labels of the scopes, for a family that may have no reading from which to derive them."""
+    """Names of the labels of its scopes. Set for a family that may have no readings, from which they would be derived."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:
@@ -99,17 +99,20 @@ class Collector(Protocol):
 
 
 def scope(labels: Labels) -> str:
-    """Return the scope in the form of a record: `gpu=0,link=3`, or `host`. Identity labels are not part of a scope.
+    """Return the labels as the scope of a record: `gpu=0,link=3`, or `host`. IDENTITY_LABELS are not part of a scope.
 
-    Replace characters that a scope cannot contain, e.g. the `/` of a path, with `_`. The end of a long value is replaced with a
-    checksum, because a scope has at most 256 characters.
+    Characters that a scope cannot contain, such as the `/` of a path, become `_`. The end of a value longer than MAX_LABEL_LENGTH
+    becomes a checksum, because a scope has at most 256 characters.
     """
-    return ",".join(f"{key}={_scope_value(value)}" for key, value in labels.items() if key not in IDENTITY) or "host"
+    return (
+        ",".join(f"{key}={_scope_value(value)}" for key, value in labels.items() if key not in IDENTITY_LABELS)
+        or "host"
+    )
 
 
 def _scope_value(text: str) -> str:
-    if len(text) > MAX_LABEL:
-        text = f"{text[: MAX_LABEL - 9]}_{zlib.crc32(text.encode(errors='replace')):08x}"
+    if len(text) > MAX_LABEL_LENGTH:
+        text = f"{text[: MAX_LABEL_LENGTH - 9]}_{zlib.crc32(text.encode(errors='replace')):08x}"
     return re.sub(r"[^A-Za-z0-9_.:-]", "_", text) or "_"
 
 
@@ -117,21 +120,21 @@ def host_family(
     name: str, unit: str, help: str, value: Value | Absent, *, counter: bool = False, varies: bool = False
 ) -> Family:
     """Return a family with one reading of the whole host."""
-    return Family(name=name, unit=unit, help=help, counter=counter, varies=varies, readings=[(HOST, value)])
+    return Family(name=name, unit=unit, help=help, counter=counter, varies=varies, readings=[(HOST_LABELS, value)])
 
 
 def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Callable[[str], Value | Absent]) -> Family:
-    """Add a reading of each part to the family, or the reason if there are no parts; return the family."""
+    """Add a reading of each part to the family and return it. If the parts could not be listed, add the reason instead."""
     if isinstance(parts, Absent):
-        family.add(HOST, parts)
+        family.add(HOST_LABELS, parts)
         return family
     for part in parts:
         family.add({label: part}, read(part))
     return family
 
 
-def varying(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield the families, and declare of all that are no counters that their values may change while the host runs."""
+def mark_varying(families: Iterable[Family]) -> Iterator[Family]:
+    """Yield the families. All except counters are marked: their values may change while the host runs."""
     for family in families:
         family.varies = not family.counter
         yield family

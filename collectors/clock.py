@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectors.base import Absent, Family, host_family, varying
+from collectors.base import Absent, Family, host_family, mark_varying
 from collectors.files import Files, nonempty
 from collectors.virtual import is_virtual
 
@@ -60,7 +60,7 @@ class ClockCollector:
         self._is_virtual: bool | None = None
 
     def collect(self) -> Iterable[Family]:
-        return varying(self._families())
+        return mark_varying(self._families())
 
     def _families(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)

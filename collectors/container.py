@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectors.base import Absent, Family, first_absent, host_family, varying
+from collectors.base import Absent, Family, first_absent, host_family, mark_varying
 from collectors.cdi import CDI_DIRECTORIES, CDI_KIND, device_names, driver_versions, specification_kind
 from collectors.container_versions import version_families
 from collectors.files import Files
@@ -29,7 +29,7 @@ class ContainerCollector:
         self._full_snapshot = full_snapshot
 
     def collect(self) -> Iterable[Family]:
-        return varying(self._families())
+        return mark_varying(self._families())
 
     def _families(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value, empty_families
+from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families
 from collectors.files import Files
 from collectors.imex_domain import NOT_REPORTED, ImexDomain, ImexNode, parse_json, parse_text
 from collectors.programs import DIRECTORIES, find_program, run_program
@@ -64,7 +64,7 @@ def imex_families(root: Path) -> Iterable[Family]:
         "address": own if isinstance(own, Absent) or isinstance(domain, Absent) else domain.nodes[own].address,
     }
     for name, value in readings.items():
-        families[f"fabric.imex.{name}"].add(HOST, value)
+        families[f"fabric.imex.{name}"].add(HOST_LABELS, value)
     if not isinstance(domain, Absent):
         _add_nodes(families, domain, own)
     return families.values()

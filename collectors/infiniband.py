@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from collectors import network
-from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
+from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, first_absent
 from collectors.efa import EFA_COUNTERS, read_efa
 from collectors.files import Files
 from collectors.sysfs import parse_natural, parse_numa_node, pci_address
@@ -99,7 +99,7 @@ class InfinibandCollector:
                 efa = read_efa(self._files, path, partial(self._counter, parse=parse_natural))
                 for name, value in (self._port(path) | efa).items():
                     families[f"infiniband.{name}"].add({"hca": hca, "port": port}, value)
-        families["infiniband.port_count"].add(HOST, port_count)
+        families["infiniband.port_count"].add(HOST_LABELS, port_count)
         return [family for family in families.values() if family.readings]
 
     def _adapter(self, path: str) -> Readings:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
+from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.sysfs import parse_natural, pci_address
 
@@ -64,7 +64,7 @@ class NetworkCollector:
         nics = [name for name in interfaces if is_nic(self._files, name)]
         families["network.mtu"].bounds = MTU_BOUNDS
         count: Value | Absent = listed if isinstance(listed, Absent) and listed.status == "error" else len(nics)
-        families["network.nic_count"].add(HOST, count)
+        families["network.nic_count"].add(HOST_LABELS, count)
         for nic in nics:
             for name, value in self._nic(f"{CLASS}/{nic}").items():
                 families[f"network.{name}"].add({"nic": nic}, value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collectors import kernel_log
-from collectors.base import HOST, Absent, Family, varying
+from collectors.base import HOST_LABELS, Absent, Family, mark_varying
 from collectors.kernel_events import EVENTS, PARTS, EventCounts
 from collectors.kernel_log import RingBuffer
 
@@ -147,9 +147,9 @@ class XidCollector:
 
     def collect(self) -> Iterable[Family]:
         try:
-            return varying(_families(self._read_all() if self._full_snapshot else self._read_new()))
+            return mark_varying(_families(self._read_all() if self._full_snapshot else self._read_new()))
         except OSError as error:
-            return varying(_families(Absent.error(f"{self._log}: {error.strerror}")))
+            return mark_varying(_families(Absent.error(f"{self._log}: {error.strerror}")))
 
     def _read_all(self) -> ErrorCounts:
         log = kernel_log.read_log(self._log, self._commands)
@@ -197,9 +197,9 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
         event_count.add({kind: part, "event": event} if kind else {"event": event}, times)
     for event in () if isinstance(result, Absent) else EVENTS:
         newest_event.add({"event": event}, counts.events.newest.get(event, 0.0))
-    newest.add(HOST, result if isinstance(result, Absent) else counts.last_xid)
-    complete.add(HOST, result if isinstance(result, Absent) else counts.complete)
-    newest_sxid.add(HOST, result if isinstance(result, Absent) else counts.last_sxid)
+    newest.add(HOST_LABELS, result if isinstance(result, Absent) else counts.last_xid)
+    complete.add(HOST_LABELS, result if isinstance(result, Absent) else counts.complete)
+    newest_sxid.add(HOST_LABELS, result if isinstance(result, Absent) else counts.last_sxid)
     for family, by_code in ((count, counts.xid), (fatal, +counts.fatal)):
         for (pci, code), times in sorted(by_code.items()):
             family.add({"pci": pci, "xid": code}, times)
@@ -243,11 +243,11 @@ def parse_xid(message: str) -> Xid | None:
 
 
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
-    """Return PCI address, severity (fatal: `yes`, `no`, `unsaid`) and code of an SXid; None for its detail lines and others."""
+    """Return PCI address, severity (fatal: `yes`, `no`, `unknown`) and code of an SXid; None for its detail lines and others."""
     match = _SXID.match(message)
     if not match or _SXID_DETAIL.match(match[3]):
         return None
-    severity = _SEVERITY.get(match[3].split(",")[0].strip().lower(), "unsaid")
+    severity = _SEVERITY.get(match[3].split(",")[0].strip().lower(), "unknown")
     return sysfs_address(match[1]), severity, str(int(match[2]))
 
 

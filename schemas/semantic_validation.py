@@ -58,7 +58,7 @@ def _figure_problem(figures: Iterable[Value]) -> str:
 
 def _scope_problems(where: str, scopes: Iterable[str]) -> Iterator[str]:
     for scope in scopes:
-        if "," in scope and Scope.parse(scope).is_repeated:
+        if "," in scope and Scope.parse(scope).has_repeated_kind:
             yield _twice(where, scope)
 
 

@@ -18,7 +18,7 @@ from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_na
 from agent.exporter.web import FRESH_S, Server
 from agent.exporter.web_config import WebConfig
 from agent.sampling.snapshot import Stuck, collect
-from collectors.base import IDENTITY, Absent, Collector, Family, Labels
+from collectors.base import IDENTITY_LABELS, Absent, Collector, Family, Labels
 from schemas.scopes import pci_address
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
         if address := names.get("pci_bus_id"):
             # The address in the form of the kernel log and sysfs, so that alert rules can join a PCI device with its GPU.
             names["pci"] = pci_address(address)
-        kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY) or "host")
+        kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY_LABELS) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
         info.add_sample(f"{kind}_info", {**names, **dict(labels_of_scope)}, 1.0)
     yield from kinds.values()

@@ -19,7 +19,7 @@ from agent.exporter.metric_names import (
     prometheus_name,
 )
 from agent.exporter.sampler import BUCKETS
-from collectors.base import IDENTITY, Absent, Family
+from collectors.base import IDENTITY_LABELS, Absent, Family
 from schemas.readings import PROMETHEUS_NAMES
 
 HEAD = """# Metrics
@@ -115,7 +115,7 @@ def _earlier_row(family: Family) -> Row | None:
 def _text_row(family: Family) -> Row | None:
     if not any(isinstance(value, str) for value in _values(family)):
         return None
-    scope_labels = [key for key in _label_names(family) if key not in IDENTITY]
+    scope_labels = [key for key in _label_names(family) if key not in IDENTITY_LABELS]
     return (
         f"rackproof_{'_'.join(scope_labels) or 'host'}_info",
         INFO,

@@ -32,7 +32,7 @@ SEND_TIMEOUT_S = 2.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 WATCHED = (signal.SIGCHLD, *TERMINATION_SIGNALS)
 ORPHANED = 143
-"""Exit code if the parent had already ended when this process asked the kernel for the parent-death signal."""
+"""Exit code if the parent ended before this process had asked the kernel for the parent-death signal."""
 
 
 def main() -> int:
@@ -52,17 +52,17 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _set_process_name(f"{_rank_name()}'s guard")
-    # The end of the launcher wakes up the guard, which ends its rank at once: ranks of other hosts are waiting for this rank.
+    # When the launcher ends, SIGCHLD wakes the guard, which kills its rank at once: ranks of other hosts are waiting for it.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _wait_for_rank(child, parent, sender)
 
 
 def _exec_with_pdeathsig(supervisor: int, command: list[str]) -> NoReturn:
-    _end_with_parent(supervisor)
+    _die_with_parent(supervisor)
     os.execvp(command[0], command)  # noqa: S606 - a list, no shell; the parent-death signal survives the exec
 
 
-def _end_with_parent(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call
@@ -74,11 +74,11 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def _become_rank(guard: int) -> NoReturn:
-    """Run the module in `sys.argv[1]` as a program, and always end this process: the fork must not continue as the launcher."""
+    """Run the module in `sys.argv[1]` as a program, then exit. Never return: the fork must not continue as the launcher."""
     code: object = 1
     try:
         os.setpgid(0, 0)  # so that the launcher's signals reach only the guard, which records and forwards them
-        _end_with_parent(guard)
+        _die_with_parent(guard)
         _close_fds(lambda mode: True)
         _set_process_name(_rank_name())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
@@ -105,25 +105,26 @@ def _rank_name() -> str:
 
 
 def _set_process_name(name: str) -> None:
-    """Set the process name for `top`, `pgrep -x` and the kernel log, because the process has the command line of the launcher."""
+    """Set the name that `top`, `pgrep -x` and the kernel log show. The command line is still that of the launcher."""
     _prctl(PR_SET_NAME, name.encode())
 
 
-def _close_fds(has_mode: Callable[[int], bool]) -> None:
-    """Close the inherited file descriptors for whose mode `has_mode` is true, except standard input, output and error.
+def _close_fds(is_selected: Callable[[int], bool]) -> None:
+    """Close the inherited file descriptors whose mode (`st_mode`) is selected, except standard input, output and error.
 
     Otherwise ports and connections of the launcher would stay open after its end.
     """
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the listing contains its own descriptor, closed by now
-            if number > 2 and has_mode(os.fstat(number).st_mode):
+            if number > 2 and is_selected(os.fstat(number).st_mode):
                 os.close(number)
 
 
 def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
-    """Wait for the end of the rank, report it, and end in the same way.
+    """Wait until the rank ends, send its exit code to the supervisor and return the guard's own exit code (`_end_like`).
 
-    The end counts as caused by the launcher if the launcher sent a signal, or if the launcher or the supervisor ended first.
+    `terminated_by_launcher` is sent as true if the guard received a termination signal, or if the launcher or the supervisor
+    ended before the rank.
     """
     supervisor, terminated_by_launcher = os.environ.get(SUPERVISOR, ""), False
     while True:

@@ -34,7 +34,7 @@ class HostCollector:
         model = self._read_once("model", lambda: files.required("proc/cpuinfo", cpu_model, max_bytes=first))
         yield host_family("host.cpu.model", "1", "Processor model", model)
         count = len(os.sched_getaffinity(0))
-        yield host_family("host.cpu.count", "1", "Processors that this process may use", count)
+        yield host_family("host.cpu.count", "1", "Logical CPUs that this process may use", count)
         virtual = self._read_once("virtual", lambda: is_virtual(files))
         yield host_family("host.virtual_machine", "1", "The host is a virtual machine", virtual)
         load = files.required("proc/loadavg", load_average)

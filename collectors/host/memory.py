@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from collectors.base import HOST, Absent, Family, Value, add_parts, host_family
+from collectors.base import HOST_LABELS, Absent, Family, Value, add_parts, host_family
 from collectors.files import Files, nonempty
 from collectors.host.parsing import bracketed_choice, meminfo, optional_meminfo
 
@@ -64,7 +64,7 @@ def modules(files: Files) -> Iterable[Family]:
             family.add({"mc": mc, "dimm": dimm}, files.read(f"{_CONTROLLERS}/{mc}/{dimm}/{file}", parse))
         if not slots:
             unknown = Absent.unsupported("the EDAC driver does not distinguish memory modules")
-            family.add(HOST, controllers if isinstance(controllers, Absent) else unknown)
+            family.add(HOST_LABELS, controllers if isinstance(controllers, Absent) else unknown)
     return families.values()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from collectors.base import HOST, Absent, Family, Value, empty_families, host_family
+from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, host_family
 from collectors.files import Files, MissingError
 from collectors.host.parsing import firmware_text, meminfo
 from collectors.host.smbios import NON_VOLATILE, MemorySlot, memory_slots
@@ -34,7 +34,7 @@ def memory_modules(files: Files, virtual: Value | Absent) -> Iterable[Family]:
         family.labels = ("dimm",)
     if isinstance(slots, Absent):
         for family in families.values():
-            family.add(HOST, slots)
+            family.add(HOST_LABELS, slots)
     else:
         for slot in slots:
             for name, value in _readings(slot).items():

@@ -1,4 +1,4 @@
-"""Calls of NVML. A failure becomes a value with the reason, not an exception of NVML."""
+"""Call NVML. Instead of NVML's exceptions, callers get a ReadingError (`call`) or an Absent (`try_read`), with the reason."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
 
+# Errors of a reading that this part, driver or library does not have.
 _UNSUPPORTED = frozenset(
     {
         nvml.NVML_ERROR_NOT_SUPPORTED,
@@ -20,8 +21,8 @@ _UNSUPPORTED = frozenset(
         nvml.NVML_ERROR_DEPRECATED,
     }
 )
-MOST_GPUS = 1024
-"""More GPUs than any host has. A higher number is an error of the driver, and to list so many would use all memory."""
+MAX_GPUS = 1024
+"""More GPUs than any host has. A higher count is an error of the driver; a list of so many GPUs could use all memory."""
 _ALL_BITS = (2**32 - 1, 2**64 - 1)
 NOT_AVAILABLE = Absent.error("NVML: the value is not available (all bits are set)")
 
@@ -30,21 +31,21 @@ class ResetRequired(Absent):
     """The driver refuses the reading until the GPU is reset."""
 
 
-def not_supported(reason: str) -> ReadingError:
+def unsupported_error(reason: str) -> ReadingError:
     """Return the error for a value that this part, driver or library does not have."""
     return ReadingError(Absent.unsupported(reason))
 
 
 def binding(name: str) -> Any:
-    """Return the function or structure of nvidia-ml-py. Raises ReadingError if the installed version lacks it."""
+    """Return the function or structure of nvidia-ml-py of this name. Raises ReadingError if the installed version lacks it."""
     try:
         return getattr(nvml, name)
     except AttributeError:
-        raise not_supported(f"the installed nvidia-ml-py has no {name}") from None
+        raise unsupported_error(f"the installed nvidia-ml-py has no {name}") from None
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call a function of nvidia-ml-py. Raises ReadingError."""
+    """Call the function of nvidia-ml-py with this name. Raises ReadingError if NVML returns an error."""
     try:
         return binding(function)(*arguments)
     except nvml.NVMLError as error:
@@ -60,21 +61,21 @@ def try_read(get: Callable[[], Any]) -> Any:
     except nvml.NVMLError as error:
         return translate(error)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # pynvml fails to decode the bytes that a part with a damaged InfoROM returns, and versions of pynvml differ in their
-        # signatures. Only this reading is lost then.
+        # A part with a damaged InfoROM can return bytes that pynvml cannot decode, and versions of pynvml differ in their
+        # signatures. Then only this reading is lost.
         return Absent.error(f"NVML: {error}")
 
 
 def gpu_count() -> int:
     """Return how many GPUs NVML lists. Raises NVMLError, or ReadingError if that is more than a host can have."""
     count: int = nvml.nvmlDeviceGetCount()
-    if count > MOST_GPUS:
-        raise ReadingError(Absent.error(f"NVML lists {count} GPUs"))
+    if count > MAX_GPUS:
+        raise ReadingError(Absent.error(f"NVML lists {count} GPUs, more than a host can have ({MAX_GPUS})"))
     return count
 
 
 def translate(error: nvml.NVMLError) -> Absent:
-    """Return an NVML error as the reason for an absent reading."""
+    """Convert an NVML error to the reason for an absent reading."""
     if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
         return ResetRequired(status="error", reason="NVML: the GPU requires a reset")
     status = "unsupported" if error.value in _UNSUPPORTED else "error"
@@ -82,7 +83,7 @@ def translate(error: nvml.NVMLError) -> Absent:
 
 
 def available(value: Any) -> Any:
-    """Return a value of NVML. Raises ReadingError if all bits are set (NVML_VALUE_NOT_AVAILABLE, or an unreadable register)."""
+    """Return the value. Raises ReadingError if all of its bits are set (NVML_VALUE_NOT_AVAILABLE, or an unreadable register)."""
     if type(value) is int and value in _ALL_BITS:
         raise ReadingError(NOT_AVAILABLE)
     return value

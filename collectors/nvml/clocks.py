@@ -9,7 +9,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError, Value
 from collectors.nvml import gpu as fields
-from collectors.nvml.calls import not_supported, try_read
+from collectors.nvml.calls import try_read, unsupported_error
 from collectors.nvml.gpu import NvmlGpu, field_value
 
 THROTTLE_REASONS = {
@@ -63,7 +63,7 @@ def throttle_times(gpu: NvmlGpu) -> Iterator[tuple[str, Value | Absent]]:
 
 
 def _seconds(gpu: NvmlGpu, numbers: tuple[int, ...]) -> float:
-    failure = not_supported("NVML: Not Supported")
+    failure = unsupported_error("NVML: Not Supported")
     for number in numbers:
         field = gpu.field(number)
         try:

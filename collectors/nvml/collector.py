@@ -9,7 +9,7 @@ from functools import partial
 
 import pynvml as nvml
 
-from collectors.base import HOST, Absent, Family, Labels, ReadingError, Value, empty_families
+from collectors.base import HOST_LABELS, Absent, Family, Labels, ReadingError, Value, empty_families
 from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml.calls import ResetRequired, call, decode, gpu_count, translate, try_read
 from collectors.nvml.gpm import GpmCounters
@@ -95,25 +95,25 @@ class NvmlCollector:
         except nvml.NVMLError as error:
             absent = translate(error)
             for family in host.values():
-                family.add(HOST, absent)
+                family.add(HOST_LABELS, absent)
             if absent.status == "unsupported":
                 # Without the library or a loaded driver, no GPU is usable. Any other failure leaves the number of GPUs unknown.
-                host["gpu.count"].readings = [(HOST, 0)]
+                host["gpu.count"].readings = [(HOST_LABELS, 0)]
             return list(host.values())
         self._open_count += 1
         refused: dict[int, Absent] = {}
         gpu_families: list[Family] = []
         try:
-            host["driver.version"].add(HOST, try_read(lambda: decode(nvml.nvmlSystemGetDriverVersion())))
-            host["driver.cuda_version"].add(HOST, try_read(_cuda_version))
-            host["driver.confidential_compute"].add(HOST, try_read(_confidential_compute))
+            host["driver.version"].add(HOST_LABELS, try_read(lambda: decode(nvml.nvmlSystemGetDriverVersion())))
+            host["driver.cuda_version"].add(HOST_LABELS, try_read(_cuda_version))
+            host["driver.confidential_compute"].add(HOST_LABELS, try_read(_confidential_compute))
             count = try_read(gpu_count)
             if not isinstance(count, Absent):
                 indices = [index for index in range(count) if self._devices is None or index in self._devices]
                 gpu_families = list(self._gpu_families(indices, refused))
                 # A GPU that waits for a reset is present.
                 count = len(indices) - sum(not isinstance(why, ResetRequired) for why in refused.values())
-            host["gpu.count"].add(HOST, count)
+            host["gpu.count"].add(HOST_LABELS, count)
         finally:
             self._close(keep=int(self._keep_open and not refused))
         return [*host.values(), *gpu_families]

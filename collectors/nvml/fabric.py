@@ -8,7 +8,7 @@ import uuid
 import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
-from collectors.nvml.calls import not_supported, translate
+from collectors.nvml.calls import translate, unsupported_error
 from collectors.nvml.gpu import NvmlGpu, field_value
 from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Getter, Row, attribute
 
@@ -52,7 +52,7 @@ def _fabric_info(gpu: NvmlGpu) -> _FabricInfo:
             info = _FabricInfo(version=_V2_BYTES | 2 << 24)
             gpu.query_into("GpuFabricInfoV", info)
         if info.state == _NOT_SUPPORTED:
-            raise not_supported("the part belongs to no NVLink fabric")
+            raise unsupported_error("the part belongs to no NVLink fabric")
         return info
 
     return gpu.cached("fabric", query)
@@ -92,7 +92,7 @@ def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter
     def is_unhealthy(gpu: NvmlGpu) -> bool:
         bits = _fabric_info(gpu).health >> shift & width
         if bits == 0:
-            raise not_supported("the fabric does not report it")
+            raise unsupported_error("the fabric does not report it")
         return bool(bits == _TRUE if healthy is None else bits != healthy)
 
     return is_unhealthy
@@ -101,7 +101,7 @@ def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter
 def _c2c_links(gpu: NvmlGpu) -> int:
     links = int(field_value(gpu.field(_C2C_LINKS)))
     if not links:
-        raise not_supported("the part has no chip-to-chip links")
+        raise unsupported_error("the part has no chip-to-chip links")
     return links
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pynvml as nvml
 
 from collectors.base import Absent, ReadingError, Value
-from collectors.nvml.calls import binding, call, not_supported, translate, try_read
+from collectors.nvml.calls import binding, call, translate, try_read, unsupported_error
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.rows import VARIES
 
@@ -94,7 +94,7 @@ class GpmCounters:
         except (nvml.NVMLError, ReadingError) as error:
             self.free()
             if isinstance(error, nvml.NVMLError_NoPermission):
-                raise not_supported(_ROOT_ONLY) from None
+                raise unsupported_error(_ROOT_ONLY) from None
             raise
         self._previous, self._spare = sample, self._previous
         return _compare(self._spare, sample)
@@ -102,7 +102,7 @@ class GpmCounters:
     def _start(self, gpu: NvmlGpu) -> None:
         """Take the first sample and wait, because values need two samples."""
         if not call("nvmlGpmQueryDeviceSupport", gpu.handle).isSupportedDevice:
-            raise not_supported("the part has no GPM, which Hopper introduced")
+            raise unsupported_error("the part has no GPM, which Hopper introduced")
         self._previous, self._spare = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
         self._sample(gpu, self._previous)
         time.sleep(FIRST_INTERVAL_S)

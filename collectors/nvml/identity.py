@@ -7,7 +7,7 @@ import ctypes
 import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
-from collectors.nvml.calls import NOT_AVAILABLE, binding, decode, not_supported
+from collectors.nvml.calls import NOT_AVAILABLE, binding, decode, unsupported_error
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Row, count, named, text
 
@@ -57,7 +57,7 @@ def _numa_node(gpu: NvmlGpu) -> int:
         return int(gpu.query("NumaNodeId"))
     except ReadingError as error:
         if error.absent == NOT_AVAILABLE:
-            raise not_supported("the memory of the GPU is no NUMA node") from None
+            raise unsupported_error("the memory of the GPU is no NUMA node") from None
         raise
 
 

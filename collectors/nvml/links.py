@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pynvml as nvml
 
 from collectors.base import Absent, Labels, ReadingError, Value, first_absent
-from collectors.nvml.calls import not_supported, try_read
+from collectors.nvml.calls import try_read, unsupported_error
 from collectors.nvml.gpu import NvmlGpu, field_value
 from collectors.nvml.rows import CONSTANT, COUNTER, ONCE, VARIES, Row, name_of
 
@@ -74,7 +74,7 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
                 break  # links are numbered from 0: the first missing number ends the list
             states[link] = state
         if not states:
-            raise not_supported(_NO_NVLINK)
+            raise unsupported_error(_NO_NVLINK)
         first = states[0]
         if isinstance(first, Absent) and all(state == first for state in states.values()):
             raise ReadingError(first)
@@ -96,9 +96,9 @@ def _missing_links(gpu: NvmlGpu) -> int:
     states = known_link_states(gpu)
     up = [link for link, is_up in states.items() if is_up]
     if not up:
-        raise not_supported("no NVLink is up: normal without a bridge or switch")
+        raise unsupported_error("no NVLink is up: normal without a bridge or switch")
     if gpu.query("NvLinkRemoteDeviceType", up[0]) != _SWITCH:
-        raise not_supported("the NVLinks end at other GPUs: the board determines how many are in use")
+        raise unsupported_error("the NVLinks end at other GPUs: the board determines how many are in use")
     return len(states) - len(up)
 
 
@@ -148,7 +148,7 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
             return values
         if any(state is True for state in read_link_states(gpu).values()):
             gpu.missing_fields.add(number)
-    raise not_supported("NVML: Not Supported")
+    raise unsupported_error("NVML: Not Supported")
 
 
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:

@@ -7,8 +7,8 @@ from collectors.optics.port import COUNTERS, LINK, OF_LANE
 
 _UNITS = {"temperature": "Cel", "voltage": "V", "rx_power": "W", "tx_power": "W", "bias": "A"}
 _NAMES = {
-    "temperature": "Temperature of the module", "voltage": "Supply voltage of the module", "rx_power": "Power received",
-    "tx_power": "Power sent", "bias": "Bias current of the laser",
+    "temperature": "Temperature of the module", "voltage": "Supply voltage of the module", "rx_power": "Received optical power",
+    "tx_power": "Transmitted optical power", "bias": "Bias current of the laser",
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ COUNTERS = {
     "module_errors": "Times that the adapter found the module too hot, its cable shorted or its bus stuck",
     "pfc_received": "Pause frames of priorities (PFC) received",
     "pfc_sent": "Pause frames of priorities (PFC) sent",
-    "pause_storms": "Times that the adapter stopped to send pause frames, because it had sent them for too long",
+    "pause_storms": "Times that the adapter stopped sending pause frames because it had sent them for too long",
     "ecn_marked": "Packets received with a congestion mark (ECN)",
     "rx_discards": "Packets discarded on receipt for lack of buffers",
     "tx_discards": "Packets discarded before they were sent",

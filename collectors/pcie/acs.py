@@ -22,7 +22,7 @@ KINDS = {
     "pcie.acs.enabled": ("1", "ACS of the bridge above a GPU or its network adapter redirects peer traffic"),
     "pcie.acs.redirected": (
         "1",
-        "ACS redirects traffic between the GPU and a network adapter on its switch to the processor",
+        "ACS sends traffic between the GPU and a network adapter on the same PCIe switch through the processor",
     ),
 }
 

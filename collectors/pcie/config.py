@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from collectors.base import HOST, Absent, Family, ReadingError, Value, empty_families
+from collectors.base import HOST_LABELS, Absent, Family, ReadingError, Value, empty_families
 from collectors.files import Files
 from collectors.pcie.device import GPU, Device
 from collectors.sysfs import PCI_DEVICES
@@ -30,7 +30,7 @@ KINDS = {
 def configuration_families(files: Files, devices: Sequence[Device]) -> list[Family]:
     """Return every family of KINDS with a reading for one of these devices."""
     families = empty_families(KINDS)
-    families["pcie.iommu.enabled"].add(HOST, _is_iommu_enabled(files))
+    families["pcie.iommu.enabled"].add(HOST_LABELS, _is_iommu_enabled(files))
     for device in devices:
         readings = {**_device_control(files, device.address), **_iommu_group(files, device.address)}
         if device.kind == GPU:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
+from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, first_absent
 from collectors.files import Files
 from collectors.pcie.acs import acs_families
 from collectors.pcie.affinity import affinity_families
@@ -65,9 +65,9 @@ class PcieCollector:
         try:
             devices = self._bus.devices()
         except FileNotFoundError:
-            device_count.add(HOST, Absent.unsupported(f"no /{PCI_DEVICES}: no PCI bus"))
+            device_count.add(HOST_LABELS, Absent.unsupported(f"no /{PCI_DEVICES}: no PCI bus"))
             return [device_count]
-        device_count.add(HOST, len(devices))
+        device_count.add(HOST_LABELS, len(devices))
         for device in devices:
             for name, value in self._readings(device).items():
                 families[name].add({"pci": device.address}, value)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value, empty_families, host_family, varying
+from collectors.base import HOST_LABELS, Absent, Family, Value, empty_families, host_family, mark_varying
 from collectors.files import Files
 from collectors.storage import disks, mapper, nvme, redundancy
 from collectors.storage.mounts import Mount, is_read_only, local_mounts, mount_of, parse_mounts
@@ -48,7 +48,7 @@ class StorageCollector:
         self._read_targets = read_targets
 
     def collect(self) -> Iterable[Family]:
-        return varying(self._families())
+        return mark_varying(self._families())
 
     def _families(self) -> Iterable[Family]:
         files = Files(self._root, cached=True)
@@ -83,7 +83,7 @@ class StorageCollector:
         if not local:
             none = Absent.unsupported("no local file system is mounted")
             for family in families.values():
-                family.add(HOST, mounts if isinstance(mounts, Absent) else none)
+                family.add(HOST_LABELS, mounts if isinstance(mounts, Absent) else none)
         yield from families.values()
 
     def _path(self, mount: Mount) -> Path:

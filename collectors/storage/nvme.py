@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, ReadingError, Value
+from collectors.base import HOST_LABELS, Absent, Family, ReadingError, Value
 from collectors.deadline import call_with_deadline
 
 LOG_BYTES = 512
@@ -117,7 +117,7 @@ def health_families(
         for disk, values in health.items():
             family.add({"disk": disk}, values if isinstance(values, Absent) else values[name])
         if not disks:
-            family.add(HOST, Absent.unsupported("no NVMe disk"))
+            family.add(HOST_LABELS, Absent.unsupported("no NVMe disk"))
     return families.values()
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from collectors.base import HOST, Absent, Family
+from collectors.base import HOST_LABELS, Absent, Family
 from collectors.files import Files, nonempty
 
 _BLOCK, _SUBSYSTEMS, _BTRFS, _POOLS = "sys/block", "sys/class/nvme-subsystem", "sys/fs/btrfs", "proc/spl/kstat/zfs"
@@ -115,7 +115,7 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
             for leg, in_sync in legs.items():
                 members.add({"array": device, "member": leg}, in_sync)
     if not missing.readings:
-        missing.add(HOST, names if isinstance(names, Absent) else Absent.unsupported("no disk array"))
+        missing.add(HOST_LABELS, names if isinstance(names, Absent) else Absent.unsupported("no disk array"))
     yield from (missing, works, members)
 
 

@@ -1,4 +1,4 @@
-"""`rackproof judge`: judge an earlier run again, under other criteria."""
+"""`rackproof judge`: judge an earlier run again, with other criteria."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fleet.cli import report as report_verb
 from fleet.progress import progress_bar
-from fleet.records.load import REPORT_BYTES, refuse_no_run
+from fleet.records.load import REPORT_BYTES, require_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import EXIT_CODES, judge_report
-from fleet.report.rejudge import change_lines, changed_verdicts, without_left_out
+from fleet.report.rejudge import change_lines, changed_verdicts, drop_omitted_passes
 from fleet.report.terminal import add_color_option
 from schemas import documents
 from schemas.errors import RunError
@@ -25,7 +25,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add judge to the command."""
     parser = verbs.add_parser(
         "judge",
-        help="judge an earlier run again, under other criteria, and print what changes; exits as report does",
+        help="judge an earlier run again, with other criteria, and print the changes; exit codes as for report",
         epilog="example: rackproof judge runs/20261121T040000Z --criteria tighter.yml",
     )
     parser.add_argument("run_dir", type=Path, help="directory of a run that has a report.json")
@@ -39,7 +39,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    refuse_no_run(options.run_dir)
+    require_run(options.run_dir)
     path = RunDirectory(options.run_dir).report
     if not path.exists():
         raise RunError(
@@ -51,7 +51,7 @@ def call(options: argparse.Namespace) -> int:
         raise RunError(f"{error}: run `rackproof report {options.run_dir}`") from None
     with progress_bar(sys.stderr):
         new = judge_report(options.run_dir, options.criteria, options.waivers)
-    changes = without_left_out(changed_verdicts(old, new), old)
+    changes = drop_omitted_passes(changed_verdicts(old, new), old)
     if options.json:
         document = {
             "run_id": new.run_id,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.judge.evidence import Evidence
-from fleet.records.load import REPORT_BYTES, Run, load, refuse_no_run
+from fleet.records.load import REPORT_BYTES, Run, load, require_run
 from fleet.records.newest import run_or_newest
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
@@ -59,7 +59,7 @@ def call(options: argparse.Namespace) -> int:
     if options.reason is not None and (options.serial is None or not options.reason.strip()):
         raise UsageError("--reason needs a text, and --serial with the part that is returned")
     options.run_dir = run_or_newest(options.run_dir)
-    refuse_no_run(options.run_dir)
+    require_run(options.run_dir)
     report = _report(options.run_dir)
     run = load(options.run_dir)
     if report["run_id"] != run.plan.run_id:

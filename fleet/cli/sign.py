@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.progress import progress_bar
-from fleet.records.load import refuse_no_run
+from fleet.records.load import require_run
 from fleet.report.formatting import clean, status
 from fleet.report.judge_run import judge_report
 from fleet.signature import signing
@@ -57,7 +57,7 @@ def _judge(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str]) -> Fl
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    refuse_no_run(options.run_dir)
+    require_run(options.run_dir)
     report, count, notes = signing.sign(options.run_dir, options.key.expanduser(), rules_of(options), _judge)
     if options.json:
         document = {"run_id": report.run_id, "mark": report.mark, "decision": report.decision, "files": count}

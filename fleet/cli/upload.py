@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from fleet.records.load import refuse_no_run
+from fleet.records.load import require_run
 from fleet.upload import upload
 
 
@@ -31,7 +31,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    refuse_no_run(options.run_dir)
+    require_run(options.run_dir)
     result = upload(options.run_dir, options.url, options.endpoint)
     if options.json:
         print(json.dumps(asdict(result)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet.cli.sign import add_rules, rules_of
 from fleet.progress import progress_bar
-from fleet.records.load import refuse_no_run
+from fleet.records.load import require_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import judge_report
 from fleet.signature import signing
@@ -48,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    refuse_no_run(options.run_dir)
+    require_run(options.run_dir)
     with progress_bar(sys.stderr):
         result = signing.verify(
             options.run_dir,

@@ -1,14 +1,14 @@
 """Find figures whose level changed with the driver.
 
-All hosts of a run share what else was different: the season, the version of a benchmark, the power limit of the rack. So a run is
-one value, however many hosts it has, and runs of the same week count as one. The scatter between these values decides whether a
-change is clear, and a line through time is fitted together with the step at the driver, so that a slow drift is no effect of the
-driver:
+Other conditions, such as air temperature, benchmark version or power limit, are often the same for all hosts of a run. So all
+runs of a week under one driver count as one value, however many hosts they have. The scatter of these values decides whether a
+change is significant. A linear trend is fitted together with the step, so that a slow drift is not attributed to the driver:
 
-    y = a + b week + c [new driver]
+    y = a + b * week + c * (1 under the new driver, else 0)
 
-y is the median, over the hosts of a week and driver, of the logarithm without the level of its host, which is the mean of its
-levels under both drivers. With fewer than three weeks for one of the drivers there is no scatter to compare with.
+y is a median over all values of a week and driver. Each value is a logarithm minus the level of its host, and this level is the
+mean of the host's mean logarithms under the two drivers. The model requires three weeks under each driver. With fewer, the
+finding is `confounded with the date`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fleet.history.trends import FALSE_FINDINGS, meaning
 from fleet.judge.power import robust_sigma
 
 MIN_EFFECT = 0.005
-"""Change as a share, below which it is not listed."""
+"""Smallest relative change that is listed: 0.5 %."""
 MIN_HOSTS = 5
-"""Hosts with runs under both drivers, below which nothing is estimated."""
+"""Smallest number of hosts with runs under both drivers."""
 MIN_WEEKS = 3
-"""Weeks with runs under each driver."""
+"""Smallest number of weeks with runs under each driver, for the model above."""
 CLEAR, CONFOUNDED = "changed with the driver", "confounded with the date"
 _FIGURE = "name, settings, stage, within, model, unit"
 Value = tuple[float, bool, float]
-"""Week, whether the driver is new, and y."""
+"""Week, whether the driver is the new one, and y."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverEffect:
-    """A figure whose level differs between two drivers."""
+    """A figure whose level differs between two driver versions."""
 
     name: str
     settings: str
@@ -56,7 +56,7 @@ class DriverEffect:
     """Half of the 95 % confidence interval of `change`; None if it is confounded with the date."""
     hosts: int
     weeks_old: int
-    """Weeks with runs under the old driver, on hosts with both."""
+    """Weeks with runs under the old driver, on hosts that had both drivers."""
     weeks_new: int
     meaning: str
     finding: str
@@ -64,7 +64,10 @@ class DriverEffect:
 
 
 def driver_effects(history: History) -> list[DriverEffect]:
-    """Return the figures whose level differs between one driver and the next, clear ones first, then the largest change."""
+    """Return the figures whose level differs between a driver and the next one on the same hosts.
+
+    CLEAR findings come first; within each kind, the largest change comes first.
+    """
     records = history.records(f"""
     with means as (
       select id, {_FIGURE}, driver, sum(log_sum) / sum(n) as mean, min(first) as first
@@ -77,31 +80,31 @@ def driver_effects(history: History) -> list[DriverEffect]:
     select {_FIGURE}, old, driver as new, list(mean - old_mean) as changes
     from ordered where old is not null group by all having count(*) >= {MIN_HOSTS}""")
     limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, len(records)))
-    chosen = [item for item in records if abs(math.expm1(statistics.median(item["changes"]))) >= MIN_EFFECT]
-    values = _values(history, chosen)
-    found = (effect for number, item in enumerate(chosen) if (effect := _effect(item, values[number], limit)))
-    return sorted(found, key=lambda item: (item.finding != CLEAR, -abs(item.change), item.name, item.settings))
+    large = [item for item in records if abs(math.expm1(statistics.median(item["changes"]))) >= MIN_EFFECT]
+    values = _values(history, large)
+    effects = (effect for number, item in enumerate(large) if (effect := _effect(item, values[number], limit)))
+    return sorted(effects, key=lambda item: (item.finding != CLEAR, -abs(item.change), item.name, item.settings))
 
 
 def _values(history: History, pairs: Sequence[Mapping[str, Any]]) -> Mapping[int, list[Value]]:
-    """Return for each figure and pair of drivers its values by week and driver, over the hosts with both."""
+    """Return the values of each item of `pairs` (a figure and two drivers), by its index, from the hosts with both drivers."""
     result: dict[int, list[Value]] = defaultdict(list)
     if not pairs:
         return result
     names = (*_FIGURE.split(", "), "old", "new")
-    asked = ", ".join(f'unnest(${name}::varchar[]) as "{name}"' for name in names)
+    columns = ", ".join(f'unnest(${name}::varchar[]) as "{name}"' for name in names)
     rows = history.rows(
         f"""
-        with asked as (select {asked}, unnest(range(len($name))) as number), means as (
-          select id, {_FIGURE}, driver, sum(log_sum) / sum(n) as mean from series semi join asked using ({_FIGURE})
+        with pairs as (select {columns}, unnest(range(len($name))) as number), means as (
+          select id, {_FIGURE}, driver, sum(log_sum) / sum(n) as mean from series semi join pairs using ({_FIGURE})
           where level = 'host' group by id, {_FIGURE}, driver
         ), centres as (
           select number, a.id, (a.mean + b.mean) / 2 as centre
-          from asked join means a using ({_FIGURE}) join means b using ({_FIGURE})
+          from pairs join means a using ({_FIGURE}) join means b using ({_FIGURE})
           where a.driver = old and b.driver = new and a.id = b.id
         )
         select number, epoch(date_trunc('week', "began")) / 604800 as week, driver = new, median(ln(value) - centre)
-        from levels join asked using ({_FIGURE}) join centres using (number, id)
+        from levels join pairs using ({_FIGURE}) join centres using (number, id)
         where level = 'host' and driver in (old, new) and relative is not null and value > 0 group by all order by all""",
         {name: [item[name] for item in pairs] for name in names},
     )
@@ -111,8 +114,11 @@ def _values(history: History, pairs: Sequence[Mapping[str, Any]]) -> Mapping[int
 
 
 def _effect(item: Mapping[str, Any], values: Sequence[Value], limit: float) -> DriverEffect | None:
-    """Return the effect of a driver on one figure; None if it is small or within the noise."""
-    old, new = (len({week for week, is_new, _ in values if is_new == wanted}) for wanted in (False, True))
+    """Return the effect of a driver on one figure; None if it is too small or within the noise.
+
+    `limit` is the number of standard errors by which a change must differ from 0.
+    """
+    old, new = (len({week for week, is_new, _ in values if is_new == under_new}) for under_new in (False, True))
     shared: dict[str, Any] = {
         **{key: item[key] for key in (*_FIGURE.split(", "), "old", "new")},
         "hosts": len(item["changes"]), "weeks_old": old, "weeks_new": new,
@@ -120,17 +126,17 @@ def _effect(item: Mapping[str, Any], values: Sequence[Value], limit: float) -> D
     step = fit_step(values) if min(old, new) >= MIN_WEEKS else None
     if step is None:
         change = statistics.median(item["changes"])
-        error = 1.2533 * robust_sigma(item["changes"]) / math.sqrt(len(item["changes"]))  # of a median, between hosts
+        error = 1.2533 * robust_sigma(item["changes"]) / math.sqrt(len(item["changes"]))  # standard error of a median
         if abs(change) < limit * error:
             return None
-        sign = meaning(item["name"], item["unit"], change)
-        return DriverEffect(**shared, change=math.expm1(change), error=None, meaning=sign, finding=CONFOUNDED)
+        direction = meaning(item["name"], item["unit"], change)
+        return DriverEffect(**shared, change=math.expm1(change), error=None, meaning=direction, finding=CONFOUNDED)
     change, error, freedom = step
     if abs(math.expm1(change)) < MIN_EFFECT or normal_deviate(change / error, freedom) < limit:
         return None
     interval = t_quantile(1.96, freedom) * error
-    sign = meaning(item["name"], item["unit"], change)
-    return DriverEffect(**shared, change=math.expm1(change), error=interval, meaning=sign, finding=CLEAR)
+    direction = meaning(item["name"], item["unit"], change)
+    return DriverEffect(**shared, change=math.expm1(change), error=interval, meaning=direction, finding=CLEAR)
 
 
 def fit_step(values: Sequence[Value]) -> tuple[float, float, float] | None:
@@ -140,17 +146,17 @@ def fit_step(values: Sequence[Value]) -> tuple[float, float, float] | None:
     if freedom < 1 or len(set(weeks)) < 2:
         return None
     steps = _without_line(weeks, [float(is_new) for _, is_new, _ in values])
-    rest = _without_line(weeks, [value for _, _, value in values])
+    residuals = _without_line(weeks, [value for _, _, value in values])
     squares = sum(step * step for step in steps)
     if squares < 1e-9:
         return None
-    change = sum(step * value for step, value in zip(steps, rest, strict=True)) / squares
-    residual = sum((value - change * step) ** 2 for step, value in zip(steps, rest, strict=True))
+    change = sum(step * value for step, value in zip(steps, residuals, strict=True)) / squares
+    residual = sum((value - change * step) ** 2 for step, value in zip(steps, residuals, strict=True))
     return change, math.sqrt(max(residual, 1e-14 * len(values)) / freedom / squares), freedom
 
 
 def _without_line(times: Sequence[float], values: Iterable[float]) -> list[float]:
-    """Return the values without the least squares line through time."""
+    """Return the values minus their least-squares line through time."""
     values = list(values)
     slope, intercept = statistics.linear_regression(times, values)
     return [value - intercept - slope * time for time, value in zip(times, values, strict=True)]

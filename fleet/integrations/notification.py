@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.integrations import scheduler
 from fleet.quantities import counted
-from fleet.records.load import PLAN_BYTES, REPORT_BYTES, refuse_no_run
+from fleet.records.load import PLAN_BYTES, REPORT_BYTES, require_run
 from fleet.report.formatting import cause_action
 from schemas import documents
 from schemas.errors import RunError, UsageError
@@ -28,7 +28,7 @@ _MAX_CAVEATS = 5
 
 def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     """Return report and plan of a run. Raise RunError if one of them is missing or invalid."""
-    refuse_no_run(directory)
+    require_run(directory)
     try:
         report = documents.read(RunDirectory(directory).report, "report", max_bytes=REPORT_BYTES)
         plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))

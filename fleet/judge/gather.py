@@ -122,7 +122,7 @@ class Gatherer:
         if len(layout.pending) >= MAX_PENDING:
             self._add_pending(layout)
         for key, scope, position in layout.gang_figures:
-            self._stats.figures.add_figures(key, host.own_scope(scope), [values[position]])  # type: ignore[list-item]
+            self._stats.figures.add_figures(key, host.host_scope(scope), [values[position]])  # type: ignore[list-item]
         self._add_bandwidths(layout, host)
         if changed := layout.shared.remove_changed(host):
             self._count_shared(layout, changed)
@@ -211,7 +211,7 @@ class Gatherer:
                 if passing(holds(item.criterion.operator, value, item.limit) for value in values):
                     self._stats.paths.add_passing(path)
             elif all(_is_finite(value) for value in values):
-                scope = host.own_scope(item.scope)
+                scope = host.host_scope(item.scope)
                 self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
 
     def _compile(self, host: HostValues, number: int) -> _Layout:

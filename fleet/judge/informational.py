@@ -16,18 +16,19 @@ _TRAFFIC = "counts normal traffic"
 _CONGESTION = "counts congestion and peers that end a launch, which healthy fabrics have"
 _CORRECTED = "counts errors that FEC corrects; the errors that remain are judged"
 _VARIES = "healthy hosts of one order differ"
-_NAME = "a name or a place; the identity of parts is judged by serial, UUID, GUID and MAC address"
+_NAME = "a name or a location; parts are identified by serial, UUID, GUID and MAC address"
 _CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
 _ADVISORIES = "compared with published vulnerabilities, which a site may reject (versions.md)"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
 _FILES = "depends on the directory of another host, or on caches; the rate of creation is judged"
+_SERIAL = "identifies a part, so each part has another value"
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
 _LIMIT = "a limit of the module, with which optics.*.alarm and .warning, which are judged, compare"
 _SRD = "SRD, the protocol of EFA, retransmits and changes paths in a healthy network too; the rates of the fabric are judged"
 _ENDED = "a peer that ends a launch causes them too; the rates of the fabric are judged"
-_STUDY = "a scaling study measures and does not accept"
+_STUDY = "a scaling study only measures; it accepts no hardware"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
 
@@ -111,7 +112,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.dimm.label": _NAME,
     "host.dimm.manufacturer": "modules of several manufacturers are mixed on purpose",
     "host.dimm.part_number": "modules of several manufacturers are mixed on purpose",
-    "host.dimm.serial": _NAME,
+    "host.dimm.serial": _SERIAL,
     "host.dimm.slot_count": "each slot is compared (host.dimm.populated)",
     "host.dimm.speed": "host.memory.speed, which is judged, is that of the slowest module",
     "host.dimm.type": "the board takes one type only",
@@ -123,7 +124,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.load": _LOAD,
     "host.memory.available": _LOAD,
     "host.memory.ecc_corrected": "host.dimm.corrected, which is judged, counts the errors of each module",
-    "host.memory.usable_share": "explains a low host.memory.total, which is compared: the firmware disables or mirrors modules",
+    "host.memory.usable_share": "low if the firmware disables or mirrors modules; host.memory.total is compared",
     "host.numa.memory_free": _LOAD,
     "host.oom_kills": "a rank that was killed is reported as such; other processes may be killed by their own limits",
     "host.pressure.cpu": _LOAD,
@@ -175,10 +176,10 @@ INFORMATIONAL: Mapping[str, str] = {
     **{f"optics.*.{level}_{side}": _LIMIT for level in ("alarm", "warning") for side in ("low", "high")},
     "optics.module.firmware_version": "modules of one order may have different firmware; the table of versions lists it",
     "optics.module.part_number": "cables differ in length; the table of versions lists it",
-    "optics.module.serial": _NAME,
+    "optics.module.serial": "compared with the manifest if that lists the modules (kind module)",
     "optics.module.state": "ports without a link keep their modules in low power; optics.module.fault is judged",
-    "optics.module.type": _NAME,
-    "optics.module.vendor": _NAME,
+    "optics.module.type": "ports of one host may have different modules",
+    "optics.module.vendor": "modules of one order may come from several vendors",
     "optics.tx_power": "optics.tx_power.alarm and .warning, which are judged, compare it with the limits of the module",
     "optics.voltage": "optics.voltage.alarm and .warning, which are judged, compare it with the limits of the module",
     "kernel_launch.latency percentile=p99": "it includes interrupts and other processes of the host; percentile p50 is judged",
@@ -199,9 +200,9 @@ INFORMATIONAL: Mapping[str, str] = {
     "pulse.work_share period_ms=5": "few products; periods of 100 ms and more are judged",
     "pulse.slew": "no vendor publishes a limit, and NVML updates too slowly to show the real rise; pulse.amplitude is judged",
     "pulse.wave": "the shape of pulse.amplitude, which is judged",
-    "pageable_copy.bandwidth": "depends on the CPUs that copy: 18 % between two GPUs of one host (measured); host_copy is judged",
+    "pageable_copy.bandwidth": "depends on the CPUs that copy: GPUs of one host differ by 18 % (measured); host_copy is judged",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
-    "pcie.driver": "gpu.count, which is judged, names it for a GPU that the driver does not list",
+    "pcie.driver": "the verdict on gpu.count shows it if the NVIDIA driver does not list a GPU",
     "pcie.generation": "links lower their speed when idle; pcie.slowed judges the best value of the run",
     "pcie.iommu.group": _NAME,
     "pcie.nearest_nics": "pcie.nic_path, the path to these adapters, is compared",
@@ -209,7 +210,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "pcie.power_state": "idle devices sleep",
     "port.allowance_exceeded": "shows the limit of a cloud instance, not a fault",
     "port.corrected_bits": _CORRECTED,
-    "port.counter_age": "the time to which the error counters of the port relate",
+    "port.counter_age": "the time since the counters of the port were cleared",
     "port.ecn_marked": _CONGESTION,
     "port.fec_corrected": _CORRECTED,
     "port.out_of_buffer": _CONGESTION,
@@ -217,7 +218,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "port.pfc_sent": _CONGESTION,
     "port.raw_errors": _CORRECTED,
     "port.rx_discards": _CONGESTION,
-    "port.speed": "infiniband.rate and network.speed, which are compared, are the same in numbers",
+    "port.speed": "the same speed as text; infiniband.rate and network.speed are compared",
     "port.status": "explains port.status_opcode, which is judged",
     "port.tx_discards": _CONGESTION,
     "scaling.accuracy": _STUDY,
@@ -243,14 +244,14 @@ INFORMATIONAL: Mapping[str, str] = {
     "storage.disk.model": _DISKS,
     "storage.disk.pci_address": _NAME,
     "storage.disk.rotational": _DISKS,
-    "storage.disk.serial": _DISKS,
+    "storage.disk.serial": _SERIAL,
     "storage.disk.size": _DISKS,
     "storage.mount.available": "the preflight checks the space that the agent needs",
     "storage.mount.inodes_available": "the preflight checks the space that the agent needs",
     "storage.mount.read_only": "file systems are read-only by design too; storage.state.read_only is judged",
     "storage.mount.size": _DISKS,
     "storage.nvme.data_written": _TRAFFIC,
-    "storage.nvme.power_on_time": "drives of one order are tested for different times",
+    "storage.nvme.power_on_time": "drives of one order have run for different times",
     "storage.nvme.spare_threshold": "the manufacturer sets it; storage.nvme.critical_warning is judged",
     "storage.nvme.unsafe_shutdowns": "counts power losses, such as those of the assembly",
     "straggler.clock": _EXPLAINS,
@@ -282,7 +283,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "transformer.step_time": _SUMMED,
     "xid.log_complete": "a host that has run for long overwrites the beginning of its log; the log still has the XIDs of the run",
 }
-"""Name of a reading or figure -> the reason. A name with a setting is for that setting only; the others are judged."""
+"""Name of a reading or figure -> the reason. An entry with a setting applies to that setting only; the others are judged."""
 
 
 def reason_of(name: str, settings: Mapping[str, object] | None = None) -> str:

@@ -30,7 +30,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
 from fleet.judge.link_faults import with_link_faults
-from fleet.judge.localization import judge_pairs, with_pair_parts
+from fleet.judge.localization import attribute_pair_failures, judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
@@ -105,12 +105,12 @@ def judge_hosts(
     verdicts = with_link_faults(views, with_straggler_causes(views, verdicts, stats.ranks), stats.link_faults)
     with_record = [view for view in views if view.has_record]
     evidence = {view.host.name: view.evidence for view in views}
-    of_pairs = judge_pairs(with_record, verdicts)
+    pair_verdicts = judge_pairs(with_record, verdicts)
     return [
-        *with_pair_parts(verdicts, of_pairs, views),
+        *attribute_pair_failures(verdicts, pair_verdicts, views),
         *judge_digests(with_record, stats.planned, stats.digests),
         *judge_domains(with_record, stats.domains),
-        *of_pairs,
+        *pair_verdicts,
         *silent_pairs(with_record),
         *expectations.duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),

@@ -1,7 +1,7 @@
-"""Separate the values that a host's benchmarks measured from everything else, which thousands of hosts have in common.
+"""Group hosts whose benchmarks made the same observations, so that a large fleet is judged quickly.
 
-Hosts whose benchmarks made the same observations share a layout and differ only in values. For each layout, the values and limits
-of a criterion are found once. After that only numbers are compared.
+Such hosts share a layout and differ only in values. For each layout, the judge determines once which values a criterion judges
+and which limit applies. For every other host of the layout it only compares numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.stages import GANG
 
 MAX_LAYOUTS = 500
 GANG_SCOPE = "gang="
-"""Scope of a gang in a layout, whatever its name."""
+"""Scope of a gang in a layout: without the name of the gang, because gangs share layouts."""
 _NUMBERS = frozenset({float, int})
 L = TypeVar("L")
 
@@ -29,26 +29,26 @@ L = TypeVar("L")
 class HostValues:
     """The benchmark observations of one host, as a layout and its values.
 
-    Of observations on pairs of hosts (`partner=`), the layout has the kinds (`kind_of`), but neither scopes nor values, because
-    their scopes differ from host to host.
+    The scopes of observations on pairs of hosts (`partner=`) differ from host to host. So the layout has only the kinds of these
+    observations (`kind_of`), not their scopes and values.
     """
 
     def __init__(self, view: HostView) -> None:
         self.view = view
         self.gang_scope = f"gang={view.host.gang}" if view.host.gang else ""
-        self.observations, self.with_partners = without_partners(view.evidence.benchmarks())
+        self.observations, self.pair_observations = split_pairs(view.evidence.benchmarks())
         self.values: list[Value] = [item.value for item in self.observations]
         self.versions = tuple(view.evidence.software().items())
         self.tokens = {
             name: tuple([metric.token for _, metric in readings])
             for name, readings in view.observations.metrics.items()
         }
-        """Name -> a key of the readings of that name. Equal keys mean equal readings; a 0 means that a reading has no key."""
+        """Name -> a key for each reading of that name. Equal keys mean equal readings; 0 means that the reading has no key."""
         scopes = {self.gang_scope: GANG_SCOPE}
         launches = tuple((launch.stage, view.plan.ranks(launch.members)) for launch in view.evidence.launches())
         self._facts: tuple[Hashable, ...] = (
             *(view.kind, id(view.expected), tuple(self.tokens), launches, self.versions, len(view.evidence.records)),
-            frozenset([(kind_of(item), Scope.parse(item.scope).kind) for item in self.with_partners]),
+            frozenset([(kind_of(item), Scope.parse(item.scope).kind) for item in self.pair_observations]),
         )
         self._lists: tuple[list[Hashable], ...] = (
             [scopes.get(item.scope, item.scope) for item in self.observations],
@@ -57,7 +57,7 @@ class HostValues:
             [item.value.__class__ is str for item in self.observations],
         )
         self.structure = self._facts, *self._lists
-        """What the hosts of a layout have in common. It is compared faster than `key`, which is a hashable form of it."""
+        """What the hosts of a layout have in common. Comparing it is faster than hashing `key`, its hashable form."""
 
     @property
     def key(self) -> Hashable:
@@ -74,10 +74,10 @@ class HostValues:
         return None if 0 in tokens else tokens
 
     def positions(self) -> dict[int, int]:
-        """Return id of each observation -> its position in `values`."""
+        """Return the position in `values` of each observation, by the `id()` of the observation."""
         return {id(item): position for position, item in enumerate(self.observations)}
 
-    def own_scope(self, scope: str) -> str:
+    def host_scope(self, scope: str) -> str:
         """Convert a scope of the layout to the scope on this host."""
         return self.gang_scope if scope == GANG_SCOPE else scope
 
@@ -85,16 +85,16 @@ class HostValues:
         """Convert a scope on this host to the scope in the layout."""
         return GANG_SCOPE if scope == self.gang_scope else scope
 
-    def has_all_partners(self) -> bool:
-        """Return whether everything that the plan expects of pairs of hosts was measured, without an error."""
-        measured = {(item.name, item.stage, item.scope) for item in self.with_partners if item.status == MEASURED}
-        return not any(item.status == ERROR for item in self.with_partners) and measured.issuperset(
+    def has_all_pairs(self) -> bool:
+        """Return whether all observations that the plan expects on pairs of hosts were measured, and none has an error."""
+        measured = {(item.name, item.stage, item.scope) for item in self.pair_observations if item.status == MEASURED}
+        return not any(item.status == ERROR for item in self.pair_observations) and measured.issuperset(
             self._expected_pairs
         )
 
     @property
-    def partners(self) -> int:
-        """Return how many observations the plan expects of pairs of hosts."""
+    def expected_pair_count(self) -> int:
+        """Return how many observations the plan expects on pairs of hosts."""
         return len(self._expected_pairs)
 
     @cached_property
@@ -109,12 +109,17 @@ class HostValues:
 
 
 class LayoutCache(Generic[L]):
-    """The layouts of hosts, each compiled for the first host that has it. Most hosts have the layout of the host before."""
+    """The layouts of hosts. Each is compiled for the first host that has it. Most hosts have the layout of the previous host."""
 
     def __init__(
         self, compile_layout: Callable[[HostValues, int], L], on_removal: Callable[[L], None] | None = None
     ) -> None:
-        """`compile_layout` gets a number that no other layout has. `on_removal` gets each layout that leaves the cache."""
+        """Create an empty cache.
+
+        Args:
+            compile_layout: returns the layout for a host and a number that is different for each layout.
+            on_removal: called with each layout that is removed because the cache is full.
+        """
         self._compile = compile_layout
         self._layouts: BoundedCache[Hashable, L] = BoundedCache(MAX_LAYOUTS, on_removal)
         self._compiled = 0
@@ -155,17 +160,17 @@ def kind_of(item: Observation) -> Hashable:
     return item.token or (item.name, item.stage, item.status, item.unit, *item.params.items())
 
 
-def without_partners(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:
-    """Split observations: those of the host alone, and those on pairs of hosts (`partner=`)."""
+def split_pairs(items: list[Observation]) -> tuple[list[Observation], list[Observation]]:
+    """Return the observations of the host alone, and those on pairs of hosts (`partner=`)."""
     alone = [item for item in items if "partner=" not in item.scope]
     return alone, [item for item in items if "partner=" in item.scope] if len(alone) < len(items) else []
 
 
 def is_regular(view: HostView) -> bool:
-    """Return whether the host may share a layout: it has a record, and all of its GPUs were measured.
+    """Return whether the host may share a layout.
 
-    A host shares no layout if one of its launches failed or had only a part of its gang, if a snapshot has benchmark results, or
-    if the results of its benchmarks include readings.
+    It must have a record, and all of its GPUs were measured. It shares no layout if one of its launches failed or lacked hosts of
+    the gang, if a snapshot contains benchmark results, or if the benchmark results contain readings.
     """
     if not view.has_record or view.unmeasured_gpus:
         return False
@@ -182,7 +187,7 @@ def is_regular(view: HostView) -> bool:
 
 @lru_cache(maxsize=MAX_LAYOUTS)
 def _are_separate(readings: tuple[str, ...], results: tuple[str, ...]) -> bool:
-    """Return whether all results have the name of a benchmark result, and no reading has."""
+    """Return whether all results have names of benchmark results, and no reading has such a name."""
     return all(map(_is_result, results)) and not any(map(_is_result, readings))
 
 

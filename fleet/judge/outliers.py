@@ -187,7 +187,7 @@ class FleetFigures:
             # Directories that share a disk share its rate.
             name = str(disks) + (f", {sharing} directories" if sharing != 1 else "") if disks else UNKNOWN_MODULE
         if item.name.startswith(MODULE_READINGS):
-            name = view.module_models.get(scope.around("lane"), UNKNOWN_MODULE)
+            name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
         return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items())
 

@@ -22,7 +22,7 @@ class PartnerCheck:
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
         """Count the passes of a host and return their number. Unless the host certainly passes, count nothing and return None."""
-        items = [item for item in values.with_partners if item.name == self.name]
+        items = [item for item in values.pair_observations if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
         for item in items:
             if type(item.value) not in (float, int) or not holds(item.value, limit):  # type: ignore[arg-type]
@@ -38,5 +38,5 @@ def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bo
     """Return whether all series are figures of one name, measured between pairs of hosts, that differ only in scope and value."""
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}
-    of_name = [item for item in values.with_partners if item.name == items[0].name]
+    of_name = [item for item in values.pair_observations if item.name == items[0].name]
     return len(kinds) == 1 and {*map(id, items)} == {*map(id, of_name)}

@@ -192,7 +192,7 @@ class Remaining:
         """Return the figures of the host, each list with its structure; None for a host without layout."""
         if self.layout is None or self.values is None:
             return None
-        partners = self.values.with_partners
+        partners = self.values.pair_observations
         figures: list[Figures] = [(self.values.observations, self.layout.figures)]
         if partners:
             figures.append((partners, self.layout.partner_figures.of_host(self.values.view, partners)))
@@ -226,7 +226,7 @@ class PassCounter:
         values = HostValues(view)
         layout = self._layouts.of_host(values)
         remaining = Remaining(criteria=[], values=values, layout=layout)
-        remaining.plan_is_met = layout.is_complete and values.has_all_partners()
+        remaining.plan_is_met = layout.is_complete and values.has_all_pairs()
         name, position = view.host.name, self._positions[view.host.name]
         self._unshare(layout, values)
         layout.alike.add(position, name)
@@ -413,7 +413,7 @@ class PassCounter:
             checks.append(self._check(values, criterion, measured, limit, positions))
         if not checks:
             of_some_partners = criterion.where and any(
-                criterion.matches_name(item.name) for item in values.with_partners
+                criterion.matches_name(item.name) for item in values.pair_observations
             )
             return in_full if of_some_partners or view.must_match(criterion) else None
         return _Step(criterion=criterion, checks=checks)

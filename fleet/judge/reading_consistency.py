@@ -178,7 +178,7 @@ def _is_there(name: str, scope: str, present: set[str], *, is_log_read: bool) ->
 
 def _has_port(metric: Metric, scope: str) -> bool:
     """Return whether a reading of a module has the port of this scope: the lanes of a module come and go with it."""
-    port = Scope.parse(scope).around("lane")
+    port = Scope.parse(scope).without("lane")
     is_of_module = metric.name.startswith(OF_MODULES)
     return is_of_module and any(Scope.parse(port).contains(other) for other in (*metric.values, *metric.absent))
 

@@ -204,7 +204,7 @@ def _printable_runs(directory: Path) -> list[str]:
     return [run.name for run in runs_in(directory) if run.name.isprintable()]
 
 
-def refuse_no_run(directory: Path) -> None:
+def require_run(directory: Path) -> None:
     """Raise RunError if the directory is missing or has no readable plan."""
     try:
         documents.read_bytes(RunDirectory(directory).plan, max_bytes=PLAN_BYTES)

@@ -14,17 +14,35 @@ from fleet.report.formatting import ACTIONS
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 
+_COMPUTED = {
+    "drift": "lowest level of this rate in a soak, as a share of its level in the first hour",
+    "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
+    "fabric_ports.rate": "data rate of these ports and of the Ethernet ports, all together",
+    "launch": "versions of torch, CUDA, cuDNN and NCCL that the ranks used",
+}
+"""Name, or its first part -> what the judge computes. These names are neither readings nor outputs of benchmarks."""
 _CONDITION = re.compile(r"\b(if present|if the run has a baseline)\b")
 
 HEAD = """# Checks
 
-This page lists every criterion of these packs, as `rackproof criteria list PACK --markdown` prints it. The pack of each GPU
-model includes `common`, which includes the health packs and `uniformity`; `rackproof criteria list h200-sxm` shows all
-criteria for one model. [criteria.md](criteria.md) describes how criteria work and how to write your own. A reading that is
-not available never passes. A check marked *if present* applies only to hardware that has the part.
+`rackproof criteria list PACK --markdown` prints this page: the criteria of a pack and of the packs that it includes. In the
+documentation the pack is `common`. The pack of each GPU model includes `common`; `rackproof criteria list h200-sxm` shows all
+criteria for one model. [criteria.md](criteria.md) describes how criteria work and how to write your own.
+
+| words | meaning |
+|---|---|
+| *if present* | hosts without the part are not judged. Any other missing reading makes the host incomplete; it never passes |
+| the fleet | the hosts with the same GPU model; for `same as`, those of one gang (the hosts of one multi-node launch) |
+| hosts of one order | hosts that were bought together and are built alike |
+| new parts only | not judged in a run with a baseline, in a re-validation and by `rackproof doctor` |
+| change during the run | last snapshot minus first snapshot |
+| per hour before the run | the counter divided by the time since the host was booted or the counter was cleared |
+| robust deviation | 1.4826 × the median absolute deviation |
+| yes, or same as … | `yes` always passes; any other value must be that of most others |
+| (policy), … | the basis of the limit: datasheet, published, measured by us, model (from other GPU models), policy (our choice) |
 """
 
-INFORMATIONAL_HEAD = """The report and the exporter include these, and no check judges them. Every other reading and figure
+INFORMATIONAL_HEAD = """The report and the exporter include these, but no check judges them. Every other reading and figure
 has a check that finds a bad value on a single part or a single host. A check that compares with most of the fleet does not find
 a value that is bad on every host."""
 
@@ -47,7 +65,7 @@ def _informational() -> Iterator[str]:
 
 def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
     yield f"## {name}\n"
-    yield "| check | reading | wanted | action on failure | source |\n|---|---|---|---|---|"
+    yield "| check | reading | required | action on failure | source |\n|---|---|---|---|---|"
     yield from (f"| {' | '.join(_cells(criterion))} |" for criterion in criteria)
     yield ""
 
@@ -69,7 +87,8 @@ def _meaning(criterion: Criterion) -> str:
     helps = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
     name = criterion.name.split(".")[0]
     figure = f"from the benchmark `{name}` ({BENCHMARKS[name].summary})" if name in BENCHMARKS else ""
-    return _plain(helps[0] if helps else figure)
+    computed = _COMPUTED.get(criterion.name) or _COMPUTED.get(name, "")
+    return _plain(helps[0] if helps else figure or computed)
 
 
 def _plain(text: str) -> str:

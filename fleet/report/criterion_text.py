@@ -22,6 +22,11 @@ _DATASHEET_TEXTS = {
     "nvlink": "NVLink bandwidth, one way, for the links that join the GPUs",
     "all_nvlinks": "NVLink bandwidth, one way",
 }
+_CHANGE_TEXTS = {
+    **dict.fromkeys(("≤ 0", "≤ 0 s"), "no increase during the run"),
+    "≥ 0": "no decrease during the run",
+}
+"""Limit of a change -> the same in words."""
 
 
 def describe(criterion: Criterion) -> str:
@@ -41,27 +46,27 @@ def wanted_text(criterion: Criterion) -> str:
         text = _of_peers(criterion) if criterion.same_as_fleet else "not compared"
     text += " (new parts only)" if criterion.new_part else ""
     if criterion.per_hour:
-        text += f" an hour {'over' if criterion.delta else 'before'} the run"
+        text += f" per hour {'during' if criterion.delta else 'before'} the run"
     elif criterion.delta:
-        text += " change over the run"
+        text = _CHANGE_TEXTS.get(text, f"change {text} during the run")
     text += ", best value of the run" if criterion.best_of_run else ""
     return text + (" if present" if criterion.optional else "")
 
 
 def _of_peers(criterion: Criterion) -> str:
     peers = {
-        "": "the fleet",
-        "rack": "the rack",
-        "domain": "the NVLink domain",
-        "host": "the host",
-        "device": "the same part",
+        "": "of the fleet",
+        "rack": "of the rack",
+        "domain": "of the NVLink domain",
+        "host": "of the host",
+        "device": "others on the same GPU",
     }[criterion.among]
     same = {"eq": "same as", "ge": "at least that of", "le": "at most that of"}[criterion.operator]
     tolerance = f" within {criterion.within * 100:g} %" if criterion.within else ""
     if criterion.prefer is None:
-        return f"{same} most of {peers}{tolerance}"
+        return f"{same} most {peers}{tolerance}"
     preferred = {True: "yes", False: "no"}.get(criterion.prefer, criterion.prefer)  # type: ignore[call-overload]
-    return f"{preferred}, or {same} most of {peers}{tolerance}"
+    return f"{preferred}, or {same} most {peers}{tolerance}"
 
 
 def _limit(criterion: Criterion) -> str:
@@ -90,7 +95,9 @@ def _limit(criterion: Criterion) -> str:
 
 
 def parameter_text(value: Value | Range) -> str:
-    """Return a value of `where`: `copy`, `≥ 65536 and ≤ 1048576`."""
+    """Return a value of `where`: `copy`, `no`, `≥ 65536 and ≤ 1048576`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if not isinstance(value, Mapping):
         return str(value)
     return " and ".join(
@@ -99,9 +106,12 @@ def parameter_text(value: Value | Range) -> str:
 
 
 def _of_fleet(criterion: Criterion) -> str:
-    share, away = criterion.fleet_fraction, criterion.fleet_deviations
-    parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
-    parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
+    fraction, deviations = criterion.fleet_fraction, criterion.fleet_deviations
+    is_floor = criterion.operator in ("ge", "gt")
+    limits = [f"{fraction * 100:g} % of the fleet's median"] if fraction is not None else []
+    if deviations is not None:
+        median = "it" if limits else "the fleet's median"
+        limits.append(f"{deviations:g} robust deviations {'below' if is_floor else 'above'} {median}")
+    choice = f", whichever is {'lower' if is_floor else 'higher'}" if len(limits) > 1 else ""
     position = ", for parts in the same position" if criterion.by_position else ""
-    choice = ", whichever is farther from it" if len(parts) > 1 else ""
-    return f"{' or '.join(parts)}{choice}{position}"
+    return f"{', or '.join(limits)}{choice}{position}"

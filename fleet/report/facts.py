@@ -50,7 +50,7 @@ class FactCollector:
         """Return the facts of one host; `verdicts` are all verdicts on it, except passes that `remaining` counts."""
         layout = remaining.layout if remaining else None
         if remaining and remaining.layout and remaining.values:
-            measured = remaining.layout.measured + measured_figures(remaining.values.with_partners)
+            measured = remaining.layout.measured + measured_figures(remaining.values.pair_observations)
         else:
             measured = measured_figures(view.evidence.benchmarks())
         judged = frozenset(

@@ -264,7 +264,7 @@ def _soak(evidence: Evidence) -> Soak | None:
 def _coverage(view: HostView, rest: Remaining | None) -> Coverage:
     """Return how many of the host's expected observations exist, by status."""
     if rest and rest.layout and rest.values and rest.plan_is_met:
-        statuses = rest.layout.statuses + Counter({MEASURED: rest.values.partners})
+        statuses = rest.layout.statuses + Counter({MEASURED: rest.values.expected_pair_count})
     else:
         statuses = Counter(
             item.status if (item := view.lookup.find(wanted, scope)) else ""

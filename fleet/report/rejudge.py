@@ -112,7 +112,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
         yield f"… and {len(changes) - MAX_LINES} more (--json has all)"
 
 
-def without_left_out(changes: Iterable[VerdictChange], old: Document) -> tuple[VerdictChange, ...]:
+def drop_omitted_passes(changes: Iterable[VerdictChange], old: Document) -> tuple[VerdictChange, ...]:
     """Return the changes, except passes that seem new only because the old report of a large fleet left them out."""
     if not old.get("left_out"):
         return tuple(changes)

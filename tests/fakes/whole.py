@@ -17,7 +17,7 @@ from typing import Any
 import collectors
 from agent.exporter.metrics_page import page
 from agent.sampling.snapshot import take_snapshot
-from collectors.base import IDENTITY, Collector
+from collectors.base import IDENTITY_LABELS, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
 from schemas.records import to_json
@@ -110,7 +110,7 @@ def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     fast = {family.name for collector in build_collectors(root, full_snapshot=False) for family in collector.collect()}
     for family in (family for collector in build_collectors(root) for family in collector.collect()):
-        labels = [key for key in family.label_names() if key not in IDENTITY]
+        labels = [key for key in family.label_names() if key not in IDENTITY_LABELS]
         result[family.name] = {"unit": family.unit, "help": family.help}
         result[family.name] |= {"labels": labels} if labels else {}
         flags = ("counter", "varies", "signed", "fractional")

@@ -22,7 +22,7 @@ MOST_LOOKED_UP = 16
 _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 
-class LeftOutError(Exception):
+class ExcludedError(Exception):
     """This host takes no further part; the message says why, unless its directory has a problem."""
 
 
@@ -51,7 +51,7 @@ class Clients:
         """Find the hosts that can use the directory, and leave out those that have another file system there.
 
         Raises:
-            LeftOutError: this host is one of those left out.
+            ExcludedError: this host is one of those left out.
         """
         # Hosts may come from benchmarks of different duration, and a file system may hang at the first access.
         answers = self._gather("join", {"work": self.target.work.rpartition("/")[2]}, self.context.timeout_s)
@@ -80,7 +80,7 @@ class Clients:
                 f"the directory does not have the files of {', '.join(rest)}: another file system is mounted here, "
                 f"or none ({where})"
             )
-            raise LeftOutError
+            raise ExcludedError
         self.hosts = same
 
     def step(self, name: str, value: Mapping[str, Any], limit_s: float = ACCESS_S) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Clients:
             limit_s: limit of the children of this step.
 
         Raises:
-            LeftOutError: this host has a problem, or answered too late.
+            ExcludedError: this host has a problem, or answered too late.
         """
         return self._gather(name, value, limit_s + STEP_S)
 
@@ -100,9 +100,9 @@ class Clients:
         mine = {"problem": self.target.problem} if self.target.problem else value
         answers = self._exchange.gather(name, mine, limit_s, self.hosts)
         if self.target.problem:
-            raise LeftOutError
+            raise ExcludedError
         if self.host not in answers:
-            raise LeftOutError(f"this host answered too late (step {name})")
+            raise ExcludedError(f"this host answered too late (step {name})")
         good = {
             host: answer for host, answer in answers.items() if isinstance(answer, dict) and "problem" not in answer
         }

@@ -1,9 +1,12 @@
-"""A directory that all hosts of the gang (the hosts of one multi-node launch) share, used by all of them at once.
+"""Measure a directory that all hosts of the gang (the hosts of one multi-node launch) share, while all of them use it.
 
-One rank of each host is a client of the file system. The clients write a file each and read one another's, first a few clients,
-then twice as many, and so on up to all. They create, look up and remove files. They write the shards of a checkpoint, one for
-each rank of the host, which other hosts read back and compare. A client that fails or hangs is left out from then on, and only
-its own figures are lost.
+One rank of each host is a client of the file system. The benchmark has three parts:
+
+- Rates: each client writes a file and reads the file of another client. A few clients begin, then twice as many, up to all.
+- Metadata: the clients create, look up and remove files.
+- Checkpoint: each client writes one shard per rank of its host. Other hosts read the shards back and compare them.
+
+A client that fails or hangs is excluded from then on, and only its own figures are lost.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from agent.benchmarks.runtime.host_rank import read_request, wait_for_reporting_
 from agent.benchmarks.storage import fio
 from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
 from agent.benchmarks.storage.local_storage import NO_FIO
-from agent.benchmarks.storage.shared_clients import Clients, LeftOutError
+from agent.benchmarks.storage.shared_clients import Clients, ExcludedError
 from agent.benchmarks.storage.shared_rates import SharedRates, measure_metadata
 from agent.benchmarks.storage.target import FioRunner, TargetReport, prepare_targets, remove_targets
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run(context: RankContext, settings: Mapping[str, Any]) -> None:
-    """Report `shared_storage.*` of every directory that the inventory names; nothing if it names none."""
+    """Report `shared_storage.*` of every directory in `rackproof_shared_storage` of the inventory; nothing if there is none."""
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
         return
@@ -53,7 +56,7 @@ def _measure(context: RankContext, settings: Mapping[str, Any], exchange: HostEx
         measure_metadata(clients, report, settings)
         CheckpointShards(clients, report, settings).run()
         clients.step("end", {})
-    except (LeftOutError, ExchangeError) as error:
+    except (ExcludedError, ExchangeError) as error:
         target.problem = target.problem or str(error)
     finally:
         report.absent(target)

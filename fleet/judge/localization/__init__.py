@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.judge.localization.bisection import Bisection, GroupOutcome, History, ProbeConclusion
 from fleet.judge.localization.matrix import Pair, PairKind, Suspect, Tolerance
-from fleet.judge.localization.pair_parts import with_pair_parts
+from fleet.judge.localization.pair_parts import attribute_pair_failures
 from fleet.judge.localization.suspects import find_suspects
 from fleet.judge.localization.verdicts import judge_pairs
 
@@ -17,7 +17,7 @@ __all__ = [
     "ProbeConclusion",
     "Suspect",
     "Tolerance",
+    "attribute_pair_failures",
     "find_suspects",
     "judge_pairs",
-    "with_pair_parts",
 ]

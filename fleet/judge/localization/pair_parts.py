@@ -1,4 +1,4 @@
-"""Attribute failures on pairs of hosts and on ports to the part that is slow.
+"""Attribute failures on pairs of hosts and on ports to the slow part.
 
 A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, NICs and cables, and switches. So a failure in the
 scope `gpu=0,partner=h2` says nothing about GPU 0. Without this module, a healthy GPU would be returned for a slow cable.
@@ -20,27 +20,27 @@ from schemas.scopes import HOST, Scope
 PAIRS = "pairs."
 
 
-def with_pair_parts(
-    verdicts: Iterable[Verdict], of_pairs: Sequence[Verdict], views: Iterable[HostView]
+def attribute_pair_failures(
+    verdicts: Iterable[Verdict], pair_verdicts: Sequence[Verdict], views: Iterable[HostView]
 ) -> list[Verdict]:
-    """Return the verdicts, in which failures of pairs and ports have the part at fault.
+    """Return the verdicts; those that failed on a pair of hosts or on a port have the part at fault.
 
-    - A slow pair of GPUs: the suspect of its host that includes the rail of the pair; without one, the gang. A pair with wrong
-      data keeps its scope: the parts that are slow do not explain it.
+    - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without one, the gang; on a host without a
+      gang, the host. A pair with wrong data keeps its scope, because a slow part does not explain wrong data.
     - A port that is slow with every partner: its rail or switch, if that is a suspect.
 
     Args:
-        verdicts: the verdicts on all hosts by criteria.
-        of_pairs: the verdicts of the pair matrix on suspects.
+        verdicts: the verdicts of all criteria on all hosts.
+        pair_verdicts: the verdicts on suspects, from the pair matrix (`judge_pairs`).
         views: the hosts with valid records.
     """
     suspects: dict[str, list[Verdict]] = defaultdict(list)
-    for item in of_pairs:
+    for item in pair_verdicts:
         if item.verdict != PASS and item.name.startswith(PAIRS):
             suspects[item.host].append(item)
     shared_parts = {
         (item.host, item.scope): item.part
-        for item in of_pairs
+        for item in pair_verdicts
         if Scope.parse(item.part).device_kind in FABRIC_PARTS and item.verdict == FAIL
     }
     view_of = {view.host.name: view for view in views}

@@ -117,7 +117,7 @@ def _page(
     causes_of_adapter = [at for at, of_cause in enumerate(parts) if any(_is_in(adapter, scope) for scope in of_cause)]
     readings: dict[str, list[AdapterReading]] = defaultdict(list)
     for reading in adapter.readings:
-        readings[Scope.parse(reading.scope).around("lane")].append(reading)
+        readings[Scope.parse(reading.scope).without("lane")].append(reading)
     order = {scope: position for position, scope in enumerate(adapter.scopes)}
     sections = sorted(readings, key=lambda scope: (order.get(Scope.parse(scope).device, 0), scope))
     return [
@@ -280,7 +280,7 @@ def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
         if item.name.startswith(_VERBS) and _is_in(adapter, item.scope):
             scope = Scope.parse(item.scope)
             settings = tuple((key, value) for key, value in item.params.items() if key not in _PORT_PARAMS)
-            groups[item.name, item.unit, scope.around("partner"), scope.kind == "partner", settings].append(item)
+            groups[item.name, item.unit, scope.without("partner"), scope.kind == "partner", settings].append(item)
     return list(groups.values())
 
 
@@ -302,7 +302,7 @@ def _figure(group: Sequence[Observation], by_scope: Verdicts, table: TextTable) 
         worst = Scope.parse(pick(values, key=lambda scope: values[scope])).get("partner")
     verdicts = [verdict for item in group for verdict in by_scope.get((item.name, item.scope), ())]
     settings = params_text({key: value for key, value in first.params.items() if key not in _PORT_PARAMS})
-    port = describe_scope(Scope.parse(first.scope).around("partner")).partition(", ")[2]
+    port = describe_scope(Scope.parse(first.scope).without("partner")).partition(", ")[2]
     texts = (
         label(first.name),
         ", ".join(filter(None, (port, settings))),

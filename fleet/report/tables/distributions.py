@@ -1,4 +1,4 @@
-"""Compute how the values of each figure are distributed over the fleet, and which criteria judged them."""
+"""Compute the distribution of each figure over the fleet, with the limits of the criteria that judged it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Limit = tuple[str, float]
 
 @dataclass(frozen=True)
 class Point:
-    """The value of one part."""
+    """The value of one part, and its state: the most severe verdict on it, or UNJUDGED."""
 
     host: str
     scope: str
@@ -40,16 +40,19 @@ class Distribution:
     key: FigureKey
     unit: str
     change: bool = False
-    """Whether the values are changes over the run."""
+    """Whether the values are changes during the run, not readings."""
     points: dict[tuple[str, str], Point] = field(default_factory=dict)
-    """Points by host and scope; only the worst ones in a large fleet."""
+    """Host and scope -> point. In a large fleet only the worst ones."""
     bins: list[Bin] = field(default_factory=list)
-    """Histogram of all values, if `points` has only the worst."""
+    """Histogram of all values, only if `points` has the worst ones only."""
     range: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Lowest, median, highest."""
     count: int = 0
+    """Number of values."""
     failed: int = 0
+    """Number of parts that fail. In a large fleet, that of the criterion with the most failures."""
     inconclusive: int = 0
+    """Number of parts with an inconclusive verdict, with and without a value. In a large fleet as for `failed`."""
     limits: dict[Limit, None] = field(default_factory=dict)
     criteria: dict[str, None] = field(default_factory=dict)
 
@@ -60,7 +63,7 @@ class Distribution:
             self.points[point.host, point.scope] = point
 
     def summarize(self) -> None:
-        """Compute range and counts from the points; add the inconclusive ones to the verdicts without a value."""
+        """Compute range and counts from the points. `inconclusive` must already count the verdicts without a value."""
         values = [point.value for point in self.points.values()]
         self.range = (min(values), statistics.median(values), max(values))
         self.count = len(values)
@@ -69,12 +72,12 @@ class Distribution:
 
 
 def distributions(report: FleetReport) -> list[Distribution]:
-    """Return every figure that has values: from the verdicts, or for a large fleet from the histograms."""
+    """Return every figure that has values, from the verdicts, or in a large fleet from the histograms of the criteria."""
     return _of_verdicts(report) if report.detail == ALL else _of_spreads(report.judged)
 
 
 def _of_verdicts(report: FleetReport) -> list[Distribution]:
-    """Return the figures that verdicts judge, and the figures of single devices that no criterion judges."""
+    """Return the figures with verdicts, and the measured figures of single devices that no criterion judges."""
     figures: dict[FigureKey, Distribution] = {}
     without_value: Counter[FigureKey] = Counter()
     for verdict in report.verdicts:
@@ -89,13 +92,9 @@ def _of_verdicts(report: FleetReport) -> list[Distribution]:
         figure.add(Point(verdict.host, verdict.scope, value, verdict.verdict))
     for host in report.hosts:
         for observation in host.measurements:
-            value, listed = finite(observation.value), observation.name in IN_OTHER_TABLES
-            if (
-                observation.status != MEASURED
-                or value is None
-                or listed
-                or not Scope.parse(observation.scope).is_one_device
-            ):
+            value = finite(observation.value)
+            is_listed = observation.status == MEASURED and observation.name not in IN_OTHER_TABLES
+            if value is None or not is_listed or not Scope.parse(observation.scope).is_one_device:
                 continue
             key = figure_key(observation)
             figure = figures.setdefault(key, Distribution(key=key, unit=observation.unit))
@@ -129,8 +128,8 @@ def _of_spreads(judged: Iterable[Judged]) -> list[Distribution]:
             limits={(row.operator, limit): None for row, _ in spreads if (limit := finite(row.limit)) is not None},
             criteria={row.criterion: None for row in rows},
         )
-        for far in (far for row in rows for far in row.farthest):
-            if (value := finite(far.value)) is not None:
-                figure.add(Point(far.host, far.scope, value, far.verdict))
+        for part in (part for row in rows for part in row.farthest):
+            if (value := finite(part.value)) is not None:
+                figure.add(Point(part.host, part.scope, value, part.verdict))
         figures.append(figure)
     return figures

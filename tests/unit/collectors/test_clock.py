@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collectors.base import HOST, Absent, Value
+from collectors.base import HOST_LABELS, Absent, Value
 from collectors.clock import ClockCollector, ClockState, read_clock
 from tests.fakes import host
 
@@ -17,7 +17,7 @@ VIRTUAL_CPUINFO = "model name\t: A CPU\nflags\t: fpu hypervisor\n"
 
 def readings(root: Path, state: ClockState) -> dict[str, Value | Absent]:
     families = list(ClockCollector(root, lambda: state).collect())
-    assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
+    assert all([labels for labels, _ in family.readings] == [HOST_LABELS] for family in families)
     return {family.name: family.readings[0][1] for family in families}
 
 

@@ -371,7 +371,7 @@ FAULTS = [
         {
             f"sxid-{code}": (
                 sxid(code, "Thermal alert"),
-                f"pci={links.NVSWITCHES[1]},fatal=unsaid,sxid={code}",
+                f"pci={links.NVSWITCHES[1]},fatal=unknown,sxid={code}",
             )
             for code in CODES["sxid"]
         },

@@ -694,7 +694,10 @@ def test_only_a_missing_driver_reports_zero_gpus(
 
 def test_impossible_number_of_gpus_is_an_error(reader: nvml.Reader) -> None:
     taken = reader.take("healthy-h100x8", "Count=4294967295")
-    assert flat(taken["snapshot"])["gpu.count host"] == "error: NVML lists 4294967295 GPUs"
+    assert (
+        flat(taken["snapshot"])["gpu.count host"]
+        == "error: NVML lists 4294967295 GPUs, more than a host can have (1024)"
+    )
 
 
 def test_failed_count_is_an_error(reader: nvml.Reader) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collectors import programs
-from collectors.base import HOST, Absent, Value
+from collectors.base import HOST_LABELS, Absent, Value
 from collectors.files import MissingError
 from collectors.software import SoftwareCollector, is_open_module, module_version, release_field, toolkit_version
 from tests.fakes import host
@@ -25,7 +25,7 @@ LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
     families = list(SoftwareCollector(root, full_snapshot).collect())
-    assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
+    assert all([labels for labels, _ in family.readings] == [HOST_LABELS] for family in families)
     return {family.name.removeprefix("software."): family.readings[0][1] for family in families}
 
 

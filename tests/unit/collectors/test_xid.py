@@ -95,7 +95,7 @@ def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> 
         ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", ("no", "12028")),
         ("12021, Correctable, Link 08 egress nxbar hdr ECC limit", ("no", "12021")),
         ("10003, Fatal, unhandled interrupt in _nvswitch_service(12)", ("yes", "10003")),
-        ("26006, SOE HALTED", ("unsaid", "26006")),
+        ("26006, SOE HALTED", ("unknown", "26006")),
         ("20034, Severity 1 Engine instance 30 Sub-engine instance 00", None),
         ("20034, Data {0x50610002, 0x10100030}", None),
         ("xyz, Fatal error", None),
@@ -143,7 +143,7 @@ def test_three_lines_of_one_sxid_count_once() -> None:
     assert result["sxid.count"] == {
         "pci=0000:c1:00.0,fatal=yes,sxid=20034": 1,
         "pci=0000:c2:00.0,fatal=no,sxid=12021": 1,
-        "pci=0000:c2:00.0,fatal=unsaid,sxid=10004": 1,
+        "pci=0000:c2:00.0,fatal=unknown,sxid=10004": 1,
         "pci=0000:c4:00.0,fatal=no,sxid=22013": 1,
     }
     assert result["sxid.last_seen"] == {"host": 94000.0002}
@@ -394,9 +394,9 @@ def test_fatal_nvlink_5_xid_fails() -> None:
         ("yes", "99999", "sxid-fatal"),
         ("no", "20034", ""),
         ("no", "22013", ""),
-        ("unsaid", "10004", "sxid-10004"),
-        ("unsaid", "10005", ""),
-        ("unsaid", "99999", ""),
+        ("unknown", "10004", "sxid-10004"),
+        ("unknown", "10005", ""),
+        ("unknown", "99999", ""),
     ],
 )
 def test_only_fatal_or_listed_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:

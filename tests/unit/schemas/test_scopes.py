@@ -65,8 +65,8 @@ def test_only_a_whole_device_is_one_device() -> None:
 
 
 def test_repeated_label_is_reported() -> None:
-    assert Scope.parse("gpu=0,gpu=1").is_repeated
-    assert not any(Scope.parse(text).is_repeated for text in ("host", "gpu=0", "gpu=0,link=1"))
+    assert Scope.parse("gpu=0,gpu=1").has_repeated_kind
+    assert not any(Scope.parse(text).has_repeated_kind for text in ("host", "gpu=0", "gpu=0,link=1"))
 
 
 def test_no_other_code_splits_scopes() -> None:
@@ -84,9 +84,9 @@ def test_no_other_code_splits_scopes() -> None:
 
 
 def test_scope_around_a_label() -> None:
-    assert Scope.parse("hca=a,port=1,lane=3").around("lane") == "hca=a,port=1"
-    assert Scope.parse("hca=a,port=1").around("lane") == "hca=a,port=1"
-    assert Scope.parse("lane=3").around("lane") == "lane=3"
+    assert Scope.parse("hca=a,port=1,lane=3").without("lane") == "hca=a,port=1"
+    assert Scope.parse("hca=a,port=1").without("lane") == "hca=a,port=1"
+    assert Scope.parse("lane=3").without("lane") == "lane=3"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.diagnose import doctor
-from collectors.base import HOST, Family
+from collectors.base import HOST_LABELS, Family
 from collectors.xid import XidCollector
 from fleet.judge.criteria import read_packs
 from fleet.report.formatting import ACTIONS as LABELS
@@ -35,7 +35,7 @@ class FixedCollector:
         for name, value in self._values.items():
             family = Family(name=name.replace("__", "."), unit="1", help="Help")
             for gpu, reading in value.items() if isinstance(value, dict) else [((), value)]:
-                family.add({"gpu": gpu} if gpu else HOST, reading)
+                family.add({"gpu": gpu} if gpu else HOST_LABELS, reading)
             families.append(family)
         return families
 

@@ -14,7 +14,7 @@ import pytest
 from agent.sampling import snapshot as snapshot_module
 from agent.sampling import snapshot_sampler
 from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot, utc_now
-from collectors.base import HOST, Absent, Family
+from collectors.base import HOST_LABELS, Absent, Family
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.records import Record, Snapshot, to_json
@@ -33,7 +33,7 @@ class Fake:
 
 
 def load(value: object = 0.5) -> list[Family]:
-    return [Family(name="host.load", unit="1", help="Load", readings=[(HOST, value)])]  # type: ignore[list-item]
+    return [Family(name="host.load", unit="1", help="Load", readings=[(HOST_LABELS, value)])]  # type: ignore[list-item]
 
 
 def broken() -> Iterator[Family]:
@@ -215,7 +215,10 @@ def test_long_texts_are_truncated() -> None:
 
     def long() -> list[Family]:
         absent = Absent(status="error", reason="y" * 5000)
-        return [*load("z" * 5000), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, absent)])]
+        return [
+            *load("z" * 5000),
+            Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST_LABELS, absent)]),
+        ]
 
     snapshot, _ = take_snapshot([Fake("loud", shouts), Fake("long", long)], stage="preflight", phase="before")
     metrics = {metric.name: metric for metric in snapshot.metrics}
@@ -240,7 +243,7 @@ def test_half_a_character_in_a_reason_is_replaced() -> None:
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 64), 10**40, math.nan, math.inf, 1e61, 15e-255, -1e300])
 def test_number_that_no_record_may_have_is_an_error_of_its_reading(value: float) -> None:
-    families = [*load(value), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, 5.0)])]
+    families = [*load(value), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST_LABELS, 5.0)])]
     snapshot, _ = take_snapshot([Fake("odd", lambda: families)], stage="preflight", phase="before")
     metrics = {metric.name: metric for metric in snapshot.metrics}
     assert metrics["host.load"].absent["host"].startswith("error: not a measurement: ")
