@@ -104,7 +104,7 @@ def test_page_of_an_adapter_has_causes_limits_lanes_and_figures(report: FleetRep
     (symbol,) = (texts(data, row) for row in rows if texts(data, row[0]) == "Port counter symbol_error")
     assert symbol[1:4] == ["5000", "3000", "8.333 an hour"]
     assert symbol[-1] == "f"
-    assert {"Power received", "Power sent"} <= set(texts(data, columns))
+    assert {"Received optical power", "Transmitted optical power"} <= set(texts(data, columns))
     assert [letter for *_, letter in lanes].count("f") == 1
     _, limits, points = pictures[0]
     assert limits == sorted(limits)
@@ -133,7 +133,7 @@ def test_lane_reading_without_any_value_is_listed_with_its_reason(report: FleetR
     changed = replace(first, adapters=(replace(first.adapters[0], readings=readings), *first.adapters[1:]))
     data = data_of(replace(report, hosts=(changed, report.hosts[1])))
     absent = [texts(data, item) for *_, absent, _, _, _ in data["pages"]["0"]["adapters"][0][5] for item in absent]
-    assert ["Power received, Power sent", "error: the module does not answer"] in absent
+    assert ["Received optical power, Transmitted optical power", "error: the module does not answer"] in absent
 
 
 def test_adapter_without_any_verdict_is_not_shown_as_passed(report: FleetReport) -> None:
