@@ -14,8 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STUCK_S = 3.0
-"""A power value that does not change for this time, in which the load is switched, is no measurement: GPUs have a new value every
+"""A power value that does not change for this time and two periods of the load is no measurement: GPUs have a new value every
 20 to 100 ms, as a mean over at most 1 s (NVML)."""
+UPDATE_S = 0.1
+"""The longest time between two new values of a GPU (NVML)."""
+PAUSE_S = 1.0
+"""Readings that are further apart do not show that the value was the same between them."""
 FAST_TELEMETRY = "fast-telemetry"
 """Files `fast-telemetry.RANK` in the work directory of a launch. While one exists, the supervisor reads the power of the GPUs as
 often as it can."""
@@ -27,6 +31,8 @@ WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000
 """For each GPU: 11 hours of 50 new values in a second."""
+MAX_STRETCHES = 10_000
+"""Stretches without a new value that are kept. GPUs that work have none under load."""
 BLOCK = 1000
 """Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
 or more, so that they have whole periods."""
@@ -71,22 +77,13 @@ class UnresolvedError(Exception):
     """NVML's values do not resolve the period."""
 
 
-class StuckSensorError(Exception):
-    """The power values did not change, although the load did."""
-
-
 def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> PowerWave:
     """Return the wave in the readings of whole periods. The load begins at `begin`, and is on for the first half of each period.
 
     Raises:
         UnresolvedError: the period is too short for the readings.
-        StuckSensorError: the value never changed, for longer than any GPU takes to have a new one.
     """
     updates = _updates(values)
-    if not updates and values and values[-1].at - values[0].at >= STUCK_S:
-        raise StuckSensorError(
-            f"the power stayed at {values[0].power:g} W for {values[-1].at - values[0].at:.3g} s of pulsed load"
-        )
     if len(updates) < 2 * MIN_VALUES:
         raise UnresolvedError(f"NVML gave {len(updates)} new power values during the load")
     gaps = sorted(later.at - earlier.at for earlier, later in itertools.pairwise(updates))
@@ -151,14 +148,21 @@ class PowerLog:
 
     def __init__(self) -> None:
         self._times, self._powers, self._averaged_s = array("d"), array("d"), 0.0
-        self._latest: float | None = None
+        self._latest: PowerValue | None = None
+        self._since = 0.0
+        self._unchanged: dict[float, tuple[float, float]] = {}
         self._count, self._interval = 0, 1
 
     def add(self, value: PowerValue) -> None:
         """Add a reading, later than those before."""
-        if value.power == self._latest:
+        before, self._latest = self._latest, value
+        if before is None or value.power != before.power or value.at - before.at > PAUSE_S:
+            self._since = value.at
+        elif value.at - self._since >= STUCK_S and len(self._unchanged) < MAX_STRETCHES:
+            self._unchanged[self._since] = (value.at, value.power)
+        if before is not None and value.power == before.power:
             return
-        self._latest, block, self._count = value.power, self._count // BLOCK, self._count + 1
+        block, self._count = self._count // BLOCK, self._count + 1
         if len(self._times) >= MAX_VALUES:
             self._interval *= 2
             self._times, self._powers = _even_blocks(self._times), _even_blocks(self._powers)
@@ -172,6 +176,18 @@ class PowerLog:
         first, last = bisect.bisect_left(self._times, begin), bisect.bisect_right(self._times, end)
         columns = zip(self._times[first:last], self._powers[first:last], strict=True)
         return [PowerValue(at=at, power=power, averaged_s=self._averaged_s) for at, power in columns]
+
+    def why_stuck(self, begin: float, end: float, period_s: float) -> str:
+        """Return why the readings between two moments, under a pulsed load, are no measurement; empty if they may be one.
+
+        A period that NVML's values do not resolve may give equal values.
+        """
+        if period_s < 2 * VALUES_PER_PHASE * max(UPDATE_S, self._averaged_s):
+            return ""
+        stretches = ((min(end, last) - max(begin, first), power) for first, (last, power) in self._unchanged.items())
+        longest_s, power = max(stretches, default=(0.0, 0.0))
+        is_stuck = longest_s >= max(STUCK_S, 2 * period_s)
+        return f"the power stayed at {power:g} W for {longest_s:.3g} s of pulsed load" if is_stuck else ""
 
 
 def _even_blocks(values: array[float]) -> array[float]:

@@ -14,7 +14,6 @@ from agent.sampling.power_wave import (
     FAST_TELEMETRY,
     PowerLog,
     PowerValue,
-    StuckSensorError,
     UnresolvedError,
     power_wave,
 )
@@ -198,6 +197,8 @@ class Telemetry(NvmlPoller):
                 reason = reason or f"a reading of the power failed: {failure}"
             elif not powers:
                 reason = reason or "no new power value was read during the load"
+            period_s = window["params"]["period_ms"] / 1000
+            reason = reason or self._power[index].why_stuck(window["begin"], window["end"], period_s)
             yield from _wave_figures(window, stage, reason, powers, selection.samples)
             return
         if reason:
@@ -249,8 +250,6 @@ def _wave_figures(
             wave = power_wave(powers, window["begin"], period_s)
         except UnresolvedError as error:
             status, reason = UNSUPPORTED, str(error)
-        except StuckSensorError as error:
-            reason = str(error)
         else:
             figures = {"amplitude": wave.amplitude, "slew": wave.slew, "wave": wave.wave}
             figures |= {"alone_amplitude": wave.amplitude, "clock": _loaded_clock(window["begin"], period_s, samples)}

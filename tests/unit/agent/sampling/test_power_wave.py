@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from agent.sampling.power_wave import (
     WAVE_POINTS,
     PowerLog,
     PowerValue,
-    StuckSensorError,
     UnresolvedError,
     power_wave,
 )
@@ -99,10 +99,58 @@ def test_values_in_one_part_of_the_period_are_unresolved() -> None:
         power_wave(crowded, BEGIN, 1.0)
 
 
-def test_meter_that_shows_one_value_is_stuck() -> None:
-    readings = [PowerValue(at=BEGIN + number / 100, power=90.0) for number in range(1000)]
-    with pytest.raises(StuckSensorError, match=r"stayed at 90 W for 9\.99 s"):
-        power_wave(readings, BEGIN, 1.0)
+def log_of(readings: list[PowerValue]) -> PowerLog:
+    log = PowerLog()
+    for value in readings:
+        log.add(value)
+    return log
+
+
+def frozen(readings: list[PowerValue], first: float, last: float) -> list[PowerValue]:
+    """Return the readings of a meter that shows one value between two moments after BEGIN."""
+    held = next(value.power for value in readings if value.at >= BEGIN + first)
+    return [replace(value, power=held) if first <= value.at - BEGIN < last else value for value in readings]
+
+
+@pytest.mark.parametrize(
+    ("period_s", "first", "last", "seconds"),
+    [(0.5, 0.0, 10.0, 10.0), (0.5, 1.0, 10.0, 9.0), (0.5, 4.0, 8.0, 4.0), (0.5, 4.0, 6.5, 0), (2.0, 1.0, 5.0, 4.0)],
+)
+def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
+    period_s: float, first: float, last: float, seconds: float
+) -> None:
+    log = log_of(frozen(meter(period_s, periods=round(10 / period_s)), first, last))
+    reason = log.why_stuck(BEGIN, BEGIN + 10, period_s)
+    match = re.fullmatch(r"the power stayed at \d+(\.\d+)? W for (.*) s of pulsed load", reason)
+    assert bool(match) == bool(seconds), reason
+    assert not match or float(match[2]) == pytest.approx(seconds, abs=0.1)
+    assert log.why_stuck(BEGIN + 8.5, BEGIN + 10, period_s) == "", "the load outside of the window does not count"
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+@pytest.mark.parametrize("period_s", [0.005, 0.02, 0.1, 0.5, 2.0, 10.0])
+def test_meter_that_works_is_not_stuck(period_s: float, noise: float) -> None:
+    """Also if it shows the same value on each plateau, or cannot resolve the period and shows the mean."""
+    readings = meter(period_s, noise=noise, update_s=0.1, window_s=0.1, periods=max(2, round(20 / period_s)))
+    assert log_of(readings).why_stuck(BEGIN, BEGIN + 20, period_s) == ""
+
+
+def test_time_without_readings_does_not_count_as_unchanged() -> None:
+    log = log_of([PowerValue(at=BEGIN, power=90.0), PowerValue(at=BEGIN + 9, power=90.0)])
+    assert log.why_stuck(BEGIN, BEGIN + 10, 0.5) == ""
+
+
+def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
+    """After a single new value, and after one second of a measurement."""
+    for first in (0.02, 1.0):
+        telemetry = Telemetry([0])
+        for tick in range(220):
+            telemetry.handle(BEGIN + tick * 0.05, {0: GpuSample(600.0, 1.5e9, 60.0, 0, 2.6e9)})
+        for value in frozen(meter(0.5), first, 10.0):
+            telemetry._add_power(0, value.at, PowerSample(value.power, 0.0))
+        observed = telemetry.observations([window(BEGIN, BEGIN + 9.9, "all_gpus", period_ms=500)], [], "benchmark")
+        assert {item.status for item in observed} == {ERROR}
+        assert all("the power stayed at" in item.reason for item in observed)
 
 
 def test_rise_is_that_between_two_values() -> None:
