@@ -32,7 +32,7 @@ GAP = "."
 MAX_VALUES = 2_000_000
 """For each GPU: 11 hours of 50 new values in a second."""
 MAX_STRETCHES = 10_000
-"""Stretches without a new value that are kept. GPUs that work have none under load."""
+"""Stretches without a new value, and stretches of failed readings, that are kept. GPUs that work have none under load."""
 BLOCK = 1000
 """Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
 or more, so that they have whole periods."""
@@ -151,6 +151,7 @@ class PowerLog:
         self._latest: PowerValue | None = None
         self._since = 0.0
         self._unchanged: dict[float, tuple[float, float]] = {}
+        self._failures: list[tuple[float, float, str]] = []
         self._count, self._interval = 0, 1
 
     def add(self, value: PowerValue) -> None:
@@ -176,6 +177,19 @@ class PowerLog:
         first, last = bisect.bisect_left(self._times, begin), bisect.bisect_right(self._times, end)
         columns = zip(self._times[first:last], self._powers[first:last], strict=True)
         return [PowerValue(at=at, power=power, averaged_s=self._averaged_s) for at, power in columns]
+
+    def add_failure(self, at: float, reason: str) -> None:
+        """Add a reading that failed. If there are too many stretches of failures, the last one is extended."""
+        first, last, _ = self._failures[-1] if self._failures else (at, float("-inf"), "")
+        if at - last <= PAUSE_S or len(self._failures) >= MAX_STRETCHES:
+            self._failures[-1] = (first, at, reason)
+        else:
+            self._failures.append((at, at, reason))
+
+    def failure_between(self, begin: float, end: float) -> str:
+        """Return why the last failed reading between two moments failed; empty if none failed."""
+        reasons = [reason for first, last, reason in self._failures if first <= end and last >= begin]
+        return reasons[-1] if reasons else ""
 
     def why_stuck(self, begin: float, end: float, period_s: float) -> str:
         """Return why the readings between two moments, under a pulsed load, are no measurement; empty if they may be one.

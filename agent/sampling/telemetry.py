@@ -98,7 +98,6 @@ class Telemetry(NvmlPoller):
         devices = list(devices)
         self._work = work
         self._power = {index: PowerLog() for index in devices}
-        self._power_failed: dict[int, tuple[float, float, str]] = {}
         super().__init__(lambda: FastReader(devices), PERIOD_S)
         self._devices = devices
         self._running, self._running_names, self._running_at = running, frozenset[str](), float("-inf")
@@ -135,8 +134,7 @@ class Telemetry(NvmlPoller):
 
     def _add_power(self, index: int, at: float, power: PowerSample | Absent) -> None:
         if isinstance(power, Absent):
-            first, _, _ = self._power_failed.get(index, (at, at, ""))
-            self._power_failed[index] = (first, at, power.reason or power.status)
+            self._power[index].add_failure(at, power.reason or power.status)
         else:
             self._power[index].add(PowerValue(at=at, power=power.power, averaged_s=power.averaged_s))
 
@@ -192,8 +190,7 @@ class Telemetry(NvmlPoller):
         reason = self._error or _why_unusable(window, selection)
         if window["benchmark"] == PULSE:
             powers = self._power[index].select(window["begin"], window["end"])
-            first, last, failure = self._power_failed.get(index, (0.0, 0.0, ""))
-            if failure and first <= window["end"] and last >= window["begin"]:
+            if failure := self._power[index].failure_between(window["begin"], window["end"]):
                 reason = reason or f"a reading of the power failed: {failure}"
             elif not powers:
                 reason = reason or "no new power value was read during the load"

@@ -264,3 +264,29 @@ def test_supervisor_reads_power_fast_while_it_is_requested(tmp_path: Path) -> No
     assert {item.status for item in lost} == {ERROR}
     assert "GPU is lost" in lost[0].reason
     assert {(item.status, item.reason) for item in later} == {(ERROR, "no new power value was read during the load")}
+
+
+def test_failed_power_reading_counts_only_in_the_load_in_which_it_failed() -> None:
+    """Two failures, one before and one after a load that was read without a failure, and a third in the last load."""
+    telemetry = Telemetry([0])
+    for tick in range(700):
+        telemetry.handle(BEGIN + tick * 0.05, {0: GpuSample(600.0, 1.5e9, 60.0, 0, 2.6e9)})
+    for value in meter(0.5, periods=70):
+        failed = any(abs(value.at - BEGIN - at) < 0.004 for at in (1.0, 12.0, 25.0))
+        telemetry._add_power(0, value.at, Absent.error("NVML: busy") if failed else PowerSample(value.power, 0.0))
+    spans = {(1.5, 11.5): MEASURED, (13.0, 23.0): MEASURED, (24.0, 34.0): ERROR}
+    for (begin, end), status in spans.items():
+        item = window(BEGIN + begin, BEGIN + end, "all_gpus", period_ms=500)
+        observed = {item.name: item for item in telemetry.observations([item], [], "benchmark")}
+        assert observed["pulse.amplitude"].status == status, observed["pulse.amplitude"].reason
+    assert "a reading of the power failed: NVML: busy" in observed["pulse.amplitude"].reason
+
+
+def test_number_of_remembered_failures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power_wave_module, "MAX_STRETCHES", 3)
+    log = PowerLog()
+    for number in range(10):
+        log.add_failure(BEGIN + 10 * number, f"failure {number}")
+    assert log.failure_between(BEGIN + 5, BEGIN + 9) == ""
+    assert log.failure_between(BEGIN + 10, BEGIN + 11) == "failure 1"
+    assert log.failure_between(BEGIN + 85, BEGIN + 95) == "failure 9", "the last stretch is extended"
