@@ -1,4 +1,4 @@
-"""Add up the ports of a host: how many InfiniBand and RoCE ports are up, and the rate of these and of its Ethernet ports.
+"""Add up the ports of a host: how many InfiniBand and RoCE ports are up, and the rate of the ports of one kind together.
 
 The totals are observations of the host in each snapshot, like readings. They are compared with the inventory. Each port
 is also compared with the same port of other hosts.
@@ -61,15 +61,16 @@ def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
 
 
 def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) -> float:
-    """Return the rate of the ports that are up, and of all Ethernet ports, in B/s.
+    """Return the rate of the InfiniBand ports that are up, or of the RoCE and Ethernet ports if that is higher, in B/s.
 
-    A RoCE port is an Ethernet interface too: of the two sums, the larger one counts.
+    A fabric is of one kind. If the sums were added, an Ethernet port for storage could hide a slow InfiniBand port. A RoCE port
+    is an Ethernet interface too, so the larger of these two sums counts.
     """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:
         by_layer[readings["infiniband.link_layer"][scope] == _INFINIBAND] += _number(readings["infiniband.rate"][scope])
     ethernet = sum(map(_number, readings.get("network.speed", {}).values()))
-    return by_layer[True] + max(by_layer[False], ethernet)
+    return max(by_layer[True], by_layer[False], ethernet)
 
 
 def _number(value: Value) -> float:

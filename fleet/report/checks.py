@@ -17,7 +17,7 @@ from schemas.readings import READINGS
 _COMPUTED = {
     "drift": "lowest level of this rate in a soak, as a share of its level in the first hour",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
-    "fabric_ports.rate": "data rate of these ports and of the Ethernet ports, all together",
+    "fabric_ports.rate": "data rate of the InfiniBand ports together, or of the RoCE and Ethernet ports if that is higher",
     "launch": "versions of torch, CUDA, cuDNN and NCCL that the ranks used",
 }
 """Name, or its first part -> what the judge computes. These names are neither readings nor outputs of benchmarks."""

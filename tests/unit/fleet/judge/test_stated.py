@@ -134,6 +134,12 @@ def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> No
     assert port_failures((*ports(), storage), rackproof_fabric_gbps=400) == set()
 
 
+@pytest.mark.parametrize("slow", [{"down": 1}, {"rate": PORT * 0.9}], ids=["one is down", "all are slow"])
+def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) -> None:
+    storage = metric("network.speed", {"nic=eth0": PORT, "nic=eth1": PORT}, "B/s")
+    assert port_failures((*ports(**slow), storage), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
+
+
 @pytest.mark.parametrize("missing", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
 def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
     """One reading is bad on all ports, as in an edited record."""
