@@ -43,6 +43,9 @@ def pages(folder: Path, names: set[str]) -> dict[str, str]:
         urls["lab"] = _write_page(folder, "lab", render_html(fleets.lab()))
     if "h200" in names:
         urls["h200"] = _write_page(folder, "h200", _render_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
+    if "pulse" in names:
+        page = _write_page(folder, "pulse", _render_run(ROOT / "docs" / "measurements" / "h200x2-extended"))
+        urls["pulse"] = f"{page}#host=h200x2"
     if {"demo", "host"} & names:
         run = folder / "demo"
         command = [sys.executable, str(ROOT / "rackproof"), "simulate", str(run), "--hosts", "64", "--racks", "8"]
@@ -90,6 +93,16 @@ def shoot_print(browser: Browser, url: str, path: Path) -> None:
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
 
 
+def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
+    """Take a picture of the plots of a pulsed load, which come after those over time."""
+    page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
+    page.goto(url)
+    page.locator("section.trace").last.screenshot(path=path)
+    page.close()
+    _reduce_colours(path)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
 def _reduce_colours(path: Path) -> None:
     """Reduce the picture to 128 colours. Without Pillow, which torchvision installs, it is not changed."""
     try:
@@ -102,10 +115,13 @@ def _reduce_colours(path: Path) -> None:
 
 def main(names: list[str]) -> int:
     """Take the pictures. Return 1 if one is too large."""
-    chosen = set(names) or {"lab", "h200", "demo", "host"}
+    chosen = set(names) or {"lab", "h200", "demo", "host", "pulse"}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         for name, url in pages(Path(folder), chosen).items():
+            if name == "pulse":
+                shoot_pulse(browser, url, IMAGES / "report-pulse.png")
+                continue
             for width in SIZES:
                 shoot(browser, url, width, IMAGES / f"report-{name}-{width}.png")
             if name == "demo":

@@ -1,13 +1,14 @@
-"""Plot the power of a host's GPUs over one period of a pulsed load: a sparkline per GPU and period length."""
+"""Plot the power of a host's GPUs over one period of a pulsed load, with amplitude and slew: a sparkline per GPU and period."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from fleet.judge.drift import format_span
-from fleet.quantities import NONE, number
+from fleet.quantities import NONE, number, quantity
 from fleet.report.charts.spark import HEIGHT, WIDTH, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.html.launch_traces import MAX_GPUS, MAX_STAGES, MIN_RANGE, GpuTrace, LaunchTrace
 from fleet.report.tables.figure import detailed_hosts, serial_of
@@ -16,12 +17,21 @@ from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
 from schemas.timeline import Series
 
-WAVE = "pulse.wave"
+WAVE, AMPLITUDE, SLEW = "pulse.wave", "pulse.amplitude", "pulse.slew"
 ENDS = "one period"
 LOAD_OFF = f"M{WIDTH // 2} 0v{HEIGHT}"
 """The line at which the load is switched off."""
 MAX_PERIODS = 6
 _WORDS = re.compile(r"([0-9]{1,6}|\.)( ([0-9]{1,6}|\.)){1,127}")
+
+
+@dataclass(frozen=True)
+class Wave:
+    """The power of one GPU over one period."""
+
+    series: Series
+    text: str
+    """What is written under the plot."""
 
 
 def has_waves(host: HostReport) -> bool:
@@ -36,9 +46,15 @@ def hosts_with_waves(report: FleetReport) -> list[HostReport]:
 
 def power_waves(host: HostReport) -> list[LaunchTrace]:
     """Return the plots of each stage, with a column for each period length."""
-    stages: dict[str, dict[str, dict[float, Series]]] = {}
+    stages: dict[str, dict[str, dict[float, Wave]]] = {}
+    figures = {
+        (item.name, *_place(item)): item
+        for item in host.measurements
+        if item.name in (AMPLITUDE, SLEW) and item.status == MEASURED
+    }
     for item, series in _waves(host):
-        stages.setdefault(item.stage, {}).setdefault(item.scope, {})[_period_ms(item)] = series
+        text = _describe(series, *(figures.get((name, *_place(item))) for name in (AMPLITUDE, SLEW)))
+        stages.setdefault(item.stage, {}).setdefault(item.scope, {})[_period_ms(item)] = Wave(series, text)
     return [_stage_waves(host, stage, by_gpu) for stage, by_gpu in stages.items()][:MAX_STAGES]
 
 
@@ -64,14 +80,18 @@ def _waves(host: HostReport) -> Iterator[tuple[Observation, Series]]:
                 )
 
 
+def _place(item: Observation) -> tuple[str, str, float]:
+    return item.stage, item.scope, _period_ms(item)
+
+
 def _period_ms(item: Observation) -> float:
     period = item.params.get("period_ms")
     return period if isinstance(period, int | float) and not isinstance(period, bool) else 0.0
 
 
-def _stage_waves(host: HostReport, stage: str, by_gpu: dict[str, dict[float, Series]]) -> LaunchTrace:
+def _stage_waves(host: HostReport, stage: str, by_gpu: Mapping[str, Mapping[float, Wave]]) -> LaunchTrace:
     periods = sorted({period for of_gpu in by_gpu.values() for period in of_gpu})[-MAX_PERIODS:]
-    columns = [[of_gpu[period] for of_gpu in by_gpu.values() if period in of_gpu] for period in periods]
+    columns = [[of_gpu[period].series for of_gpu in by_gpu.values() if period in of_gpu] for period in periods]
     axes = [_axes(series) for series in columns]
     scopes = sorted(by_gpu, key=lambda scope: int(Scope.parse(scope).get("gpu")))
     return LaunchTrace(
@@ -91,7 +111,7 @@ def _stage_waves(host: HostReport, stage: str, by_gpu: dict[str, dict[float, Ser
                 sparks=tuple(
                     _spark(by_gpu[scope].get(period), axis) for period, axis in zip(periods, axes, strict=True)
                 ),
-                figures=tuple(_describe(by_gpu[scope].get(period)) for period in periods),
+                figures=tuple(wave.text if (wave := by_gpu[scope].get(period)) else NONE for period in periods),
             )
             for scope in scopes[:MAX_GPUS]
         ),
@@ -109,10 +129,12 @@ def _axes(series: Sequence[Series]) -> Axes:
     return Axes(bucket_s=1.0, ends_s=float(points), low=min(low, (1 - MIN_RANGE) * high), high=high)
 
 
-def _spark(series: Series | None, axes: Axes) -> Spark | None:
-    return spark("", series, axes) if series else None
+def _spark(wave: Wave | None, axes: Axes) -> Spark | None:
+    return spark("", wave.series, axes) if wave else None
 
 
-def _describe(series: Series | None) -> str:
-    """Return `102 to 690 W, mean 396`."""
-    return f"{range_text([series])}, mean {number(statistics.fmean(series.mean), 3)}" if series else NONE
+def _describe(series: Series, *figures: Observation | None) -> str:
+    """Return `102 to 690 W, mean 396, amplitude 587 W, slew 5.41 kW/s`, without the figures that were not measured."""
+    words = [range_text([series]), f"mean {number(statistics.fmean(series.mean), 3)}"]
+    words += [f"{item.name.partition('.')[2]} {quantity(item.value, item.unit, 3)}" for item in figures if item]
+    return ", ".join(words)

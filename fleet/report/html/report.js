@@ -264,7 +264,7 @@ function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
   return el("section", { class: "trace", "aria-label": `Stage ${textAt(stage)} over time` },
     el("h4", {}, `Stage ${textAt(stage)} `, note(textAt(ends))),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${textAt(stage)} over time` },
-      roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part ", note(`0 to ${textAt(ends)}`)), ...columns.map(([name, range]) => el("th", { scope: "col" }, textAt(name), " ", note(textAt(range)))))), el("tbody", {}, ...rows)))),
+      roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), ...columns.map(([name, range]) => el("th", { scope: "col" }, textAt(name), " ", note(textAt(range)))))), el("tbody", {}, ...rows)))),
     more > 0 && el("p", { class: "note" }, `and ${plural(more, "GPU")} more in the record`),
     benchmarks.length > 0 && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, textAt(name)), ` ${textAt(at)}`])));
 }

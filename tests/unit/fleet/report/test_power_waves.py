@@ -11,6 +11,7 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
+from fleet.quantities import NONE
 from fleet.report.html.host_data import embedded_data
 from fleet.report.html.page import render_html
 from fleet.report.html.power_waves import ENDS, LOAD_OFF, has_waves, power_waves
@@ -55,6 +56,25 @@ def test_each_gpu_has_a_plot_for_each_period() -> None:
     high = int(points[0].split()[1])
     assert high < 10, "the load is on from the left"
     assert int(points[2].split()[1]) > 20, "then the power falls"
+
+
+def test_amplitude_and_slew_are_written_below_the_plot_of_their_gpu_and_period() -> None:
+    waves = [("gpu=0", 500, SQUARE), ("gpu=0", 2000, SQUARE), ("gpu=1", 2000, SQUARE)]
+    whole = report(*waves)
+    more = [
+        builders.observation(name, value, scope=scope, unit=unit, stage="benchmark", period_ms=2000)
+        for name, value, scope, unit in (
+            ("pulse.amplitude", 587.3, "gpu=0", "W"),
+            ("pulse.slew", 5413.0, "gpu=0", "W/s"),
+            ("pulse.amplitude", 602.0, "gpu=1", "W"),
+        )
+    ]
+    kept = [item for item in whole.hosts[0].measurements if item.name not in ("pulse.amplitude", "pulse.slew")]
+    host = replace(whole.hosts[0], measurements=(*kept, *more))
+    assert [gpu.figures for gpu in power_waves(host)[0].gpus] == [
+        ("90 to 690 W, mean 390", "90 to 690 W, mean 390, amplitude 587 W, slew 5413 W/s"),
+        (NONE, "90 to 690 W, mean 390, amplitude 602 W"),
+    ]
 
 
 def test_missing_points_do_not_interrupt_the_line() -> None:
