@@ -175,7 +175,7 @@ ASSUMED_FIGURES = [
             _assumed_figure(
                 "gemm_shapes.throughput", "FLOP/s", rate * factor, 0.03, _ASSUMED, dtype=dtype, shape=shape
             ),
-            _assumed_constant("gemm_shapes.wrong_products", "1", 0, dtype=dtype, shape=shape, checked=2),
+            _assumed_constant("gemm_shapes.wrong_products", "1", 0, dtype=dtype, shape=shape, checked=10),
         )
     ),
     *(

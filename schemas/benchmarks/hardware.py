@@ -56,7 +56,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "gemm_shapes": Benchmark(
         group="compute",
         title="GEMM shapes",
-        summary="matrix product rate of each device in shapes of language models, also in int8, first and last product checked",
+        summary="matrix product rate of each device in shapes of language models, also in int8, ten products checked",
         settings={
             "dtypes": ["bf16", "fp8", "int8"],
             "shapes": [*_SHAPES],

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agent.benchmarks.compute import gemm_shapes
+from agent.sampling.statistics import SampleSeries
 from fleet.judge.criteria import read_pack
 from schemas.benchmarks.hardware import HARDWARE
 from tests.unit.agent.benchmarks.test_measuring import context
@@ -36,7 +37,86 @@ def test_a_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": [dtype]})
     found = {item.name: item for item in rank.observations}
     assert {item.status for item in found.values()} == {"measured"}
-    assert found["gemm_shapes.wrong_products"].value == (2 if error else 0)
+    assert found["gemm_shapes.wrong_products"].value == (10 if error else 0)
+    assert found["gemm_shapes.wrong_products"].params["checked"] == 10
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("shape", [(32, 8192, 256), (17, 48, 4096), (256, 7, 64)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_right_product_of_any_shape_is_right(dtype: str, shape: tuple[int, int, int], seed: int) -> None:
+    multiply, count_wrong = gemm_shapes.build(dtype, *shape, torch.device("cpu"), seed)
+    multiply()
+    assert count_wrong() == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("change", ["sign", "zero", "double", "NaN"])
+def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) -> None:
+    """As large as the checksum of a whole row of 8192 elements tolerates in bf16."""
+    multiply, count_wrong = gemm_shapes.build(dtype, 32, 8192, 256, torch.device("cpu"), seed=3)
+    product = multiply()
+    size = product.double().square().mean().sqrt()
+    rows = [*range(0, 32, 3)]
+    for row in rows:
+        column = int((product[row].double().abs() > size).nonzero()[row * 50])
+        if change == "NaN" and dtype != "int8":
+            product[row, column] = float("nan")
+        else:
+            product[row, column] *= {"sign": -1, "zero": 0, "double": 2, "NaN": 3}[change]
+    assert count_wrong() == len(rows)
+
+
+@pytest.mark.parametrize("wrong_at", [0, 1, 12])
+def test_one_product_with_another_last_bit_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int
+) -> None:
+    """The first product, a timed one, or one of those after them."""
+    build = gemm_shapes.build
+
+    def build_wrong(*arguments: Any, **options: Any) -> Any:
+        multiply, count_wrong = build(*arguments, **options)
+        calls = iter(range(1 << 30))
+
+        def multiply_wrongly() -> torch.Tensor:
+            product = multiply()
+            if next(calls) == wrong_at:
+                product.view(torch.int32)[3, 5] ^= 1
+            return product
+
+        return multiply_wrongly, count_wrong
+
+    monkeypatch.setattr(gemm_shapes, "build", build_wrong)
+    rank = context(tmp_path)
+    times = [1e-3] * 6
+    monkeypatch.setattr(
+        rank, "sample", lambda multiply, **_: [multiply() for _ in range(5)] and SampleSeries(seconds=times)
+    )
+    gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
+    (count,) = (item.value for item in rank.observations if item.name == "gemm_shapes.wrong_products")
+    # All others differ from a wrong first product. A timed one that the next one replaces is not seen.
+    assert count == {0: 9, 1: 0, 12: 1}[wrong_at]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_wrong_product_counts_although_the_device_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    build = gemm_shapes.build
+    monkeypatch.setattr(
+        gemm_shapes, "build", lambda *arguments, **options: (build(*arguments, **options)[0], lambda: int(is_wrong))
+    )
+    rank = context(tmp_path)
+    monkeypatch.setattr(rank, "sample", fail)
+    gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
+    found = {item.name: item.value if item.value is not None else item.status for item in rank.observations}
+    assert found == {
+        "gemm_shapes.wrong_products": 1 if is_wrong else "error",
+        "gemm_shapes.throughput": "error",
+    }
 
 
 def test_a_pack_whose_gpu_lacks_a_type_says_so_for_every_shape() -> None:
