@@ -41,7 +41,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     if context.kind == "gpu":
         common: dict[str, Any] = {"unit": "s", "scope": context.device_scope, "nodes": NODES}
         try:
-            seconds = _time_graph(number)
+            seconds = _time_graph(context, number)
         except RuntimeError as error:
             context.report_absent("kernel_launch.graph_latency", status=ERROR, reason=describe_error(error), **common)
         else:
@@ -67,7 +67,7 @@ def _time_launches(launch: Callable[[], object], way: str, count: int, device: t
     return seconds
 
 
-def _time_graph(number: torch.Tensor) -> list[float]:
+def _time_graph(context: Context, number: torch.Tensor) -> list[float]:
     """Return REPLAYS measurements of the seconds of one kernel in a graph of NODES kernels, each the mean of a replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -79,6 +79,6 @@ def _time_graph(number: torch.Tensor) -> list[float]:
         first.record()
         graph.replay()
         last.record()
-        last.synchronize()
+        context.wait_for(last)
         seconds.append(elapsed_s(first, last) / NODES)
     return seconds[1:]  # the first replay uploads the graph

@@ -92,16 +92,20 @@ class Load:
     def __init__(self, context: Context, dtype: str, size: int) -> None:
         self.wrong = 0
         self.is_verified = False
+        self._context = context
         self._on_gpu = context.device.type == "cuda"
         self._multiply, self._count_wrong_rows = build_product(dtype, size, context.device, seed=1)
         self._product = self._multiply()
         self._expected = self._product.clone()
-        self._differing = torch.zeros((), dtype=torch.int64, device=context.device)
         self._verify_last()
         self._seconds = statistics.median(context.time(self._multiply, 5))
 
     def run_until(self, end: float) -> int:
-        """Multiply until about a moment of `time.monotonic()`, when the last product ends; return the number of products."""
+        """Multiply until about a moment of `time.monotonic()`, when the last product ends; return the number of products.
+
+        Raises:
+            TimeoutError: the device hangs.
+        """
         pending: deque[torch.cuda.Event] = deque()
         count = 0
         while True:
@@ -116,17 +120,14 @@ class Load:
                     pending.append(cuda_event())
                     pending[-1].record()
         if pending:
-            pending[-1].synchronize()
+            self._context.wait_for(pending[-1], pause_s=0.0)  # a pause would lengthen the load of short periods
         return count
 
     def compare(self) -> None:
-        """Compare the last product with the first one, on the device."""
-        self._differing += (self._product != self._expected).any()
-
-    def count_wrong(self) -> None:
-        """Add the wrong products since the last call."""
-        self.wrong += int(self._differing)
-        self._differing.zero_()
+        """Compare the last product with the first one, and count it if it is wrong."""
+        differs = (self._product != self._expected).any()
+        self._context.synchronize()  # has a time-out, unlike reading the result
+        self.wrong += int(differs)
 
     def verify(self) -> None:
         """Check the last product against its factors, too."""
@@ -192,7 +193,6 @@ def run_wave(
         load.compare()
         keep_alive()
     _wait_until(wave.end)
-    load.count_wrong()
     return wave
 
 

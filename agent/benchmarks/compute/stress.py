@@ -106,7 +106,7 @@ def _time_products(
         wrong.add((product != expected).any())
         moments.append(_record_moment(context))
         if len(moments) > 2:  # the GPU already has the next block in its queue while the host waits for this one
-            block_seconds = _seconds_between(moments[0], moments[1])
+            block_seconds = _seconds_between(context, moments[0], moments[1])
             wrong.read()
             moments.pop(0)
             if time.monotonic() > settled:
@@ -127,8 +127,8 @@ def _record_moment(context: Context) -> Moment:
     return event
 
 
-def _seconds_between(first: Moment, last: Moment) -> float:
+def _seconds_between(context: Context, first: Moment, last: Moment) -> float:
     if isinstance(first, float) or isinstance(last, float):
         return float(last) - float(first)  # type: ignore[arg-type]
-    last.synchronize()
+    context.wait_for(last)
     return elapsed_s(first, last)

@@ -112,13 +112,23 @@ class Timing:
             return
         done = cuda_event()
         done.record()
+        self.wait_for(done)
+
+    def wait_for(self, event: torch.cuda.Event, pause_s: float = 0.0001) -> None:
+        """Wait until the device has reached an event, which is checked every `pause_s` (0: as often as possible).
+
+        `Event.synchronize` would wait for a device that hangs without end.
+
+        Raises:
+            TimeoutError: the device did not reach it within `timeout_s`.
+        """
         deadline = time.monotonic() + self.timeout_s
-        while not done.query():  # type: ignore[no-untyped-call]
+        while not event.query():  # type: ignore[no-untyped-call]
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"the device did not finish within {self.timeout_s:g} s: the device, or a rank it waits for, hangs"
                 )
-            time.sleep(0.0001)
+            time.sleep(pause_s)
 
     def time(self, work: Work, repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
         """Return `repetitions` measurements of the seconds that one call of `work` takes, each the mean of `iterations` calls.

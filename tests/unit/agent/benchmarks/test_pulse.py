@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -166,12 +166,60 @@ def test_wrong_products_count_although_the_gpu_fails_later(tmp_path: Path, monke
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(pulse, "_measure_alone", fail)
-    monkeypatch.setattr(pulse.Load, "compare", lambda load: load._differing.add_(1))
+    monkeypatch.setattr(pulse.Load, "compare", lambda load: setattr(load, "wrong", load.wrong + 1))
     rank = context(tmp_path, dist.HashStore(), ranks=1)
     with pytest.raises(RuntimeError, match="unspecified"):
         pulse.run(rank, CHOSEN)
     assert figures(rank)["pulse.wrong_products"].value == 6
     assert list(tmp_path.glob(f"{FAST_TELEMETRY}.*")) == []
+
+
+class HungEvent:
+    """An event that a GPU that hangs does not reach."""
+
+    def record(self) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Return whether the GPU has reached the event."""
+        return False
+
+    def synchronize(self) -> None:
+        """Wait as a GPU that hangs makes the host wait: for longer than the test."""
+        time.sleep(60)
+
+
+def test_gpu_that_hangs_ends_the_benchmark_in_time_and_its_wrong_products_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first wave is complete, and has a wrong product in each period; the GPU hangs in the second one."""
+    measure_alone = pulse._measure_alone
+
+    def hang(rank: Context, load: pulse.Load, *arguments: Any) -> None:
+        monkeypatch.setattr(pulse, "cuda_event", HungEvent)
+        load._on_gpu = True
+        measure_alone(rank, load, *arguments)
+
+    monkeypatch.setattr(pulse, "_measure_alone", hang)
+    monkeypatch.setattr(pulse.Load, "compare", lambda load: setattr(load, "wrong", load.wrong + 1))
+    rank = context(tmp_path, dist.HashStore(), ranks=1, timeout_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"the device did not finish within 0\.3 s"):
+        pulse.run(rank, CHOSEN)
+    assert time.monotonic() - began < 10
+    assert figures(rank)["pulse.wrong_products"].value == 6
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001])
+def test_wait_for_an_event_ends_when_the_device_reaches_it(tmp_path: Path, pause_s: float) -> None:
+    answers = iter([False, False, True])
+
+    class Reached(HungEvent):
+        def query(self) -> bool:
+            return next(answers)
+
+    context(tmp_path, dist.HashStore()).wait_for(cast(torch.cuda.Event, Reached()), pause_s)
+    assert next(answers, None) is None
 
 
 def test_type_that_the_device_lacks_is_unsupported(tmp_path: Path) -> None:
