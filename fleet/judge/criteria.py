@@ -181,7 +181,7 @@ class Pack:
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Observation name -> why the pack has no figure for it."""
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
-    """Observation -> parameter -> values that the part does not support: the status `unsupported` is then acceptable.
+    """Observation -> parameter -> values that the part, or its software, may not support: `unsupported` is then acceptable.
 
     Only shipped packs that apply to the host count (`HostView.lacks`)."""
     rack_is_nvlink_domain: bool = False

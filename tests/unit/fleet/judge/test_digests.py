@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fleet.judge.criteria import read_packs
+from fleet.judge.criteria import read_pack, read_packs
 from fleet.judge.judge import Evidence, judge
 from fleet.report.merge import merge
 from schemas.benchmarks import DIGEST_WORKLOADS
@@ -225,7 +226,8 @@ def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
         ("NVIDIA A100-SXM4-80GB", "gemm_fp4", []),
         ("NVIDIA A100-SXM4-80GB", "gemm_int8", ["digest.value", "digest.mismatches"]),
         ("Tesla T4", "gemm_tf32", []),
-        ("NVIDIA B200", "gemm_fp4", ["digest.value", "digest.mismatches"]),
+        ("NVIDIA B200", "gemm_fp4", []),  # torch may have none
+        ("NVIDIA B200", "gemm_fp8_e4m3", ["digest.value", "digest.mismatches"]),
     ],
 )
 def test_unsupported_type_is_incomplete_only_on_a_gpu_that_has_it(
@@ -243,6 +245,36 @@ def test_unsupported_type_is_incomplete_only_on_a_gpu_that_has_it(
     verdicts = judge(plan, {"h1": Evidence(records=tuple(records))}, PACKS)
     of_type = [item for item in verdicts if item.params.get("workload") == workload]
     assert [(item.name, item.verdict) for item in of_type] == [(name, INCONCLUSIVE) for name in judged]
+
+
+@pytest.mark.parametrize("status", [UNSUPPORTED, ERROR])
+@pytest.mark.parametrize("model", ["b200", "b300", "gb200", "gb300", "rtx-pro-6000-server"])
+def test_torch_without_fp4_costs_a_blackwell_gpu_only_this_workload(model: str, status: str) -> None:
+    """An error of the product is not excused, and neither is a wrong result."""
+    plan = extended_plan("h1", gpu_count=1)
+    pack = read_pack(model)
+    gpu_name = sorted(pack.gpu_names)[0]
+
+    def judged(change: Callable[[Observation], Observation]) -> list[tuple[str, str]]:
+        evidence = builders.with_observations(builders.evidence(plan)["h1"], change)
+        records = [
+            replace(record, gpus=tuple(replace(gpu, name=gpu_name) for gpu in record.gpus))
+            for record in evidence.records
+        ]
+        verdicts = judge(plan, {"h1": Evidence(records=tuple(records))}, PACKS)
+        return [(item.name, item.verdict) for item in verdicts if item.params.get("workload") == "gemm_fp4"]
+
+    def without(item: Observation) -> Observation:
+        hit = item.params.get("workload") == "gemm_fp4"
+        return replace(item, status=status, value=None, reason="torch 2.7.0 has no fp4") if hit else item
+
+    def wrong(item: Observation) -> Observation:
+        hit = item.name == "digest.mismatches" and item.params.get("workload") == "gemm_fp4"
+        return replace(item, value=1) if hit else item
+
+    missing = [("digest.value", INCONCLUSIVE), ("digest.mismatches", INCONCLUSIVE)]
+    assert judged(without) == ([] if status == UNSUPPORTED else missing)
+    assert ("digest.mismatches", FAIL) in judged(wrong)
 
 
 @pytest.mark.parametrize(
