@@ -192,6 +192,24 @@ HANDLING = {
         "Compare the PCIe link of the GPU (lspci -vv, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
         "reseat the GPU. If that does not help, return it (RMA).",
     ),
+    ("wrong-host-copies", "inspect_hardware", ""): Handling(
+        "Read the kernel log for errors of PCIe (AER) and of memory (EDAC). Then drain the host, power it off, and reseat the "
+        "GPU and its riser or cable.",
+        "swap the GPU with another one. If the fault moves with it, return the GPU (RMA). If it stays at the slot, inspect "
+        "riser, PCIe switch and baseboard. If several GPUs of the host show it, inspect the memory of the host.",
+    ),
+    ("wrong-peer-copies", "inspect_hardware", ""): Handling(
+        "Read the errors of the NVLinks (nvidia-smi nvlink -e), and the kernel log for errors of PCIe (AER). Compare the pairs: "
+        "a GPU that is in all wrong ones is the suspect. Then drain the host, power it off, and reseat both GPUs.",
+        "swap the suspected GPU with another one. If the fault moves with it, return the GPU (RMA), otherwise inspect bridges, "
+        "NVSwitches and baseboard.",
+    ),
+    ("wrong-messages", "inspect_hardware", ""): Handling(
+        "Compare the pairs: a host that is in all wrong ones is the suspect. Read the kernel logs of both hosts for errors of "
+        "PCIe (AER), and the error counters of their ports.",
+        "inspect adapter, PCIe link and GPU of the suspect, one by one. Between two hosts that are normal with others, inspect "
+        "the switches.",
+    ),
     ("wrong-results", "inspect_hardware", "directory"): Handling(
         "Do not use the file system. Read the kernel log, and the logs of its disks (nvme smart-log, smartctl) or servers; then "
         "check the file system.",

@@ -45,6 +45,10 @@ _COMPUTE = (
     "drift.*",
 )
 _COPIES = ("host_copy.*", "pageable_copy.*", "dataloader.*", "checkpoint.*")
+_WRONG_HOST_COPIES = ("host_copy.wrong_bytes", "pageable_copy.wrong_bytes", "digest.*,workload=copy")
+_WRONG_PEER_COPIES = ("peer_copy.wrong_bytes", "group_copy.wrong_bytes", "digest.wrong_peer_copies")
+_WRONG_MESSAGES = ("pairs.wrong_elements",)
+_WRONG_TRANSFERS = (*_WRONG_HOST_COPIES, *_WRONG_PEER_COPIES, *_WRONG_MESSAGES)
 _PEERS = ("peer_copy.*", "group_copy.*", "collective.*", "gpu.peer.*")
 _WIRING = ("network.switch*", "infiniband.switch*")
 _PORT = (
@@ -74,6 +78,8 @@ class Problem:
     a sentence about the part."""
     shown_by: tuple[str, ...]
     """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
+    not_shown_by: tuple[str, ...] = ()
+    """Patterns of observations that do not show it, although one in `shown_by` matches."""
     kinds: tuple[str, ...] = ()
     """Kinds of the verdicts that show the problem; empty: failed verdicts of any kind."""
     explains: tuple[str, ...] = ()
@@ -91,7 +97,7 @@ class Problem:
     def is_shown_by(self, verdict: Verdict) -> bool:
         """Return whether the verdict shows this problem."""
         is_of_kind = verdict.kind in self.kinds if self.kinds else verdict.verdict == FAIL
-        return is_of_kind and matches(verdict, self.shown_by)
+        return is_of_kind and matches(verdict, self.shown_by) and not matches(verdict, self.not_shown_by)
 
     def reading_rank(self, verdict: Verdict) -> int:
         """Return the position of the first pattern in `shown_by` that matches the verdict."""
@@ -180,8 +186,23 @@ PROBLEMS = (
             "*.loss_ratio",
             "checkpoint.identical",
         ),
-        explains=("gpu.ecc.*",),
+        not_shown_by=_WRONG_TRANSFERS,
+        explains=("gpu.ecc.*", *_WRONG_TRANSFERS),
     ),
+    # A wrong copy does not show which of the parts that it passes is at fault.
+    Problem(
+        id="wrong-host-copies",
+        title=lambda shown: words.wrong_copies("the host", "the GPU, its PCIe link or the memory of the host"),
+        shown_by=_WRONG_HOST_COPIES,
+        confidence=LIKELY,
+    ),
+    Problem(
+        id="wrong-peer-copies",
+        title=words.wrong_peer_copies,
+        shown_by=_WRONG_PEER_COPIES,
+        confidence=LIKELY,
+    ),
+    Problem(id="wrong-messages", title=words.wrong_messages, shown_by=_WRONG_MESSAGES, confidence=LIKELY),
     Problem(
         id="gpu-memory-errors",
         title=words.describe,

@@ -331,18 +331,41 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
         return f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes{where}{by}"
     if first.name == "shared_storage.misread_bytes":
         return f"reads {quantity(first.value, '1')} bytes wrong that other hosts read right"
-    if first.name in ("digest.wrong_peer_copies", "group_copy.wrong_bytes", "peer_copy.wrong_bytes"):
-        peers = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("peer") for verdict in shown)))
-        pairs = f"GPU {', '.join(peers)}"
-        return f"and {pairs} copy wrong data between them: not known whether one of the GPUs or a link is at fault"
-    if first.name == "pairs.wrong_elements":
-        partners = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("partner") for verdict in shown)))
-        unknown = "not known whether a GPU, an adapter or the network between them is at fault"
-        return f"receives wrong data from {', '.join(partners)}: {unknown}"
     if first.name.startswith("digest."):
         workload = str(first.params.get("workload", "")).replace("_", " ")
         return f"computes other results than its peers, without an error{f' ({workload})' if workload else ''}"
-    return f"gives wrong results: {_with_settings(first)}"
+    suspects = _SUSPECTS.get(first.name.split(".")[0], "")
+    unknown = f": not known whether {suspects} is at fault" if suspects else ""
+    return f"gives wrong results: {_with_settings(first)}{unknown}"
+
+
+_BETWEEN_GPUS = "a GPU or a link between GPUs"
+_SUSPECTS = {
+    "collective": _BETWEEN_GPUS,
+    "mnnvl": _BETWEEN_GPUS,
+    "fashion_mnist": _BETWEEN_GPUS,
+    "checkpoint": "a GPU, its PCIe link, the memory of the host or the storage",
+}
+"""Benchmark -> the parts that its data pass, if several may have changed the data."""
+
+
+def wrong_copies(other: str, suspects: str) -> str:
+    """Return that a GPU and the other end copy wrong data, and which parts may be at fault."""
+    return f"and {other} copy wrong data between them: not known whether {suspects} is at fault"
+
+
+def wrong_peer_copies(shown: Sequence[Verdict]) -> str:
+    """Return with which other GPUs of the host a GPU copies wrong data; group_copy does not name them."""
+    peers = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("peer") for verdict in shown)))
+    others = f"GPU {', '.join(peers)}" if peers else "the other GPUs"
+    return wrong_copies(others, "one of the GPUs or a link")
+
+
+def wrong_messages(shown: Sequence[Verdict]) -> str:
+    """Return from which hosts a GPU receives wrong data."""
+    partners = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("partner") for verdict in shown)))
+    unknown = "not known whether a GPU, an adapter or the network between them is at fault"
+    return f"receives wrong data from {', '.join(partners)}: {unknown}"
 
 
 def differs(shown: Sequence[Verdict]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.records import Value
+from schemas.records import Observation, Value
 from schemas.reports import SEVERITY
 
 PACKS = Path(__file__).parent / "packs"
@@ -129,7 +129,7 @@ class Criterion:
     basis: str = "policy"
     note: str = ""
     actions: Mapping[str, str] = field(default_factory=dict)
-    """Failing value as text -> the action for it, if that differs from `action`."""
+    """Failing value as text, or `KEY=VALUE` of a parameter -> the action for it, if that differs from `action`."""
     severity: str = ""
     """`critical`: unfit for use. `warning`: inspect the part. The default follows from the action."""
     replaces: str = ""
@@ -146,6 +146,11 @@ class Criterion:
     def vs_fleet(self) -> bool:
         """Return whether the criterion compares numbers with those of the fleet."""
         return self.fleet_fraction is not None or self.fleet_deviations is not None
+
+    def action_for(self, observation: Observation, value: Value) -> str:
+        """Return what to do if this value of the observation fails."""
+        keys = (str(value), *(f"{key}={setting}" for key, setting in observation.params.items()))
+        return next((self.actions[key] for key in keys if key in self.actions), self.action)
 
     def matches_name(self, name: str) -> bool:
         """Return whether the criterion is for observations of that name. A `*` in its own name matches one component."""

@@ -9,7 +9,7 @@ host and in the fleet.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.evidence import Planned
@@ -25,6 +25,8 @@ SOURCE = (
 )
 MIN_GPUS_FOR_MAJORITY = 3
 """A majority needs three GPUs: if two differ, either may be right."""
+_ACTIONS: Mapping[Value, str] = {"copy": "inspect_hardware"}
+"""Workload -> action, if the GPU may not be at fault: its copies also pass the PCIe link and the memory of the host."""
 _LIBRARIES = ("torch", "cuda", "cublas", "cudnn", "nccl")
 """Libraries whose versions choose the kernels. A record without a version is compared only with records without it."""
 
@@ -176,7 +178,7 @@ def digest_verdict(gpu: GpuDigest, verdict: str, reason: str, limit: Value = Non
         unit="1",
         reason=reason,
         detail=detail,
-        action="rma" if verdict == FAIL else "none",
+        action=_ACTIONS.get(gpu.observation.params.get("workload"), "rma") if verdict == FAIL else "none",
         source=SOURCE,
         basis="published",
     )

@@ -347,7 +347,7 @@ def _verdict(
         unit=_unit(criterion),
         reason=f"{comparison} ({detail})" if detail else comparison,
         detail=detail,
-        action="none" if passed else criterion.actions.get(str(value), criterion.action),
+        action="none" if passed else criterion.action_for(chosen, value),
         source=criterion.source,
         basis=criterion.basis,
         severity="" if passed else criterion.severity,

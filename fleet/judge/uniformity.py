@@ -491,7 +491,7 @@ def _verdict(
         unit=criterion.unit,
         reason=f"found {quantity(observation.value, criterion.unit, digits)}, {detail}",
         detail=detail,
-        action="none" if passed else criterion.actions.get(str(observation.value), criterion.action),
+        action="none" if passed else criterion.action_for(observation, observation.value),
         source=criterion.source,
         basis=criterion.basis,
         severity="" if passed else criterion.severity,

@@ -176,6 +176,50 @@ def test_wrong_copies_between_two_gpus_name_both() -> None:
     assert cause.title == title
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("digest.mismatches", {"workload": "copy"}),
+        ("digest.value", {"workload": "copy"}),
+        ("host_copy.wrong_bytes", {"direction": "both_ways"}),
+        ("pageable_copy.wrong_bytes", {}),
+    ],
+)
+def test_wrong_copies_to_the_host_name_every_part_that_may_be_at_fault(name: str, params: dict[str, Any]) -> None:
+    (cause,) = diagnose([failed(name, params=params)], {})
+    assert cause.problem == "wrong-host-copies"
+    assert cause.title.endswith("not known whether the GPU, its PCIe link or the memory of the host is at fault")
+    assert "RMA" not in handling(cause).now
+    assert "memory of the host" in handling(cause).if_it_returns
+
+
+@pytest.mark.parametrize("name", ["digest.wrong_peer_copies", "peer_copy.wrong_bytes", "pairs.wrong_elements"])
+def test_gpu_with_wrong_transfers_is_not_returned_before_the_links_are_inspected(name: str) -> None:
+    scope = "gpu=1,partner=b" if name.startswith("pairs") else "gpu=1,peer=6"
+    (cause,) = diagnose([failed(name, scope)], {})
+    assert cause.problem in ("wrong-peer-copies", "wrong-messages")
+    assert "not known whether" in cause.title
+    assert not handling(cause).if_it_returns.startswith("return")
+
+
+def test_copies_of_a_gpu_with_wrong_memory_are_no_cause_of_their_own() -> None:
+    verdicts = [
+        failed("digest.mismatches", params={"workload": "copy"}),
+        failed("peer_copy.wrong_bytes", "gpu=0,peer=1"),
+        failed("integrity.wrong_words", action="rma"),
+        failed("host_copy.wrong_bytes", "gpu=3"),
+    ]
+    memory, copies = diagnose(verdicts, {})
+    assert (memory.problem, memory.part, memory.action, len(memory.verdicts)) == ("wrong-results", "gpu=1", "rma", 3)
+    assert (copies.problem, copies.part) == ("wrong-host-copies", "gpu=3")
+
+
+@pytest.mark.parametrize("name", ["collective.all_reduce.wrong_elements", "checkpoint.identical"])
+def test_wrong_data_that_passed_several_parts_names_them(name: str) -> None:
+    (cause,) = diagnose([failed(name, "host", value=3, limit=0)], {})
+    assert (cause.problem, "not known whether a GPU" in cause.title) == ("wrong-results", True)
+
+
 PORT_DOWN = {
     "infiniband.phys_state": ("Disabled", "LinkUp"),
     "infiniband.state": ("DOWN", "ACTIVE"),
@@ -487,7 +531,7 @@ def test_wrong_results_are_never_slowness_or_a_consequence_of_heat(name: str) ->
     wrong = failed(name, "gpu=1", value=3, limit=0, action="rma")
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     for verdicts in ([wrong], [wrong, hot]):
-        cause = next(item for item in diagnose(verdicts, {}) if item.problem == "wrong-results")
+        cause = next(item for item in diagnose(verdicts, {}) if item.problem.startswith("wrong-"))
         assert (cause.part, cause.action) == ("gpu=1", "rma")
         assert "is slow" not in cause.title
 

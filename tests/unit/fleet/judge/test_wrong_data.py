@@ -19,7 +19,8 @@ WRONG, GANG = "GPU 2 of h1 gives wrong results", "gang all of h1 gives wrong res
 COUNTS: list[tuple[str, str, str, dict[str, Any], str, str]] = [
     ("gemm.wrong_products", "gemm.throughput", "gpu=2", {"dtype": "bf16"}, "gemm-wrong-products", WRONG),
     ("memory.wrong_elements", "memory.bandwidth", "gpu=2", {"op": "copy"}, "memory-wrong-elements", WRONG),
-    ("host_copy.wrong_bytes", "host_copy.bandwidth", "gpu=2", COPY, "host-copy-wrong-bytes", WRONG),
+    ("host_copy.wrong_bytes", "host_copy.bandwidth", "gpu=2", COPY, "host-copy-wrong-bytes",
+     "GPU 2 of h1 and the host copy wrong data between them"),
     ("peer_copy.wrong_bytes", "peer_copy.bandwidth", "gpu=2,peer=1", {}, "peer-copy-wrong-bytes",
      "GPU 2 of h1 and GPU 1 copy wrong data between them"),
 ]  # fmt: skip
@@ -48,6 +49,22 @@ def test_wrong_data_rejects_the_host_and_names_the_part(
     failed = [(item.host, item.scope, item.criterion) for item in report.verdicts if item.verdict == FAIL]
     assert failed == [("h1", scope, criterion)]
     assert any(cause.title.startswith(title) for cause in report.causes)
+
+
+@pytest.mark.parametrize(("workload", "action"), [("gemm", "rma"), ("copy", "inspect_hardware")])
+def test_gpu_is_returned_for_wrong_computations_but_not_for_wrong_copies(workload: str, action: str) -> None:
+    plan = builders.plan("h1", gpu_count=4, profile="extended", rackproof_gang="none")
+    evidence = builders.evidence(plan)
+
+    def change(item: Observation) -> Observation:
+        if item.scope != "gpu=2" or item.params.get("workload") != workload:
+            return item
+        return replace(item, value={"digest.mismatches": 3, "digest.value": "bad"}[item.name])
+
+    report = merge(plan, {**evidence, "h1": builders.with_observations(evidence["h1"], change)}, PACKS)
+    actions = {item.name: item.action for item in report.verdicts if item.verdict == FAIL}
+    assert actions == {"digest.mismatches": action, "digest.value": action}
+    assert [(cause.part, cause.action) for cause in report.causes] == [("gpu=2", action)]
 
 
 GANG_COUNTS: list[tuple[str, str, str, str, str]] = [
