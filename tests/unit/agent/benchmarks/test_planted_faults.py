@@ -17,6 +17,7 @@ import torch
 from agent.benchmarks.compute import digest, digest_workloads, stress
 from agent.benchmarks.memory import integrity
 from agent.benchmarks.memory.memory_under_test import MemoryUnderTest
+from agent.benchmarks.runtime.context import Context
 from fleet.judge import planted_faults
 from fleet.judge.planted_faults import Comparison, digest_elements
 from schemas.benchmarks import CPU_DIGEST_WORKLOADS
@@ -95,7 +96,14 @@ def found_by_digest(
 
     rank = context(tmp_path)
     computation = digest.Computation(compute, right.expected)
-    return sum(digest._repeat(rank, computation, 0.0)[1] > 0 for _ in range(TRIALS))
+    return sum(repeat(rank, computation).mismatches > 0 for _ in range(TRIALS))
+
+
+def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
+    """Return the digests of the least number of repetitions."""
+    digests = digest.Digests()
+    digest._repeat(rank, computation, 0.0, digests)
+    return digests
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -140,15 +148,13 @@ def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, work
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
     rank, chance, escaped = context(tmp_path), _chance(3), 0
-    value = digest._repeat(rank, digest.Computation(healthy.clone, right.expected), 0.0)[0]
+    value = repeat(rank, digest.Computation(healthy.clone, right.expected)).first
     for _ in range(25):
         wrong = healthy.clone()
         pattern(wrong, chance)
-        first, mismatches, count = digest._repeat(
-            rank, digest.Computation(lambda wrong=wrong: wrong, right.expected), 0.0
-        )
-        escaped += first == value
-        assert mismatches == (count if workload == "copy" else 0)
+        digests = repeat(rank, digest.Computation(lambda wrong=wrong: wrong, right.expected))
+        escaped += digests.first == value
+        assert digests.mismatches == (digests.count if workload == "copy" else 0)
     assert escaped == 0
 
 
