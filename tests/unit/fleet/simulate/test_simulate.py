@@ -37,7 +37,7 @@ from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.records import Observation, to_json
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
+from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
 from tests import ROOT, builders
 
 CREATED = "2026-11-21T04:00:00Z"
@@ -115,6 +115,26 @@ def test_healthy_fleet_passes(tmp_path: Path, hosts: int, gpus: int, racks: int)
     assert report.coverage.expected == report.coverage.measured > 0
     assert not report.quarantined
     assert report.acceptance.status == "SIMULATED PASS"
+
+
+TWO_GANGS = {"hosts": 4, "racks": 2}
+SHAPES: list[dict[str, Any]] = [
+    {"hosts": 1, "gpus": 1, "racks": 1, "gang": "none"},
+    {"hosts": 2, "gpus": 1, "racks": 1},
+    {"hosts": 2, "racks": 1},
+    {"hosts": 3, "gpus": 8, "racks": 1},  # ports have several partners
+    TWO_GANGS,
+]
+
+
+@pytest.mark.parametrize(
+    ("profile", "shape"),
+    [*(("extended", shape) for shape in SHAPES), *((name, TWO_GANGS) for name in ("smoke", "standard", "revalidate"))],
+)
+def test_healthy_fleet_is_accepted_by_each_profile(tmp_path: Path, profile: str, shape: dict[str, Any]) -> None:
+    report = report_of(run_of(tmp_path / "fleet", profile=profile, **shape))
+    assert [cause.title for cause in report.causes] == []
+    assert report.decision == ACCEPTED
 
 
 def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: Path) -> None:
