@@ -11,7 +11,7 @@ from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, OF_PORT, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
 from fleet.judge.localization.gang_pairs import LINK_PARAM
-from fleet.judge.wiring.cables import Cables
+from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
@@ -73,7 +73,7 @@ def diagnose(
     _add_temperatures(problems, verdicts)
     for item in problems:
         if item.first.kind != VerdictKind.SWAPPED and matches(item.first, OF_PORT):
-            item.cable = cables.get((item.host, item.part), "")
+            item.cable = cable_of(cables, item.host, item.part, [verdict.scope for verdict in item.shown])
     causes = (_cause(group, positions) for group in _joined(problems))
     return tuple(sorted(causes, key=_urgency))
 

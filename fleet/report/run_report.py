@@ -18,6 +18,7 @@ from fleet.judge.criteria import Pack
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import Gatherer
 from fleet.judge.judge import host_view
+from fleet.judge.wiring.cables import Cables
 from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
 from fleet.report.formatting import decision_name
@@ -134,11 +135,18 @@ def _judge(job: _Job, share: Share) -> _Judged:
     return _Judged(hosts=judge.finish(), quarantined=quarantined)
 
 
+def _cables_of(report: FleetReport) -> Cables:
+    """Return the cables that the causes name; of a part with several causes, those of all."""
+    ends: dict[tuple[str, str], dict[str, None]] = {}
+    for part in (part for cause in report.causes for part in cause.parts if part.cable):
+        ends.setdefault((part.host, part.scope), {})[part.cable] = None
+    return {part: " and ".join(names) for part, names in ends.items()}
+
+
 def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff) -> FleetReport:
     """Return a report with only this host of its gang."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
-    cables = {(part.host, part.scope): part.cable for cause in gang_report.causes for part in cause.parts if part.cable}
-    causes = diagnose(verdicts, plan.gangs(), cables)
+    causes = diagnose(verdicts, plan.gangs(), _cables_of(gang_report))
     versions = compare_versions(plan, [report], shipped_advisories())
     vulnerable = vulnerabilities(versions)
     return replace(

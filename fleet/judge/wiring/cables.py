@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from fleet.judge.wiring.links import HostLinks
 from fleet.judge.wiring.planned import planned_lines
 from schemas.plans import Part
+from schemas.scopes import Scope
 
 Cables = Mapping[tuple[str, str], str]
-"""Host and scope of a network part (`nic=eth1`, `hca=mlx5_0`) -> the other ends of its cables (`leaf0 swp3`)."""
+"""Host and scope of a network part or port (`nic=eth1`, `hca=mlx5_0`, `hca=mlx5_0,port=2`) -> the other ends of its cables
+(`leaf0 swp3`). An adapter has the cables of all of its ports."""
 
 
 def cable_ends(manifest: Sequence[Part], hosts: Iterable[HostLinks]) -> Cables:
@@ -22,14 +24,38 @@ def cable_ends(manifest: Sequence[Part], hosts: Iterable[HostLinks]) -> Cables:
     by_host = {host.host: host for host in hosts}
     for host in by_host.values():
         for link in host.links if host.has_record else ():
-            for part in link.parts if link.switch_id else ():
+            for part in dict.fromkeys((*link.parts, *link.ports)) if link.switch_id else ():
                 ends[host.host, part][link.end] = None
     for line in planned_lines(manifest):
         links = by_host[line.host].links if line.host in by_host else ()
         of_line = [link for link in links if line.slot in link.names]
-        adapter = line.slot.partition("/")[0]
-        parts = {part for link in of_line for part in link.parts} or {f"nic={adapter}", f"hca={adapter}"}
+        adapter, _, number = line.slot.partition("/")
+        unread = {f"nic={adapter}", f"hca={adapter}", f"hca={adapter},port={number or 1}"}
+        parts = {part for link in of_line for part in (*link.parts, *link.ports)} or unread
         if not any(link.switch_id for link in of_line):
             for part in parts:
                 ends[line.host, part][f"{line.switch} {line.switch_port} by the manifest"] = None
     return {part: " and ".join(names) for part, names in ends.items()}
+
+
+def cable_of(cables: Cables, host: str, part: str, scopes: Iterable[str]) -> str:
+    """Return the other end of the cable of a part with a finding; empty if it is not known.
+
+    Args:
+        cables: the cables.
+        host: the host.
+        part: scope of the part. If the findings name no port, all its cables may be meant.
+        scopes: scopes of the findings. They name the port of an adapter with several ports.
+    """
+    ports = [port for port in dict.fromkeys(map(_port, scopes)) if port]
+    if ends := dict.fromkeys(cables[host, port] for port in ports if (host, port) in cables):
+        return " and ".join(ends)
+    has_ports = any(name == host and scope.startswith(f"{part},port=") for name, scope in cables)
+    return "" if ports and has_ports else cables.get((host, part), "")
+
+
+def _port(scope: str) -> str:
+    labels = Scope.parse(scope).labels
+    if labels.get("nic"):
+        return f"nic={labels['nic']}"
+    return f"hca={labels['hca']},port={labels['port']}" if {"hca", "port"} <= labels.keys() else ""

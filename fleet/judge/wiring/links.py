@@ -45,6 +45,8 @@ class PortLink:
     """Whether the switch should have been read: its program is installed on the host, and the port has a link."""
     adapter: str = ""
     """Name of the RDMA adapter of an interface; empty if it has none."""
+    adapter_port: str = ""
+    """Number of the port of that adapter."""
     has_changed: bool = False
     """Whether the switch changed during the run, so that `switch_id` is empty."""
 
@@ -73,6 +75,12 @@ class PortLink:
     def parts(self) -> tuple[str, ...]:
         """Return the scopes of the parts that have the port: `nic=eth1`, and `hca=mlx5_0` if the interface is of that adapter."""
         return (Scope.parse(self.scope).device, *((f"hca={self.adapter}",) if self.adapter else ()))
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """Return the scopes of the port: `nic=eth1` or `hca=mlx5_0,port=2`, and for an interface both, if known."""
+        is_known = self.adapter and self.adapter_port
+        return (self.scope, *((f"hca={self.adapter},port={self.adapter_port}",) if is_known else ()))
 
     @property
     def own_end(self) -> str:
@@ -138,7 +146,8 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
     rates = {scope: _number(value) for scope, value in _last(view, *_RATES).items()}
     link_states = {scope: value == up for name, up in _LINK_UP.items() for scope, value in _last(view, name).items()}
     addresses = _last(view, *_ADDRESSES)
-    adapters = {str(nic): Scope.parse(scope).get("hca") for scope, nic in _last(view, _INTERFACE).items()}
+    rdma_ports = {str(nic): Scope.parse(scope) for scope, nic in _last(view, _INTERFACE).items()}
+    adapters = {nic: scope.get("hca") for nic, scope in rdma_ports.items()}
     scopes = sorted({*values[SWITCH_ID], *reasons})
     fastest = max((rates.get(scope, 0.0) for scope in scopes), default=0.0)
     for scope in scopes:
@@ -152,6 +161,7 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
             slot=f"{slot} port {number}" if slot and number else slot or scope,
             names=frozenset(filter(None, _names(labels, slot, adapters))),
             adapter=adapters.get(labels.get("nic", ""), ""),
+            adapter_port=rdma_ports[labels["nic"]].get("port") if labels.get("nic") in rdma_ports else "",
             is_fastest=rates.get(scope, 0.0) >= fastest,
             has_link=link_states.get(scope, True),
             switch_id="" if scope in changed else str(values[SWITCH_ID].get(scope, "")),

@@ -449,6 +449,48 @@ def test_cause_of_a_faulty_port_names_its_cable(name: str, scope: str, kind: Ver
     assert (f" of h01 (cable to {end}) " in cause.title) == bool(end)
 
 
+@pytest.mark.parametrize("kind", ["hca", "nic"])
+@pytest.mark.parametrize("known_by", ["switch", "manifest", "one read"])
+def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_port(kind: str, known_by: str) -> None:
+    """D10: the technician pulls the cable that the cause names."""
+
+    def link(number: int) -> PortLink:
+        is_read = known_by == "switch" or (known_by == "one read" and number == 1)
+        scope = f"hca=mlx5_0,port={number}" if kind == "hca" else f"nic=eth{number}"
+        of_nic = {"adapter": "mlx5_0", "adapter_port": str(number)} if kind == "nic" else {}
+        switch = {"switch_id": "id", "switch": "leaf0", "port": f"swp{number}"} if is_read else {}
+        names = frozenset({f"mlx5_0/{number}", *(("mlx5_0",) if number == 1 else ())})
+        return PortLink(
+            host="h01", scope=scope, slot=f"a port {number}", names=names, is_fastest=True, **of_nic, **switch
+        )
+
+    fleet = [HostLinks(host="h01", has_record=True, links=(link(1), link(2)))]
+    slots = {"mlx5_0": "swp1", "mlx5_0/2": "swp2"} if known_by == "manifest" else {}
+    lines = [
+        Part(host="h01", kind=LINK, slot=slot, switch="leaf0", switch_port=port, origin="x")
+        for slot, port in slots.items()
+    ]
+    cables = cable_ends(lines, fleet)
+
+    def named(name: str, *scopes: str) -> str:
+        failed = [
+            Verdict(host="h01", scope=scope, name=name, part="hca=mlx5_0", verdict=FAIL, criterion="x", reason="bad")
+            for scope in scopes
+        ]
+        (cause,) = diagnose(failed, {}, cables)
+        return cause.parts[0].cable
+
+    suffix = " by the manifest" if known_by == "manifest" else ""
+    ends = {number: f"leaf0 swp{number}{suffix}" for number in (1, 2)} | ({2: ""} if known_by == "one read" else {})
+    for number, end in ends.items():
+        assert named("infiniband.state", f"hca=mlx5_0,port={number}") == end
+        if kind == "nic":
+            assert named("network.carrier", f"nic=eth{number}") == end
+    both = " and ".join(filter(None, ends.values()))
+    assert named("infiniband.state", "hca=mlx5_0,port=1", "hca=mlx5_0,port=2") == both
+    assert named("verbs.bandwidth", "hca=mlx5_0") == both, "no port is named"
+
+
 @pytest.mark.parametrize(
     ("name", "scope"), [("infiniband.hca.firmware_version", "hca=mlx5_0"), ("gpu.temperature", "gpu=0")]
 )
