@@ -17,7 +17,9 @@ from schemas import documents
 from schemas.baselines import REAL, REHEARSAL, SIMULATED
 from schemas.errors import RunError
 
-SCHEMA = "rackproof.history/1"
+VERSION = 1
+SCHEMA = f"rackproof.history/{VERSION}"
+"""A change that older versions of Rackproof cannot read needs a new number. They notice new tables and keys without one."""
 INDEX = "index.json"
 """The index in `index-N`, of which the newest one counts, and a copy beside it."""
 INDEX_BYTES = 256_000_000
@@ -104,7 +106,7 @@ def read_version(directory: Path, kind: str, path: Path) -> Index:
             documents.read_bytes(path, max_bytes=INDEX_BYTES), source=str(path), max_bytes=INDEX_BYTES
         )
         _refuse_other_version(path, document)
-        documents.validate(document, "history_index", source=str(path))
+        _validate(path, document)
         if document["kind"] != kind:
             raise documents.DocumentError(f"{path}: kind {document['kind']}, expected {kind}")
     except documents.DocumentError as error:
@@ -122,14 +124,44 @@ def read_version(directory: Path, kind: str, path: Path) -> Index:
     )
 
 
+def _validate(path: Path, document: Any) -> None:
+    try:
+        documents.validate(document, "history_index", source=str(path))
+    except documents.DocumentError:
+        if newer := _newer_names(document):
+            raise RunError(_written_by_newer(path, newer)) from None
+        raise
+
+
 def _refuse_other_version(path: Path, document: Any) -> None:
     schema = document.get("schema", "") if isinstance(document, dict) else ""
     version = _VERSION.fullmatch(schema) if isinstance(schema, str) else None
+    if version and int(version[1]) > VERSION:
+        raise RunError(_written_by_newer(path, f"{schema}, this version reads {SCHEMA}"))
     if version and schema != SCHEMA:
         raise RunError(
             f"{path}: written by another version of Rackproof ({schema}, this version reads {SCHEMA}): use that version, "
             "or give another directory with --history"
         )
+
+
+def _written_by_newer(path: Path, why: str) -> str:
+    return (
+        f"{path}: written by a newer version of Rackproof ({why}): update Rackproof. The history is not damaged; to use this "
+        "version, give another directory with --history"
+    )
+
+
+def _newer_names(document: Any) -> str:
+    """Return the first key or table of the index that this version does not have; empty if there is none.
+
+    A file that is cut off or overwritten is no JSON, or lacks keys. Only a newer version writes other ones.
+    """
+    for fault in documents.faults(document, "history_index"):
+        is_table = fault.validator == "enum" and list(fault.absolute_path)[-1:] == ["table"]
+        if is_table or fault.validator == "additionalProperties":
+            return documents.explain(fault)
+    return ""
 
 
 def index_text(index: Index, generation: int) -> str:

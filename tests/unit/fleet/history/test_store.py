@@ -176,7 +176,8 @@ def test_damaged_file_is_named_and_left_out(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": "rackproof.history/2"}', "written by another version of Rackproof (rackproof.history/2"),
+        ('{"schema": "rackproof.history/2"}', "newer version of Rackproof (rackproof.history/2, this version reads"),
+        ('{"schema": "rackproof.history/0"}', "written by another version of Rackproof (rackproof.history/0"),
         ('{"schema": "rackproof.history/1"', "import the runs again"),
         ("[]", "import the runs again"),
     ],
@@ -193,6 +194,35 @@ def test_index_of_another_version_or_a_damaged_one_is_refused(
     with pytest.raises(RunError, match=re.escape(message)):
         add(tmp_path / "h", judged["r2"])
     assert path.read_text() == text
+
+
+NEWER: dict[str, Callable[[dict[str, Any]], object]] = {
+    "table": lambda index: index["files"][0].update(table="forecasts"),
+    "key of the index": lambda index: index.update(forecasts={}),
+    "key of a file": lambda index: index["files"][0].update(rows=3),
+    "key of a run": lambda index: index["runs"][nonce("r1")].update(site="x"),
+}
+
+
+@pytest.mark.parametrize("change", NEWER.values(), ids=NEWER)
+def test_index_of_a_newer_version_is_not_called_damaged(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], judged: dict[str, Judged]
+) -> None:
+    """A restored backup or a new import would lose what the newer version has added."""
+    add(tmp_path / "h", judged["r1"])
+    version = tmp_path / "h" / REAL / "index-1" / "index.json"
+    for path in (version, tmp_path / "h" / REAL / "index.json"):
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+    for read in (lambda: read_index(tmp_path / "h", REAL), lambda: add(tmp_path / "h", judged["r2"])):
+        with pytest.raises(
+            RunError, match=r"written by a newer version of Rackproof \(.*: update Rackproof\."
+        ) as raised:
+            read()
+        assert "backup" not in str(raised.value)
+        assert "import the runs" not in str(raised.value)
+    assert json.loads(version.read_text()) == document
 
 
 def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, Judged]) -> None:
