@@ -345,7 +345,7 @@ def _marked(node: Json) -> Json:
 
 @cache
 def validator(schema: str) -> Draft202012Validator:
-    """Return the jsonschema validator of schemas/`schema`.schema.json, or of a part of it. 2.0 is no integer for it."""
+    """Return the jsonschema validator of schemas/`schema`.schema.json, or of a part of it. It rejects 2.0 as an integer."""
     from jsonschema import Draft202012Validator, validators  # imported here, because the import is slow
 
     extend: Any = validators.extend  # it has no types

@@ -23,7 +23,7 @@ GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of the run: benchmarks on each host alone (`benchmark`; in rounds: `soak`) or across a gang's hosts (`gang`)."""
+    """A stage of the run: `benchmark` measures each host alone, `soak` does so in rounds, `gang` measures across hosts."""
 
     name: str
     deadline_s: float

@@ -350,7 +350,7 @@ class SummaryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top of the report. `status` is PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, with the `mark` before it."""
+    """The summary on top of the report. `status` is the `mark`, if any, and PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE."""
 
     status: str
     lines: tuple[SummaryLine, ...]
@@ -378,7 +378,7 @@ class NotJudged:
 
 @dataclass(frozen=True, kw_only=True)
 class Vulnerability:
-    """A version with published vulnerabilities, and the hosts that have it. It changes no decision."""
+    """A version with published vulnerabilities, and the hosts that have it. By itself it changes no decision."""
 
     product: str
     reading: str

@@ -114,7 +114,7 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
 
 
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
-    """Return the problems without those that follow from the problem of another part, which explains their verdicts."""
+    """Return the problems, without those that follow from a GPU error of another part. That error gets their verdicts."""
     remaining: list[_PartProblem] = []
     followers: list[tuple[_PartProblem, tuple[object, object]]] = []
     for item in problems:
@@ -147,7 +147,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
     is_suspect = item.first.kind == VerdictKind.SUSPECT
-    # Slow pairs of a host explain what its adapters reach with other hosts, not what each reaches with itself.
+    # A host that is slow with other hosts explains slow adapters between hosts, but not an adapter that is slow in loopback.
     may_explain_parts = not is_suspect or (item.part == HOST and verdict.stage == GANG)
     if (
         may_explain_parts
@@ -246,8 +246,8 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
 def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     """Return what several hosts with the same cause have in common; empty if the problem is of one part only.
 
-    Hosts with the same wrong setting or version have one cause. So have hosts that lack evidence for the same reason. If whole
-    hosts fail the same criterion on a figure, they share a cause even if the values differ.
+    Hosts with the same wrong setting or version have one cause. Hosts that lack evidence for the same reason have one cause too.
+    If whole hosts fail the same criterion on a figure, they share a cause even if the values differ.
     """
     first = item.first
     if item.problem and item.problem.is_joint:

@@ -229,7 +229,7 @@ HANDLING = {
         "A disk: compare it with one of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks (nvme "
         "smart-log), free space, state of its array (/proc/mdstat). A shared file system: compare link, MTU and mount options of "
         "this client (ethtool, nfsstat -m) with another one.",
-        "repeat the figure by hand (docs/storage.md), then replace the disk, or the cable or NIC of the client.",
+        "repeat the measurement by hand (docs/storage.md), then replace the disk, or the cable or NIC of the client.",
     ),
     ("", "reseat", "hca"): _LINK,
     ("", "reseat", "nic"): _LINK,
@@ -248,7 +248,7 @@ HANDLING = {
     ("memory-speed", "inspect_hardware", ""): Handling(
         "Read the event log of the BMC for failed memory training. Compare the BIOS settings, and the labels of the modules, "
         "with those of a healthy host.",
-        "swap modules with a healthy host, and replace what the speed moves with.",
+        "swap modules with a healthy host, and replace the modules if the low speed moves with them.",
     ),
     ("", "inspect_hardware", "disk"): Handling(
         "Read the log of the disk (nvme smart-log, smartctl).", "replace the disk."

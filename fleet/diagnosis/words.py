@@ -208,7 +208,7 @@ def slow(shown: Sequence[Verdict]) -> str:
 
 
 def slow_files(shown: Sequence[Verdict]) -> str:
-    """Return that all hosts read or write the files of one host slowly: their place is the cause, not that host."""
+    """Return that all hosts read or write the files of one host slowly: the cause is the storage of these files, not the host."""
     first = shown[0]
     value, limit = format_pair(first.value, first.limit, first.unit)
     return (
@@ -399,12 +399,12 @@ def far_adapter(shown: Sequence[Verdict]) -> str:
 
 
 def in_use(shown: Sequence[Verdict]) -> str:
-    """Return who uses the host."""
+    """Return that the host is in use, and by whom."""
     return f"is in use by {shown[0].user or 'other processes'}"
 
 
 def no_record(shown: Sequence[Verdict]) -> str:
-    """Return that there is no evidence on a host."""
+    """Return that a host has no usable record."""
     return "left no usable record"
 
 

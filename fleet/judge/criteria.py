@@ -75,8 +75,8 @@ class Criterion:
         baseline: the limit comes from the accepted record of the same part. The criterion does not apply to a run without a
             baseline.
         same_as_fleet: True: the value must be the most common one among the GPUs or hosts that it is compared with (`among`).
-            False: any value is good; with `replaces` this disables a shipped criterion. With the operator `ge` or `le`, a
-            greater or lesser value than the most common one passes too.
+            With the operator `ge` a greater value passes too, with `le` a smaller one. False: any value passes; with
+            `replaces` this disables a shipped criterion.
     """
 
     id: str
@@ -157,7 +157,7 @@ class Criterion:
         return name == self.name if "*" not in self.name else name_matches(self.name, name)
 
     def matched(self, names: Collection[str]) -> Sequence[str]:
-        """Return those of the names that the criterion is for. `in` must be fast on them, since few criteria have a `*`."""
+        """Return those of the names that the criterion is for. `names` needs a fast `in`, because few criteria have a `*`."""
         if "*" in self.name:
             return [name for name in names if name_matches(self.name, name)]
         return (self.name,) if self.name in names else ()
@@ -223,7 +223,7 @@ def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, An
 
 
 def _has_digit(name: str) -> bool:
-    """Return whether the pack belongs to a GPU model, rather than being a group of checks."""
+    """Return whether a pack name has a digit. Names of GPU models have one, names of groups of checks do not."""
     return any(character.isdigit() for character in name)
 
 

@@ -57,8 +57,9 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
 def _by_credible_values(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures, failed: Verdict
 ) -> Verdict:
-    """Return the failure if the possible values of the series fail too. Otherwise an impossible value, which is no fault of the
-    part, makes the series inconclusive.
+    """Return the failure of the series without its impossible values.
+
+    If only impossible values fail, return an inconclusive verdict: they do not show a fault of the part.
     """
     problems = {
         id(item): problem
@@ -141,7 +142,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return `series` for readings. Scope and parameters match for all readings of a scope, or for none."""
+    """Return `series` for readings. Either all readings of a scope match the criterion, or none of them does."""
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]

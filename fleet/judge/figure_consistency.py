@@ -54,6 +54,7 @@ ELEMENT_BYTES = 4
 DURATION_TOLERANCE_S = 1.0
 """The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
+"""Relative difference that rounding may cause between a value and its samples."""
 STEP_TIMES = ("training.step_time", "transformer.step_time", "mixture_of_experts.step_time")
 """Times of trainings whose throughput counts the images or tokens of a batch."""
 FACTORS = {
@@ -290,7 +291,7 @@ def _wrong_replicas(view: HostView, item: Observation) -> str:
     if replicas is None and left_out is None:
         return ""
     if not type(ranks) is type(replicas) is type(left_out) is int:
-        return f"{replicas} replicas and {left_out} ranks without one are no whole numbers"
+        return f"{replicas} replicas and {left_out} ranks without one are not whole numbers"
     hosts = len(view.plan.gangs().get(view.host.gang, ())) if item.stage == GANG else 1
     if ranks != 2 * replicas + left_out or left_out > hosts:
         return f"{replicas} replicas of two ranks each, and {left_out} ranks without one, are not the {ranks} ranks"

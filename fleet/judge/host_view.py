@@ -50,7 +50,7 @@ class HostView:
 
     @cached_property
     def nvlink_domain(self) -> str:
-        """Return the NVLink domain of several hosts in which the host must be; empty if it need not be in one."""
+        """Return the NVLink domain that the host must share with other hosts; empty if it does not have to be in one."""
         if self.host.nvlink_domain:
             return f"domain {self.host.nvlink_domain}"
         return f"domain of rack {self.host.rack}" if any(pack.rack_is_nvlink_domain for pack in self.packs) else ""
@@ -144,7 +144,7 @@ class HostView:
         """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
 
         A hypervisor passes one GPU of an NVSwitch board through without its NVLinks: no link is ever up, the GPU belongs to no
-        fabric, and no NVSwitch is on the bus. The driver counts no links, or says that the GPU has none. On a
+        fabric, and no NVSwitch is on the bus. The driver counts no links, or reports that the GPU has none. On a
         host without a hypervisor the same readings show a fault.
         """
         if len(self.host.devices) != 1 or True not in self._values("host.virtual_machine"):
@@ -235,7 +235,7 @@ class HostView:
     def must_match(self, criterion: Criterion) -> bool:
         """Return whether the criterion must match an observation: it is from a pack of the operator and not optional.
 
-        In a rehearsal no criterion must match, and in a run without a baseline none that compares with one.
+        This is never required in a rehearsal. In a run without a baseline, it is not required of criteria that compare with one.
         """
         is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)

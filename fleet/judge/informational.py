@@ -13,19 +13,19 @@ from fleet.judge.criteria import name_matches
 _LOAD = "depends on what runs at that moment"
 _SUMMED = "throughput of the same measurement is judged"
 _TRAFFIC = "counts normal traffic"
-_CONGESTION = "counts congestion and peers that end a launch, which healthy fabrics have"
+_CONGESTION = "counts congestion, or peers that end a launch; healthy fabrics have both"
 _CORRECTED = "counts errors that FEC corrects; the errors that remain are judged"
 _VARIES = "healthy hosts of one order differ"
 _NAME = "a name or a location; parts are identified by serial, UUID, GUID and MAC address"
 _CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
-_ADVISORIES = "compared with published vulnerabilities, which a site may reject (versions.md)"
+_ADVISORIES = "compared with published vulnerabilities; a site may reject versions that have them (versions.md)"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
 _FILES = "depends on the directory of another host, or on caches; the rate of creation is judged"
 _SERIAL = "identifies a part, so each part has another value"
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
-_LIMIT = "a limit of the module, with which optics.*.alarm and .warning, which are judged, compare"
+_LIMIT = "a limit of the module; optics.*.alarm and .warning compare the reading with it, and are judged"
 _SRD = "SRD, the protocol of EFA, retransmits and changes paths in a healthy network too; the rates of the fabric are judged"
 _ENDED = "a peer that ends a launch causes them too; the rates of the fabric are judged"
 _STUDY = "a scaling study only measures; it accepts no hardware"
@@ -38,9 +38,9 @@ _BMC_SERIAL = "compared with the serial that the host itself reports (bmc-serial
 INFORMATIONAL: Mapping[str, str] = {
     "benchmark.duration": "depends on how often a figure is repeated until it is precise; the figures themselves are judged",
     "bmc.chassis.serial": _BMC_SERIAL,
-    "bmc.event.message": "the text of bmc.event.severity, which is judged",
+    "bmc.event.message": "the text of the entry; its bmc.event.severity is judged",
     "bmc.gpu.serial": _BMC_SERIAL,
-    "bmc.log.entries": "logs have entries of earlier times; the new ones are judged (bmc.event.severity)",
+    "bmc.log.entries": "a log keeps old entries; the new ones are judged (bmc.event.severity)",
     "bmc.log.newest": "shows which entries of the next reading are new",
     "bmc.outlet.temperature": "depends on the load; the sensor's own limit is judged (bmc.sensor.alarm)",
     "bmc.system.serial": _BMC_SERIAL,
@@ -68,7 +68,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "fabric.imex.domain_state": "fabric.imex.connection, which is judged in an NVLink domain, names the host that degrades it",
     "fabric.imex.node_address": _NAME,
     "fabric.imex.node_count": _IMEX,
-    "fabric.imex.node_version": "daemons whose versions do not fit are not connected (fabric.imex.connection)",
+    "fabric.imex.node_version": "daemons with incompatible versions do not connect (fabric.imex.connection)",
     "fabric.imex.running": "compared in an NVLink domain of several hosts only: elsewhere an idle IMEX is no fault",
     "fabric.imex.state": _IMEX,
     "fashion_mnist.duration": _SUMMED,
@@ -194,15 +194,15 @@ INFORMATIONAL: Mapping[str, str] = {
     "pulse.duty": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.period": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.phase_error": "pulse.kept_share is judged; the rest depends on the network between the hosts, not on a part",
-    "pulse.work period_ms=20": "few products; periods of 100 ms and more are judged",
-    "pulse.work period_ms=5": "few products; periods of 100 ms and more are judged",
-    "pulse.work_share period_ms=20": "few products; periods of 100 ms and more are judged",
-    "pulse.work_share period_ms=5": "few products; periods of 100 ms and more are judged",
+    "pulse.work period_ms=20": "too few products in a period to be precise; periods of 100 ms and more are judged",
+    "pulse.work period_ms=5": "too few products in a period to be precise; periods of 100 ms and more are judged",
+    "pulse.work_share period_ms=20": "too few products in a period to be precise; periods of 100 ms and more are judged",
+    "pulse.work_share period_ms=5": "too few products in a period to be precise; periods of 100 ms and more are judged",
     "pulse.slew": "no vendor publishes a limit, and NVML updates too slowly to show the real rise; pulse.amplitude is judged",
-    "pulse.wave": "the shape of pulse.amplitude, which is judged",
+    "pulse.wave": "the power during a period, for a chart; pulse.amplitude is judged",
     "pageable_copy.bandwidth": "depends on the CPUs that copy: GPUs of one host differ by 18 % (measured); host_copy is judged",
     "pcie.device_count": "each kind of device is counted by itself; virtual machines attach drives as PCI devices",
-    "pcie.driver": "the verdict on gpu.count shows it if the NVIDIA driver does not list a GPU",
+    "pcie.driver": "if a GPU is missing because another driver has it, the verdict on gpu.count names that driver",
     "pcie.generation": "links lower their speed when idle; pcie.slowed judges the best value of the run",
     "pcie.iommu.group": _NAME,
     "pcie.nearest_nics": "pcie.nic_path, the path to these adapters, is compared",

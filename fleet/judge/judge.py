@@ -148,10 +148,10 @@ def _bmc_verdicts(view: HostView, stats: FleetStats) -> list[Verdict]:
 
 
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts so that one slow figure is one failure, although it misses several floors.
+    """Return the verdicts without those that repeat a missed floor of the same figure.
 
-    A verdict by a floor with the basis `model` is dropped if a higher floor has the same verdict on the figure, unless only the
-    dropped one is critical. An inconclusive figure keeps the first of its verdicts.
+    Of the floors that a figure misses, the highest critical one is kept, or else the highest. Of its inconclusive verdicts the
+    first is kept. The others are dropped if their floors have the basis `model`.
     """
     derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}

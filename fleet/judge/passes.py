@@ -183,7 +183,7 @@ class Remaining:
     plan_is_met: bool = False
     """Everything that the plan expects was measured, and no benchmark reported an error."""
     values: HostValues | None = None
-    """The values of a host that shares its layout with others."""
+    """The values of the host, if it has a layout."""
     layout: Layout | None = None
     passes: int = 0
     """Passes that were counted."""
@@ -331,7 +331,7 @@ class PassCounter:
             if step.names is None or values.readings_key(step.names) is None:
                 continue
             if deciding_readings(view, step.criterion, step.names) != step.names:
-                continue  # they differ from host to host, as the uptime does
+                continue  # the rate of a counter also depends on the uptime, which differs from host to host
             step.passes = self._evaluate(view, step.criterion)
             if all(verdict.verdict == PASS for verdict in step.passes):
                 names[step] = step.names

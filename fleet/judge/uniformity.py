@@ -314,7 +314,7 @@ def has_observation(view: HostView, criterion: Criterion) -> bool:
 
 
 def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterator[Verdict]:
-    """Yield every verdict of one criterion on one host; none on a part without a comparable one."""
+    """Yield every verdict of one criterion on one host; none on a part that has no other part to compare with."""
     if not criterion.same_as_fleet or (criterion.among == DOMAIN and not view.nvlink_domain):
         return
     series, own_groups = _series(view, criterion), _OwnGroups(view, criterion)
@@ -364,7 +364,7 @@ def _judge_series(
     if group.total <= bool(measured):
         return  # there is no other part
     may_be_absent = criterion.optional and last.status == UNSUPPORTED
-    # What a benchmark did not measure is judged by the plan.
+    # For a result that a benchmark did not measure, `expectations.missing_observations` has a verdict.
     is_lost = last.status == ERROR or (last.status == UNSUPPORTED and not from_benchmark(last.name))
     if measured and (may_be_absent or not is_lost):
         yield _compare(view, criterion, measured, group)
@@ -374,7 +374,7 @@ def _judge_series(
 
 
 class _OwnGroups:
-    """The values of the parts of one host that are like each other. They are counted once for all parts of a name."""
+    """The values of the parts of one host that are like each other. They are counted once for all parts of a reading."""
 
     def __init__(self, view: HostView, criterion: Criterion) -> None:
         self._view, self._criterion = view, criterion

@@ -271,9 +271,9 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
 
 
 def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables, *, has_domain: bool) -> Stage:
-    """Return a stage of the profile, with the training settings of the inventory, or without training if it excludes that.
+    """Return a stage of the profile, with the training settings of the inventory.
 
-    Benchmarks of NVLink domains are left out if the inventory has none.
+    Benchmarks that train are left out with rackproof_validation_only, and those of NVLink domains if the inventory has none.
     """
     training = {
         "epochs": variables.get("rackproof_epochs"),

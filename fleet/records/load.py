@@ -125,10 +125,10 @@ class RecordReader:
             ("nonce", record.nonce, plan.nonce),
             ("host", record.host, host),
             ("gang", record.gang, gang),
-            ("simulated", record.simulated and "yes", plan.simulated and "yes"),
+            ("simulated", "yes" if record.simulated else "no", "yes" if plan.simulated else "no"),
         ):
             if actual != expected:
-                note = ": it is of another run" if key in ("run", "nonce") else ""
+                note = ": it is from another run" if key in ("run", "nonce") else ""
                 raise documents.DocumentError(f"{path}: {key} {actual or 'none'}, expected {expected or 'none'}{note}")
         return record
 

@@ -25,8 +25,8 @@ class Output:
     """`device`: one observation for each GPU (on CPUs, for each process). `pair`: one for each ordered pair of a host's devices.
     `host`: one for each host. `world`: one for all ranks together. `peers`: one for each device and each partner host of the
     gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`. `port`: one
-    for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`. It is never demanded, because
-    a host may have none. `directory`: one for each directory that the inventory names for it (`Benchmark.directories`):
+    for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`; never demanded, because a
+    host may have no such port. `directory`: one for each directory that the inventory names for it (`Benchmark.directories`):
     `directory=data:scratch` is /data/scratch. `numa`: one for each NUMA node with processors and memory:
     `numa=1`; the plan does not know how many."""
     over: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Output:
     sampled: bool = False
     """Whether the supervisor makes the observation, from NVML samples while the ranks run. All others are made by the ranks."""
     demanded: bool = True
-    """Whether the plan requires it. False for figures that some kernels do not have; ranks report the reason there."""
+    """Whether the plan requires it. False for figures that some healthy hosts do not have."""
 
     def makes(self, name: str) -> bool:
         """Return whether `name` is this output's name with its placeholders filled in."""
@@ -98,11 +98,11 @@ class Benchmark:
     needs_group: bool = False
     """Whether it uses the process group, so that a rank that cannot join the group cannot run it."""
     directories: str = ""
-    """List of `PlannedHost` with the directories that it measures: `local_storage`. It is not planned if all hosts have none."""
+    """List of `PlannedHost` with the directories that it measures: `local_storage`. It is not planned if no host has one."""
     needs_nvlink_domain: bool = False
     """Whether it is planned only if the inventory has hosts in an NVLink domain."""
     needs_torch: bool = True
-    """Whether its ranks import torch. A stage whose benchmarks all do without starts its ranks without torch."""
+    """Whether its ranks import torch. If no benchmark of a stage needs torch, its ranks start without it."""
     trains: bool = False
     """Whether it trains a network, so that `--validation-only` leaves it out."""
 
@@ -138,7 +138,7 @@ DIGEST_WORKLOADS = (
     "rng",
     "copy",
 )
-"""The first matrix product is in bf16."""
+"""`gemm` is a matrix product in bf16."""
 CPU_DIGEST_WORKLOADS = tuple(
     name for name in DIGEST_WORKLOADS if "tf32" not in name and "fp8" not in name and "fp4" not in name
 )

@@ -73,9 +73,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         choices={"dtypes": (*DTYPES, "int8"), "shapes": (*_SHAPES, *_SMALL_SHAPES)},
         cpu_settings={"dtypes": ["fp32"], "shapes": [*_SMALL_SHAPES]},
         cost_s=0.1,
-        costs=[
-            Cost(seconds=0.06, over=["dtypes", "shapes"])
-        ],  # the median is precise long before `seconds` are spent over=["dtypes", "shapes"])],
+        costs=[Cost(seconds=0.06, over=["dtypes", "shapes"])],  # the median is precise long before `seconds` are spent
         parts=["compute"],
     ),
     "kernel_launch": Benchmark(
@@ -204,8 +202,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         settings={
             "patterns": [*PATTERNS],
             "share": 0.98,
-            "most_bytes": 0,  # limit; 0: none
-            "seconds": 0.0,  # of all tests over time together; each makes at least one pass
+            "most_bytes": 0,  # upper limit of the tested memory; 0: no limit
+            "seconds": 0.0,  # for all TESTS_OVER_TIME together; each makes at least one pass
         },
         choices={"patterns": (*PATTERNS, *TESTS_OVER_TIME)},
         outputs=[

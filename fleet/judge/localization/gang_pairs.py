@@ -267,9 +267,9 @@ class GangPairs:
     def _fails(self, suspect: Suspect) -> bool:
         """Return whether the suspect fails its hosts.
 
-        A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. So does a
-        link, because two paths that share a cable look like a slow one, unless it failed; then no other suspect may explain the
-        collective, and both hosts must be normal with others.
+        A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. A link fails
+        them if it failed itself, or if the collective is slow and no other suspect explains that: two paths that share a
+        cable look like a slow link. In both cases, both hosts must be normal with others.
         """
         if suspect.kind == LINK:
             # A link without a measurement has failed. Confidence is above even odds if both of its ends work with other hosts.
@@ -278,7 +278,7 @@ class GangPairs:
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:
-        """Yield a pass for each quantity that was measured on the host, even beyond the limit, if no suspect explains that."""
+        """Yield a pass for each quantity that was measured on the host, even if it is beyond the limit: no suspect is on it."""
         for quantity, unit in UNITS.items():
             measured = [
                 (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None

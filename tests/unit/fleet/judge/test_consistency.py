@@ -331,7 +331,7 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
     "replicas without the ranks that have none": (
         "model_parallel.step_time",
         lambda item: replace(item, params={key: value for key, value in item.params.items() if key != "left_out"}),
-        "are no whole numbers",
+        "are not whole numbers",
     ),
     "ranks of a figure of one GPU": (
         "transformer.memory_peak",

@@ -593,7 +593,7 @@ def test_simulated_records_are_rejected_in_a_real_run(tmp_path: Path) -> None:
     report = report_of(directory)
     assert report.acceptance.status == "INCOMPLETE"
     assert {item.path for item in report.quarantined} >= {"hosts/r01-h01.json", "hosts/r01-h02.json"}
-    assert all("simulated yes, expected none" in item.reason for item in report.quarantined)
+    assert all("simulated yes, expected no" in item.reason for item in report.quarantined)
     assert report.coverage.measured == 0
 
 
