@@ -135,6 +135,8 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 
 
 _ONE_PER_READING = ("differs", "identity", "in-use")
+_OF_ONE_PORT = ("module", "port-protocol")
+"""Problems of one port, which do not make the whole host slow."""
 
 
 def _follows(verdict: Verdict, item: _PartProblem) -> bool:
@@ -162,6 +164,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return (
             False  # the pairs that a slow NIC makes slow name it as their part (fleet/judge/localization/pair_parts.py)
         )
+    if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
+        return False  # a slow port would be the suspect itself
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang
     return is_of_whole_host and matches(verdict, problem.explains_host)
 

@@ -266,6 +266,27 @@ def test_port_with_another_protocol_needs_no_other_cable() -> None:
     assert "cable needs no work" in handling(cause).now
 
 
+@pytest.mark.parametrize(
+    ("port", "problem"),
+    [
+        ({"name": "infiniband.link_layer", "kind": VerdictKind.PEERS, "action": "configure"}, "port-protocol"),
+        ({"name": "optics.module.fault"}, "module"),
+    ],
+)
+def test_fault_of_one_port_does_not_hide_that_the_whole_host_is_slow(port: dict[str, Any], problem: str) -> None:
+    slow = {"stage": "gang", "value": 10e9, "limit": 40e9, "operator": "ge", "unit": "B/s"}
+    verdicts = [
+        failed(scope="hca=mlx5_7,port=1", value="InfiniBand", limit="Ethernet", **port),
+        failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT, **slow),
+        failed("collective.all_reduce.busbw", "gang=r1", **slow),
+        missing("verbs.bandwidth", "hca=mlx5_7,port=1", stage="gang"),
+    ]
+    causes = {cause.problem: cause for cause in diagnose(verdicts, GANGS)}
+    assert causes.keys() == {problem, "slow-network"}
+    assert causes["slow-network"].part == "host"
+    assert causes["slow-network"].verdicts[0] == 1
+
+
 def test_port_with_another_mtu_is_one_cause() -> None:
     sizes: dict[str, Any] = {"unit": "B", "action": "configure"}
     verdicts = [
