@@ -11,6 +11,7 @@ from fleet.diagnosis import words
 from fleet.diagnosis.problems import CERTAIN, LIKELY, OF_PORT, PROBLEMS, STOPPED, UNKNOWN, Problem, matches
 from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
 from fleet.judge.localization.gang_pairs import LINK_PARAM
+from fleet.judge.required_ports import PARTNER_PARAM
 from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
@@ -135,6 +136,8 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 
 
 _ONE_PER_READING = ("differs", "identity", "in-use")
+_WITHOUT_LINK = ("module", "port-protocol", "port-down")
+"""Problems of a port with which its partner cannot be measured."""
 _OF_ONE_PORT = ("module", "port-protocol")
 """Problems of one port, which do not make the whole host slow."""
 
@@ -213,6 +216,8 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
         return False
     if Scope.parse(verdict.part_scope).is_gang:
         return matches(verdict, problem.explains_host)
+    if verdict.params.get(PARTNER_PARAM) == item.host and problem.id in _WITHOUT_LINK:
+        return Scope.parse(item.part).device_kind in ("hca", "nic")
     return verdict.stage == GANG and problem.stops and verdict.kind in STOPPED
 
 

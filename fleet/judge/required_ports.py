@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fleet.judge.host_view import HostView
 from fleet.judge.port_coverage import VERBS, port_of
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import Verdict
+from schemas.scopes import Scope
 from schemas.stages import GANG
 
+PARTNER_PARAM = "only_partner"
+"""Parameter of the verdict on a port that was not measured: the host with which alone it would have been."""
 INFINIBAND = "InfiniBand"
 LEAST_SHARE = 0.5
 """Active ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""
@@ -40,7 +44,9 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
         for port in named:
             if all(item.status != ERROR for item in absent[port]):  # errors have verdicts
                 reason = f"the port was not measured, and rackproof_verbs_required is set: {_reasons(absent[port])}"
-                yield view.inconclusive(name, port, reason, stage)
+                partners = {Scope.parse(item.scope).get("partner") or "" for item in absent[port]}
+                only = {PARTNER_PARAM: partners.pop()} if len(partners) == 1 and "" not in partners else {}
+                yield replace(view.inconclusive(name, port, reason, stage), params=only)
         if missing > len(named):
             others = [item for port, items in absent.items() if port not in named for item in items]
             why = _reasons(others) or f"the host has no {'other ' if measured or named else ''}RDMA port"

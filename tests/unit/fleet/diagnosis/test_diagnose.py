@@ -16,6 +16,7 @@ from fleet.diagnosis.diagnose import diagnose
 from fleet.diagnosis.handling import HANDLING, OF_ACTION, WITHOUT_EVIDENCE, handling
 from fleet.diagnosis.problems import PROBLEMS
 from fleet.judge.direction import MUST_BE_ZERO
+from fleet.judge.required_ports import PARTNER_PARAM
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, SKIPPED
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Verdict, VerdictKind
@@ -246,6 +247,18 @@ def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) 
     part = "hca=mlx5_1" if adapter else "nic=eth1"
     assert (port.problem, port.part, len(port.verdicts)) == ("port-down", part, len(verdicts))
     assert (of_other.part, len(of_other.verdicts)) == ("hca=mlx5_2", 1)
+
+
+def test_port_that_was_not_measured_because_that_of_the_only_partner_is_down_has_no_cause_of_its_own() -> None:
+    lost = {"stage": "gang", "reason": "b measures no port on this rail", "params": {PARTNER_PARAM: "b"}}
+    verdicts = [
+        failed("infiniband.state", "hca=mlx5_1,port=1", "b", value="DOWN", limit="ACTIVE", kind=VerdictKind.PEERS),
+        missing("verbs.bandwidth", "hca=mlx5_1,port=1", "a", **lost),
+        missing("verbs.bandwidth", "hca=mlx5_1,port=1", "c", **lost | {"params": {PARTNER_PARAM: "a"}}),
+    ]
+    down, other = diagnose(verdicts, GANGS)
+    assert (down.problem, down.hosts, down.verdicts) == ("port-down", ("b",), (0, 1))
+    assert other.hosts == ("c",), "the port of a is not down"
 
 
 def test_port_with_another_protocol_needs_no_other_cable() -> None:

@@ -255,6 +255,27 @@ def test_each_port_of_an_adapter_counts() -> None:
     assert findings(both, rackproof_verbs_required=True, rackproof_infiniband_ports=2) == set()
 
 
+def test_port_that_only_one_partner_could_have_measured_names_this_partner() -> None:
+    """With it, the diagnosis attributes the verdict to the partner, if its port is down."""
+    plan = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="all", rackproof_verbs_required=True)
+    plan = builders.with_benchmarks(
+        plan,
+        **{stage.name: {"verbs": stage.benchmarks["verbs"]} for stage in plan.stages if "verbs" in stage.benchmarks},
+    )
+    lost = replace(absent("skipped", "h2 measures no port on this rail", "hca=mlx5_1,port=1,partner=h2"), stage="gang")
+    evidence = {
+        host: Evidence(
+            records=tuple(
+                replace(record, observations=(*record.observations, lost)) if record.gang and host == "h1" else record
+                for record in of_host.records
+            )
+        )
+        for host, of_host in builders.evidence(plan).items()
+    }
+    named = [item.params for item in judge(plan, evidence, packs()) if item.scope == "hca=mlx5_1,port=1"]
+    assert {"only_partner": "h2"} in named
+
+
 PORT = "hca=mlx5_1,port=1"
 """The port whose figures are missing."""
 
