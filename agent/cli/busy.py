@@ -33,8 +33,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "busy",
         help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
         epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
-        "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU that cannot list its "
-        "processes counts as in use. If the plan shares GPUs with other processes, GPUs are not checked.",
+        "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU whose processes cannot "
+        "be listed counts as in use. If the plan shares GPUs with other processes, GPUs are not checked.",
     )
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
@@ -68,7 +68,7 @@ def _busy(options: argparse.Namespace) -> int:
 
 
 def _gpu_users(run: HostRun) -> list[str]:
-    """Return a text for each process on a planned GPU, and for each planned GPU that cannot list its processes.
+    """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
     MIG mode does not count as use: with `share`, `gpu_conflicts` returns only the GPUs in this mode.
     """

@@ -69,13 +69,13 @@ RUN = (
         help="1 for the current state of the stage, 0 for the others: planned, running, finished, failed, deadline, or silent "
         "(running, but not updated for 30 s)"),
     MetricSpec(name="rackproof_stage_progress_ratio", labels=("stage",),
-        help="While the stage runs, the share of its expected duration that has passed; of a soak, of its planned time. "
+        help="While the stage runs, the share of its expected duration that has passed (of a soak: of its planned time). "
         "After it, and in a first rehearsal, the share of its expected observations that the ranks have made"),
     MetricSpec(name="rackproof_stage_started_timestamp_seconds", labels=("stage",), help="When the stage last started"),
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),
     MetricSpec(name="rackproof_stage_expected_end_timestamp_seconds", labels=("stage",),
-        help="When the running stage is expected to end, by the times of an earlier run or else of the benchmarks' table"),
+        help="When the running stage is expected to end, estimated from an earlier run or from the benchmarks' table"),
     MetricSpec(name="rackproof_stage_ended_timestamp_seconds", labels=("stage",), help="When the stage ended"),
     MetricSpec(name="rackproof_stage_finished", labels=("stage", "outcome"),
         help="Attempts at the stage in this run, by outcome: finished, failed or deadline"),

@@ -1,6 +1,6 @@
 """Find the host or rank that blocks a gang (the hosts of one multi-node launch), from the statuses of all supervisors.
 
-torch does not report it. If a peer is stopped or its link is cut, every rank fails at the time-out of the process group, and no
+torch does not find it. If a peer is stopped or its link is cut, every rank fails at the time-out of the process group, and no
 error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
 forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
 """
@@ -33,7 +33,7 @@ SAME_MOMENT_S = 0.5
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """A rank never dies of these signals because another rank ended. (It may die of SIGABRT for that reason.)"""
 WATCHERS = 2
-"""How many hosts of a gang, the first ones, receive the statuses of all hosts. The other hosts hear only these."""
+"""The first WATCHERS hosts of a gang receive the statuses of all hosts. The other hosts receive statuses only from these."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
 
 
@@ -61,7 +61,9 @@ class GangSnapshot:
     awaited: tuple[str, ...]
     """Hosts that send their statuses to this host: all others if this host is a watcher, otherwise the watchers."""
     began: float
+    """Start of the launch on this host, by its monotonic clock."""
     now: float
+    """Time of this snapshot, by the same clock."""
     timeout_s: float
     """Time-out of the process group."""
 
@@ -130,10 +132,10 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
 
 
 def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Culprit:
-    """Return the culprit if this host hears no other host. From its own statuses it cannot know which side failed.
+    """Return the culprit if this host receives messages from no other host. It cannot determine which side failed.
 
-    A watcher hears all hosts, so its own link is the likely cause. Any other host hears only the watchers. It names them, because
-    a host whose own link failed is named by the watchers, and theirs are the reports that count then.
+    A watcher expects statuses from all hosts, so its own link is the likely cause, and it names itself. Any other host expects
+    statuses only from the watchers, and names them. If its own link failed, the watchers name this host, and their report counts.
     """
     if gang.me in gang.members[:WATCHERS]:
         text = f"host {gang.me}: no messages from any other host {silence}; its own link failed, or all other hosts did"
@@ -222,7 +224,7 @@ def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
 
 
 def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culprit:
-    """Return the culprit for a rank that could not join the process group. `more`: how many other ranks of the host could not."""
+    """Return the culprit for a rank that could not join the process group. `more`: number of other such ranks on the host."""
     others = f"; {more} more rank{'s' if more > 1 else ''} of this host cannot either" if more else ""
     report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
     return _rank_culprit("rank_unable", report, f"cannot take part: {why}{others}")
@@ -309,7 +311,8 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
 def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
     """Return the running rank that has started the fewest collective operations, if fewer than the ranks that timed out.
 
-    A rank that waits in an operation is left out. If only one rank runs, return it even if it has started as many.
+    A rank that waits in an operation is left out. If only one rank still runs, and does not wait, return it whatever it has
+    started.
     """
     reached = min(report.rank.sequence for report in timed_out)
     running = [report for report in others if report.rank.ended_s is None]

@@ -28,15 +28,15 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
 
     Args:
         gang: all expected members.
-        timeout_s: how long the host that the others connect to waits for them. The others try for this long to connect to the
-            first member, and then to the second. Once connected, they wait for the answer for this long plus ANSWER_S.
+        timeout_s: how long the first member waits for the others. Each other member tries to connect to it for this long; if it
+            fails, it tries the second member for as long. A connected member waits for the list for this long plus ANSWER_S.
         report: receives a line of progress.
 
     Raises:
         GangError: this host is the one that the others connect to, and it cannot listen.
     """
     for host in gang.watchers:
-        report(f"waiting up to {timeout_s:g} s for {len(gang.members) - 1} other hosts, at {host}")
+        report(f"waiting up to {timeout_s:g} s for {len(gang.members) - 1} other hosts to connect to {host}")
         if host == gang.me:
             return _DiscoveryServer(gang).collect(timeout_s)
         if members := _request_members(gang, host, timeout_s):

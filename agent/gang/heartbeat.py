@@ -31,7 +31,7 @@ LAUNCHED = "RACKPROOF_LAUNCHED"
 
 
 class RankHeartbeat:
-    """Sends the progress of this rank to its supervisor. A rank that was started manually has no directory, and sends nothing."""
+    """Sends the progress of this rank to its supervisor. Without a supervisor there is no directory, and it sends nothing."""
 
     def __init__(self, rank: int = 0, directory: Path | None = None) -> None:
         self._sender = DatagramSender(rank, directory)

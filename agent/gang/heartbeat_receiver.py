@@ -16,7 +16,7 @@ from agent.gang.processes import read_process
 from agent.gang.rank_state import RankState
 
 MAX_BYTES = 1 << 14
-"""A message has phase and exception, up to 800 characters, which JSON may write with twelve bytes each."""
+"""Maximum size of a message. Its phase and exception have up to 800 characters, and JSON may need twelve bytes for each."""
 BUSY_SHARE = 0.05
 """Share of one CPU above which a process counts as busy."""
 

@@ -31,9 +31,10 @@ JUDGE_INTERVAL_S = 0.2
 """Minimum time between two searches for a culprit without news from this host's ranks: the first host of a large gang gets
 hundreds of statuses per second."""
 EXIT_ANNOUNCEMENT_S = 3.0
+"""Maximum time to deliver the end of this host's launch to the other hosts."""
 OWN_FAILURE_S = 300.0
-"""A launcher that fails within this time failed by itself. Its time-out when it waits for other hosts is longer
-(rendezvous.TIMEOUT)."""
+"""A launcher that fails within this time failed by itself. A launcher that fails later may have waited for other hosts until its
+time-out, which is longer (rendezvous.TIMEOUT)."""
 
 
 class GangMonitor:
@@ -196,7 +197,7 @@ class GangMonitor:
             self._channel.aborted = True
 
     def announce_exit(self) -> None:
-        """Report the end of this host's launch to the other hosts. Close the channel when they have it, or time is up."""
+        """Report the end of this host's launch to the other hosts, for at most EXIT_ANNOUNCEMENT_S. Then close the channel."""
         if self._channel:
             self._channel.finished = True
             self._channel.publish_status(self._states(), at_once=True)

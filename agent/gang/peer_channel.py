@@ -25,7 +25,7 @@ from schemas.records import Culprit, to_json
 
 STATUS_INTERVAL_S = 1.0
 RECONNECT_S = 3.0
-"""A connection without an answer for this long is replaced: its packets may be delayed or lost."""
+"""A connection that has brought no answer for this long is replaced, because its packets may be delayed or lost."""
 LOST_S = 5.0
 """At its exit, a host does not wait for a peer that has been silent for this long."""
 CLEANUP_INTERVAL_S = 0.1
@@ -111,7 +111,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides about the culprit, because each watcher before it has finished or is not heard."""
+        """Return whether this host decides about the culprit, because each watcher before it has finished or is silent."""
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
         return not any(

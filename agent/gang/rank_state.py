@@ -36,6 +36,7 @@ class RankState:
     failure: str = ""
     """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
     failure_age_s: float | None = None
+    """Time since that failure; None without one."""
     exception: str = ""
     """Python exception that ended the rank, if a device cannot be its cause (`RankHeartbeat.record_exception`)."""
     ended_s: float | None = None

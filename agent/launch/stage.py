@@ -209,8 +209,8 @@ def _reason_without_gpus(run: HostRun) -> str:
         return ""
     reason = indices.reason if isinstance(indices, Absent) else "NVML lists 0"
     return (
-        f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver answers for none ({reason}): "
-        "nvidia-smi must list them; in a container, start it with --gpus all"
+        f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}): "
+        "nvidia-smi must list them; start a container with --gpus all"
     )
 
 

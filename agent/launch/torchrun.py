@@ -27,7 +27,7 @@ from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 STORAGE = ("local_storage", "shared_storage")
-"""Lists of directories in the request to the ranks, if the inventory has any."""
+"""Keys of the request to the ranks: the directories that the inventory names, if any."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address on which the ranks of a single host connect."""
 

@@ -1,4 +1,4 @@
-"""Detect the launcher that started this process. Two launchers, or another one than the operator named, are errors."""
+"""Detect the launcher that started this process. It is an error if two launchers did, or not the one of `--launcher`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
     members = requested.split(",") if requested else list(plan.gangs().get(host.gang, ()))
     if not members:
         raise PlacementError(
-            f"host {host.name} is in no gang of the plan of run {plan.run_id}: plan it with rackproof_gang rack or all, "
+            f"host {host.name} is in no gang of the plan of run {plan.run_id}: make a plan with rackproof_gang=rack or all, "
             "or run its own stage with `rackproof bench`"
         )
     _check_requested(plan, host, members)
@@ -78,7 +78,7 @@ def _check_requested(plan: Plan, host: PlannedHost, members: Sequence[str]) -> N
             raise PlacementError(f"--members: {name} is named twice: name each host once")
     if host.name not in members:
         raise PlacementError(
-            f"--members {','.join(members)}: add this host, {host.name}, or start this on one of these hosts"
+            f"--members {','.join(members)}: add this host, {host.name}, or start this command on one of these hosts"
         )
 
 

@@ -22,7 +22,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         raise PlacementError(
             "SLURM_PROCID is not set: "
             + ("inside the job, " if is_in_job else "")
-            + "start it with srun, as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
+            + "start this command with srun, as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
         )
     if "SLURM_STEP_NUM_TASKS" not in environment:
         raise PlacementError(
@@ -66,7 +66,8 @@ def _count_local_tasks(text: str, node: int) -> int:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
             raise PlacementError(
-                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not like `1(x2)`: srun sets it; start it with srun"
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not of the form `1(x2)`: "
+                "start this command with srun, which sets the variable"
             )
         counts += [int(match[1])] * min(int(match[2] or 1), MAX_HOSTS)
     if node >= len(counts):

@@ -70,7 +70,8 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)
         raise PlacementError(
-            f"{given} is set but {', '.join(missing)} is not: start it with torchrun, or set all of {', '.join(REQUIRED)}"
+            f"{given} is set but {', '.join(missing)} is not: start this command with torchrun, "
+            f"or set all of {', '.join(REQUIRED)}"
         )
     rank, size = (read_number(environment, name, "torchrun") for name in ("RANK", "WORLD_SIZE"))
     _check_port(environment["MASTER_PORT"])
@@ -131,7 +132,7 @@ def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> N
 def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
     """Return how many GPUs a process on this host can use.
 
-    Count the device nodes, because in a container they are those that it was given. Without device nodes, count the GPUs that
+    Count the device nodes, because a container has only those of its own GPUs. Without device nodes, count the GPUs that
     the driver lists.
     """
     nodes = len([path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])

@@ -49,7 +49,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
     with exclusive(directory / f"{name}.starting"):
         pid = _running_pid(directory, name)
         if pid:
-            return f"{name} runs as process {pid}"
+            return f"{name} already runs as process {pid}"
         oom.save_counters(directory / f"{name}.memory")
         with log_path.open("wb") as log:
             process = subprocess.Popen(
@@ -80,7 +80,7 @@ def notify_systemd() -> None:
 
 
 def wait(directory: Path, name: str, deadline_s: float) -> str:
-    """Wait until the process has ended, and return the end of its log. `deadline_s` after its start, end the process.
+    """Wait until the process has ended, and return the end of its log. End it if it still runs `deadline_s` after its start.
 
     If the kernel killed the process because memory ran out, if no log can be written, or if no signal ends the process, add
     this reason to the text.

@@ -41,9 +41,12 @@ class Lease:
     run_id: str
     nonce: str
     by: Claim
+    """The operator, and the runs that the control node knew to be running when it made the claim."""
     since: str
+    """When this run acquired the host."""
     renewed: str
     lasts_s: float
+    """Seconds after `renewed` for which the lease is valid."""
     stage: str = ""
     """Stage that the run's supervisor on this host is running, or the last one that it ran."""
     pid: int = 0
@@ -115,13 +118,15 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
 
 
 def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = False) -> None:
-    """Renew the lease. With `stage`, record this process as the supervisor of that stage.
+    """Renew the lease of this run, or acquire the host if no other run holds it.
+
+    With `stage`, record this process as the supervisor of that stage.
 
     Args:
         run_dir: run directory on this host.
         plan: the run's plan.
         stage: stage that this process supervises; empty: none.
-        only_if_held: renew the lease only if this run holds it; do not acquire it again.
+        only_if_held: only renew a lease that this run holds; do not acquire the host.
 
     Raises:
         HeldError: another run holds the host, or with `only_if_held` no run holds it.
@@ -210,7 +215,10 @@ def _new_lease(plan: Plan, by: Claim, at: str) -> Lease:
 
 
 def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
-    """Return why the host may be taken from the run that holds it; raise HeldError if it may not."""
+    """Return why the host may be taken from the run that holds it; raise HeldError if it may not.
+
+    With `take_over`, end the supervisor of that run if it is running.
+    """
     pid = lease.supervisor()
     if not pid and lease.is_superseded(by):
         return f"taken over from {lease.describe()}, which is no longer running"

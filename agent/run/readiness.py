@@ -57,8 +57,8 @@ class Gpus:
         if self.given and self.answering == self.given:
             return f"this container was given {self.given} of the {self.on_bus} GPUs on the machine's PCI bus"
         return (
-            f"the PCI bus has {self.on_bus} NVIDIA GPUs but the driver answers for {self.answering}: the kernel log (dmesg) "
-            f"says why; the run expects {self.expected}, so that a missing one is noticed"
+            f"the PCI bus has {self.on_bus} NVIDIA GPUs but the driver reports {self.answering}: the kernel log (dmesg) "
+            f"has the reason; the run expects {self.expected}, so that a missing GPU is detected"
         )
 
 
@@ -94,12 +94,12 @@ def reason_without_gpus(gpus: Gpus) -> str:
     reason = f" ({gpus.answering.reason})" if isinstance(gpus.answering, Absent) else ""
     if gpus.expected:
         return (
-            f"{gpus.expected} NVIDIA GPUs are present but the driver answers for none{reason}: install or load the driver "
-            "(nvidia-smi must list them); in a container, start it with --gpus all"
+            f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}: install or load the driver "
+            "(nvidia-smi must list them); start a container with --gpus all"
         )
     if isinstance(gpus.on_bus, Absent):
         return f"no GPU answers{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
-    return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; in a container, start it with --gpus all"
+    return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; start a container with --gpus all"
 
 
 def problems(
@@ -159,7 +159,7 @@ def torch_build() -> tuple[str, str] | None:
 def _torch_problems(host_readings: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iterator[str]:
     build = torch_build()
     if build is None:
-        yield f"torch is not installed for {sys.executable}: install rackproof[bench], or use the Python that has it"
+        yield f"torch is not installed for {sys.executable}: install rackproof[bench], or use the Python that has torch"
         return
     version, cuda = build
     if cpu or cuda == "?":
@@ -228,8 +228,8 @@ def _hidden_gpus(devices: Sequence[int], environment: Mapping[str, str]) -> Iter
     visible_indices = [int(device) for device in visible if device.isdecimal()]
     if hidden := sorted(set(devices) - set(visible_indices)):
         yield (
-            f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} hides GPU {', '.join(map(str, hidden))}: unset it, or "
-            f"give --devices {','.join(map(str, visible_indices)) or 'with the ones to measure'}"
+            f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} hides GPU {', '.join(map(str, hidden))}: "
+            f"unset the variable, or give --devices {','.join(map(str, visible_indices)) or 'with the ones to measure'}"
         )
 
 

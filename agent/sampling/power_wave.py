@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STUCK_S = 3.0
-"""A power value that does not change for this time and two periods of the load is no measurement: GPUs have a new value every
-20 to 100 ms, as a mean over at most 1 s (NVML)."""
+"""A power value that stays the same for this time, or for two periods of the load if they are longer, is no measurement: GPUs
+have a new value every 20 to 100 ms, as a mean over at most 1 s (NVML)."""
 UPDATE_S = 0.1
 """The longest time between two new values of a GPU (NVML)."""
 PAUSE_S = 1.0
@@ -32,7 +32,8 @@ GAP = "."
 MAX_VALUES = 2_000_000
 """For each GPU: 11 hours of 50 new values in a second."""
 MAX_STRETCHES = 10_000
-"""Stretches without a new value, and stretches of failed readings, that are kept. GPUs that work have none under load."""
+"""Maximum number of recorded time spans without a new value, and of time spans of failed readings. Under load, a GPU that works
+has none."""
 BLOCK = 1000
 """Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
 or more, so that they have whole periods."""
@@ -85,13 +86,15 @@ def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> P
     """
     updates = _updates(values)
     if len(updates) < 2 * MIN_VALUES:
-        raise UnresolvedError(f"NVML gave {len(updates)} new power values during the load")
+        raise UnresolvedError(
+            f"NVML gave only {len(updates)} new power values during the load, and {2 * MIN_VALUES} are needed"
+        )
     gaps = sorted(later.at - earlier.at for earlier, later in itertools.pairwise(updates))
     update_s = gaps[len(gaps) // 4]  # on an even plateau several values may be equal, which makes some gaps longer
     least_s = 2 * VALUES_PER_PHASE * max(update_s, *(value.averaged_s for value in updates))
     if period_s < least_s:
         raise UnresolvedError(
-            f"NVML's power values do not resolve it: a new one every {update_s:.3g} s"
+            f"NVML's power values do not resolve this period: NVML has a new value every {update_s:.3g} s"
             + (f", averaged over {updates[0].averaged_s:g} s" if updates[0].averaged_s else "")
             + f"; the shortest period that they resolve is {least_s:.3g} s"
         )
@@ -179,7 +182,7 @@ class PowerLog:
         return [PowerValue(at=at, power=power, averaged_s=self._averaged_s) for at, power in columns]
 
     def add_failure(self, at: float, reason: str) -> None:
-        """Add a reading that failed. If there are too many stretches of failures, the last one is extended."""
+        """Add a reading that failed. If MAX_STRETCHES time spans are recorded, extend the last one."""
         first, last, _ = self._failures[-1] if self._failures else (at, float("-inf"), "")
         if at - last <= PAUSE_S or len(self._failures) >= MAX_STRETCHES:
             self._failures[-1] = (first, at, reason)

@@ -1,8 +1,8 @@
 """Samples of the GPUs over a time of any length, in bounded memory.
 
-While there is room, every sample is kept. Then neighbours are merged in pairs, and from then on as many samples are merged into
-one as each pair has. Which sample of a group is kept is drawn at random: at a fixed distance, all could fall into the same phase
-of a pulsed load.
+While there is room, every sample is kept. When the log is full, each two neighbours are merged into a group, and new samples
+are merged into groups of the same size. One sample of each group is kept, selected at random: samples at a fixed distance could
+all fall into the same phase of a pulsed load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Group(NamedTuple):
     reads: int
     """Number of samples."""
     samples: GpuSamples
-    """The kept sample, with each GPU's highest temperature of the group. A GPU that once gave none has that reason."""
+    """The kept sample, with each GPU's highest temperature of the group. If a GPU has no sample at one of the moments, the reason
+    for this replaces its kept sample."""
 
     def reads_between(self, begin: float, end: float) -> float:
         """Return how many of the samples were read in a window that overlaps, if they were read at an even rate."""

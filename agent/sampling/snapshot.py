@@ -99,7 +99,7 @@ def _metric(family: Family) -> Metric:
 
 
 def _recordable(value: Value | Absent) -> Value | Absent:
-    """Return the value, or an error for a number that no record may have: because of one broken part, all readings were lost."""
+    """Return the value, or an error for a number that makes a record invalid: one broken part would void all readings."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int) and abs(value) >= 1 << 64:
@@ -110,7 +110,7 @@ def _recordable(value: Value | Absent) -> Value | Absent:
 
 
 def _text(text: str) -> str:
-    """Return the beginning of a text, without half characters, which no record may have."""
+    """Return the first 1024 characters of a text. Characters without a UTF-8 encoding (lone surrogates) become `?`."""
     return text.encode(errors="replace").decode()[:1024]
 
 

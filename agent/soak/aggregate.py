@@ -23,7 +23,7 @@ WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 MEMORY_ERROR = "integrity.error"
-"""Describes a wrong word. Of each number, the first is kept."""
+"""Observation of one wrong memory word. Of those with the same `number`, the one of the earliest round is kept."""
 THEN = ", then "
 """Joins the different values of a text that should be the same in all rounds."""
 ROUNDING = 1e-4
@@ -203,7 +203,7 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Return whether a flag or a text changed, other parts lack a value, or a counter fell. Other numbers may rise and fall."""
+    """Return whether a flag or text changed, the parts without a value changed, or a counter fell. Other numbers may vary."""
     if before.absent.keys() != after.absent.keys():
         return True
     pairs = [(before.values[scope], value) for scope, value in after.values.items() if scope in before.values]

@@ -186,7 +186,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
     assert any("was built without CUDA: install a build for CUDA" in line for line in lines)
     assert f"{tmp_path}/file/r1: Not a directory: give a directory that this user can write to with --run-dir" in lines
-    assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset it, or give --devices 0,1" in lines
+    assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset the variable, or give --devices 0,1" in lines
 
 
 # --- the number of GPUs
@@ -201,20 +201,19 @@ def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     assert gpus(8, 8).expected == 8
     lost = gpus(8, 7)
     assert lost.expected == 8, "the lost GPU must be expected, so that the report lists it as missing"
-    assert "the PCI bus has 8 NVIDIA GPUs but the driver answers for 7" in lost.disagreement()
-    assert "but the driver answers for 8" in gpus(0, 8).disagreement()
+    assert "the PCI bus has 8 NVIDIA GPUs but the driver reports 7" in lost.disagreement()
+    assert "but the driver reports 8" in gpus(0, 8).disagreement()
     in_container = gpus(8, 2, given=2)
     assert in_container.expected == 2
     assert in_container.disagreement() == "this container was given 2 of the 8 GPUs on the machine's PCI bus"
     assert gpus(8, 1, given=2).expected == 2
-    assert "the driver answers for 1" in gpus(8, 1, given=2).disagreement()
+    assert "the driver reports 1" in gpus(8, 1, given=2).disagreement()
 
 
 def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
     assert readiness.reason_without_gpus(gpus(8, 8)) == ""
-    assert (
-        "8 NVIDIA GPUs are present but the driver answers for none (Driver Not Loaded)"
-        in readiness.reason_without_gpus(gpus(8, DRIVER_NOT_LOADED))
+    assert "8 NVIDIA GPUs are present but the driver reports none (Driver Not Loaded)" in readiness.reason_without_gpus(
+        gpus(8, DRIVER_NOT_LOADED)
     )
     assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.reason_without_gpus(
         gpus(0, DRIVER_NOT_LOADED)

@@ -113,7 +113,7 @@ WRONG_LAUNCHER_VARIABLES = [
     ),
     (MPI, {"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALRANKID is not set"),
     (MPI, open_mpi(TORCHELASTIC_RUN_ID="x"), "TORCHELASTIC_RUN_ID is set: torchrun started this process"),
-    (SLURM, {}, "SLURM_PROCID is not set: start it with srun"),
+    (SLURM, {}, "SLURM_PROCID is not set: start this command with srun"),
     (
         SLURM,
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
@@ -264,7 +264,9 @@ def test_hosts_that_differ_from_the_plan_are_refused(plan: Plan) -> None:
         membership.select_members(plan, plan.host("h1"), "h1,h9", None)
     with pytest.raises(PlacementError, match="h1 is named twice: name each host once"):
         membership.select_members(plan, plan.host("h1"), "h1,h1", None)
-    with pytest.raises(PlacementError, match="--members h2: add this host, h1, or start this on one of these hosts"):
+    with pytest.raises(
+        PlacementError, match="--members h2: add this host, h1, or start this command on one of these hosts"
+    ):
         membership.select_members(plan, plan.host("h1"), "h2", None)
 
 
@@ -346,7 +348,7 @@ def test_host_without_a_responding_gpu_starts_no_ranks(tmp_path: Path) -> None:
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
     (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
     assert (launch.outcome, launch.ranks) == ("failed", ())
-    assert launch.reason.startswith("the plan has 2 GPUs on host h1, and the driver answers for none (")
+    assert launch.reason.startswith("the plan has 2 GPUs on host h1, and the driver reports none (")
 
 
 # --- a plan without an inventory

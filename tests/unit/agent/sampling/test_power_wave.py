@@ -260,7 +260,7 @@ def test_supervisor_reads_power_fast_while_it_is_requested(tmp_path: Path) -> No
     assert [(item.name, item.unit) for item in alone] == [("pulse.alone_amplitude", "W")]
     assert alone[0].value == figures["pulse.amplitude"].value
     assert {item.status for item in short} == {UNSUPPORTED}
-    assert "do not resolve it" in short[0].reason
+    assert "do not resolve this period" in short[0].reason
     assert {item.status for item in lost} == {ERROR}
     assert "GPU is lost" in lost[0].reason
     assert {(item.status, item.reason) for item in later} == {(ERROR, "no new power value was read during the load")}
