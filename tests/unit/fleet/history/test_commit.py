@@ -73,7 +73,7 @@ def test_writer_that_reads_before_another_one_commits_loses_nothing(tmp_path: Pa
 
 @pytest.mark.usefixtures("unlocked")
 def test_many_writers_without_a_lock_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "RETRY_S", 0.002)
+    monkeypatch.setattr(commit, "RETRY_S", 0.02)
     threads = [threading.Thread(target=add, args=(tmp_path, number)) for number in range(12)]
     for thread in threads:
         thread.start()
