@@ -72,7 +72,7 @@ class Family:
     bounds: tuple[float, float] | None = None
     """Lowest and highest possible value. None: the limits of the unit apply (`fleet.judge.credibility`)."""
     labels: tuple[str, ...] = ()
-    """Names of the labels of its scopes. Set for a family that may have no readings, from which they would be derived."""
+    """Names of the labels of its scopes. Set them if the family may have no readings; otherwise they come from the readings."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:

@@ -37,7 +37,7 @@ def version_families(root: Path) -> Iterable[Family]:
 def _packages(root: Path, paths: list[str]) -> Mapping[str, str | Absent]:
     """Return name and version of the Debian or RPM package that owns each file."""
     if dpkg := find_program(root, "dpkg-query"):
-        # A search reads the file lists of all packages, so there is one for all files.
+        # Each search reads the file lists of all packages, so one search looks for all files.
         found = run_program(dpkg, "-S", *paths)
         owners = {} if isinstance(found, Absent) else {path: name for name, path in _OWNER.findall(found.stdout)}
         query = ("-W", "-f=${Package} ${Version}\\n", *dict.fromkeys(owners.values()))

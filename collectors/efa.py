@@ -25,13 +25,15 @@ def read_efa(files: Files, port: str, read: Callable[[str], Value | Absent]) -> 
     Args:
         files: the file system.
         port: directory of the port.
-        read: returns the counter in a file.
+        read: returns the counter in the file at a path.
     """
     adapter = port.partition("/ports/")[0]
     if files.target_name(f"{adapter}/device/driver") != DRIVER:
         return {}
     readings: dict[str, Value | Absent] = {}
     for name in _NAMES:
-        of_port = read(f"{port}/hw_counters/{name}")  # of the adapter in some versions of the driver
+        of_port = read(
+            f"{port}/hw_counters/{name}"
+        )  # some versions of the driver have it in the directory of the adapter
         readings[f"efa.{name}"] = read(f"{adapter}/hw_counters/{name}") if isinstance(of_port, Absent) else of_port
     return readings

@@ -19,9 +19,9 @@ from collectors.wiring.neighbor import clean_text
 
 PROGRAM = "nvidia-imex-ctl"
 PLACES = (*DIRECTORIES, "opt/nvidia/imex/bin", "usr/local/nvidia/imex/bin")
-"""The last two are those that DCGM searches too."""
+"""Directories in which the program is searched. DCGM searches the last two as well."""
 DEADLINE_S = 10.0
-"""The program waits for hosts that do not answer."""
+"""Time limit of the program. It is long, because the program waits for hosts that do not answer."""
 KINDS = {
     "fabric.imex.state": ("1", "State of the IMEX daemon; ready: it works"),
     "fabric.imex.domain_state": ("1", "State of the IMEX domain: up, degraded, down"),
@@ -44,7 +44,7 @@ _NOT_CONFIGURED = "Failed to read node configuration file"
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s*/32 host LOCAL")
 _NOT_REPORTED = Absent.unsupported("not reported")
 _NO_ADDRESS = Absent.error(
-    "not exactly one address of the IMEX domain is local to this host: its own connections are not known"
+    "none or several hosts of the IMEX domain have an address or the name of this host: its own connections are not known"
 )
 
 
@@ -54,7 +54,7 @@ def imex_families(root: Path) -> Iterable[Family]:
     for name in OF_NODES:
         families[name].labels = ("imex",)
     state = _read_state(root)
-    # A program that hangs, or is not there, is not run again.
+    # If the program hangs or is not installed, do not run it a second time.
     domain = state if isinstance(state, Absent) else _read_domain(root)
     own = domain if isinstance(domain, Absent) else own_number(Files(root), domain.nodes)
     readings: Mapping[str, Value | Absent] = {

@@ -18,10 +18,10 @@ CLASS = "sys/class/infiniband"
 ROCE, INFINIBAND = "Ethernet", "InfiniBand"
 NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
-_REFUSED = Absent.unsupported("the adapter refuses to read this counter")
+_REFUSED = Absent.unsupported("the adapter does not allow this counter to be read")
 _ASK_AGAIN_S = 3600.0
-"""A counter that the adapter refuses to read is tried again only after this time, because the kernel logs each refusal. (An HGX
-B200 has four such adapters.)"""
+"""If the adapter does not allow a counter to be read, it is tried again only after this time, because the kernel logs each
+refusal. (An HGX B200 has four such adapters.)"""
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
 _GIDS = 16
 """Number of GID table entries to read. An address has two entries, for RoCE v1 and v2."""
@@ -213,7 +213,7 @@ def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
 
 
 def parse_counter(text: str, bits: int) -> Value | Absent:
-    """Return a counter; an error at its maximum, where it loses events; `unsupported` if it is no number. Raises ValueError."""
+    """Return a counter; an error at its maximum, where events are lost; `unsupported` if it is no number. Raises ValueError."""
     if not text[:1].isdigit():
         return Absent.unsupported(f"{_NO_COUNTER}: {text or 'empty'}")  # N/A (no PMA)
     number = parse_natural(text)

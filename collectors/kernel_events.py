@@ -141,7 +141,7 @@ _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
 """Maximum number of pairs of event and part. Events of further parts are counted for the host, to limit the memory."""
 _MAX_OPEN = 16
-"""Maximum number of firmware records, and of fatal PCIe errors, of which a further message is expected."""
+"""Maximum number of firmware records, and of fatal PCIe errors, for which another message is expected."""
 _MAX_PAGES = 4096
 """Maximum number of bad pages that are remembered. Each message about a further page counts."""
 

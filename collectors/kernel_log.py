@@ -29,10 +29,10 @@ def _stdin_is_kmsg() -> bool:
 
 
 class RingBuffer:
-    """/dev/kmsg (or a plain file), kept open so that each call reads only new records."""
+    """/dev/kmsg (or a plain file), kept open so that each call of `new_lines` reads only new records."""
 
     def __init__(self, path: Path = KMSG) -> None:
-        """Open the log. Raises OSError; without permission, the message names the remedy."""
+        """Open the log. Raises OSError; if permission is missing, its message says how to get it."""
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except PermissionError as error:

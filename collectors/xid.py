@@ -1,4 +1,4 @@
-"""Errors in the kernel log since boot. The NVIDIA driver logs those of GPUs (XID) and NVSwitches (SXid), the kernel others."""
+"""Errors in the kernel log since boot: of GPUs (XID) and NVSwitches (SXid) by the NVIDIA driver, of other parts by the kernel."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class XidCollector:
 
 def _families(result: ErrorCounts | Absent) -> list[Family]:
     counts = ErrorCounts() if isinstance(result, Absent) else result
-    # When the buffer overwrites old records, a count falls, which can hide a new error. The time of the newest does not fall.
+    # When the buffer overwrites old records, a count falls, which can hide a new error. The newest error's time does not fall.
     newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID that reports a fault; 0: none")
     count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
     fatal = Family(name="xid.fatal", unit="1", help="NVLink 5 XIDs marked fatal in the kernel log")

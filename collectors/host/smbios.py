@@ -127,7 +127,7 @@ def _unique(slots: list[MemorySlot]) -> list[MemorySlot]:
 
 
 def _renamed(slots: list[MemorySlot], names: list[str]) -> list[MemorySlot]:
-    """Return the slots, those without a unique name with another name."""
+    """Return the slots. A slot whose name is empty or not unique gets the name at its position in `names`."""
     counts = Counter(slot.name for slot in slots)
     return [
         replace(slot, name=name) if counts[slot.name] > 1 or not slot.name else slot

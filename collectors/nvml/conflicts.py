@@ -18,7 +18,7 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
     """Return what would distort figures of these GPUs: MIG and, unless `share` is set, other processes.
 
-    A GPU that cannot list its processes is a conflict too. One that does not answer at all is not: the collector reports it.
+    A GPU whose processes cannot be listed is a conflict too. A GPU that does not answer is not: the collector reports it.
     Conflicts beyond `limit` are only counted, in one more text; without a limit, all are listed.
     """
     try:
@@ -47,7 +47,7 @@ def _conflicts(index: int, share: bool) -> Iterator[str]:
         yield f"gpu={index} is in MIG mode: switch it off with `nvidia-smi -i {index} -mig 0`"
     processes = [] if share else try_read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
     if isinstance(processes, Absent) and processes.status == "error":
-        yield f"gpu={index} cannot list its processes ({processes.reason})"
+        yield f"gpu={index}: its processes cannot be listed ({processes.reason})"
     for process in [] if isinstance(processes, Absent) else processes:
         yield f"gpu={index} is in use by process {process.pid}{_name(process.pid)}"
 

@@ -15,8 +15,8 @@ from collectors.nvml.clocks import clock_reasons
 T = TypeVar("T")
 
 AVERAGED_S = 1.0
-"""Time over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). Older GPUs than Ampere, and GA100, do not average; for
-them this is too long, which makes fewer figures but no wrong ones."""
+"""Time over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). GPUs before Ampere, and GA100, do not average. For
+them this time is too long: fewer periods of a load count as resolved, but no figure becomes wrong."""
 
 
 class GpuSample(NamedTuple):

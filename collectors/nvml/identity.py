@@ -38,7 +38,7 @@ def _capability(gpu: NvmlGpu) -> str:
 
 
 def _serial(gpu: NvmlGpu) -> str:
-    """Return the serial of the board. Zeros are no serial: they would name several GPUs."""
+    """Return the serial of the board. Zeros are rejected, because several GPUs may report them."""
     serial = decode(gpu.query("Serial"))
     if not serial.strip("0 "):
         raise ReadingError(Absent.unsupported(f"NVML reports the serial {serial!r}"))

@@ -33,7 +33,7 @@ class SlowReadings:
     def read(self, gpu: NvmlGpu, *, wait: bool) -> Sequence[Sample]:
         """Return the newest readings. If they are older than REFRESH_S, start a refresh for a later call.
 
-        The first call, and one after STALE_S without a call, reads them itself.
+        The first call, and a call after STALE_S without calls, wait until the readings are taken.
 
         Args:
             wait: finish the refresh in this call, because NVML may be closed after it.

@@ -25,7 +25,7 @@ from collectors.optics.port import COUNTERS, OF_LANE, PortReadings, absent_port,
 from collectors.programs import find_program
 
 DEADLINE_S = 16.0
-"""For all ports together. A module answers over a slow bus, and a stuck bus blocks the caller."""
+"""Time limit for all ports together. A module answers over a slow bus, and a stuck bus blocks the caller."""
 NVIDIA = "0x15b3"
 VIRTUAL_DRIVERS = frozenset({"ena", "gve", "hv_netvsc", "virtio_net", "vmxnet3"})
 VIRTUAL_FUNCTIONS = frozenset({"0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"})

@@ -44,9 +44,10 @@ LINK_READINGS = frozenset(
 
 
 class Ethtool:
-    """The program `ethtool`; None: not installed."""
+    """The program `ethtool`."""
 
     def __init__(self, path: Path | None) -> None:
+        """`path`: None if ethtool is not installed."""
         self._path = path
 
     def module(self, interface: str, *, has_link: bool) -> Module | Absent:
@@ -82,7 +83,7 @@ class Ethtool:
         return absent_port(absent, without=LINK_READINGS | {"fec_mode"})
 
     def _run(self, *calls: tuple[str, ...]) -> CompletedProcess[str] | Absent:
-        """Return the output of the first call that this version of ethtool knows."""
+        """Run the calls in order until this version of ethtool knows the options of one, and return its output."""
         result: CompletedProcess[str] | Absent = _NO_TOOL
         for arguments in calls if self._path else ():
             result = run_program(self._path, *arguments, deadline_s=DEADLINE_S)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ class Module:
     def _is_used(self, lane: int) -> bool:
         """Return whether the lane has light or current.
 
-        A lane of the cage that the module does not have has neither, although it may report that it has no signal.
+        The cage may have more lanes than the module. Such a lane has neither, but a tool may report that it has no signal.
         """
         measured = self.lanes.values()
         return not measured or any(lane < len(values) and values[lane] for values in measured)

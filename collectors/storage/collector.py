@@ -23,7 +23,7 @@ MOUNT_KINDS = {
 
 
 class StorageCollector:
-    """Reads the disks under `root`. With `identity` also model, serial number and place of each disk.
+    """Reads the disks under `root`. With `identity` also model, serial number, firmware and PCI address of each disk.
 
     A full snapshot has these, and the size and type of each disk and the health log of NVMe disks.
     """

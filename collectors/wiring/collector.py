@@ -16,7 +16,7 @@ from collectors.wiring.lldp import read_lldp
 from collectors.wiring.neighbor import Neighbor
 
 DEADLINE_S = 15.0
-"""For all InfiniBand ports together, which are read in parallel."""
+"""Time limit for all InfiniBand ports together, which are read in parallel."""
 KINDS = {
     "switch": ("1", "Name of the switch at the other end of the cable"),
     "switch_id": ("1", "{} of the switch at the other end of the cable"),
@@ -29,7 +29,7 @@ SILENT = (
     "takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
 )
 FIRMWARE_AGENTS = {"ice": ("fw-lldp-agent", "on", "off"), "i40e": ("disable-fw-lldp", "off", "on")}
-"""Driver -> private flag, its value while the agent in the firmware takes all LLDP frames, and the value that ends this."""
+"""Driver -> private flag, its value while the agent in the firmware takes all LLDP frames, and the value that disables it."""
 
 
 class WiringCollector:

@@ -17,7 +17,7 @@ NOT_A_SWITCH = Absent.error(
 )
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")
-"""Types of a port ID that may not be the name of the port: then its description may be it."""
+"""Types of a port ID that may not be the name of the port. The description of the port may then be the name."""
 
 
 def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from collectors.base import Absent, Value
 
 MAX_TEXT = 80
-"""Longest text that is kept of a name which a neighbor chose. LLDP allows 255 characters."""
+"""Maximum length of a text from a neighbor; the rest is cut. LLDP allows 255 characters."""
 NO_NAME, NO_LABEL = Absent.unsupported("the switch sends no name"), Absent.unsupported("the switch sends no port label")
 
 
