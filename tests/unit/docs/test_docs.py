@@ -22,7 +22,7 @@ import tomllib
 import yaml
 
 from fleet.inventory.ansible import check_variables
-from rackproof.main import VERBS
+from rackproof.main import VERBS, main
 from tests import ROOT
 
 PAGES = [
@@ -492,6 +492,16 @@ def test_messages_in_troubleshooting_exist_in_the_sources(sources: str) -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_readme_shows_what_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^\$ rackproof plan -i inventory/rack12\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert main(["plan", "-i", str(ROOT / "inventory" / "example")]) == 0
+    without_run_id = [
+        re.sub(r"^run \w+:", "run:", output, flags=re.MULTILINE) for output in (capsys.readouterr().out, shown)
+    ]
+    assert without_run_id[0] == without_run_id[1]
 
 
 def test_index_lists_every_page() -> None:
