@@ -50,7 +50,7 @@ def cable_of(cables: Cables, host: str, part: str, scopes: Iterable[str]) -> str
     ports = [port for port in dict.fromkeys(map(_port, scopes)) if port]
     if ends := dict.fromkeys(cables[host, port] for port in ports if (host, port) in cables):
         return " and ".join(ends)
-    has_ports = any(name == host and scope.startswith(f"{part},port=") for name, scope in cables)
+    has_ports = any(name == host and scope != part and Scope.parse(part).contains(scope) for name, scope in cables)
     return "" if ports and has_ports else cables.get((host, part), "")
 
 
