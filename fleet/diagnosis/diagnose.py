@@ -145,7 +145,7 @@ _OF_ONE_PORT = ("module", "port-protocol")
 def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     """Return whether the verdict follows from the problem of a part of its host."""
     problem = item.problem
-    if problem is None or not _can_explain(item, verdict):
+    if problem is None or not _can_explain(item, verdict) or _is_of_another_port(verdict, item):
         return False
     part = verdict.part_scope
     same_reading = not problem.kinds and matches(verdict, problem.shown_by)
@@ -171,6 +171,13 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return False  # a slow port would be the suspect itself
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang
     return is_of_whole_host and matches(verdict, problem.explains_host)
+
+
+def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
+    """Return whether the verdict is on another port of the adapter than all that show the problem. Each has its own cable."""
+    port = Scope.parse(verdict.scope).get("port")
+    ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
+    return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
 
 
 def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:

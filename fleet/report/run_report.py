@@ -18,7 +18,7 @@ from fleet.judge.criteria import Pack
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import Gatherer
 from fleet.judge.judge import host_view
-from fleet.judge.wiring.cables import Cables
+from fleet.judge.wiring.cables import Cables, cable_ends
 from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
 from fleet.report.formatting import decision_name
@@ -92,7 +92,8 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, jobs: int | No
     rejected = [item for item in judged.quarantined if item.path in records]
     diff = diff_against_baseline(plan.only((host,)), run.evidence, packs)
     gang_report = fleet_report(context, stats, judged.hosts, quarantined=rejected, diff=diff)
-    return _only_host(plan, gang_report, next(report for report in gang_report.hosts if report.name == host), diff)
+    report = next(report for report in gang_report.hosts if report.name == host)
+    return _only_host(plan, gang_report, report, diff, cable_ends(plan.manifest, stats.links))
 
 
 def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
@@ -135,18 +136,12 @@ def _judge(job: _Job, share: Share) -> _Judged:
     return _Judged(hosts=judge.finish(), quarantined=quarantined)
 
 
-def _cables_of(report: FleetReport) -> Cables:
-    """Return the cables that the causes name; of a part with several causes, those of all."""
-    ends: dict[tuple[str, str], dict[str, None]] = {}
-    for part in (part for cause in report.causes for part in cause.parts if part.cable):
-        ends.setdefault((part.host, part.scope), {})[part.cable] = None
-    return {part: " and ".join(names) for part, names in ends.items()}
-
-
-def _only_host(plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff) -> FleetReport:
+def _only_host(
+    plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff, cables: Cables
+) -> FleetReport:
     """Return a report with only this host of its gang."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
-    causes = diagnose(verdicts, plan.gangs(), _cables_of(gang_report))
+    causes = diagnose(verdicts, plan.gangs(), cables)
     versions = compare_versions(plan, [report], shipped_advisories())
     vulnerable = vulnerabilities(versions)
     return replace(

@@ -159,7 +159,7 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
             host=view.host.name,
             scope=scope,
             slot=f"{slot} port {number}" if slot and number else slot or scope,
-            names=frozenset(filter(None, _names(labels, slot, adapters))),
+            names=frozenset(filter(None, _names(labels, slot, rdma_ports))),
             adapter=adapters.get(labels.get("nic", ""), ""),
             adapter_port=rdma_ports[labels["nic"]].get("port") if labels.get("nic") in rdma_ports else "",
             is_fastest=rates.get(scope, 0.0) >= fastest,
@@ -174,9 +174,9 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
         )
 
 
-def _names(labels: Mapping[str, str], slot: str, adapters: Mapping[str, str]) -> Iterator[str]:
+def _names(labels: Mapping[str, str], slot: str, rdma_ports: Mapping[str, Scope]) -> Iterator[str]:
     if nic := labels.get("nic"):
-        yield from (nic, slot, adapters.get(nic, ""))
+        yield from (nic, slot, port_name(rdma_ports[nic].text) if nic in rdma_ports else "")
     if hca := labels.get("hca"):
         yield f"{hca}/{labels.get('port')}"
         yield from (hca, slot) if labels.get("port") == "1" else ()

@@ -261,6 +261,22 @@ def test_port_that_was_not_measured_because_that_of_the_only_partner_is_down_has
     assert other.hosts == ("c",), "the port of a is not down"
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("optics.rx_los", "module"), ("infiniband.state", "port-down"), ("infiniband.link_layer", "port-protocol")],
+)
+def test_fault_of_a_port_does_not_explain_the_other_port_of_the_adapter(name: str, problem: str) -> None:
+    kind = VerdictKind.LIMIT if problem == "module" else VerdictKind.PEERS
+    verdicts = [
+        failed(name, "hca=mlx5_0,port=2", value="DOWN", limit="ACTIVE", kind=kind, action="reseat"),
+        failed("infiniband.symbol_error", "hca=mlx5_0,port=2", action="reseat"),
+        failed("infiniband.symbol_error", "hca=mlx5_0,port=1", action="reseat"),
+    ]
+    cables = {("a", f"hca=mlx5_0,port={number}"): f"leaf{number}" for number in (1, 2)}
+    causes = {cause.verdicts: (cause.problem, cause.parts[0].cable) for cause in diagnose(verdicts, {}, cables)}
+    assert causes == {(0, 1): (problem, "leaf2"), (2,): ("infiniband.symbol_error", "leaf1")}
+
+
 def test_port_with_another_protocol_needs_no_other_cable() -> None:
     """dsx-ai-factory/infra-controller issue 3624: an adapter left in InfiniBand mode shows as a port without a link."""
     peers = {"kind": VerdictKind.PEERS, "part": "hca=mlx5_7"}

@@ -17,8 +17,9 @@ from fleet.diagnosis.handling import handling
 from fleet.inventory.manifest_file import LINK_COLUMNS, read_manifest
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
+from fleet.judge.judge import host_view
 from fleet.judge.wiring import Wiring, cable_ends, judge_links
-from fleet.judge.wiring.links import HostLinks, PortLink
+from fleet.judge.wiring.links import HostLinks, PortLink, host_links
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
 from rackproof.main import main
@@ -499,6 +500,24 @@ def test_cause_that_is_not_of_a_port_names_no_cable(name: str, scope: str) -> No
     failed = Verdict(host="h01", scope=scope, name=name, verdict=FAIL, criterion="x", reason="bad")
     (cause,) = diagnose([failed], {}, cable_ends([], fleet))
     assert [part.cable for part in cause.parts] == [""]
+
+
+def test_interfaces_of_an_adapter_with_two_ports_have_the_names_of_its_ports() -> None:
+    """Otherwise the line of the manifest for `mlx5_0`, the first port, would also be for the second one."""
+    plan = plan_of(hosts=1)
+    readings = [
+        Metric(name=f"network.{name}", unit="1", values={f"nic=eth{number}": f"{text}{number}" for number in (1, 2)})
+        for name, text in (("switch_id", "id-leaf"), ("switch", "leaf"), ("switch_port", "swp"))
+    ]
+    interfaces = {f"hca=mlx5_0,port={number}": f"eth{number}" for number in (1, 2)}
+    readings.append(Metric(name="infiniband.interface", unit="1", values=interfaces))
+    found = host_links(host_view(plan, "h01", host_evidence(plan, "h01", *readings), []))
+    ends = cable_ends([], [found])
+    assert [ends["h01", f"hca=mlx5_0,port={number}"] for number in (1, 2)] == ["leaf1 swp1", "leaf2 swp2"]
+    assert [[name for name in ("mlx5_0", "mlx5_0/2") if name in link.names] for link in found.links] == [
+        ["mlx5_0"],
+        ["mlx5_0/2"],
+    ]
 
 
 def test_manifest_gives_the_cable_of_a_port_whose_switch_no_program_can_read() -> None:

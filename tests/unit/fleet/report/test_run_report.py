@@ -22,8 +22,8 @@ from fleet.report.run_report import report_of, report_on_host
 from fleet.report.workers import Share, map_shares
 from schemas import documents, quick
 from schemas.errors import RunError
-from schemas.plans import GPU, BenchmarkChoice, BudgetSelection, Part, Plan
-from schemas.records import Observation, Record, to_json
+from schemas.plans import GPU, LINK, BenchmarkChoice, BudgetSelection, Part, Plan
+from schemas.records import Metric, Observation, Record, to_json
 from schemas.reports import ALL, EXCEPTIONS, FAIL, PASS, FleetReport
 from schemas.waivers import Waiver
 from tests import fleets
@@ -111,6 +111,16 @@ FAULTS: dict[str, Change | None] = {
     "record of another run": lambda record: replace(record, nonce="f" * 32),
     "none": lambda record: record,
 }
+
+
+FAULTY_PORTS = {"port.status_opcode": ("hca=mlx5_0,port=1", 15), "optics.rx_los": ("hca=mlx5_0,port=2,lane=1", True)}
+
+
+def with_two_faulty_ports(record: Record) -> Record:
+    """Return the record with another fault at each port of one adapter."""
+    metrics = [Metric(name=name, unit="1", values={scope: value}) for name, (scope, value) in FAULTY_PORTS.items()]
+    snapshots = (replace(item, metrics=(*item.metrics, *metrics)) for item in record.snapshots)
+    return replace(record, snapshots=tuple(snapshots))
 
 
 def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
@@ -279,6 +289,23 @@ def test_killed_process_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> N
     run = small_fleet(tmp_path, count=3)
     with pytest.raises(RunError, match="one of the 2 processes that judge the hosts was killed"):
         map_shares(_end_itself, run, [[("h1",)], [("h2",)]])
+
+
+def test_page_of_a_host_names_the_cable_of_each_faulty_port_as_the_report_does(tmp_path: Path) -> None:
+    plan = fleets.plan(3, gpu_count=2, gangs=False)
+    name = plan.hosts[1].name
+    ends = {"mlx5_0": ("leaf1", "swp1"), "mlx5_0/2": ("leaf2", "swp9")}
+    lines = [
+        Part(host=name, kind=LINK, slot=slot, switch=switch, switch_port=port, origin="x line 2")
+        for slot, (switch, port) in ends.items()
+    ]
+    plan = replace(plan, manifest=tuple(lines))
+    fleets.write(tmp_path, plan, {name: with_two_faulty_ports})
+    run = load(tmp_path)
+    reports = report_of(run, PACKS, jobs=1), report_on_host(run, PACKS, name, jobs=1)
+    for report in reports:
+        cables = {cause.problem: cause.parts[0].cable for cause in report.causes if cause.problem in ("port", "module")}
+        assert cables == {"port": "leaf1 swp1 by the manifest", "module": "leaf2 swp9 by the manifest"}
 
 
 @pytest.mark.usefixtures("brief")

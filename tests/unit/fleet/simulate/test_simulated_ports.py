@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load
 from fleet.report.merge import merge
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
-from schemas.records import MEASURED
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport
+from schemas.records import MEASURED, Metric, Observation
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport
 from schemas.scopes import Scope
 from tests import ROOT
 
@@ -55,6 +58,62 @@ def test_healthy_ports_pass_and_have_every_figure_of_a_tournament(tmp_path: Path
                   and item.params["direction"] == "one_way"]  # fmt: skip
         (best,) = (item for item in items if item.name == "verbs.best_ratio" and item.scope == port)
         assert (best.value, best.params["partners"], len(shares)) == (max(shares), 5, 5)
+
+
+PORT = "hca=mlx5_1,port=1"
+DOWN = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}
+
+
+def with_port_down(evidence: Evidence) -> Evidence:
+    """Return the evidence of a host whose port has no link, as the agent reports it."""
+
+    def without_link(metric: Metric) -> Metric:
+        is_of_port = metric.name in DOWN and PORT in metric.values
+        return replace(metric, values={**metric.values, PORT: DOWN[metric.name]}) if is_of_port else metric
+
+    return replace(
+        evidence,
+        records=tuple(
+            replace(
+                record,
+                snapshots=tuple(
+                    replace(item, metrics=tuple(map(without_link, item.metrics))) for item in record.snapshots
+                ),
+                observations=unmeasured(record.observations, PORT, "unsupported", "the port has no link"),
+            )
+            for record in evidence.records
+        ),
+    )
+
+
+def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: str) -> tuple[Observation, ...]:
+    """Return the observations with a reason in place of the figures of a port or pair, in each stage that has them."""
+    of_scope = [item for item in items if item.name.startswith("verbs.") and item.scope.startswith(scope)]
+    reasons = [
+        Observation(name="verbs.bandwidth", scope=scope, stage=stage, unit="B/s", status=status, reason=reason)
+        for stage in sorted({item.stage for item in of_scope})
+    ]
+    return (*(item for item in items if item not in of_scope), *reasons)
+
+
+def test_port_that_is_down_is_the_only_cause_in_a_gang_of_two(tmp_path: Path) -> None:
+    """The healthy port has no other partner. Required to be measured, it is not the fault, and its cable needs no work."""
+    fleet = Fleet(hosts=2, gpus=2, profile="standard", readings=JUDGED)
+    plan = fleet.plan("run", CREATED)
+    write_run(tmp_path / "run", fleet, [], plan)
+    run = load(tmp_path / "run")
+    evidence = {"r01-h01": with_port_down(run.evidence["r01-h01"]), "r01-h02": run.evidence["r01-h02"]}
+    alone, gang = sorted(evidence["r01-h02"].records, key=lambda record: bool(record.gang))
+    left = [item for item in gang.observations if (item.name, item.scope) != ("verbs.best_ratio", PORT)]
+    skipped = unmeasured(left, f"{PORT},partner=r01-h01", "skipped", "r01-h01 measures no port on this rail")
+    evidence["r01-h02"] = replace(evidence["r01-h02"], records=(alone, replace(gang, observations=skipped)))
+    for is_required in (False, True):
+        hosts = tuple(replace(host, verbs_required=is_required, infiniband_ports=2) for host in plan.hosts)
+        report = merge(replace(plan, hosts=hosts), evidence, read_packs([]))
+        (cause,) = report.causes
+        assert (cause.problem, cause.host, cause.part) == ("port-down", "r01-h01", "hca=mlx5_1")
+        decisions = {host.name: host.decision for host in report.hosts}
+        assert decisions == {"r01-h01": REJECTED, "r01-h02": INCOMPLETE if is_required else ACCEPTED}
 
 
 @pytest.mark.parametrize(
