@@ -1,4 +1,4 @@
-"""Judge what needs no limit on a BMC: whether it was read, whether its readings are complete, and whose serials it reports."""
+"""Judge what needs no limit on a BMC: whether it was read, its readings are complete, and its serials are those of the host."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _metrics(view: HostView, name: str) -> list[Metric]:
 
 
 def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield what is missing or changed in the readings of a BMC. One that could not be read is judged by `bmc-readable`."""
+    """Yield what is missing or changed in the readings of a BMC. If it could not be read, `bmc-readable` judges that."""
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
     for snapshot in snapshots:
@@ -87,7 +87,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
         readings = {metric.name: metric for metric in snapshot.metrics}
         if not _is_readable(readings):
             if READABLE not in readings or not readings[READABLE].absent:
-                yield READABLE, HOST, "the reading does not say whether the BMC could be read", snapshot.stage
+                yield READABLE, HOST, "the reading does not state whether the BMC could be read", snapshot.stage
             continue
         yield from _incomplete(snapshot, readings, known)
         yield from _event_problems(readings, snapshot.stage)
@@ -105,20 +105,20 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
         if not _seconds(later) >= _seconds(earlier) - CLOCK_TOLERANCE_S:  # not a number: no time
-            yield READABLE, HOST, f"is of {later}, although {earlier} was before", stage
+            yield READABLE, HOST, f"has the time {later}, although the entry before it has {earlier}", stage
     if len({*times[2:]}) < len(times[2:]):
-        yield READABLE, HOST, "two readings are of the same time", ""
+        yield READABLE, HOST, "two readings have the same time", ""
     read = [item.at for item in record.snapshots if _is_readable({metric.name: metric for metric in item.metrics})]
     began = [launch.began for launch in view.evidence.launches()]
     if read and any(_seconds(read[0]) > _seconds(at) + CLOCK_TOLERANCE_S for at in began):
         yield (
             READABLE,
             HOST,
-            f"was first read at {read[0]}, after a launch: what it logged before that is unknown",
+            f"was first read at {read[0]}, after a launch: events that it logged before are unknown",
             PREFLIGHT,
         )
     if record.snapshots and record.ended != record.snapshots[-1].at:
-        yield READABLE, HOST, f"the last reading is of {times[-1]}, but the record ended at {record.ended}", ""
+        yield READABLE, HOST, f"the last reading has the time {times[-1]}, but the record ended at {record.ended}", ""
 
 
 def _seconds(text: str) -> float:

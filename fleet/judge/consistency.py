@@ -206,7 +206,12 @@ def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
             yield "record", "host", f"the record of {whose} has readings of {', '.join(sorted(read))}", ""
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
-        yield "record", "host", f"the records of the host are of Rackproof {' and '.join(sorted(versions))}", ""
+        yield (
+            "record",
+            "host",
+            f"the records of the host were written by Rackproof {' and '.join(sorted(versions))}",
+            "",
+        )
     software: dict[str, str] = {}
     for record in records:
         for name, version in record.software.items():

@@ -25,7 +25,7 @@ SIGMAS = 3.0
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the readings that decide a verdict: `names`, and for the rate of a counter that is not 0 also its time."""
+    """Return the readings that decide a verdict: `names`, and for the rate of a counter above 0 also BASES."""
     metrics = (metric for name in names for _, metric in view.observations.metrics[name])
     if not criterion.per_hour or not any(metric.values and metric.greatest for metric in metrics):
         return names

@@ -38,7 +38,10 @@ SHARES = (
 )
 """Last parts of the names of figures that are at most 1."""
 ROUNDING = 1e-6
-_WRONG_SOURCE = {False: "only the control node reads the BMC: the host reports it itself", True: "no reading of a BMC"}
+_WRONG_SOURCE = {
+    False: "the record of the host has this reading, but only the control node reads the BMC",
+    True: "the record of the BMC has this reading, which is not one of a BMC",
+}
 DATASHEET_MULTIPLE = 3.0
 """A rate above this multiple of the datasheet's has a wrong unit or a wrong count: such mistakes change it by a factor of 8 or
 more. Copies in both directions at once may reach twice the datasheet's link rate, which is that of one direction."""

@@ -143,7 +143,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
     if gpu.digest == digest:
         return digest_verdict(gpu, PASS, f"found {gpu.digest}; {majority}", limit=digest, detail=majority)
     serial = gpu.view.serial(gpu.observation.scope) or "unknown"
-    detail = f"{majority}, the GPU of serial {serial} does not; {_describe_siblings(digest, siblings)}"
+    detail = f"{majority}, the GPU with serial {serial} does not; {_describe_siblings(digest, siblings)}"
     return digest_verdict(gpu, FAIL, f"found {gpu.digest}: {detail}", limit=digest, detail=detail)
 
 

@@ -217,7 +217,9 @@ def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
             times = f"{format_clock(end_s)}, on other parts of its kind at {format_clock(last_s)}"
             messages[series.scope].append(f"{_series_name(series)} was last measured at {times}")
         elif is_rate(series) and sum(series.n) < min_rounds:
-            messages[series.scope].append(f"{_series_name(series)} is in {sum(series.n)} of {soak.finished} rounds")
+            messages[series.scope].append(
+                f"{_series_name(series)} was measured in {sum(series.n)} of {soak.finished} rounds"
+            )
     return messages
 
 

@@ -118,7 +118,7 @@ def _on_part(
 
 
 def _is_place_of(line: Part, item: LocatedPart) -> bool:
-    """Return whether a line of the manifest names the place of this part. A line without a slot may mean any of the host."""
+    """Return whether a line of the manifest names the place of this part. A line without a slot names no place."""
     return line.host == item.host and bool(line.slot) and line.slot in item.slots
 
 
@@ -140,7 +140,7 @@ def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Ve
     """Yield verdicts on parts that no line of the manifest names: GPUs and InfiniBand adapters, if it lists parts of that kind.
 
     Ethernet ports do not count, because every mainboard has some that are not ordered separately. Modules count at ports of
-    adapters for RDMA, and at other ports if an ordered module is at one of these.
+    RDMA adapters, and at Ethernet interfaces if an ordered module is at such an interface.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID, MODULE_SERIAL}
     listed = set(map(_key, ordered))

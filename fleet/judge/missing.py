@@ -171,8 +171,8 @@ def _identify(
 ) -> Iterator[str]:
     """Yield texts that identify the `missing` GPUs; none if the readings of the host contradict each other.
 
-    None either if not all GPUs of the host are under test, or if one has no PCI address. `causes` has the addresses of the GPUs
-    whose cause the kernel log contains.
+    Yield none either if not all GPUs of the host are under test, or if one has no PCI address. `causes` has the addresses of the
+    GPUs whose cause the kernel log contains.
     """
     present, on_bus = _layout(view), _on_bus(view)
     # If only some GPUs of a host are under test, their indexes move when one of the others is missing.

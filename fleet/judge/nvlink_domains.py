@@ -146,7 +146,7 @@ def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     for member in members:
         for peer, state in member.broken.items() if member.address else ():
             first, second = sorted((member.address, peer))
-            # The state that a host cannot read (`invalid`) says less than that of the other end.
+            # `invalid` means that this host could not read the state: then the state from the other end counts.
             if states.get((first, second), "invalid") == "invalid":
                 states[first, second] = state
         if member.is_ready is False and member.address:

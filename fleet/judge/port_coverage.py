@@ -47,7 +47,7 @@ class PortFigure:
 
     @property
     def is_of_both_hosts(self) -> bool:
-        """Return whether each host of a pair must have it. Of the others only the first host of the pair has one."""
+        """Return whether both hosts of a pair must have the figure. Without a direction, only the first host has it."""
         return "direction" in self.params
 
     def is_stated_by(self, items: Sequence[Observation]) -> bool:
@@ -188,7 +188,7 @@ def _uneven(
     measured = len(theirs.measured_with(view.host.name)) if theirs else 0
     stated = len(statements.ports_with(partner))
     if stated < measured:
-        reason = f"{partner} measured {measured} RDMA ports with this host, whose record has {stated} with {partner}"
+        reason = f"{partner} measured {measured} RDMA ports with this host, but the record of this host has {stated}"
         yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, GANG)
 
 
@@ -210,7 +210,7 @@ def _missing(
     if not missing:
         return
     names = ", ".join(dict.fromkeys(figure.name for figure in missing))
-    reason = f"neither measured nor a reason why not, although the launch finished: {names}"
+    reason = f"no figure and no reason for its absence, although the launch finished: {names}"
     if not items and not Scope.parse(scope).get("partner") and missing[0].name != BEST:
         reason = "the port is active, but has neither a figure nor a reason why it was not measured"
     yield view.inconclusive(missing[0].name, scope, reason, stage, missing[0].params if items else None)

@@ -226,7 +226,10 @@ def _wrong_times(
         elapsed, tolerance = _seconds_between(earlier, later), CLOCK_TOLERANCE_S
         first, second = moments.get(id(earlier)), moments.get(id(later))
         if name != UPTIME and isinstance(first, int | float) and isinstance(second, int | float):
-            elapsed, tolerance = second - first, COUNTING_DELAY_S  # no correction of the clock changes it
+            elapsed, tolerance = (
+                second - first,
+                COUNTING_DELAY_S,
+            )  # the uptime does not change if the clock is corrected
         for scope, value in after.values.items():
             old = before.values.get(scope)
             if not isinstance(value, int | float) or not isinstance(old, int | float):

@@ -24,8 +24,9 @@ LEAST_SHARE = 0.5
 def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     """Yield inconclusive verdicts for each stage that measured fewer RDMA ports than the inventory requires.
 
-    Each port of the fabric that states why it was not measured has one. The host has one for ports that do not exist, and if
-    more ports state a reason than are missing: then it is not known which of them should have been measured.
+    Each port of the fabric with a reason why it was not measured gets a verdict. The host gets one for ports that do not exist.
+    If more ports have a reason than are missing, it is not known which of them should have been measured: only the host gets
+    a verdict.
     """
     wanted, name = max(1, view.host.infiniband_ports), f"{VERBS}.bandwidth"
     stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]

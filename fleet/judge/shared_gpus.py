@@ -40,7 +40,7 @@ def _is_speed(verdict: Verdict) -> bool:
 
 
 def _used_gpus(view: HostView) -> Iterator[str]:
-    """Yield the GPUs with compute processes before or after a stage, when none of the run's own is there."""
+    """Yield the GPUs with compute processes before or after a stage, when no process of the run exists."""
     for snapshot, metric in view.observations.metrics.get(_PROCESSES, ()):
         if snapshot.phase != "during":
             yield from (scope for scope, count in metric.values.items() if count)

@@ -15,7 +15,7 @@ BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_band
 def silent_totals(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each directory with a bandwidth of this client, but none of all clients for the floor.
 
-    A client that was left out has a reason at a figure of its own, which is reported.
+    If a client was left out, its own figure has the reason, and another check reports that.
     """
     totals = {
         (item.stage, Scope.parse(item.scope).get("directory"), item.params.get("op"))

@@ -78,7 +78,7 @@ def _why_not_compared(product: Product, version: str, package: str) -> str:
     """Return why a version is not compared; empty if it is."""
     if not is_vendor_version(product, package):
         return f"the distribution adds fixes to old versions ({package or 'unknown package'})"
-    return "" if is_comparable(product, version) else f"no version of {product.title}"
+    return "" if is_comparable(product, version) else f"not a version of {product.title}"
 
 
 def _fixes(key: str, product: Product, version: Value) -> MissingFixes | None:

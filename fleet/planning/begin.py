@@ -60,7 +60,11 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
         raise RunError(
             f"{error}: the plan is damaged or was written by another version of Rackproof: choose another rackproof_run_id"
         ) from None
-    compared = {*document, *plan} - {"nonce", "created", "durations_s"}  # of the latest runs, so they may differ by now
+    compared = {*document, *plan} - {
+        "nonce",
+        "created",
+        "durations_s",
+    }  # durations come from the newest runs, which change
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
         raise UsageError(
@@ -88,6 +92,6 @@ def _host_differences(old_plan: Mapping[str, Any], new_plan: Mapping[str, Any]) 
     differences += [f"{name} is missing" for name in old if name not in new]
     for name in filter(old.__contains__, new):
         keys = sorted(key for key in {*old[name], *new[name]} if old[name].get(key) != new[name].get(key))
-        differences += [f"{name} has other {', '.join(keys)}"] if keys else []
+        differences += [f"{name} has different {', '.join(keys)}"] if keys else []
     more = [f"and {len(differences) - 3} more"] if len(differences) > 3 else []
     return f" ({'; '.join(differences[:3] + more)})" if differences else ""

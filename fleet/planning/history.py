@@ -20,8 +20,8 @@ from schemas.stages import BENCHMARK, SOAK
 from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
-"""Number of the newest runs that are read; of the newest among them whose records are read for the cost of benchmarks; and of
-host records, and of gang records, that are read in each of these."""
+"""The newest MAX_RUNS runs are read. Of the newest MAX_TIMED_RUNS of them, the records are read too, for the cost of benchmarks:
+at most MAX_TIMED_RECORDS host records and as many gang records."""
 REPORT_BYTES = 200_000_000
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
@@ -169,7 +169,7 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
     failed = _hosts_with(report, FAIL, hosts)
     inconclusive = _hosts_with(report, INCONCLUSIVE, hosts)
     measured = {key: len(measured_hosts - inconclusive.get(key, set()) | failed.get(key, set())) for key in keys}
-    epoch_seconds(report["began"])  # raises ValueError if it is no time
+    epoch_seconds(report["began"])  # raises ValueError if it is not a time
     return PastRun(
         run_id=str(report["run_id"]),
         began=str(report["began"]),
@@ -185,7 +185,7 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
 
 
 def stage_key(stage: str) -> str:
-    """Return the stage under which the selection counts the tests of a stage: a burn-in repeats those of hosts alone."""
+    """Return the stage under which the selection counts a test. Tests of a soak count as those of the stage `benchmark`."""
     return BENCHMARK if stage == SOAK else stage
 
 

@@ -17,7 +17,7 @@ from fleet.planning.stage_times import (
     duration_s,
     scale_stages,
 )
-from fleet.planning.storage import local_directories, shared_directories, storage_floors, without_unnamed
+from fleet.planning.storage import local_directories, shared_directories, storage_floors, without_unused_storage
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
@@ -140,7 +140,7 @@ def make_plan(
     Raises:
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
     """
-    profile, run_variables = without_unnamed(profile, hosts.values()), _run_wide_variables(hosts)
+    profile, run_variables = without_unused_storage(profile, hosts.values()), _run_wide_variables(hosts)
     planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
     has_domain = any(host.nvlink_domain for host in planned)
     stages = tuple(

@@ -1,4 +1,4 @@
-"""Compute how long a profile runs: the duration of a burn-in, and that to which the time budgets of `extended` are scaled."""
+"""Compute how long a profile runs: the duration of a burn-in, or the one that the budgets of `extended` are scaled to."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
 def _factor(
     plan: Plan, scaled: Mapping[str, Mapping[str, Any]], host: PlannedHost, wanted_s: float, least: float
 ) -> tuple[float, float]:
-    """Return the factor by which the host takes `wanted_s`, and the seconds that it takes with the least factor."""
+    """Return the factor of the time budgets with which the host takes `wanted_s`, and its seconds with the factor `least`."""
     once, twice = (
         sum(_stage_s(plan, host, _scaled(stage, scaled[stage.name], factor)) for stage in plan.stages)
         for factor in (1, 2)

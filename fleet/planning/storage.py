@@ -52,7 +52,7 @@ def _directories(name: str, variables: Variables, variable: str) -> tuple[str, .
     return tuple(directories)
 
 
-def without_unnamed(profile: Mapping[str, Any], hosts: Iterable[Variables]) -> dict[str, Any]:
+def without_unused_storage(profile: Mapping[str, Any], hosts: Iterable[Variables]) -> dict[str, Any]:
     """Return the profile without the benchmarks whose directories no host names."""
     named = {key for variables in hosts for key, value in variables.items() if value}
     stages = {

@@ -51,7 +51,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "epochs": 20,
             "batch_size": 128,
             "learning_rate": 0.01,  # of one rank; scaled to the world size
-            "max_steps": 0,  # limit; 0: none
+            "max_steps": 0,  # 0: no limit
             "data_directories": _DIRECTORIES,
         },
         outputs=[
@@ -196,7 +196,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "prompt": 2048,
             "steps": 1000,  # of a round, so that one round gives a p99.9
             "share": 0.8,  # of the free memory, for keys and values
-            "most_bytes": 0,  # limit of keys and values; 0: none
+            "most_bytes": 0,  # upper limit of keys and values; 0: no limit
             "seconds": 20.0,
             "first_percentiles": ["p50", "p99"],
             "percentiles": ["p50", "p99", "p99_9"],
@@ -329,7 +329,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "precision": "fp32",
             "workers": 0,  # processes of each rank that prepare its images; 0: the rank itself prepares them
             "learning_rate": 0.01,
-            "max_steps": 0,  # limit; 0: none
+            "max_steps": 0,  # 0: no limit
             "data_directories": _DIRECTORIES,
         },
         choices={"precision": ["fp32", "bf16"]},

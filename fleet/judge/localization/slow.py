@@ -192,8 +192,8 @@ def _find_slow_ends(
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    A level below `least` is slow, even if most rails have it. A rail is not slow if all ends at one of its switches have normal
-    speed: its other switches are.
+    A level below `least` is slow, even if most rails have it. If all ends at one switch of a rail have normal speed, the rail is
+    not slow, but its other switches are.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():

@@ -57,7 +57,7 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. If the ports of the host show one slow port, rail or switch, this is the part of a slow NIC or rail."""
+    """Return the verdict. A slow NIC or rail is attributed to the port, rail or switch below it, if exactly one is slow."""
     slow = {item.part_scope for item in ports if item.host == verdict.host and item.verdict != PASS}
     (part,) = slow if len(slow) == 1 else ("",)
     kind = Scope.parse(part).device_kind

@@ -18,7 +18,7 @@ Cables = Mapping[tuple[str, str], str]
 def cable_ends(manifest: Sequence[Part], hosts: Iterable[HostLinks]) -> Cables:
     """Return the cables of these hosts: as read from the switches, otherwise as in the manifest.
 
-    A port without a link has no neighbor: only the manifest knows where its cable should end.
+    A port without a link has no neighbor: only the manifest states where its cable should end.
     """
     ends: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     by_host = {host.host: host for host in hosts}

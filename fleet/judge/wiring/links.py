@@ -130,7 +130,7 @@ def _digits(text: str) -> str:
 
 
 def host_links(view: HostView) -> HostLinks:
-    """Return the network ports of a host whose switch was asked for, by the last reading of each."""
+    """Return the network ports of a host for which a switch was looked up, by the last reading of each."""
     return HostLinks(host=view.host.name, has_record=view.has_record, links=tuple(_port_links(view)))
 
 

@@ -1,4 +1,4 @@
-"""Compare the cables of hosts with each other, where no manifest describes them.
+"""Compare the cables of hosts with each other, if no manifest describes them.
 
 The fastest ports in one slot of all hosts are a rail. Hosts that share at least half of their switches are peers. Among peers, a
 switch belongs to a rail if at least two hosts use it there, a quarter as many as use the rail's most used switch, and more than
@@ -131,7 +131,7 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each of these ports of one host that shares a switch, but on most hosts does not."""
+        """Return a failure for each port that shares a switch with another one of its host, but not on most hosts."""
         verdicts = []
         for port in (port for port in ports if port.switch_id):
             others = [other for other in ports if other is not port and other.switch_id == port.switch_id]

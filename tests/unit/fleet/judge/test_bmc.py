@@ -266,7 +266,7 @@ def test_host_cannot_report_for_its_bmc() -> None:
     evidence["h1"] = replace(evidence["h1"], records=(replace(record, snapshots=forged),))
     reasons = {item.reason for item in findings(evidence)}
     assert "error: connection refused" in reasons
-    assert "only the control node reads the BMC: the host reports it itself" in reasons
+    assert "the record of the host has this reading, but only the control node reads the BMC" in reasons
 
 
 # ---- altered evidence ----

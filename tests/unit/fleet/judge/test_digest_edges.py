@@ -70,7 +70,7 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")
     assert (bad.criterion, bad.value, bad.limit, bad.operator, bad.unit) == ("digest-majority", BAD, GOOD, "eq", "1")
     assert (bad.action, bad.basis, bad.params) == ("rma", "published", {"workload": "gemm"})
-    assert bad.detail == f"{majority}, the GPU of serial h1-0 does not; its host has no other GPU to compare with"
+    assert bad.detail == f"{majority}, the GPU with serial h1-0 does not; its host has no other GPU to compare with"
     assert bad.reason == f"found {BAD}: {bad.detail}"
     assert (good.action, good.limit, good.detail) == ("none", GOOD, majority)
     assert good.reason == f"found {GOOD}; {majority}"
@@ -80,7 +80,7 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     assert (unsure.limit, unsure.operator, unsure.action) == (None, "", "none")
     assert unsure.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
     silent = host_view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
-    assert "the GPU of serial unknown does not" in judged(silent, *three_hosts()[1:])[0].reason
+    assert "the GPU with serial unknown does not" in judged(silent, *three_hosts()[1:])[0].reason
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_only_the_differing_gpu_fails() -> None:
     )
     assert (verdict.value, verdict.limit, verdict.params["workload"]) == (BAD, GOOD, "gemm")
     assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in verdict.reason
-    assert "the GPU of serial h1-2 does not" in verdict.reason
+    assert "the GPU with serial h1-2 does not" in verdict.reason
     assert "the 3 other GPUs of its host agree with the majority" in verdict.reason
     assert "Silent Data Corruptions" in verdict.source
 

@@ -295,7 +295,7 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, on other parts of its kind at 10:00"
     assert soak_findings(soak_record) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
-    assert soak_findings(few) == [("gpu=0", f"{RATE} is in 7 of 10 rounds")]
+    assert soak_findings(few) == [("gpu=0", f"{RATE} was measured in 7 of 10 rounds")]
 
 
 def test_judge_reports_an_incomplete_soak() -> None:
