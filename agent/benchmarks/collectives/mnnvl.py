@@ -1,7 +1,7 @@
 """Collectives of a launch in one NVLink domain of several hosts, with NVLink between the hosts and without it.
 
 NCCL reads NCCL_MNNVL_ENABLE once in a process. Therefore each rank starts a process of its own (`mnnvl_rank`) for each of the two
-measurements. A launch of hosts that are not in one domain by the inventory measures nothing.
+measurements. If the inventory does not put all hosts of the launch into one domain, nothing is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from schemas.records import ERROR
 
 COMMAND = (sys.executable, "-m", "agent.benchmarks.collectives.mnnvl_rank")
 LIMIT_S = 120.0
-"""For the process of one measurement. It starts Python, torch and NCCL, and runs for a few seconds."""
+"""Time limit for the process of one measurement, which starts Python, torch and NCCL, and runs for a few seconds."""
 POLL_S = 0.05
 END_S = 5.0
 """How long to wait for a process that was killed."""
@@ -36,7 +36,7 @@ Results = list[dict[str, Any]]
 
 
 class MeasurementError(Exception):
-    """The process of a rank has no result; the text says why."""
+    """The process of a rank returned no result; the message says why."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Inputs are generated on the CPU, so that all GPUs get the same ones. Only deterministic kernels are used, each with its defaults:
 one stream (cuBLAS is deterministic on one), cuDNN restricted to deterministic algorithms, a stable sort, and no backward pass of
-attention, whose fast kernels add in any order. Different GPU models and software versions may choose other kernels, so only equal
-ones are compared.
+attention, whose fast kernels add in varying order. Different GPU models and software versions may choose other kernels, so
+results are compared only between GPUs of the same model with the same software.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ DUTY = 0.5
 LATEST = 0.1
 """A period is kept if its load begins no later than this share of it."""
 DEPTH = 2
-"""Products that are queued on the GPU at once: it never waits for the host, and the load ends in time."""
+"""Products that are queued on the GPU at once: so many that it never waits for the host, so few that the load ends in time."""
 SPIN_S = 0.001
 """Time before a phase in which the host does not sleep, because a sleep may last longer than asked for."""
 TURN_S = 0.01
@@ -76,7 +76,7 @@ def _report_unsupported(context: Context, settings: Mapping[str, Any], reason: s
 
 @contextlib.contextmanager
 def _fast_telemetry(context: Context) -> Iterator[None]:
-    """Request fast readings; the supervisor makes them as long as any rank has a marker."""
+    """Request fast readings: the supervisor takes them as long as the marker file of any rank exists."""
     marker = context.work / f"{FAST_TELEMETRY}.{context.rank}"
     marker.touch()
     try:
@@ -101,7 +101,7 @@ class Load:
         self._seconds = statistics.median(context.time(self._multiply, 5))
 
     def run_until(self, end: float) -> int:
-        """Multiply until about a moment of `time.monotonic()`, when the last product ends; return the number of products.
+        """Multiply so that the last product ends at about `end` (`time.monotonic()`); return the number of products.
 
         Raises:
             TimeoutError: the device hangs.

@@ -1,4 +1,4 @@
-"""Memory tests that need time: the data lie for minutes, cold and hot, or are rewritten again and again next to one another.
+"""Memory tests that need time: data stay in memory for minutes, cold and hot, or neighbouring words are rewritten often.
 
 The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
 explains the first two) and of cuda_memtest, which brought them to GPUs. The order in which a device accesses the words of one
@@ -22,8 +22,8 @@ from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
 
 FADE_PATTERNS = ("random", "inverse_random")
-"""Patterns whose data lie. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell has held both
-values, and neighbours also hold different values, between which a cell loses its charge faster."""
+"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell
+has held both values, and neighbours also hold different values, between which a cell loses its charge faster."""
 WAIT_STEP_S = 5.0
 """Longest time without progress, for the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
@@ -46,7 +46,7 @@ Test = Callable[[Context, MemoryUnderTest, WrongWords, float], int]
 
 
 def _fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
-    """Write, leave the memory to its refresh, read."""
+    """Write each pattern, wait without any access, then read it: only the refresh of the memory keeps the data."""
     for pattern in FADE_PATTERNS:
         memory.write(partial(fill, pattern=pattern))
         context.synchronize()
@@ -59,7 +59,7 @@ def _fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_
 
 
 def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
-    """Write, heat the device with matrix products in the rest of its memory, read."""
+    """Write each pattern, heat the device with matrix products in the rest of its memory, then read the pattern."""
     on_gpu = context.device.type == "cuda"
     dtype = "fp16" if unsupported_reason("bf16", context.device) else "bf16"
     multiply, _ = build_product(

@@ -31,7 +31,7 @@ class WrongWords:
         self._addresses: set[int] = set()
         self._bits = 0
         self._recorded: dict[tuple[int, int], tuple[int, int]] = {}
-        """Address and flipped bits of a word -> the words that were expected and read when it was first wrong so."""
+        """Address and flipped bits of a word -> the expected word and the word that was read, the first time."""
 
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
         """Count the words that differ from what `fill` writes. `expected` has as many words, and is overwritten.

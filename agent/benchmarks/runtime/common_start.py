@@ -1,8 +1,8 @@
 """A common start for ranks of several hosts, whose clocks differ: the offset is measured as NTP does, and corrected.
 
-The clocks are those of `time.monotonic()`. That of the first host of the launch whose first rank has not left the benchmark is
-the common one. This host answers all others at the same time and publishes the start, or which hosts did not reach it: a host
-that hangs delays the others by one time-out, and they name it.
+All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose first rank has
+not left the benchmark. The leading host answers the other hosts in turn, and publishes the start, or the names of the hosts that
+did not reach it. So a host that hangs delays the others by one time-out only, and their reports name it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ WAIT_S = 0.002
 TURN_S = 0.1
 """How long the first host waits for the next question of a host before it answers another one."""
 LOCAL_WAITS = 3
-"""Time-outs after which a rank no longer waits for the first rank of its host: that one waits for another host to come, and for
-the end of that host's own wait."""
+"""Number of time-outs for which a rank waits for the first rank of its host. That rank may itself wait for another host to
+arrive, and then until that host no longer waits for others."""
 
 
 class NoStartError(RuntimeError):
@@ -204,7 +204,7 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """Answer a host that has asked, and only this host as long as it asks again at once: so the answers are fast.
+    """Answer the questions of one host until it asks none for TURN_S: answers are fast if no other host is served meanwhile.
 
     Args:
         number: number of its next question.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Time that the collecting host may take beyond the limit of a step, which begins for it when it enters the step itself."""
+"""Additional time that the others wait for the collecting host, whose own limit begins only when it enters the step."""
 
 
 class ExchangeError(Exception):

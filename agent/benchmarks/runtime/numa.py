@@ -36,7 +36,7 @@ class Node:
     cache: int
     """Bytes of the last-level caches of its processors; 0 if not known."""
     farthest: int
-    """Number of the node with the longest way to its memory; its own number if there is no other."""
+    """Number of the node whose memory is farthest from these processors; the number of this node if there is no other."""
 
 
 def usable_nodes(root: Path = Path("/")) -> list[Node]:

@@ -1,7 +1,7 @@
 """A checkpoint in a shared directory: each host writes a shard for each of its ranks, and others read and compare every byte.
 
-If a byte is wrong, the host that wrote the shard and a third host read it too. If all of them read it wrong, or both hosts
-that did not write it, it is stored wrong; otherwise the client that read it wrong is at fault.
+If a byte is wrong, the host that wrote the shard and a third host read it too. If all three read it wrong, or both hosts
+that did not write it, the file system stored it wrong; otherwise the client that read it wrong is at fault.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 
 PREFIX = "rackproof-storage-"
 LEFTOVER_S = 86400.0
-"""Age from which a subdirectory of ours was left by a measurement that was killed."""
+"""A subdirectory of Rackproof that is older than this was left by a measurement that was killed."""
 BLOCK = 4096
 MAX_LEAVES = 256
 
@@ -87,7 +87,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: time of the file system. By a wrong clock of this host, subdirectories that other hosts use would be old.
+        now: time of the file system. By a wrong clock of this host, subdirectories that other hosts use could look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

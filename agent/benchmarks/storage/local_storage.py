@@ -30,7 +30,7 @@ FILE = "data"
 MARGIN_S = 20.0
 """Time that a pass may take beyond its duration."""
 SLOWEST_READ = 0.1
-"""Rate of the comparison relative to that of writing at which a pass is abandoned: it has no duration of its own."""
+"""The comparison has no fixed duration. It is abandoned if its rate is below this share of the rate of writing."""
 NO_FIO = "fio is not installed: set rackproof_install_fio, or install the package fio (RHEL: also fio-engine-libaio)"
 
 

@@ -23,11 +23,11 @@ _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 
 class ExcludedError(Exception):
-    """This host takes no further part; the message says why, unless its directory has a problem."""
+    """This host takes no further part; the message says why. It is empty if `Target.problem` says it."""
 
 
 class Clients:
-    """The hosts that still take part, and what they tell each other.
+    """The hosts that still take part, and the values that they exchange.
 
     Args:
         context: the rank.
@@ -69,7 +69,7 @@ class Clients:
         self._leave_out_others(views)
 
     def _leave_out_others(self, views: Mapping[str, Sequence[str]]) -> None:
-        """Leave out the hosts that do not see what most hosts see. If no view has a majority, all are left out."""
+        """Leave out the hosts that do not see what most hosts see. If two views are equally common, leave out all hosts."""
         (view, count), *others = Counter(tuple(view) for view in views.values()).most_common()
         is_unclear = any(number == count for _, number in others)
         same = tuple(host for host in self.hosts if tuple(views[host]) == view and not is_unclear)

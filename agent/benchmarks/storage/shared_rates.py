@@ -17,7 +17,7 @@ FILE, DEPTH = "data", 4
 """Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
 MOST_FILES = 20_000
 SATURATED = 0.9
-"""Share of the highest bandwidth of the ramp from which more clients count as no gain."""
+"""Share of the highest bandwidth of the ramp. Once it is reached, more clients count as no gain."""
 
 
 def numbers_of_clients(first: int, hosts: int) -> list[int]:

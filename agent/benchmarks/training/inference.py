@@ -32,7 +32,7 @@ from schemas.records import ERROR
 
 SEED = 20261128
 MULTIPLE = 8
-"""The number of sequences is a multiple of this, if there are more, so that GPUs of a model have the same number."""
+"""A larger number of sequences is rounded down to a multiple of this, so that GPUs of a model have the same number."""
 WARM_UP = 3
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 
@@ -167,9 +167,8 @@ class Engine:
         self._tokens[sequence : sequence + 1] = self._choose(scores)
 
     def _decode(self) -> None:
-        known = self._tokens.clamp(
-            min=0
-        )  # -1 is no index: it would end the process, and the wrong token would not be counted
+        # -1 is not a valid index of the embedding: it would end the process before the wrong token is counted.
+        known = self._tokens.clamp(min=0)
         self._tokens.copy_(self._choose(self._model.decode(known, self._cache, self._position)))
         self._position += 1
 
