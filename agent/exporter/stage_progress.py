@@ -33,7 +33,7 @@ class StageProgress:
 
     @property
     def expected_s(self) -> float:
-        """Return the expected seconds of the whole launch; only if the times are known."""
+        """The expected seconds of the whole launch. Use it only if the times of its benchmarks are known (`durations`)."""
         return stage_s(self.durations)
 
     def share(self, observations: Iterable[Mapping[str, object]]) -> float | None:

@@ -111,8 +111,8 @@ class GangMonitor:
     def _states(self) -> tuple[RankState, ...]:
         """Return the ranks' states. If the kernel or the launcher ended a rank, its state has the reason.
 
-        If the launcher exited by itself and no rank here failed before, no rank of another host is the cause: those ranks only
-        lost a peer. So the state names the launcher.
+        If the launcher exited by itself, and no rank of this host had failed before, ranks of other hosts are not the cause:
+        they only lost a peer. So the states of this host's ranks name the launcher.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():

@@ -196,7 +196,7 @@ def _memory_problems(
     needed = devices * (BYTES_PER_PROCESS if cpu else BYTES_PER_GPU)
     if free is not None and free < needed:
         ranks = f"{devices} {'processes' if cpu else 'GPUs'}"
-        yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: free memory, or raise the limit"
+        yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: free up memory, or raise the limit"
 
 
 def _read_number(path: Path) -> int | None:
@@ -245,5 +245,5 @@ def _disk_problems(directory: Path) -> Iterator[str]:
     if free < DISK_BYTES:
         yield (
             f"{directory} has {free >> 20} MiB free, and a run needs {DISK_BYTES >> 20} MiB: "
-            "free disk space, or give another --run-dir"
+            "free up disk space, or give another --run-dir"
         )

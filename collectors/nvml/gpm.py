@@ -54,7 +54,7 @@ GpmValues = Mapping[str, Value | Absent]
 
 
 class GpmCounters:
-    """The newest sample of one GPU. NVML owns its memory, so NVML must stay open while a sample is allocated."""
+    """The two newest samples of one GPU. NVML owns their memory, so it must stay open while a sample is allocated."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class GpmCounters:
         return self._previous is not None
 
     def read(self, gpu: NvmlGpu) -> GpmValues:
-        """Return all values of GPM_KINDS over the time since the previous call, or why they are absent."""
+        """Return all values of GPM_KINDS over the time since the previous sample, or why they are absent."""
         if self._values and self._clock() - self._sampled_at < MIN_INTERVAL_S:
             return self._values
         values: GpmValues | Absent = try_read(lambda: self._read(gpu))

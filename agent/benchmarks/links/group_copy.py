@@ -1,7 +1,7 @@
 """Copies between one GPU and all others of the host at once, and copies by a kernel instead of a copy engine.
 
-`peer_copy` measures one pair of GPUs at a time, and may not detect a faulty switch. A GPU that copies with all others uses all of its
-links.
+`peer_copy` measures one pair of GPUs at a time, and may not detect a faulty switch. A GPU that copies with all others
+uses all of its links.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Target:
     disks: frozenset[str] = frozenset()
     """The disks below it; empty if unknown."""
     pool: str = ""
-    """Directories with the same may share their free space: the block device, or the type of a file system without one."""
+    """The block device, or the type of a file system without one. Directories with the same pool may share their free space."""
     about: dict[str, Any] = field(default_factory=dict)
     """Parameters of its figures: file system, device, models of the disks."""
 
@@ -65,7 +65,9 @@ def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
         target.pool = str(answer["pool"])
         target.about = {**texts, "direct": target.direct}
         if target.free < LEAST_BYTES:
-            target.problem = f"{target.free / 1e6:.0f} MB are free, {LEAST_BYTES / 1e6:.0f} MB are needed: free space"
+            target.problem = (
+                f"{target.free / 1e6:.0f} MB are free, {LEAST_BYTES / 1e6:.0f} MB are needed: free up space"
+            )
     for target in targets:
         if len(targets) > 1 and target.disks:
             target.about["directories"] = sum(bool(other.disks & target.disks) for other in targets)
@@ -73,8 +75,8 @@ def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
 
 
 def little_space(free: int, users: int, kind: str) -> str:
-    """Return that the free space is too small for several directories or hosts, which share it."""
-    return f"{free / 1e6:.0f} MB are free, too little for {users} {kind}: free space"
+    """Return the problem that the free space is too small for several directories or hosts, which share it."""
+    return f"{free / 1e6:.0f} MB are free, too little for {users} {kind}: free up space"
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
@@ -111,7 +113,7 @@ def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | s
 
 
 def hangs(limit_s: float) -> str:
-    """Return that the file system did not answer."""
+    """Return the problem that the file system did not answer within the limit."""
     return (
         f"no answer within {limit_s:g} s: the file system hangs or is very slow; check kernel log, server and network"
     )
@@ -143,7 +145,7 @@ class TargetReport:
         )
 
     def absent(self, target: Target, **params: Any) -> None:
-        """Report the problem of the directory for every figure with these settings that it has not."""
+        """Report the problem of the directory for every figure with these settings that was not reported."""
         for item in self._expected:
             key = (target.scope, item.name, frozenset(item.params.items()))
             if key not in self._reported and params.items() <= item.params.items():

@@ -62,7 +62,7 @@ def directory_problems(options):
         free = mount.f_bavail * mount.f_frsize
         if free < options.free_bytes:
             yield (
-                f"{directory} has {free} bytes free, and {options.free_bytes} are required: free space, or lower "
+                f"{directory} has {free} bytes free, and {options.free_bytes} are required: free up space, or lower "
                 "rackproof_minimum_free_bytes"
             )
         files = FILES if options.system_torch else FILES + FILES_OF_TORCH
@@ -82,7 +82,7 @@ def directory_problems(options):
             file.write(b"x")
             file.flush()
     except OSError as error:
-        yield f"no temporary file can be written ({error}): free space in /tmp, or make /tmp writable"
+        yield f"no temporary file can be written ({error}): free up space in /tmp, or make /tmp writable"
 
 
 def network_problems(options):

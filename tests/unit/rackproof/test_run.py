@@ -288,7 +288,7 @@ def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytes
 
 def test_too_little_memory_is_reported(fit: Path) -> None:
     assert readiness_problems(fit, **{"host.memory.available": 3 << 30}) == [
-        "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free memory, or raise the limit"
+        "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free up memory, or raise the limit"
     ]
     (fit / "sys/fs/cgroup").mkdir(parents=True)
     (fit / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")

@@ -184,7 +184,7 @@ def test_unusable_directories_of_the_agent_are_problems(
         f"{tmp_path}/file is not a directory: correct rackproof_prefix"
     ]
     (problem,) = directories(probe, tmp_path, free_bytes=1 << 62, prefix=f"{tmp_path}/state")[:1]
-    assert "are required: free space, or lower rackproof_minimum_free_bytes" in problem
+    assert "are required: free up space, or lower rackproof_minimum_free_bytes" in problem
     mount = Namespace(f_files=10, f_favail=9, f_flag=os.ST_NOEXEC, f_bavail=1, f_frsize=1)
     monkeypatch.setattr(probe.os, "statvfs", lambda _: mount)
     few, noexec = directories(probe, tmp_path)[2:]
@@ -207,5 +207,5 @@ def test_full_temporary_directory_is_a_problem(
     monkeypatch.setattr(probe.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))  # noqa: PTH123, SIM115
     (problem,) = directories(probe, tmp_path)
     assert problem.startswith(
-        "no temporary file can be written ([Errno 28] No space left on device): free space in /tmp"
+        "no temporary file can be written ([Errno 28] No space left on device): free up space in /tmp"
     )

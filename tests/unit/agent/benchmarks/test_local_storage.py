@@ -100,7 +100,7 @@ def test_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(target, "LEAST_BYTES", 1 << 62)
     (reason,) = reasons(measure(tmp_path / "work", tmp_path))
     assert reason.startswith(f"{tmp_path}: ")
-    assert reason.endswith("are needed: free space")
+    assert reason.endswith("are needed: free up space")
 
 
 def test_file_system_that_hangs_ends_the_benchmark_at_the_deadline(
