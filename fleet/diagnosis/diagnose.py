@@ -204,7 +204,17 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host, ""), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            order = [(item.host != partner, _rank_of(item), item.host, item.part) for item in causes]
+            is_of_port = PARTNER_PARAM in verdict.params  # equal hosts have equal names of adapters
+            order = [
+                (
+                    item.host != partner,
+                    is_of_port and item.part != verdict.part_scope,
+                    _rank_of(item),
+                    item.host,
+                    item.part,
+                )
+                for item in causes
+            ]
             causes[order.index(min(order))].explained.append(verdict)
         else:
             rest.append(verdict)

@@ -340,10 +340,12 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
 
 
 _BETWEEN_GPUS = "a GPU or a link between GPUs"
+_BETWEEN_RANKS = "a GPU, a link between GPUs or, between hosts, an adapter or the network"
 _SUSPECTS = {
-    "collective": _BETWEEN_GPUS,
+    "collective": _BETWEEN_RANKS,
     "mnnvl": _BETWEEN_GPUS,
-    "fashion_mnist": _BETWEEN_GPUS,
+    "fashion_mnist": _BETWEEN_RANKS,
+    "loss_curve": "the GPU, its PCIe link, or the processor or memory of the host, which computes the reference,",
     "checkpoint": "a GPU, its PCIe link, the memory of the host or the storage",
 }
 """Benchmark -> the parts that its data pass, if several may have changed the data."""

@@ -277,6 +277,33 @@ def test_fault_of_a_port_does_not_explain_the_other_port_of_the_adapter(name: st
     assert causes == {(0, 1): (problem, "leaf2"), (2,): ("infiniband.symbol_error", "leaf1")}
 
 
+def test_port_that_was_not_measured_belongs_to_the_fault_of_the_same_adapter() -> None:
+    """Both ports of the only partner have a fault. Other protocols come before ports that are down in the list of problems."""
+    peers = {"kind": VerdictKind.PEERS, "host": "b"}
+    verdicts = [
+        failed("infiniband.link_layer", "hca=mlx5_0,port=1", value="Ethernet", limit="InfiniBand", **peers),
+        failed("infiniband.state", "hca=mlx5_1,port=1", value="DOWN", limit="ACTIVE", **peers),
+        missing("verbs.bandwidth", "hca=mlx5_1,port=1", "a", stage="gang", params={PARTNER_PARAM: "b"}),
+    ]
+    causes = diagnose(verdicts, GANGS)
+    assert {(cause.part, cause.verdicts) for cause in causes} == {("hca=mlx5_0", (0,)), ("hca=mlx5_1", (1, 2))}
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "candidate"),
+    [
+        ("loss_curve.deviation", "gpu=1", "its PCIe link"),
+        ("loss_curve.wrong_losses", "gpu=1", "memory of the host"),
+        ("collective.all_reduce.wrong_elements", "gang=r1", "the network"),
+        ("fashion_mnist.wrong_parameters", "gang=r1", "the network"),
+        ("checkpoint.identical", "gang=r1", "the storage"),
+    ],
+)
+def test_wrong_result_names_the_parts_that_its_data_crosses(name: str, scope: str, candidate: str) -> None:
+    (cause,) = diagnose([failed(name, scope)], {})
+    assert candidate in cause.title.partition("not known whether")[2]
+
+
 def test_port_with_another_protocol_needs_no_other_cable() -> None:
     """dsx-ai-factory/infra-controller issue 3624: an adapter left in InfiniBand mode shows as a port without a link."""
     peers = {"kind": VerdictKind.PEERS, "part": "hca=mlx5_7"}
