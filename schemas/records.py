@@ -181,10 +181,10 @@ class Culprit:
     """Why a launch of a gang was ended, and which hosts caused it. `text` is the same in the records of all its hosts."""
 
     kind: str
-    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`; `cut_off`: a host reports that it
-    lost contact to every host that sends it messages, and names itself or them; `rank_unable`: a host reports that one of its
-    ranks has no working device; `rank_raised`: ranks ended with an exception that a device cannot cause, for example for a
-    network interface that does not exist."""
+    """`rank_silent`, `rank_ended`, `rank_absent` (it did not start), `rank_behind` (it failed first, or the others wait for it),
+    `host_silent`, `host_absent`; `cut_off`: a host reports that it lost contact with every host that sends it messages, and
+    names itself or them; `rank_unable`: a host reports that one of its ranks has no working device; `rank_raised`: ranks ended
+    with an exception that a device cannot cause, for example because a network interface does not exist."""
     hosts: tuple[str, ...]
     """More than one if several became silent, did not join or raised the same exception, or if two lost contact."""
     text: str

@@ -159,7 +159,7 @@ def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation
 def _judge_series(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """Return the verdict on one series; None without a value to compare with, or if another step reports what is missing."""
+    """Return the verdict on one series; None if there is nothing to compare it with, or another check reports its absence."""
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
     absences = [item for item in group if item.status == ERROR]

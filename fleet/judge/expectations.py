@@ -336,9 +336,9 @@ def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: S
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return a verdict on each host for which some other measured host of its gang was never in the same successful launch.
+    """Return a verdict on each host that shared no successful launch with some other measured host of its gang.
 
-    If a gang was re-formed without a host, that is no partition: an earlier successful launch with the host counts. A host
+    A gang that launches again without a host is not partitioned if an earlier successful launch included the host. A host
     without a successful launch gets no verdict here.
     """
     members, met = _launched_together(plan, evidence)
