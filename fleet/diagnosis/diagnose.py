@@ -354,7 +354,12 @@ def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...
     rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
     urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)
     reading = problem.reading_rank(verdict) if problem else 0
-    return *urgency, reading, -words.distance(verdict), verdict.name, verdict.scope, verdict.criterion
+    what = (verdict.name, verdict.scope, verdict.criterion, verdict.stage)
+    # The rest only makes the order of the causes independent of the order of the verdicts.
+    rest = repr(
+        (verdict.value, verdict.limit, verdict.kind, verdict.reason, verdict.detail, verdict.user, verdict.params)
+    )
+    return *urgency, reading, -words.distance(verdict), *what, verdict.value is None, rest
 
 
 def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:

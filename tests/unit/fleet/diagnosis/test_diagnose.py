@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -442,6 +443,17 @@ def test_every_verdict_has_one_cause_whatever_the_order(verdicts: list[Verdict],
     rng.shuffle(shuffled)
     again = diagnose(shuffled, GANGS)
     assert sorted(map(content, again)) == sorted(map(content, causes))
+
+
+def test_two_verdicts_that_differ_only_in_their_value_lead_in_the_same_order() -> None:
+    """With a value, the first is not the same finding as that of the other host."""
+    verdicts = [
+        replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
+        for host, scope, value in (("c", "gpu=1", None), ("c", "gpu=1", True), ("a", "host", None))
+    ]
+    orders = [diagnose(list(order), {}) for order in itertools.permutations(verdicts)]
+    assert len({tuple(sorted(content(cause)[1][0] for cause in causes)) for causes in orders}) == 1
+    assert {len(causes) for causes in orders} == {2}
 
 
 def content(cause: Cause) -> tuple[str, list[str], int]:
