@@ -36,7 +36,7 @@ class Product:
     pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
     """The part of the version that is compared, of limited length. A text that does not match is not compared."""
     package: str = ""
-    """Reading with name and version of the package that owns the program. Packages of a distribution have its own fixes."""
+    """Reading with name and version of the package that owns the program. Distributions add fixes without a new version."""
     vendor_packages: tuple[str, ...] = ()
     """Packages that have the version number of the vendor."""
 

@@ -1,4 +1,4 @@
-"""Findings of the criteria lint."""
+"""Findings of the criteria lint, and the operators of floors and ceilings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fleet.judge.criteria import Criterion
 from schemas.records import Value
 
 FLOORS, CEILINGS = ("ge", "gt"), ("le", "lt")
+"""Operators of criteria whose limit is the lowest, or the highest, value that passes."""
 
 
 @dataclass(frozen=True, kw_only=True)

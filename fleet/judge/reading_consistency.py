@@ -41,7 +41,7 @@ CONSTANT_OF_OTHERS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
     "compute_capability", "brand", "id",
 )  # fmt: skip
-"""Last parts of the names of constant readings of other versions of Rackproof: text that names a part or its software."""
+"""Last parts of the names of readings that are constant although this version of Rackproof does not list them."""
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0

@@ -91,7 +91,7 @@ class GangPairs:
 
     benchmark = "pairs"
     is_one_way = False
-    """Whether each end reports the data that it sent, not an exchange."""
+    """Whether each end reports only the data that it sent. Otherwise it reports an exchange in both directions."""
 
     def __init__(
         self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool

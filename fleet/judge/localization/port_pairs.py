@@ -1,6 +1,6 @@
 """The pair matrix of RDMA ports, below NCCL.
 
-Unlike the matrix of GPUs, it has what each port reaches with itself, and the switch at the other end of its cable. So a slow port
+Unlike the matrix of GPUs, it has the rate of each port in loopback, and the switch at the other end of its cable. So a slow port
 can be distinguished from a slow cable, and a slow switch from many slow ports.
 """
 
@@ -23,7 +23,7 @@ from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
-"""Share of its rate that a port reaches with itself."""
+"""Figure of a port in loopback (a test of the port with itself): the share of its rate that it reaches."""
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
 MAX_ID = 64
