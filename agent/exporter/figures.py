@@ -130,6 +130,7 @@ def _figures(item: Json) -> Iterator[Sample]:
         benchmark = str(params.get("benchmark", ""))
     labels = {"op": quantity.split(".")[0]} if "." in quantity else {}
     labels |= {"item": item["unit"].partition("/")[0]} if metric.endswith("items_per_second") else {}
+    labels |= {"phase": phase} if (phase := quantity.removesuffix("_throughput")) != quantity else {}
     labels |= {key: str(params[key])[:64] for key in LABELS[metric] if key in params and key != "benchmark"}
     yield metric, {"benchmark": benchmark, **_device(item["scope"]), **labels}, value
 

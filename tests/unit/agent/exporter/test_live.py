@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -336,6 +337,28 @@ def test_measured_figure_replaces_the_live_one() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
     assert aggregated(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
     assert aggregated(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
+
+
+@pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
+def test_figures_with_different_settings_have_different_labels(run: str) -> None:
+    """Of a collective operation only the largest size is exported, and wrong results are summed."""
+    (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
+    document = documents.parse(path.read_bytes(), source=run)
+    exported = [newest_figures([item])[0] for item in document["observations"]]
+    series = [(item["metric"], *item["labels"].items()) for figures in exported for item in figures]
+    series = [item for item in series if not ({"size_bytes", "status"} & dict(item[1:]).keys() or "wrong" in item[0])]
+    assert series
+    assert [item for item, times in Counter(series).items() if times > 1] == []
+
+
+def test_prefill_and_decode_of_inference_are_two_series() -> None:
+    assert aggregated(
+        observation("inference.prefill_throughput", 2e5, "tokens/s", scope="gpu=0"),
+        observation("inference.decode_throughput", 9e3, "tokens/s", scope="gpu=0"),
+    ) == {
+        ("items_per_second", "inference", "0", "tokens", "prefill"): 2e5,
+        ("items_per_second", "inference", "0", "tokens", "decode"): 9e3,
+    }
 
 
 def test_figures_beyond_the_limit_are_counted() -> None:
