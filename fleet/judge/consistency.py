@@ -48,7 +48,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
             yield from impossible_readings(snapshot)
         yield from _launch_problems(view, record)
         yield from sequence_problems(view, record)
-        yield from _time_problems(record)
+        yield from _time_problems(record, view.plan.created)
         yield from _identity_problems(record)
         yield from reading_problems(record)
         yield from relation_problems(view, record)
@@ -116,8 +116,9 @@ def _code(exit_code: int | None) -> str:
     return "an unknown exit code" if exit_code is None else f"exit code {exit_code}"
 
 
-def _time_problems(record: Record) -> Iterator[Problem]:
-    moments = [("its beginning", record.began), ("its end", record.ended)]
+def _time_problems(record: Record, planned: str) -> Iterator[Problem]:
+    """Check the times of a record with each other, and with the time `planned` at which the control node made the plan."""
+    moments = [("the plan", planned), ("its beginning", record.began), ("its end", record.ended)]
     moments += [(f"the snapshot {item.phase} {item.stage}", item.at) for item in record.snapshots]
     moments += [(f"the launch of {item.stage}", item.began) for item in record.launches]
     times: list[tuple[str, float]] = []
@@ -127,10 +128,14 @@ def _time_problems(record: Record) -> Iterator[Problem]:
         except ValueError:
             yield "record", "host", f"{what} has the time {text!r}, which is not a valid time", ""
             return
-    (_, began), (_, ended), *_ = times
+    (_, planned_at), (_, began), (_, ended), *_ = times
     first, last = began - CLOCK_TOLERANCE_S, ended + CLOCK_TOLERANCE_S
     read = [epoch_seconds(snapshot.at) for snapshot in record.snapshots]
-    outside = [what for what, moment in times if not first <= moment <= last]
+    outside = [what for what, moment in times[1:] if not first <= moment <= last]
+    # A host gets the nonce of the run with the plan, and can put it into the record of an earlier run.
+    if began < planned_at - CLOCK_TOLERANCE_S:
+        reason = f"the record begins at {record.began}, before the run was planned at {planned}"
+        yield "record", "host", f"{reason}: it is of an earlier run, or the clock of the host is wrong", ""
     if ended < began:
         yield "record", "host", "the record ends before it begins: the clock of the host was set back", ""
     elif outside:

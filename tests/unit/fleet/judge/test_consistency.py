@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def change_last_snapshot(change: Callable[[Metric], Metric | None]) -> Change:
         return replace(record, snapshots=(*others, replace(last, metrics=metrics)))
 
     return changed
+
+
+def moved_by(record: Record, time: timedelta) -> Record:
+    """Return the record with every time moved by `time`."""
+
+    def moved(moment: str) -> str:
+        return (datetime.fromisoformat(moment) + time).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    return replace(
+        record,
+        began=moved(record.began),
+        ended=moved(record.ended),
+        snapshots=tuple(replace(item, at=moved(item.at)) for item in record.snapshots),
+        launches=tuple(replace(item, began=moved(item.began)) for item in record.launches),
+    )
 
 
 def change_figures(change: Callable[[Observation], Observation], name: str = "collective.") -> Change:
@@ -182,6 +198,10 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "record that begins a day earlier": (
         lambda record: replace(record, began="2026-11-20T04:00:00Z"),
         "more than an hour before its first snapshot",
+    ),
+    "record of an earlier run with the nonce of this run": (
+        lambda record: moved_by(record, timedelta(days=-1)),
+        "before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, or the clock of the host is wrong",
     ),
     "record that ends a day later": (
         lambda record: replace(record, ended="2026-11-22T04:00:00Z"),
