@@ -12,6 +12,7 @@ from fleet.judge.missing import SlotMap
 from fleet.judge.nvlink_domains import NvlinkDomains
 from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
+from fleet.judge.reading_support import ReadingSupport
 from fleet.judge.stragglers import RankFigures
 from fleet.judge.uniformity import ValueGroups
 from fleet.judge.wiring.links import HostLinks, host_links
@@ -34,17 +35,19 @@ class FleetStats:
         self.domains = NvlinkDomains()
         self.link_faults = LinkFaults()
         self.paths = NormalPaths()
+        self.support = ReadingSupport()
         self.inventories: list[HostInventory] = []
         """The parts of each host; only if the plan has a manifest."""
         self.links: list[HostLinks] = []
         """The network ports of each host."""
 
     def add_identities(self, view: HostView) -> None:
-        """Add the identities of the host's parts, and its digests. They must be counted on every host."""
+        """Add what must be counted on every host: the identities of its parts, its digests, and the readings that it supports."""
         self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
         self.slots.add(view)
         self.domains.add(view)
         self.link_faults.add(view)
+        self.support.add(view)
         if view.has_record:
             self.digests.add(view)
         self.links.append(host_links(view))
@@ -70,6 +73,7 @@ class FleetStats:
         self.domains.update(other.domains)
         self.link_faults.update(other.link_faults)
         self.paths.update(other.paths)
+        self.support.update(other.support)
         self.inventories += other.inventories
         self.links += other.links
 

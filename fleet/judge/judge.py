@@ -135,6 +135,7 @@ def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None
         problem = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
         verdicts.append(_with_user(view, problem))
     verdicts += without_criteria(view, remaining)
+    verdicts += stats.support.judge(view)
     for criterion in view.criteria().values() if remaining is None else remaining.criteria:
         evaluated = remaining.verdicts.get(criterion.id) if remaining else None
         verdicts += by_criterion(view, criterion, stats) if evaluated is None else evaluated

@@ -210,7 +210,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a counter that fell": (with_readings(last=healthy_readings(counter=0)), [ODD]),
     "a low clock": (with_constant_readings(clock=1.0e9), [ODD]),
     "a clock that changed": (with_readings(last=healthy_readings(clock=1.51e9)), []),
-    "an unsupported clock": (with_constant_readings(clock=NONE), []),
+    "an unsupported clock": (with_constant_readings(clock=NONE), [ODD]),
     "a clock with an error": (with_constant_readings(clock=reading(absent="error: gone", name="gpu.clock")), [ODD]),
     "a clock that was low earlier": (with_readings(healthy_readings(clock=1.0e9)), [ODD]),
     "a driver that differed earlier": (with_readings(healthy_readings(version="550")), [ODD]),
@@ -239,7 +239,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a GPU without any observation": (lambda record: replace(record, snapshots=(), observations=()), [ODD]),
     "a wrong reading of an unplanned GPU": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
     "a clock lost later": (with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
-    "a clock unsupported later": (with_readings(last=healthy_readings(clock=NONE)), []),
+    "a clock unsupported later": (with_readings(last=healthy_readings(clock=NONE)), [ODD]),
     "an unsupported driver version": (
         with_constant_readings(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [ODD]),
     "another serial later": (
