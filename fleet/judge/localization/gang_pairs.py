@@ -65,12 +65,22 @@ class _PairReports:
     """The measurements that the two hosts of a pair reported for one rail."""
 
     values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
-    failed: str = ""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Quantity -> why an end did not measure it."""
 
-    def value(self, quantity: str, slower_end: bool) -> float | None:
+    def failed(self, *, either_end: bool) -> str:
+        """Return why the pair failed, or an empty string.
+
+        An exchange that one end measured took place: an error at the other end is that host's own, and its figure is missing.
+        `either_end`: an error at one end fails the pair nevertheless, because the ends do not measure the same data.
+        """
+        reasons = (why for quantity, why in self.failures.items() if either_end or not self.values[quantity])
+        return next(reasons, "")
+
+    def value(self, quantity: str, *, slower_end: bool) -> float | None:
         """Return the mean of both ends, or the value of the slower end; None if the pair failed or was not measured."""
         values = self.values[quantity]
-        if not values or self.failed:
+        if not values or self.failed(either_end=slower_end):
             return None
         slower = min if quantity == BANDWIDTH else max
         return slower(values) if slower_end else statistics.fmean(values)
@@ -81,9 +91,9 @@ class _PairReports:
         if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
             self.values[quantity].append(float(value))
         elif observation.status == MEASURED:
-            self.failed = self.failed or f"invalid {quantity}: {value!r:.40}"
+            self.failures.setdefault(quantity, f"invalid {quantity}: {value!r:.40}")
         elif observation.status == ERROR:
-            self.failed = self.failed or observation.reason
+            self.failures.setdefault(quantity, observation.reason)
 
 
 class GangPairs:
@@ -138,13 +148,13 @@ class GangPairs:
                 a=a,
                 b=b,
                 rail=rail,
-                bandwidth=report.value(BANDWIDTH, self._by_slower_end),
-                latency=report.value(LATENCY, self._by_slower_end),
-                failed=report.failed,
+                bandwidth=report.value(BANDWIDTH, slower_end=self._by_slower_end),
+                latency=report.value(LATENCY, slower_end=self._by_slower_end),
+                failed=report.failed(either_end=self._by_slower_end),
                 kind=self._pair_kind(a, b),
             )
             for (a, b, rail), report in sorted(reports.items())
-            if report.failed or any(report.values.values())
+            if report.failures or any(report.values.values())
         ]
         return _best_rails(pairs) if self._only_gross_faults else pairs
 

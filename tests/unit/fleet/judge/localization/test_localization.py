@@ -570,6 +570,19 @@ def test_failed_pair_fails_both_ends_if_both_work_with_others() -> None:
     assert named_parts(judge_pairs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"), [(("h0",), set()), (("h0", "h1"), {("h0", "gang=r1"), ("h1", "gang=r1")})]
+)
+def test_error_at_one_end_of_an_exchange_that_the_other_end_measured_is_no_failed_link(
+    ends: tuple[str, ...], expected: set[tuple[str, str]]
+) -> None:
+    fleet = Fleet(4, 2)
+    measured = views(plan_of(fleet), fleet)
+    lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
+    mixed = [failed if failed.host.name in ends else healthy for healthy, failed in zip(measured, lost, strict=True)]
+    assert named_parts(judge_pairs(mixed, []), "fail") == expected
+
+
 def test_two_hosts_with_a_slow_collective_are_inconclusive() -> None:
     fleet = Fleet(2, 2)
     both = views(plan_of(fleet), fleet)
