@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from fleet.judge.credibility import impossible_readings
 from fleet.judge.figure_consistency import Figures, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
+from fleet.judge.memory_locality import locality_problems
 from fleet.judge.port_consistency import port_problems
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import relation_problems
@@ -54,6 +55,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
         yield from relation_problems(view, record)
         yield from _software_problems(view, record)
     yield from _figure_problems(view, figures)
+    yield from locality_problems(view)
     yield from port_problems(view)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)

@@ -23,7 +23,7 @@ from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
 from schemas.catalogue import BENCHMARKS, parameters, settings
-from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot
+from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, REJECTED, VerdictKind
 from tests import ROOT, builders
 
@@ -51,6 +51,11 @@ def change_last_snapshot(change: Callable[[Metric], Metric | None]) -> Change:
         return replace(record, snapshots=(*others, replace(last, metrics=metrics)))
 
     return changed
+
+
+def with_params(item: Observation, **params: Value) -> Observation:
+    """Return the figure with these parameters; None removes one."""
+    return replace(item, params={key: value for key, value in {**item.params, **params}.items() if value is not None})
 
 
 def moved_by(record: Record, time: timedelta) -> Record:
@@ -222,6 +227,14 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "latency in another unit": (
         change_figures(lambda item: replace(item, value=2e-9), "peer_copy.latency"),
         "no message takes so little time",
+    ),
+    "copies without the NUMA node of the memory": (
+        change_figures(lambda item: with_params(item, numa=None), "host_copy.bandwidth"),
+        "its parameter numa is None, expected local, remote or unknown",
+    ),
+    "copies of memory of another NUMA node only": (
+        change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),
+        "but the record has none of the GPU's own node",
     ),
     "record that ends before it begins": (
         lambda record: replace(record, began="2026-11-22T04:00:00Z"),
@@ -583,3 +596,46 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
     )
     assert problem_of_figure(view.criteria(), item) == ""
     assert "is not credible: the datasheet" in problem_of_figure(view.criteria(), replace(item, value=3.6e12))
+
+
+@pytest.mark.parametrize(
+    ("readings", "reason"),
+    [
+        ({"host.numa.count": {"host": 1}}, "the NUMA node of the memory is unknown, but the host has only one"),
+        ({"host.numa.count": {"host": 2}}, ""),
+        (
+            {"host.numa.count": {"host": 2}, "pcie.numa_node": {"pci=0000:00:00.0": 1, "pci=0000:01:00.0": 1}},
+            "the NUMA node of the memory is unknown, but the host reports node 1 for the GPU",
+        ),
+    ],
+)
+def test_node_of_copied_memory_is_unknown_only_if_the_host_does_not_report_it(
+    readings: dict[str, dict[str, Value]], reason: str
+) -> None:
+    def change(record: Record) -> Record:
+        added = tuple(Metric(name=name, unit="1", values=values) for name, values in readings.items())
+        snapshots = tuple(replace(taken, metrics=(*taken.metrics, *added)) for taken in record.snapshots)
+        record = replace(record, snapshots=snapshots)
+        return change_figures(lambda item: with_params(item, numa="unknown"), "host_copy.bandwidth")(record)
+
+    verdicts = judge(PLAN, evidence(change), PACKS)
+    found = {item.reason for item in verdicts if item.name == "host_copy.bandwidth" and item.host == "h2"}
+    contradictions_found = {item for item in found if "NUMA" in item}
+    assert contradictions_found == ({reason} if reason else set())
+
+
+def test_figure_cannot_escape_a_criterion_by_lacking_what_another_figure_states() -> None:
+    plan = builders.plan("h1", profile="standard", gpu_count=8, rackproof_gang="none")
+    (healthy,) = builders.evidence(plan).values()
+
+    def contradictory(**params: Value) -> list[str]:
+        name = "collective.all_reduce.busbw"
+        changed = builders.with_observations(
+            healthy, lambda item: with_params(item, **params) if item.name == name else item
+        )
+        reasons = [item.reason for item in judge(plan, {"h1": changed}, PACKS) if item.name == name]
+        return [reason for reason in reasons if "does not state" in reason]
+
+    reason = "it does not state nvls, by which all-reduce-8-gpus-nvls judges it"
+    assert set(contradictory(nvls=None)) == {reason}
+    assert contradictory(nvls=True) == []

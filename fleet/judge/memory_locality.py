@@ -1,0 +1,48 @@
+"""Check that copies between a GPU and the memory of its host state which NUMA node the memory was on.
+
+Memory of another node, or of an unknown one, is slower, and has a lower floor. So a slow link to a GPU passes if its copies are
+said to be of such memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleet.judge.host_view import HostView
+from schemas.records import MEASURED, Observation
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+COPY, NODE_OF_GPU, NODES = "host_copy.bandwidth", "pcie.numa_node", "host.numa.count"
+LOCAL, REMOTE, UNKNOWN = "local", "remote", "unknown"
+"""Values of the parameter `numa`: the GPU's own node, another node, or memory of a host that does not report the GPU's node."""
+
+
+def locality_problems(view: HostView) -> Iterator[Problem]:
+    """Yield each copy whose parameter `numa` contradicts other copies of the GPU, or the readings of the host.
+
+    Copies of memory of another node are measured in addition to those of the GPU's own node. The node of a GPU is unknown only
+    if the host has several nodes and does not report which of them is the GPU's.
+    """
+    copies = [item for item in view.observations[COPY] if item.status == MEASURED]
+    local = {_copy(item) for item in copies if item.params.get("numa") == LOCAL}
+    nodes_of_gpus, nodes = view.observations.last_values(NODE_OF_GPU), view.observations.last_values(NODES).get("host")
+    for item in copies:
+        numa, node = item.params.get("numa"), nodes_of_gpus.get(item.scope)
+        reason = ""
+        if numa not in (LOCAL, REMOTE, UNKNOWN):
+            reason = f"its parameter numa is {numa}, expected {LOCAL}, {REMOTE} or {UNKNOWN}"
+        elif numa == REMOTE and _copy(item) not in local:
+            reason = "the copy is of memory of another NUMA node, but the record has none of the GPU's own node"
+        elif numa == UNKNOWN and isinstance(node, int) and node >= 0:
+            reason = f"the NUMA node of the memory is unknown, but the host reports node {node} for the GPU"
+        elif numa == UNKNOWN and nodes == 1:
+            reason = "the NUMA node of the memory is unknown, but the host has only one"
+        if reason:
+            yield COPY, item.scope, reason, item.stage
+
+
+def _copy(item: Observation) -> tuple[object, ...]:
+    """Return what copies of one GPU share if they differ only in the NUMA node of the memory and in what other GPUs do."""
+    return item.scope, item.stage, item.params.get("direction"), item.params.get("size_bytes")
