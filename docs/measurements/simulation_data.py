@@ -100,6 +100,9 @@ ASSUMED_STORAGE = [
             _assumed_figure("local_storage.iops", "1/s", iops, 0.05, _ASSUMED, op=op, **_DISK),
             _assumed_figure("local_storage.latency", "s", latency, 0.05, _ASSUMED, op=op, percentile="p50", **_DISK),
             _assumed_figure("local_storage.latency", "s", 4 * latency, 0.2, _ASSUMED, op=op, percentile="p99", **_DISK),
+            _assumed_figure(
+                "local_storage.latency", "s", 8 * latency, 0.3, _ASSUMED, op=op, percentile="p99_9", **_DISK
+            ),
             _assumed_figure("shared_storage.bandwidth", "B/s", rate / 2, 0.1, _ASSUMED, op=op, **_SHARED),
             _assumed_figure("shared_storage.checkpoint_bandwidth", "B/s", rate / 3, 0.1, _ASSUMED, op=op, **_SHARED),
         )

@@ -121,7 +121,7 @@ TWO_GANGS = {"hosts": 4, "racks": 2}
 SHAPES: list[dict[str, Any]] = [
     {"hosts": 1, "gpus": 1, "racks": 1, "gang": "none"},
     {"hosts": 2, "gpus": 1, "racks": 1},
-    {"hosts": 2, "racks": 1},
+    {"hosts": 2, "racks": 1, "storage": True},
     {"hosts": 3, "gpus": 8, "racks": 1},  # ports have several partners
     TWO_GANGS,
 ]
