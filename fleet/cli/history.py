@@ -64,18 +64,25 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--history", type=Path, default=DEFAULT, help="directory of the history (default: %(default)s)")
     verb.add_argument(
-        "--kind", choices=KINDS, default=REAL, help="kind of runs that is asked about (default: %(default)s)"
+        "--kind",
+        choices=KINDS,
+        default=REAL,
+        help="kind of runs to query or merge; import: kind of the outputs of other tools (default: %(default)s)",
     )
-    verb.add_argument("--settings", default="", help="figure: settings that it must have: 'dtype=bf16 size=8192'")
+    verb.add_argument(
+        "--settings", default="", help="figure: settings that the figure must have: 'dtype=bf16 size=8192'"
+    )
     verb.add_argument("--stage", default="", help="figure: stage")
     verb.add_argument(
         "--model", default="", help="figure: GPU model, such as 'NVIDIA H200'; import: model of figures without one"
     )
-    verb.add_argument("--value", type=float, help="figure: value in its SI unit, whose place is asked for")
-    verb.add_argument("--all", action="store_true", help="figure: also hosts that were not accepted")
-    verb.add_argument("--values", action="store_true", help="part: every single value too")
-    verb.add_argument("--criteria", action="append", default=[], help="import: as given to rackproof report")
-    verb.add_argument("--waivers", action="append", default=[], help="import: as given to rackproof report")
+    verb.add_argument("--value", type=float, help="figure: print the percentile of this value, in the SI unit")
+    verb.add_argument("--all", action="store_true", help="figure: include hosts that were not accepted")
+    verb.add_argument("--values", action="store_true", help="part: also print every value")
+    verb.add_argument(
+        "--criteria", action="append", default=[], help="import: a pack that was given to rackproof report"
+    )
+    verb.add_argument("--waivers", action="append", default=[], help="import: a waiver file given to rackproof report")
     form = verb.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")

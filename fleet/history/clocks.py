@@ -1,4 +1,4 @@
-"""Find runs whose date is wrong because a clock was, so that they are in no trend.
+"""Find runs whose date is wrong because a clock was wrong. Trends leave these runs out.
 
 The date of a run is that of the control node when it planned the run. It is compared with the present time, with the clocks of
 the hosts, with the first version of Rackproof, and with the times at which the other runs were added to the history.
@@ -16,11 +16,11 @@ from fleet.history.rows import CLOCK_TOLERANCE_S
 from schemas.times import epoch_seconds
 
 EARLIEST = "2024-01-01 00:00:00"
-"""No run began before: there was no Rackproof."""
+"""No run can have begun earlier, because Rackproof did not exist."""
 LONGEST_RUN_S = 90 * 86400.0
 MIN_LATER_DAYS = 3
 ALONE_S = 365 * 86400.0
-"""A first run that began so long before every other one has a note."""
+"""If the first run began this much earlier than the second one, a note asks whether its date is right."""
 
 
 def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index: Index | None, now: str) -> str:
@@ -49,9 +49,10 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
 
 
 def is_behind(index: Index, now: str) -> bool:
-    """Return whether runs were added to the history on most days after the present time of this machine, and three or more.
+    """Return whether the clock of this machine is behind: most days on which runs were added are after its present time.
 
-    Days count and not runs, because a thousand runs may have been imported while the clock was ahead.
+    At least MIN_LATER_DAYS days must be later. Days are counted instead of runs, because a thousand runs may have been imported
+    on one day on which the clock was ahead.
     """
     limit = seconds(now) + CLOCK_TOLERANCE_S
     added = {run["added"][:10]: seconds(run["added"]) for run in index.runs.values() if "added" in run}

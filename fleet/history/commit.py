@@ -30,7 +30,7 @@ ATTEMPTS = 30
 RETRY_S = 0.05
 """Longest wait before the second attempt; it grows with each attempt."""
 STALE_S = 86400.0
-"""Age at which a temporary directory belongs to no running writer."""
+"""A temporary directory of this age was left behind by a writer that was killed."""
 TEMPORARY = (".new-", ".merge-", ".index-")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _OWN = re.compile(r"([0-9a-f]{12}|\d{4}-\d{2})-[0-9a-f]{12}\.parquet")
@@ -102,9 +102,9 @@ def _remove(place: Path, paths: set[str]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which stays. The kernel releases it if this process ends.
+    """Hold an exclusive lock on a file, and leave the file in place. If this process ends, the kernel releases the lock.
 
-    If the file system has no locks, the block runs without one: `_commit` is exclusive nevertheless.
+    If the file system has no locks, the block runs without one. That is safe, because `_commit` is exclusive without a lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:

@@ -1,9 +1,10 @@
-"""Group failures to episodes, and to events that several parts of a host or a rack have in common.
+"""Group failures into episodes, and find the episodes that several parts of a host or most hosts of a rack share.
 
 An episode is a failure until the next run in which the part passes: a part that waits for its replacement and is measured ten
 times has one episode. A run passes the part only if it measured the benchmarks that had failed on the host: a short run between
 two complete ones repairs nothing. If episodes of several parts of a host begin in the same run, that is one event of the host,
-not of its parts: eight GPUs that fall off the bus together are one fault. Likewise if most hosts of a rack fail together.
+not of its parts: eight GPUs that fall off the bus together are one fault. If most hosts of a rack fail in the same run, that is
+one event of the rack.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from typing import Any, NamedTuple
 from schemas.scopes import Scope
 
 MIN_PARTS, MIN_RACK_HOSTS = 2, 3
-"""Slots of a host, and hosts of a rack, that begin to fail in one run if they have a common cause; of a rack also half of it."""
+"""Fewest slots of a host, and fewest hosts of a rack, that must begin to fail in one run to count as one event.
+
+For a rack, half of its hosts must begin to fail too."""
 Cause = Mapping[str, Any]
 Run = tuple[Any, str]
 """Time and nonce."""
 
 
 class Measured(NamedTuple):
-    """What a run measured on a host. A benchmark is a bit: there are a hundred thousand of these."""
+    """The benchmarks that a run measured on a host, and those that failed, as bit masks.
+
+    A bit is a benchmark. Masks save memory, because a history has a hundred thousand of these tuples."""
 
     run: Run
     benchmarks: int
@@ -50,11 +55,11 @@ class Episodes:
     """All episodes. Each is in one of the lists."""
 
     racks: tuple[Episode, ...]
-    """With a cause that most hosts of the rack share."""
+    """Episodes with a cause that most hosts of the rack share."""
     hosts: tuple[Episode, ...]
-    """Of the host itself, or with a cause that several of its parts share."""
+    """Episodes of the host itself, or with a cause that several of its parts share."""
     alone: tuple[Episode, ...]
-    """Of one part."""
+    """Episodes of a single part."""
 
 
 def run_of(cause: Cause) -> Run:
@@ -91,13 +96,13 @@ def group_episodes(
 
 
 def split(causes: Iterable[Cause], measured: Iterable[Measured]) -> list[list[Cause]]:
-    """Return the causes by episode: it ends at the next run that measured what had failed, and has none of these causes."""
+    """Return the causes of each episode. It ends at the next run that measured the failed benchmarks and has no cause."""
     by_run: dict[Run, list[Cause]] = defaultdict(list)
     for cause in causes:
         by_run[run_of(cause)].append(cause)
     known = {item.run: item for item in measured}
     result: list[list[Cause]] = []
-    failed: int | None = None  # while it passes
+    failed: int | None = None  # None: no episode is open
     for run in sorted({*by_run, *known}):
         if run in by_run:
             if failed is None:

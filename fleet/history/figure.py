@@ -27,7 +27,7 @@ _WEIGHTED_SPREAD = (
     )
     + ", max(value) as most"
 )
-"""Of figures of links, peers or adapters, of which a part has several."""
+"""Distribution of a figure of links, peers or adapters. A part has several such figures, which share its weight."""
 _KEY = "name, settings, stage, within, model"
 _SPREAD_COLUMNS = {
     "values": "values", "parts": "parts", "least": "least", "p05": "5 %", "median": "median", "p95": "95 %", "most": "most",
@@ -37,11 +37,11 @@ GROUPS = ("rack", "driver", "month")
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which figures are asked for."""
+    """The figures to select."""
 
     name: str
     settings: str = ""
-    """Texts like `dtype=bf16`, separated by spaces, that the settings must have."""
+    """Settings that the figure must have, separated by spaces: `dtype=bf16 size=8192`."""
     stage: str = ""
     model: str = ""
     accepted_only: bool = True
@@ -107,7 +107,7 @@ class _Source:
 
     @cached_property
     def has_several(self) -> bool:
-        """Whether a part has several figures in a run, so that each has a share of its weight."""
+        """Whether a part has several figures in a run. Then these figures share the weight of the part."""
         return bool(
             self.history.rows(f"select bool_or(within <> '') from figures where {self.where}", self.values)[0][0]
         )
@@ -158,7 +158,7 @@ def _place(source: _Source, value: float) -> Section:
 
 
 def _imported(history: History, selection: Selection, value: float | None) -> list[dict[str, Any]]:
-    """Return the distribution of the same figure in each imported file. Files are told apart by their content."""
+    """Return the distribution of the same figure in each imported file. Files with different content are listed separately."""
     terms, values = ["name = $name"], {"name": selection.name}
     if selection.model:
         terms.append("model = $model")

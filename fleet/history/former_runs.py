@@ -35,17 +35,17 @@ from schemas.reports import (
 )
 
 MAX_VALUES = 8
-"""Former values of a part in the report."""
+"""Maximum number of former values of a part in the report."""
 SIZE = "size_bytes"
 _FORMER = 'nonce <> $nonce and "began" < $began::timestamp'
 _HOST = "case when serial = '' then host else '' end"
-"""Beside the serial the identity of a part: the name of a host, empty for a part with a serial."""
+"""With the serial, this SQL expression identifies a part: the name of its host if it has no serial, else empty."""
 _CAUSE_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host || ' ' || slot end"
 _GROUP = "name, settings, stage, model, driver"
 PartKey = tuple[str, str]
 """Serial and _HOST: one of them is empty."""
 GroupKey = tuple[str, str, str, str, str, bool]
-"""_GROUP, and whether it is of GPUs."""
+"""The values of _GROUP, and whether the figure is of a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
 
 
 def _largest_sizes(figures: Iterable[_Figure]) -> Iterable[_Figure]:
-    """Return the figures; of one at many message sizes, the one at the largest size: a host has hundreds of the others."""
+    """Return the figures. Of a figure at many message sizes, return only the largest size: a host has hundreds of others."""
     largest: dict[object, _Figure] = {}
     for figure in figures:
         rest = tuple(sorted((key, value) for key, value in figure.params.items() if key != SIZE))

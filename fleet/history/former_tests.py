@@ -14,7 +14,7 @@ from fleet.planning.test_selection import Key, PastRun
 from schemas.baselines import REAL, REHEARSAL
 
 MAX_COSTS = 5
-"""Durations of a benchmark under a profile that count, the newest: settings change, so those of years ago are misleading."""
+"""Number of durations of a benchmark under a profile that are used, newest first. Old ones mislead, because settings change."""
 
 
 def is_history(directory: Path) -> bool:

@@ -1,12 +1,13 @@
 """Find racks, hosts, slots and parts that fail again and again, the widest cause first.
 
-What a rack or host fails with as a whole (`episodes`) counts for it alone. Of what remains, each slot of a host counts once for
-the host, and each serial once for its slot: a host in which one GPU after another fails, or a slot in which every GPU fails, is
-the cause, and its GPUs are not. The rest counts for the part: by its serial wherever it was installed, without a serial by host
-and slot.
+An episode of a whole rack or host (see `episodes`) counts only for that rack or host. Of the other episodes, each slot of a host
+counts once for the host, and each serial once for its slot. So if one GPU after another fails in a host, or if every GPU fails
+in a slot, the finding names the host or the slot, not the GPUs. The remaining episodes count for the part. A part is identified
+by its serial wherever it was installed, or by host and slot if it has no serial.
 
-Chance: the expected number of parts of the same kind with as many episodes, if all failed at the same rate, or at the same rate
-in each run, whichever is more. So neither a rack that is tested every night nor one that is tested twice is suspicious for it.
+Chance is the expected number of parts of the same kind with as many episodes. It is computed twice: as if all parts failed at the
+same rate, and as if all failed at the same rate in each run. The larger number counts. So the number of tests alone makes no rack
+suspicious, whether it is tested every night or only twice.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from fleet.history.episodes import Episode, Episodes, Measured, group_episodes, 
 from schemas.scopes import Scope
 
 HARDWARE = ("rma", "inspect_hardware", "reseat", "recable", "recover_imex_domain", "drain_p2p", "reset_gpu", "reboot")
-"""Actions of causes that count. A wrong setting (`configure`) is no property of a part."""
+"""Actions of causes that count. A wrong setting (`configure`) is not a fault of a part."""
 COUNTED = f"not waived and action in ({', '.join(map(repr, HARDWARE))})"
 """The condition of a cause that counts, in SQL."""
 MIN_EPISODES = 2
 MAX_CHANCE = 0.05
-"""Expected number of parts with as many episodes by chance, above which repetition proves nothing."""
+"""A finding is a lemon only if fewer parts than this are expected to have as many episodes by chance."""
 _DATED = "nonce not in (select nonce from runs where clock <> '')"
-"""A run with a wrong date is neither before nor after another one."""
+"""SQL condition that leaves out runs with a wrong date, because their order is unknown."""
 MeasuredRuns = Mapping[tuple[str, str], Sequence[Measured]]
 Exposures = Mapping[tuple[str, str], Mapping[int, int]]
-"""Kind of finding, and kind of part -> number of runs -> how many there are with so many runs."""
+"""Kind of finding and kind of part -> number of runs -> number of parts, slots, hosts or racks that have so many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Lemon:
     id: str
     """Serial, host and slot, host, or rack."""
     host: str
-    """Where it was last; empty for a rack."""
+    """Host of the newest cause; empty for a rack."""
     slot: str
     episodes: int
     runs: int
@@ -225,7 +226,7 @@ def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iter
 
 
 def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRuns) -> list[Lemon]:
-    """Return the groups with several episodes, and how many there would be by chance."""
+    """Return the groups with several episodes, each with the number of groups that would have as many by chance."""
     totals = Counter[tuple[str, str]]()
     members = Counter[tuple[str, str]]()
     for group in groups:

@@ -51,7 +51,7 @@ class _HistoryCollector:
         self._mark = "" if history.kind == REAL else history.kind.upper()
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Return no descriptions: the registry need not know the metrics in advance."""
+        """Return no descriptions. The registry uses them only to find metrics with the same name."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

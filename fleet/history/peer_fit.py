@@ -1,7 +1,8 @@
-"""Compare one part with its peers over all runs, free of what joining and leaving peers do to the median of a single run.
+"""Compare one part with its peers over all runs. Peers that join or leave between runs do not disturb the comparison.
 
 Model: the logarithm of a value is the level of its part plus the effect of its run. Levels and effects of the peers are fitted in
-turn by medians (median polish, Tukey 1977), without the part itself. What remains of the part is its own course.
+turn by medians (median polish, Tukey 1977), without the part itself. The values of the part minus these
+effects are its own course.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from fleet.history.tables import DAYS, MIN_PEERS
 ITERATIONS = 10
 MIN_FITTED_PEERS = 2
 STEP_RATIO = 0.5
-"""If a step leaves less than this share of the line's squared residuals, the change is a step."""
+"""If the squared residuals of a step are less than this share of those of a line, the change is a step."""
 MIN_AT_EDGE = 2
 """Points that each side of a step must have."""
 DAY_S = 86400.0
 _TABLES = {"gpu": ("figures", "serial", "not duplicate"), "host": ("levels", "id", "level = 'host'"),
            "rack": ("levels", "id", "level = 'rack'")}  # fmt: skip
 _PEERS = {("gpu", "host"): "a.host = b.host", ("host", "rack"): "a.rack = b.rack"}
-"""Level and reference -> the condition beside the run; other references have all parts of the run."""
+"""Level and reference -> SQL condition for the peers in a run; with other references, all parts of the run are peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The course of a part beside its peers."""
+    """The change of a part over time, relative to its peers."""
 
     slope: float
-    """Per day, of the logarithm."""
+    """Change of the logarithm per day."""
     error: float
     """Standard error of the slope."""
     z: float
@@ -44,7 +45,7 @@ class Course:
     weakest_z: float
     """Least normal deviate without any one of the points; negative if the slope changes its sign."""
     change: float
-    """Slope times the observed time; of a step the difference of the two levels."""
+    """Slope times the observed time; for a step, the difference of the two levels."""
     step_at: str
     """Date of a step; empty if a line describes the course as well."""
 

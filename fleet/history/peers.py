@@ -17,12 +17,12 @@ _GROUP = "name, settings, stage, model, driver, within, is_gpu"
 _NAME_WITHIN = re.compile("=[^,]*")
 """As in WITHIN_KIND."""
 MIN_PARTS = 3
-"""With fewer other parts there is no percentile."""
+"""Minimum number of other parts for a percentile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFigure:
-    """A measured figure, and whose."""
+    """A measured figure, and the kind of part that it is of."""
 
     name: str
     settings: str
@@ -34,21 +34,21 @@ class PeerFigure:
     within: str = ""
     """Scope below the part; figures of all links or peers are compared with each other."""
     is_gpu: bool = True
-    """Whether it is the figure of a GPU; otherwise of a host."""
+    """Whether the figure is of a GPU; otherwise it is of a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Percentile:
-    """Where a value lies."""
+    """The place of a value among the values of other parts."""
 
     below: float
     """Share of the values below it, equal ones counted half; 0.5 is the median."""
     values: int
-    """Values that it was compared with: one for each part and run, of which each link or peer has a share."""
+    """Number of values compared: one for each part and run. The links or peers of a part share this one."""
     parts: int
-    """Parts that these values are from; with merged months, those of the month with the most parts."""
+    """Number of parts that these values are from; with merged months, that of the month with the most parts."""
     median: float
-    """Of the values; with merged months, the mean of the medians of the months."""
+    """Median of the values; with merged months, the mean of the medians of the months."""
 
 
 _LOOSE = f"""select nonce, name, settings, stage, model, driver, {WITHIN_KIND} as within, serial <> '' as is_gpu, value, host,

@@ -33,11 +33,11 @@ MIN_PARTS = 5
 """With fewer parts, no outlier can be identified."""
 MIN_RUNS = 3
 NEWEST_RUNS = 20
-"""Values of each part that are used, the newest ones."""
+"""Number of values of each part that are used, newest first."""
 MAX_FOUND = 0.5
-"""A floor that finds only a larger slowdown is not proposed: the figure is too noisy."""
+"""Largest slowdown that a proposed floor may need to be found. If a floor needs a larger one, the figure is too noisy."""
 _SCOPES = {(True, ""): "gpu", (True, "peer=*"): "peer", (False, ""): "host"}
-"""Whether it is of a GPU, and the kind of the scope below -> scope of the criterion."""
+"""Whether the figure is of a GPU, and the kind of scope below the part -> scope of the criterion."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from schemas.stages import SOAK
 
 TEXT_LIMIT = 300
 DIGEST_LENGTH = 12
-"""Characters of the SHA-256 of a text that was cut."""
+"""Number of characters of the SHA-256 that a cut text ends with."""
 DRIVER = "driver.version"
 CLOCK_TOLERANCE_S = 86400.0
 """Difference between the clocks of hosts and control node, and between runs, that is not worth a note."""
@@ -54,7 +54,7 @@ class HostRows:
     figures: tuple[Row, ...]
     tests: tuple[Row, ...] = ()
     ended: str = ""
-    """When its last record ended, by its own clock; empty without a record."""
+    """When the last record of the host ended, by the clock of the host; empty without a record."""
 
 
 @dataclass(frozen=True, kw_only=True)

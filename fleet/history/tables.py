@@ -1,10 +1,10 @@
 """The tables of the history, and the SQL that writes them as Parquet files.
 
 Beside the value of each figure the store has `relative`: the logarithm of the value divided by the median of its peers in the
-same run and with the same driver. Common causes (another driver, a warm week, another version of the benchmark) cancel out in
-it. The peers of a GPU are the GPUs of its host, those of a host the hosts of its rack, those of a rack all racks; with fewer than
-MIN_PEERS of them the next larger group. `reference` names the group. A run without any such group has the logarithm of the value
-itself.
+same run and with the same driver. Causes that all peers share (another driver, a warm week, another version of the benchmark)
+cancel out in it. The peers of a GPU are the GPUs of its host, the peers of a host are the hosts of its rack, and the peers of a
+rack are all racks. If there are fewer than MIN_PEERS peers, the next larger group is used. `reference` names the group. If no
+group is large enough, `relative` is the logarithm of the value itself.
 """
 
 from __future__ import annotations
