@@ -26,15 +26,15 @@ logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log has what serv
 
 Resource = Mapping[str, Any]
 REQUEST_TIMEOUT_S = 10.0
-"""Longest wait for the next bytes of an answer."""
+"""Maximum wait for the next bytes of an answer."""
 MAX_BYTES = 8_000_000
-"""Largest answer. A page of 1000 log entries has less than 2 MB."""
+"""Maximum size of an answer. A page of 1000 log entries has less than 2 MB."""
 MAX_MEMBERS, MAX_PAGES = 1024, 64
-"""Most members of a collection, and most pages. A collection with more is an error: what was not read is not known."""
+"""Maximum numbers of members and of pages of a collection. More are an error, because the rest would not be checked."""
 ROOT = "/redfish/v1/"
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*(\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?(#.*)?")
 _NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
-"""Answer of a service without sessions; it takes the credentials with each request."""
+"""Answer of a service without sessions. Such a service expects the credentials in each request."""
 
 
 class _BoundedAdapter(HTTPAdapter):
@@ -184,7 +184,7 @@ def _log_in(client: HttpClient) -> None:
 
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """Raise BmcError with the cause in words in place of the errors of the client."""
+    """Replace an error of the client by a BmcError that names the cause in words."""
     try:
         yield
     except BmcError:

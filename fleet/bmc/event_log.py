@@ -1,4 +1,4 @@
-"""New entries of an event log, newest first, without reading the whole log: a log may have 100 000 entries."""
+"""Read the new entries of an event log, newest first. A log may have 100 000 entries, so the old ones are not read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fleet.bmc.target import BmcError, clean_text
 EMPTY = "none"
 """Mark of a log without entries."""
 MAX_NEW = 200
-"""Most new entries that a reading keeps, the newest ones; the number of all is kept too."""
+"""Maximum number of new entries that a reading keeps, newest first. `new_entries` counts at most one more."""
 _EVENT_TYPES = ("sel", "event")
 """Values of LogEntryType of a log with hardware events."""
 _EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
 """Ids of such logs, for services that state no LogEntryType."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
-"""Parts of the ids of other logs."""
+"""Texts in the ids of logs without hardware events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class LogEntry:
 
     @property
     def mark(self) -> str:
-        """Return what identifies the entry in its log: ids are used again when a log wraps around or is cleared."""
+        """Return ID and time, which identify the entry: a log that wraps around or is cleared uses its ids again."""
         return f"{self.id} {self.created}".strip()
 
 
@@ -57,7 +57,7 @@ def is_event_log(service: Resource) -> bool:
 
 
 def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:
-    """Return what a log has; without `mark`, no entry is new. None if the service has no entries.
+    """Return the reading of a log; without `mark`, no entry is new. Return None if the service has no entries.
 
     Args:
         session: the session.
@@ -84,9 +84,10 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries up to the first one that is older than the mark. The log lacks the mark: it was cleared, or is full.
+    """Return the entries up to the first one that is older than the mark.
 
-    As long as the log has the mark, times do not matter: the clock of a BMC may be set back.
+    Call this only if the entry of the mark was not found: the log was cleared, is full or has more than MAX_NEW new entries.
+    If it was found, times are not compared, because the clock of a BMC may be set back.
     """
     number = next((number for number, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not number:
@@ -149,8 +150,8 @@ def _members(page: Resource | None) -> list[object]:
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     """Return whether most entries are older than the entry that follows them.
 
-    If as many are newer, the first and the last entry decide, by time or else by number. They do not decide alone, because the
-    clock of the BMC may have been wrong at one of them.
+    If as many are newer, the first and the last entry are compared: by time, or by number if no time decides.
+    These two alone are not enough, because the clock of the BMC may have been wrong when one of them was written.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]

@@ -20,7 +20,7 @@ from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 
 PORT = 623
 PRIVILEGE_USER = 2
-"""Reading sensors and events needs no more."""
+"""Privilege level of the session: enough to read sensors and events."""
 LOG = "SEL"
 NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
 """NO_TIME marks an event without a time. Times below UPTIME are seconds since the BMC started (IPMI 2.0, section 37)."""
@@ -39,7 +39,7 @@ _EMPTY_LOG = "record not present"
 def read_ipmi(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
     """Return the readings of a BMC; the arguments and errors are those of `read_redfish`.
 
-    The client keeps the session of a BMC for the whole process, so a process can read it once.
+    The client keeps the session of a BMC for the whole process, so a process can read each BMC only once.
     """
     readings = Readings()
     with _named_errors():

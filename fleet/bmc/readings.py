@@ -8,7 +8,7 @@ from schemas.records import ERROR, UNSUPPORTED, Metric, Value
 NAMES = tuple(sorted(name for name in READINGS if name.startswith(BMC)))
 READABLE = "bmc.readable"
 MAX_SCOPES = 1000
-"""Most parts with one reading. A tray of a GB200 has 300 sensors."""
+"""Maximum number of parts with the same reading. A tray of a GB200 has 300 sensors."""
 
 
 class Readings:
@@ -19,7 +19,7 @@ class Readings:
         self._absent: dict[str, dict[str, str]] = {name: {} for name in NAMES}
 
     def scope(self, name: str, *labels: str) -> str:
-        """Return a scope that no other part has, although names may be equal; empty if MAX_SCOPES parts have the name."""
+        """Return a scope that no other part has, even if parts have equal names; empty if MAX_SCOPES parts have the name."""
         kinds = READINGS[name].labels
         used = self._values[name].keys() | self._absent[name].keys()
         for number in range(1, MAX_SCOPES + 1):
@@ -30,7 +30,7 @@ class Readings:
         return ""
 
     def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
-        """Add a value, or if it is None the reason why a part that is there has none; return the scope."""
+        """Add the value of an installed part, or the reason if the value is None; return the scope."""
         scope = self.scope(name, *labels) if labels else "host"
         if not scope or len(self._values[name]) >= MAX_SCOPES:
             self.fail(name, f"more than {MAX_SCOPES} parts have this reading; the others were not read")
@@ -42,12 +42,12 @@ class Readings:
         return scope
 
     def lack(self, name: str, labels: tuple[str, ...], reason: str) -> None:
-        """Add that a part has no such value at this moment, as unsupported: that is no error."""
+        """Add a part that has no such value at this moment. Its status is unsupported, which is not an error."""
         if len(self._absent[name]) < MAX_SCOPES and (scope := self.scope(name, *labels)):
             self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
 
     def fail(self, name: str, reason: str) -> None:
-        """Add why a reading of the whole host failed."""
+        """Add, in the scope of the host, the reason why a reading failed."""
         self._absent[name].setdefault("host", f"{ERROR}: {reason}")
 
     def metrics(self) -> tuple[Metric, ...]:

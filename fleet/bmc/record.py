@@ -18,7 +18,9 @@ from schemas.run_directory import RunDirectory
 
 NEWEST = "bmc.log.newest"
 MAX_SNAPSHOTS = 250
-"""The newest are kept; the schema of records allows 256. The judge reports a stage without a reading."""
+"""Maximum number of snapshots; the newest are kept. The schema of records allows 256.
+
+If a stage loses its snapshots, the judge reports that it has no reading."""
 
 
 def read_record(directory: Path, plan: Plan, host: str) -> Record | None:

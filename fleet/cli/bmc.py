@@ -86,7 +86,7 @@ def targets_of(variables: Mapping[str, Any], plan: Plan) -> Iterator[BmcTarget]:
             continue
         texts = {name: own.get(f"rackproof_bmc_{name}", "") for name in ("address", "user", "password", "ca")}
         if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
-            raise UsageError(f"host {host.name}: rackproof_bmc_{wrong[0]} is not a text: give a quoted string")
+            raise UsageError(f"host {host.name}: rackproof_bmc_{wrong[0]} is not a string: put it in quotes")
         yield BmcTarget(
             host=host.name,
             protocol=str(own.get("rackproof_bmc_protocol", REDFISH)),
