@@ -95,7 +95,7 @@ def call(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same --run-dir again resumes the run", INTERRUPTED)
+        return _complain("interrupted; to resume the run, start it again with the same --run-dir", INTERRUPTED)
 
 
 def _run(options: argparse.Namespace) -> int:

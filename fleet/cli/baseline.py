@@ -47,10 +47,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--by", help="accept: who accepts the run (default: the user name)")
     parser.add_argument("--why", default="", help="accept: reason, such as the hand-over of a rack")
     parser.add_argument(
-        "--replace", action="store_true", help="accept: restart the baseline without the runs accepted before"
+        "--replace", action="store_true", help="accept: replace the baseline; earlier accepted runs are dropped"
     )
-    parser.add_argument("--criteria", action="append", default=[], help="accept: as given to rackproof report")
-    parser.add_argument("--waivers", action="append", default=[], help="accept: as given to rackproof report")
+    parser.add_argument(
+        "--criteria", action="append", default=[], help="accept: a pack that was given to rackproof report"
+    )
+    parser.add_argument(
+        "--waivers", action="append", default=[], help="accept: a waiver file given to rackproof report"
+    )
     parser.add_argument(
         "--kind",
         choices=[REAL, REHEARSAL, SIMULATED],

@@ -41,7 +41,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--signer", help="accept only this signer: an IDENTITY in the allowed signers")
     verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
-    add_rules(verb, "needed if the signer's files have other paths here; then give all of them")
+    add_rules(verb, "if the path of a file that the signer gave differs here; then give all of them")
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
     verb.set_defaults(call=call)
 

@@ -110,7 +110,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return two mappings from the PCI address of each adapter: to the GPUs to which no other is nearer, and to their path."""
+    """Return PCI address of each adapter -> the GPUs that have no nearer adapter, and -> the kind of path to these GPUs."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)

@@ -20,7 +20,7 @@ class Floor:
 
     product: str
     reading: str
-    """Reading that is compared; empty if none is."""
+    """Reading to compare with the floor; empty if no reading has this version."""
     line: str
     """The branch, as the vendor names it."""
     version: str

@@ -49,8 +49,9 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Largest number of verdicts in a report that does not show every host in full. If more verdicts do not pass,
-the report has at most the second number of them for each host."""
+"""Maximum number of verdicts in a report that does not show every host in full, and maximum number for each host.
+
+The second limit applies only if more verdicts than the first limit do not pass."""
 
 
 def merge(
@@ -164,8 +165,8 @@ def _host_reports(
 ) -> list[HostReport]:
     """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
 
-    In a large fleet only MEASURED_HOSTS keep their measurements, first those that were rejected without manifest and cables.
-    Which further hosts still have measurements here depends on the number of processes.
+    In a large fleet only MEASURED_HOSTS keep their measurements. Hosts that were rejected before manifest and cables were judged
+    come first. `reports` may have measurements of more hosts; their number depends on the number of processes.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:

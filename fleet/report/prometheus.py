@@ -51,7 +51,7 @@ class _ReportCollector:
         self._racks = {host.name: host.rack for host in report.hosts}
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Return no descriptions: the registry need not know the metrics in advance."""
+        """Return no descriptions. The registry uses them only to find metrics with the same name."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -122,7 +122,7 @@ class Effect:
     rails: tuple[int, ...] = ()
     """The GPUs whose rails are slow; empty: all."""
     reach: str = HOST
-    """Which pairs are slow: those of the host, those of the host with the next one of its gang (PATH), those of all hosts at the
+    """Which pairs are slow: those of the host (HOST), the one with the next host of its gang (PATH), those of all hosts at the
     leaf switch of the host (SWITCH), or all pairs (RAIL)."""
 
 
@@ -136,19 +136,19 @@ class Fault:
     of_gpu: bool = True
     """Whether one GPU has the fault; else the whole host."""
     in_gang: Callable[[int], Effect] = lambda _gpu: Effect()
-    """From the number of the GPU to the effect on launches of the gang."""
+    """Function from the number of the GPU to the effect on launches of the gang."""
     is_unreachable: bool = False
     """Whether the host takes part in no launch."""
     of_bmc: bool = False
-    """Whether only a BMC shows it."""
+    """Whether the fault shows only in the readings of the BMC."""
     breaks_domain: bool = False
     """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
     least_gpus: int = 1
-    """Number of GPUs that the host needs."""
+    """Minimum number of GPUs of a host with the fault."""
     of_storage: bool = False
-    """Whether a directory has the fault, which the inventory must name."""
+    """Whether the fault is in a measured directory. The inventory must then name directories."""
     is_shared: bool = False
-    """Whether other hosts show it too: it is in the fabric between them."""
+    """Whether other hosts also show the fault, because it is in the fabric between them."""
 
 
 # --- a GPU in its host
@@ -202,9 +202,9 @@ def _missing_gpu(host: FaultyHost) -> None:
 
 
 def _observation_without_device(host: FaultyHost, item: Doc) -> Doc | None:
-    """Return what becomes of an observation if CUDA has no device for the last rank; None: the observation is not made.
+    """Return an observation as it is reported if CUDA has no device for the last rank; None if it is not reported.
 
-    The other ranks still measure alone, but not together.
+    The other ranks run only the benchmarks that need no process group.
     """
     entry, reason = BENCHMARKS.get(item["name"].split(".")[0]), no_device_message(host.gpu)
     if item["name"] == DURATION.name:
@@ -469,7 +469,7 @@ def _hung(host: FaultyHost) -> None:
 
 
 def _delay_what_follows(host: FaultyHost, stage: str, seconds: float) -> None:
-    """Move all that the host does after the launch of the stage to a later time."""
+    """Delay everything that the host does after the launch of the stage by some seconds."""
     for name, document in host.documents.items():
         is_later = name != "host"
         for snapshot in document["snapshots"]:
