@@ -1,8 +1,9 @@
 """The seeded computations of `digest`: each one exercises another part of a GPU and has the same result, bit for bit, each time.
 
-Inputs are generated on the CPU, so that all GPUs get the same ones. Only deterministic kernels are used, each with its defaults:
-one stream (cuBLAS is deterministic on one), cuDNN restricted to deterministic algorithms, a stable sort, and no backward pass of
-attention, whose fast kernels add in varying order. Different GPU models and software versions may choose other kernels, so
+Inputs are generated on the CPU, so that all GPUs get the same ones; only `rng` generates numbers on the device. The kernels are
+deterministic: one stream (cuBLAS is deterministic on one), cuDNN restricted to deterministic algorithms, a stable sort, prefix
+sums of whole numbers only (those of torch add floating-point numbers in varying order), and no backward pass of attention,
+whose fast kernels do so too. Different GPU models and software versions may choose other kernels, so
 results are compared only between GPUs of the same model with the same software.
 """
 
@@ -68,7 +69,7 @@ def _gemm(dtype: torch.dtype) -> Prepare:
 
 
 def _gemm_fp8(left_dtype: torch.dtype) -> Prepare:
-    """Return the product of `left_dtype` and e4m3. No GPU multiplies e5m2 by e5m2."""
+    """Return how to prepare the product of `left_dtype` and e4m3: cuBLAS does not multiply e5m2 by e5m2."""
 
     def prepare(size: int, device: torch.device) -> Computation:
         left = _random(size, device, 0).to(left_dtype)
@@ -167,8 +168,15 @@ def _rng(size: int, device: torch.device) -> Computation:
 
 
 def _reduction(size: int, device: torch.device) -> Computation:
+    """Return the sums of the rows and of the columns, and the prefix sums of whole numbers, as words."""
     numbers = _random(size, device, 2)
-    return Computation(lambda: torch.cat([numbers.sum(0), numbers.sum(1), torch.cumsum(numbers[0], 0)]))
+    whole = (1000 * numbers[0]).to(torch.int32)
+
+    def compute() -> torch.Tensor:
+        sums = torch.cat([numbers.sum(0), numbers.sum(1)])
+        return torch.cat([sums.view(torch.int32), torch.cumsum(whole, 0, dtype=torch.int32)])
+
+    return Computation(compute)
 
 
 def _training_step(size: int, device: torch.device) -> Computation:
@@ -204,7 +212,7 @@ def peer_copy(size: int, device: torch.device, peer: torch.device) -> Computatio
 def _round_trip(size: int, device: torch.device, there: torch.Tensor) -> Computation:
     """Return copies of random words through the buffer `there`; the result is what came back.
 
-    The inverse of the words precedes them, so that every line carries both values of every bit, and a copy that did not take
+    The inverse of the words precedes them, so that every data line carries both values of every bit, and a copy that did not take
     place leaves wrong words in the buffer.
     """
     words = _random_words(size, size, 14)
