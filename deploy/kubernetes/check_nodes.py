@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
@@ -22,9 +22,17 @@ CONDITION_TAINTS = "node.kubernetes.io/"
 """Prefix of the taints for conditions of a node, such as not-ready or disk-pressure."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Parser that exits with 64 on wrong options."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        self.exit(64, f"check_nodes: {message}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check and return the exit code."""
-    parser = argparse.ArgumentParser(description="Check that nodes offer the GPUs that a plan needs.")
+    parser = Parser(description="Check that nodes offer the GPUs that a plan needs.")
     parser.add_argument("--plan", required=True, help="plan.json of the run")
     parser.add_argument("--selector", default="", metavar="LABEL=VALUE", help="only nodes with this label")
     options = parser.parse_args(arguments)
@@ -48,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
     """Return a line for each node and a summary, and whether the hosts of the plan fit.
 
-    If the hosts of the plan are nodes of the cluster, there are no lines for other nodes.
+    If any host of the plan is a node of the cluster, there are no lines for other nodes.
 
     Args:
         wanted: host -> number of GPUs.
@@ -65,14 +73,17 @@ def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -
         usable += not problems
         lines.append(f"{name}: {'; '.join(problems) or f'{allocatable(node)} GPUs'}")
     absent = sorted(set(wanted) - set(by_name)) if named else []
-    lines += [f"{name}: the cluster has no such node" for name in absent]
+    lines += [f"{name}: the cluster has no such node, or --selector leaves it out" for name in absent]
     fits = usable >= len(wanted)
     lines.append(f"{usable} nodes can take a pod; the plan has {len(wanted)} hosts{'' if fits else ': not enough'}")
     return lines, fits
 
 
 def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
-    """Return the problems of this node for a pod that requests `wanted` GPUs. An unhealthy GPU always counts as one."""
+    """Return the problems of this node for a pod that requests `wanted` GPUs.
+
+    An unhealthy GPU is a problem even if enough others are left.
+    """
     problems = []
     reported: set[str] = set()  # taints of conditions that are already in `problems`
     name, status, spec = node["metadata"]["name"], node.get("status", {}), node.get("spec", {})

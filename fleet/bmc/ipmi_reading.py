@@ -1,4 +1,4 @@
-"""Read one BMC by IPMI 2.0, for those without Redfish: sensors, the event log and the serial, with OpenStack's client."""
+"""Read one BMC by IPMI 2.0, for BMCs without Redfish: sensors, the event log and the serial, with OpenStack's client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
 """NO_TIME marks an event without a time. Times below UPTIME are seconds since the BMC started (IPMI 2.0, section 37)."""
 _ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
 _CRITICAL_BITS, _WARNING_BIT = 0b110, 0b001
-"""Bits of pyghmi's Health. A sensor beyond its critical limit is beyond its warning limit too, and has both bits."""
+"""Bits of pyghmi's Health. A sensor beyond its critical limit is beyond its warning limit too, and has the bits of both."""
 _PARTS = {
     "Power Supply": "bmc.power_supply.health",
     "Fan": "bmc.fan.health",
@@ -75,7 +75,7 @@ def _named_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise BmcError(
-            f"not reachable ({error.strerror}): check rackproof_bmc_address and the management network"
+            f"not reachable ({error.strerror or error}): check rackproof_bmc_address and the management network"
         ) from None
     except IpmiException as error:
         text = clean_text(error, 120)
@@ -116,7 +116,7 @@ def _health(bits: object) -> str | None:
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the entries after that of the mark. IPMI lists the oldest entry first. A log has at most 65 535 entries."""
+    """Add the entries after the one that the mark names. IPMI lists the oldest entry first. A log has at most 65 535 entries."""
     entries: list[LogEntry] = []
     try:
         for event in command.get_event_log():

@@ -175,5 +175,5 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 def _checked(answer: Mapping[str, Any], code: int) -> Results:
     results: Results = answer.get("results", [])
     if code or not results:
-        raise MeasurementError(f"the process ended with exit code {code} and no result")
+        raise MeasurementError(f"the process ended with exit code {code} and {len(results)} results")
     return results

@@ -21,7 +21,7 @@ ENGINES = ("libaio", "io_uring", "psync")
 PERCENTILES = {"p50": "50.000000", "p99": "99.000000", "p99_9": "99.900000"}
 SEQUENTIAL_BYTES, RANDOM_BYTES = 1 << 20, 4096
 DEPTHS = {"sequential": 16, "random": 32}
-"""Transfers in flight per job."""
+"""Transfers in flight per job; the engine psync has one."""
 MAX_LINE, MAX_REASON = 200, 400
 HELP_S = 10.0
 EILSEQ = 84
@@ -52,7 +52,7 @@ class FioPass:
     seconds: float = 0.0
     """0: until the regions are read or written once."""
     depth: int = 0
-    """Transfers in flight per job; 0: `DEPTHS`."""
+    """Transfers in flight per job, if the engine can have several; 0: `DEPTHS`."""
     repeats: bool = False
     """Go through the region again until the time is over."""
     verify: bool = False

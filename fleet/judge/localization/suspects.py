@@ -39,10 +39,11 @@ def find_suspects(
     Args:
         pairs: every pair of hosts that was attempted, once for each rail.
         failed_alone: ends whose GPU failed a test that involves no other host.
-        collective_slow: whether a collective over all hosts was too slow; if no pair is slow, the suspect is the fabric.
+        collective_slow: whether a collective over all hosts was too slow; if no pair is slow, the suspect is the fabric; of two
+            hosts, it is the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
         switches: the switch at the other end of the cable of an end, if it is known.
-        least: kind of pair -> the lowest bandwidth of a healthy one in B/s, if it is known.
+        least: kind of pair -> the lowest bandwidth of a healthy one in B/s, if it is known; not used for two hosts.
     """
     tolerance = tolerance or Tolerance()
     if len({host for pair in pairs for host in (pair.a, pair.b)}) < MIN_HOSTS:
@@ -81,7 +82,7 @@ def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
 
 
 def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
-    """Return the suspects of two quantities. Each part appears once; a part of a suspected host does not appear."""
+    """Return the suspects of two quantities. Each part appears once. Parts of a suspected host and links to it do not appear."""
     merged = {suspect.where: suspect for suspect in first}
     for suspect in second:
         same = merged.get(suspect.where)

@@ -57,7 +57,10 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. A slow NIC or rail is attributed to the port, rail or switch below it, if exactly one is slow."""
+    """Return the verdict, attributed to the part below it if exactly one is slow.
+
+    A slow NIC is attributed to a port, rail or switch, and a slow rail to a rail or switch.
+    """
     slow = {item.part_scope for item in ports if item.host == verdict.host and item.verdict != PASS}
     (part,) = slow if len(slow) == 1 else ("",)
     kind = Scope.parse(part).device_kind
@@ -71,6 +74,8 @@ def _seen_by_ports(verdict: Verdict, ports: Sequence[Verdict], hosts: Collection
         return ""
     if any(item.host == verdict.host and item.verdict != PASS for item in ports):
         return "RDMA below NCCL is slow or fails here too: the cause is a port, cable or switch, not NCCL"
+    if not any(item.host == verdict.host for item in ports):
+        return ""  # its ports were not judged
     return "RDMA below NCCL is normal on this host (verbs.bandwidth): the cause is NCCL or the path of the GPU, not the fabric"
 
 
@@ -79,6 +84,8 @@ def _seen_by_nccl(verdict: Verdict, nccl: Sequence[Verdict], hosts: Collection[s
         return ""
     if any(item.host == verdict.host and item.verdict != PASS for item in nccl):
         return "the pairs of GPUs are slow or fail here too"
+    if not any(item.host == verdict.host for item in nccl):
+        return ""  # its pairs were not judged
     return "NCCL is normal on this host (pairs.bandwidth): it uses another port or another path"
 
 

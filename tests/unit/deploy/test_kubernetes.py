@@ -445,7 +445,7 @@ def test_nodes_with_enough_gpus_fit_the_plan(
             ),
             "gpu-b: not Ready\n",
         ),
-        (node("gpu-c"), "gpu-b: the cluster has no such node"),
+        (node("gpu-c"), "gpu-b: the cluster has no such node, or --selector leaves it out"),
     ],
 )
 def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
@@ -459,6 +459,13 @@ def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
     assert code == 1
     assert expected in output
     assert output.endswith("1 nodes can take a pod; the plan has 2 hosts: not enough\n")
+
+
+def test_wrong_option_of_the_node_check_exits_with_64(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        check_nodes.main(["--plans", "plan.json"])
+    assert stopped.value.code == 64
+    assert "--plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", ["kubernetes", "container"])

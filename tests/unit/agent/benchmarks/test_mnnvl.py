@@ -134,7 +134,7 @@ def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("import sys; sys.exit(3)", "the process ended with exit code 3 and no result"),
+        ("import sys; sys.exit(3)", "the process ended with exit code 3 and 0 results"),
         ('print(\'{"error": "NcclError: check the IMEX configuration"}\')', "NcclError: check the IMEX configuration"),
         ("import time; time.sleep(60)", "no result within 2 s"),
     ],

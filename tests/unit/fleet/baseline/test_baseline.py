@@ -62,7 +62,7 @@ def test_level_stays_near_the_correct_values_despite_wrong_ones(right: list[floa
     assert 396.0 <= robust_level(right + wrong).value <= 406.0
 
 
-def test_fewer_than_five_values_give_median_and_large_noise() -> None:
+def test_three_values_that_differ_much_give_their_median_and_large_noise() -> None:
     result = robust_level([400.0, 401.0, 500.0])
     assert (result.value, result.left_out) == (401.0, 0)
     assert result.sigma > 50

@@ -13,6 +13,7 @@ import pytest
 from fleet.judge.criteria import read_pack
 from fleet.judge.host_view import HostView
 from fleet.judge.localization import Pair, find_suspects, judge_pairs
+from fleet.judge.localization import verdicts as localization_verdicts
 from fleet.judge.localization.port_pairs import least_share
 from schemas.plans import Plan
 from schemas.records import Observation
@@ -109,6 +110,15 @@ def test_slow_port_that_nccl_does_not_use_says_so() -> None:
     assert {item.verdict for item in of_layer(verdicts, "pairs")} == {"pass"}
     (port,) = (item for item in verdicts if item.verdict != "pass")
     assert port.detail.endswith("NCCL is normal on this host (pairs.bandwidth): it uses another port or another path")
+
+
+def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
+    ports = Fleet(4, 2, nics={("h2", 1): 0.5})
+    verdicts = judge_pairs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
+    (slow,) = (item for item in verdicts if item.verdict != "pass")
+    others = [item for item in of_layer(verdicts, "pairs") if item.host != "h2"]
+    assert localization_verdicts._seen_by_nccl(slow, others, ["h2"]) == ""
+    assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
 def test_slow_collective_with_normal_pairs_and_ports_is_not_the_fabric() -> None:
