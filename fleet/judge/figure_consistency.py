@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,6 @@ from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_prob
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
-from fleet.judge.matching import matches
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.catalogue import settings as settings_of
@@ -187,7 +186,6 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
     problems += _wrong_participants(view, items)
     products, ratios = _relations(items)
     problems += _without_ranks(items)
-    problems += _without_stated_params(view, items)
     return FigureStructure(
         problems=tuple(problems),
         most=tuple(most),
@@ -377,23 +375,6 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
         if item.status == MEASURED and item.name in STATED:
             for value in stated[(*_measurement(item), STATED[item.name])]:
                 yield position, value
-
-
-def _without_stated_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield each figure that escapes a criterion because it lacks a parameter whose value another figure states."""
-    stated: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    for item in items:
-        if item.status == MEASURED and item.name in STATED:
-            stated[_measurement(item)].add(STATED[item.name])
-    for position, item in enumerate(items):
-        missing = stated.get(_measurement(item), set()) - item.params.keys() if item.status == MEASURED else set()
-        for criterion in view.shipped_criteria.values() if missing else ():
-            keys = missing & criterion.where.keys()
-            if keys and criterion.matches_name(item.name):
-                wanted = {key: value for key in keys if not isinstance(value := criterion.where[key], dict)}
-                if matches(criterion, replace(item, params={**item.params, **wanted})):
-                    yield position, f"it does not state {', '.join(sorted(keys))}, by which {criterion.id} judges it"
-                    break
 
 
 def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:

@@ -622,20 +622,3 @@ def test_node_of_copied_memory_is_unknown_only_if_the_host_does_not_report_it(
     found = {item.reason for item in verdicts if item.name == "host_copy.bandwidth" and item.host == "h2"}
     contradictions_found = {item for item in found if "NUMA" in item}
     assert contradictions_found == ({reason} if reason else set())
-
-
-def test_figure_cannot_escape_a_criterion_by_lacking_what_another_figure_states() -> None:
-    plan = builders.plan("h1", profile="standard", gpu_count=8, rackproof_gang="none")
-    (healthy,) = builders.evidence(plan).values()
-
-    def contradictory(**params: Value) -> list[str]:
-        name = "collective.all_reduce.busbw"
-        changed = builders.with_observations(
-            healthy, lambda item: with_params(item, **params) if item.name == name else item
-        )
-        reasons = [item.reason for item in judge(plan, {"h1": changed}, PACKS) if item.name == name]
-        return [reason for reason in reasons if "does not state" in reason]
-
-    reason = "it does not state nvls, by which all-reduce-8-gpus-nvls judges it"
-    assert set(contradictory(nvls=None)) == {reason}
-    assert contradictory(nvls=True) == []

@@ -221,7 +221,15 @@ def other_benchmarks(number: int = 0) -> list[Observation]:
         offset = 1e9 * number
         observations += [
             measured("memory.bandwidth", 4.27e12 + offset, "B/s", gpu, op="copy"),
-            measured("host_copy.bandwidth", 5.55e10 + offset, "B/s", gpu, direction="host_to_device", sharing="alone"),
+            measured(
+                "host_copy.bandwidth",
+                5.55e10 + offset,
+                "B/s",
+                gpu,
+                direction="host_to_device",
+                sharing="alone",
+                numa="local",
+            ),
             measured("integrity.wrong_words", 7 * number if gpu == "gpu=1" else 0, "1", gpu, pattern="zeros"),
             measured("stress.throughput", 6.9e14 + offset, "FLOP/s", gpu, dtype="bf16"),
             measured("stress.power", 698.2, "W", gpu, dtype="bf16"),
@@ -883,7 +891,7 @@ def test_gpu_table_shows_precision_and_failures() -> None:
     }
     table = gpus_table(judge_records(fleet_plan, hosts))
     assert table.groups == (("GEMM, TFLOP/s", 1), ("Memory bandwidth, GB/s", 1), ("Host copies, GB/s", 1))
-    assert table.columns == ("bf16", "copy", "host to device, alone")
+    assert table.columns == ("bf16", "copy", "host to device, alone, local")
     assert [(row.head, row.note) for row in table.rows] == [
         ("gpu-00 GPU 0", "1600"),
         ("gpu-00 GPU 1", "1601"),
