@@ -133,3 +133,38 @@ def test_digests_of_all_workloads_are_the_same_in_two_launches_and_on_all_gpus(c
     digests = {(item.params["workload"], item.value) for item in observed if item.name == "digest.value"}
     assert len(digests) == len(DIGEST_WORKLOADS), digests
     assert len([item for item in observed if item.name == "digest.wrong_peer_copies"]) == 2 * count * (count - 1)
+
+
+DETERMINISTIC = """
+import torch
+from agent.benchmarks.compute.digest_workloads import WORKLOADS, unsupported_workload
+
+torch.use_deterministic_algorithms(True)
+gpu = torch.device("cuda:0")
+for name, prepare in WORKLOADS.items():
+    if unsupported_workload(name, gpu):
+        continue
+    computation = prepare(1024, gpu)
+    first, second = computation.compute().clone(), computation.compute()
+    torch.cuda.synchronize()
+    assert torch.equal(first.view(torch.uint8), second.view(torch.uint8)), name
+    print(name)
+"""
+
+
+def test_digest_workloads_use_no_operation_that_torch_calls_nondeterministic(count: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DETERMINISTIC],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}",
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        },  # torch requires the variable
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    checked = done.stdout.split()
+    print(*checked)
+    assert set(checked) | {"gemm_fp4"} == set(DIGEST_WORKLOADS)
