@@ -33,4 +33,5 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Fault: the matrix products of a stress test sleep. The test takes as long as without it and leaves the CPUs to other tests."""
+"""Not a fault: each matrix product of a stress test first sleeps. The stress test takes the same time, and other tests can use
+the CPUs."""

@@ -41,10 +41,10 @@ class Host:
 def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
     """Start a host, with its log in `directory`. It runs until its standard input closes or this process ends."""
     (directory / name).mkdir(exist_ok=True)
-    visible = hidden([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
+    extra = outside_root_overlay([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
     command: list[str | Path] = ["nsenter", f"--net={NAMESPACES / namespace}", "--"]
     command += ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--"]
-    command += ["bash", INIT, directory, name, *visible]
+    command += ["bash", INIT, directory, name, *extra]
     with (directory / f"{name}.log").open("w") as log:
         return subprocess.Popen(
             command,
@@ -57,8 +57,11 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
         )
 
 
-def hidden(paths: Iterable[Path]) -> list[Path]:
-    """Return the directories that a copy-on-write view of / does not include, without subdirectories of one another."""
+def outside_root_overlay(paths: Iterable[Path]) -> list[Path]:
+    """Return the directories that a copy-on-write view of / lacks: those in PRIVATE or on another file system.
+
+    A directory below another returned directory is left out.
+    """
     device = Path("/").stat().st_dev
     chosen: list[Path] = []
     for path in sorted({path.absolute() for path in paths}):

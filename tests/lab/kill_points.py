@@ -228,7 +228,7 @@ class Site:
 
 
 def shape(value: Any) -> Any:
-    """Return a report without times and measured figures; texts and numbers of entries remain."""
+    """Return a report without times and measured figures; texts, and the lengths of lists, remain."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items() if key not in _VARYING_KEYS}
     if isinstance(value, list):

@@ -29,7 +29,7 @@ def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[Non
 
 
 @contextmanager
-def late(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
+def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
     """Delay each frame from and to the host."""
     with _wired(lab, host, delay_s, 0.0):
         yield

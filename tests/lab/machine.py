@@ -1,4 +1,4 @@
-"""Check what the lab needs of this machine, and manage its network namespaces and run directory.
+"""Check that this machine has what the lab needs, and manage its network namespaces and run directory.
 
 Every name begins with the name of the lab, `rp-PID-START-N`: PID and start time of the process that holds the lab (PIDs are
 reused), and a number. So labs do not conflict, and leftovers of a process that has exited can be identified.

@@ -177,21 +177,21 @@ def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, strea
 def _rpms(directory: Path, packages: list[Package]) -> None:
     """Build the packages of one version from one spec file."""
     version, release = packages[0].version.split("-")
-    spec = f"Name: stand-ins\nVersion: {version}\nRelease: {release}\nSummary: Stand-ins\nLicense: MIT\nBuildArch: noarch\n"
-    spec += "%description\nOf Rackproof's tests\n"
+    spec = f"Name: fakes\nVersion: {version}\nRelease: {release}\nSummary: Fakes\nLicense: MIT\nBuildArch: noarch\n"
+    spec += "%description\nFake packages of Rackproof's tests\n"
     with tempfile.TemporaryDirectory() as build:
         for package in packages:
-            spec += f"%package -n {package.name}\nSummary: A stand-in\nAutoReqProv: no\n"
+            spec += f"%package -n {package.name}\nSummary: A fake\nAutoReqProv: no\n"
             spec += "".join(f"Requires: {name} {relation} {version}\n" for name, relation in package.depends.items())
             spec += "".join(f"Conflicts: {name}\n" for name in package.conflicts)
-            spec += f"%description -n {package.name}\nA stand-in\n%files -n {package.name}\n"
+            spec += f"%description -n {package.name}\nA fake\n%files -n {package.name}\n"
             spec += "".join(f"%attr(755,root,root) /usr/bin/{program}\n" for program in package.programs)
             package.install(Path(build) / "programs")
         (Path(build) / "programs").mkdir(exist_ok=True)
         spec += f"%install\nmkdir -p %{{buildroot}}\ncp -r {build}/programs/. %{{buildroot}}\n"
-        (Path(build) / "stand-ins.spec").write_text(spec)
+        (Path(build) / "fakes.spec").write_text(spec)
         defines = [f"--define=_topdir {build}", f"--define=_rpmdir {directory}"]
-        _run("rpmbuild", "-bb", "--quiet", *defines, Path(build) / "stand-ins.spec")
+        _run("rpmbuild", "-bb", "--quiet", *defines, Path(build) / "fakes.spec")
 
 
 def _modules(directory: Path, packages: list[Package], streams: Mapping[str, str]) -> None:

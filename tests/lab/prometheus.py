@@ -57,7 +57,9 @@ class Prometheus:
     def _parsed(answer: str) -> list[dict[str, Any]]:
         samples = json.loads(answer)
         if not all(isinstance(series, dict) for series in samples):
-            raise LabError(f"a query for series was answered with {answer.strip()}: wrap a scalar in vector()")
+            raise LabError(
+                f"the query returned {answer.strip()}, which is not a list of series: wrap a scalar in vector()"
+            )
         return list(samples)
 
 

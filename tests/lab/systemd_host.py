@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from . import machine, processes
-from .hosts import CHECKOUT, hidden
+from .hosts import CHECKOUT, outside_root_overlay
 from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
@@ -103,7 +103,7 @@ class SystemdHost:
         key = self.directory / "key"
         key.unlink(missing_ok=True)
         processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
-        shown = hidden([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
+        shown = outside_root_overlay([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
         nspawn = [
             *("--quiet", "--boot", "--register=no", "--keep-unit", "--volatile=overlay", "--console=pipe"),
             f"--network-namespace-path={machine.NAMESPACES / self._namespace}",

@@ -248,22 +248,22 @@ def faulty_run(site: Site, accepted: Watched) -> FaultyRun:
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
     inject_fault(site.lab, "node2", FAULT)
     site.lab.cut(UNREACHABLE)
-    over, arguments = threading.Event(), set[str]()
-    watcher = threading.Thread(target=watch_arguments, args=(over, arguments))
+    ended, arguments = threading.Event(), set[str]()
+    watcher = threading.Thread(target=watch_arguments, args=(ended, arguments))
     watcher.start()
     try:
         hidden = {"ansible_become_password": PASSWORD, "rackproof_exporter_web_config": WEB_CONFIG}
         code, output = site.run("faulty", rackproof_profile=str(site.runs.parent / "small.yml"), **hidden)
     finally:
-        over.set()
+        ended.set()
         watcher.join()
     print(output[-6000:])
     return FaultyRun(site.runs / "faulty", code, output, password_hash=hashed, arguments=arguments)
 
 
-def watch_arguments(over: threading.Event, arguments: set[str]) -> None:
+def watch_arguments(ended: threading.Event, arguments: set[str]) -> None:
     """Collect the command lines of all processes of this machine and the lab hosts."""
-    while not over.wait(0.1):
+    while not ended.wait(0.1):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 arguments.add(path.read_bytes().decode(errors="replace"))

@@ -60,7 +60,7 @@ def broken(words, address, *, pattern):
 benchmark.fill = broken
 """
 )
-"""Fault: the memory of one host once returns another word than was written to it."""
+"""Fault: the memory of one host returns a wrong word once."""
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,9 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("dashboard", "panel"), TABLES, ids=lambda of: of if isinstance(of, str) else of["title"])
+@pytest.mark.parametrize(
+    ("dashboard", "panel"), TABLES, ids=lambda value: value if isinstance(value, str) else value["title"]
+)
 def test_table_has_a_column_for_each_returned_label(site: Site, dashboard: str, panel: dict[str, Any]) -> None:
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
     matrix = steps.get("groupingToMatrix")
@@ -334,7 +336,7 @@ ANNOTATIONS = [
 
 
 @pytest.mark.parametrize(
-    ("dashboard", "annotation"), ANNOTATIONS, ids=lambda of: of if isinstance(of, str) else of["name"]
+    ("dashboard", "annotation"), ANNOTATIONS, ids=lambda value: value if isinstance(value, str) else value["name"]
 )
 def test_annotations_mark_runs_stages_and_xids(site: Site, dashboard: str, annotation: dict[str, Any]) -> None:
     series = site.wait_for(substitute(annotation["expr"], ALL_VALUES), instant=False)
@@ -356,7 +358,9 @@ VARIABLES = [
 ]
 
 
-@pytest.mark.parametrize(("dashboard", "variable"), VARIABLES, ids=lambda of: of if isinstance(of, str) else of["name"])
+@pytest.mark.parametrize(
+    ("dashboard", "variable"), VARIABLES, ids=lambda value: value if isinstance(value, str) else value["name"]
+)
 def test_query_of_each_variable_returns_the_values_of_the_site(
     site: Site, dashboard: str, variable: dict[str, Any]
 ) -> None:

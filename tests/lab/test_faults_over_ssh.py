@@ -1,4 +1,4 @@
-"""Test one run over real SSH in which each host has another fault (docs/faults.md), and two hosts have none.
+"""Test one run over real SSH in which two hosts are healthy and each other host has a different fault (docs/faults.md).
 
 Each fault must be reported with its host, affect only that host, and leave no partial record and no process. The time until the
 report of each fault is printed.
@@ -105,7 +105,7 @@ def limited(lab: Lab, name: str) -> Iterator[Limit]:
         group.path.mkdir()
         group.used()
     except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
+        pytest.skip(f"cannot create the control group {group.path}: {error}")
     try:
         yield group
     finally:
@@ -197,20 +197,20 @@ import threading
 benchmark._sample = lambda *arguments: threading.Event().wait()
 """
 """Fault: the collectives of a host do not end, so that the gang still runs when the memory fault is injected."""
-LATE = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
+CLOCK_AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 
 def prepare(lab: Lab) -> None:
     """Inject the faults that exist before the run."""
-    for every in lab.hosts:
-        lab.on(every.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
-        inject_fault(lab, every.name, IDLE_STRESS + ENDLESS_COLLECTIVE * (every.name == RANK_OOM))
-    for host in (FULL, READ_ONLY):
-        lab.on(host, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
+    for host in lab.hosts:
+        lab.on(host.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
+        inject_fault(lab, host.name, IDLE_STRESS + ENDLESS_COLLECTIVE * (host.name == RANK_OOM))
+    for name in (FULL, READ_ONLY):
+        lab.on(name, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
     lab.start(PORT, "python3", "-m", "http.server", "29500")
-    lab.put(CLOCK, "/root/late/sitecustomize.py", LATE)
-    lab.put(CLOCK, "/root/python", f'#!/bin/sh\nPYTHONPATH=/root/late exec {sys.executable} "$@"\n', mode=0o755)
+    lab.put(CLOCK, "/root/ahead/sitecustomize.py", CLOCK_AHEAD)
+    lab.put(CLOCK, "/root/python", f'#!/bin/sh\nPYTHONPATH=/root/ahead exec {sys.executable} "$@"\n', mode=0o755)
     run_directory = f"{STATE}/runs/fire"
     lab.on(OPEN, "sh", "-c", f"mkdir -p {run_directory} && chmod 777 {run_directory}")
     lab.on(LINKED, "sh", "-c", f"mkdir -p {STATE}/runs /srv/fire && ln -s /srv/fire {run_directory}")

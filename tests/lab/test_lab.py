@@ -230,7 +230,7 @@ print("as it was", file=sys.stderr)
 @pytest.mark.parametrize("ends", ["", "sys.exit(7)", "sys.exit('what is wrong')", "1 / 0"])
 @pytest.mark.parametrize("arguments", [[], ["one", "two words"]])
 def test_module_interpreters_behave_like_python(tmp_path: Path, ends: str, arguments: list[str]) -> None:
-    """The program is a file or comes from standard input."""
+    """The program is a file if there are arguments; otherwise it comes from standard input."""
     program = tmp_path / "program.py"
     program.write_text(REPORTING_MODULE + ends)
     given = [str(program), *arguments] if arguments else []
@@ -394,7 +394,7 @@ def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.M
     assert machine.requirements_missing()[0] == "root (run the tests with sudo)"
 
 
-def test_hidden_directories_are_private_or_on_another_file_system(tmp_path: Path) -> None:
+def test_directories_outside_the_root_overlay_are_private_or_on_another_file_system(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
-    assert hosts.hidden([inner, tmp_path, Path("/usr"), Path("/dev/shm")]) == [Path("/dev/shm"), tmp_path]
+    assert hosts.outside_root_overlay([inner, tmp_path, Path("/usr"), Path("/dev/shm")]) == [Path("/dev/shm"), tmp_path]

@@ -44,11 +44,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         pytest.fail("mpirun is not installed: apt-get install openmpi-bin")
     with Lab(tmp_path_factory.mktemp("mpi") / "lab", hosts=len(HOSTS)) as new_lab:
         for host in HOSTS:
-            _give_user(new_lab, host)
+            _create_user(new_lab, host)
         yield new_lab
 
 
-def _give_user(lab: Lab, host: str) -> None:
+def _create_user(lab: Lab, host: str) -> None:
     """Create an unprivileged user with an SSH key for the other hosts, and make the checkout readable for it."""
     lab.on(
         host,
@@ -191,7 +191,7 @@ def test_records_of_mpirun_equal_those_of_torchrun(lab: Lab, by_torchrun: Any, p
     assert figures["verdicts"]
 
 
-def test_mpirun_on_other_hosts_than_planned_is_rejected_at_once(lab: Lab) -> None:
+def test_mpirun_on_fewer_hosts_than_planned_is_rejected_before_it_starts_a_stage(lab: Lab) -> None:
     plan = plan_of(lab, "refused")
     lab.put("node1", f"{HOME}/plan.json", json.dumps(to_json(plan)))
     options = ["--plan", f"{HOME}/plan.json", "--run-dir", f"{HOME}/runs/refused"]

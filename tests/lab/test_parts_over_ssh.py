@@ -1,4 +1,4 @@
-"""Test one run over real SSH in which hosts have faults beside the GPU: memory modules, versions, and what their BMCs report.
+"""Test one run over real SSH with faults outside the GPUs: memory modules, driver versions, and parts that BMCs report.
 
 GPUs, SMBIOS tables and BMCs are fakes below the real libraries. Slow, full, hanging and corrupt file systems are tested by
 `make test-storage`.
@@ -168,7 +168,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
         yield Rack(directory / "runs" / "parts", output)
 
 
-def test_each_fault_is_one_cause_with_host_part_and_action_and_nothing_else_is_found(rack: Rack) -> None:
+def test_report_has_exactly_one_cause_with_part_and_action_for_each_fault(rack: Rack) -> None:
     causes = {(cause["host"], cause["part"], cause["problem"], cause["action"]) for cause in rack.report()["causes"]}
     assert causes == {
         (OLD, f"dimm={EMPTY_SLOT}", "memory-module-missing", "reseat"),

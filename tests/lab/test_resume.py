@@ -174,7 +174,7 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     site.lab.on("node2", "/opt/rackproof/bin/python", "-c", ENDS_LATER, study_directory)
     attempt = site.start("study", **options)
     assert attempt.reached("gang : Plan the next launch"), (
-        "the playbook must fetch the existing records and go on to plan the next launch"
+        "the playbook must fetch the existing records and then plan the next launch"
     )
     site.lab.on("node2", "touch", "/run/now")
     output = attempt.end()
@@ -237,7 +237,9 @@ def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site
         code, output = site.run("other", "stop", only=[host], **variables)
         assert code == 2
         assert output.count("this host is held by run left of root on") == 1
-        assert site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout, "another run must not stop it"
+        assert site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout, (
+            "run other must not stop processes of run left"
+        )
         code, output = site.run("left", "stop", only=[host], **variables)
         assert code == 0, output[-4000:]
         assert output.count("ended stage benchmark of run left") == 1
@@ -253,7 +255,7 @@ def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site
         assert "lease.json" not in files
 
 
-def hold_by_other_control_node(site: Site, host: str) -> dict[str, Any]:
+def write_lease_of_other_control_node(site: Site, host: str) -> dict[str, Any]:
     """Write a lease of a run of another control node on the host, and return it."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     by = replace(locks.claim("theirs", Path("/srv/runs"), 1, at), user="bob", host="control2", machine="another")
@@ -265,7 +267,7 @@ def hold_by_other_control_node(site: Site, host: str) -> dict[str, Any]:
 
 def test_host_held_by_another_control_node_is_excluded_with_the_reason(site: Site, undisturbed: Run) -> None:
     """The other hosts continue, and the held host is not changed."""
-    lease = hold_by_other_control_node(site, "node2")
+    lease = write_lease_of_other_control_node(site, "node2")
     site.run("beside", "inspect")
     code, output = site.run("beside", "report")
     assert code == 2
@@ -278,7 +280,7 @@ def test_host_held_by_another_control_node_is_excluded_with_the_reason(site: Sit
 
 
 def test_teardown_does_not_touch_a_host_held_by_another_run(site: Site, undisturbed: Run) -> None:
-    hold_by_other_control_node(site, "node2")
+    write_lease_of_other_control_node(site, "node2")
     code, output = site.run("down", "teardown")
     assert code == 2
     assert output.count("this host is held by run theirs of bob on control2") == 1

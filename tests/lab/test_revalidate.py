@@ -1,4 +1,4 @@
-"""Test acceptance and re-validation of a rack over real SSH, then by the command of a timer, with a scheduler.
+"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command of the timer, with a fake Slurm.
 
 The simulated maintenance slows the link of one host and replaces one GPU. A fake NVML in /usr/lib gives every record GPU serials;
 the benchmarks run on the CPU.

@@ -173,7 +173,7 @@ class Probe:
     problems: list[str]
 
 
-class Bench:
+class ProbeHost:
     """node1 with fake files, which are removed again."""
 
     def __init__(self, lab: Lab) -> None:
@@ -197,13 +197,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(site: Site) -> Bench:
-    return Bench(site.lab)
+def probe_host(site: Site) -> ProbeHost:
+    return ProbeHost(site.lab)
 
 
-def test_driver_of_the_wanted_version_has_no_problem(bench: Bench) -> None:
+def test_driver_of_the_wanted_version_has_no_problem(probe_host: ProbeHost) -> None:
     for version in ("", "580", "580.", "580.126", "580.126.20"):
-        probe = bench.probe("nvidia_driver", {}, f"--version={version}")
+        probe = probe_host.probe("nvidia_driver", {}, f"--version={version}")
         assert probe.problems == []
     assert probe.facts["version"] == "580.126.20"
     assert (probe.facts["nvswitches"], probe.facts["in_use"], probe.facts["systemd"]) == (1, [], False)
@@ -234,7 +234,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (),
         r"the kernel module nvidia is not loaded: reboot, then check `modprobe nvidia`",
     ),
-    "no GPU in the answer": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n", **SWITCHLESS}, (), r"nvidia-smi prints ''"),
+    "no GPU in the output": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n", **SWITCHLESS}, (), r"nvidia-smi prints ''"),
     "nouveau loaded": (
         {"/tmp/module/nouveau/refcnt": "1\n"},
         (),
@@ -264,31 +264,31 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("fault", DRIVER_FAULTS)
-def test_driver_fault_is_reported_once_with_its_remedy(bench: Bench, fault: str) -> None:
+def test_driver_fault_is_reported_once_with_its_remedy(probe_host: ProbeHost, fault: str) -> None:
     files, options, message = DRIVER_FAULTS[fault]
-    (problem,) = bench.probe("nvidia_driver", files, *options).problems
+    (problem,) = probe_host.probe("nvidia_driver", files, *options).problems
     assert re.search(message, problem)
 
 
-def test_fabric_manager_must_run(bench: Bench) -> None:
-    (problem,) = bench.probe("nvidia_driver", {}, running=()).problems
+def test_fabric_manager_must_run(probe_host: ProbeHost) -> None:
+    (problem,) = probe_host.probe("nvidia_driver", {}, running=()).problems
     assert re.search(r"found: it is not running; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
 
 
-def test_fabric_manager_and_persistence_mode_are_not_always_needed(bench: Bench) -> None:
+def test_fabric_manager_and_persistence_mode_are_not_always_needed(probe_host: ProbeHost) -> None:
     without = {f"{BIN}/nv-fabricmanager": None}
-    assert bench.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
-    assert bench.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []
+    assert probe_host.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
+    assert probe_host.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []
     daemon = ("nv-fabricmanager", "nvidia-persistenced")
     off = {f"{BIN}/nvidia-smi": smi(persistence=("Disabled", "Disabled"))}
-    assert bench.probe("nvidia_driver", off, running=daemon).problems == []
+    assert probe_host.probe("nvidia_driver", off, running=daemon).problems == []
 
 
-def test_process_that_uses_a_gpu_is_named(site: Site, bench: Bench) -> None:
+def test_process_that_uses_a_gpu_is_named(site: Site, probe_host: ProbeHost) -> None:
     site.lab.on("node1", "touch", "/dev/nvidia-uvm")
     user = site.lab.start("node1", "bash", "-c", "exec 9</dev/nvidia-uvm; exec -a trainer sleep 60")
     try:
-        (process,) = bench.probe("nvidia_driver", {}).facts["in_use"]
+        (process,) = probe_host.probe("nvidia_driver", {}).facts["in_use"]
     finally:
         user.kill()
         site.lab.on("node1", "rm", "/dev/nvidia-uvm")
@@ -304,13 +304,13 @@ SMOKE = "--smoke-image=registry/cuda:13"
 
 
 @pytest.mark.parametrize("files", [{}, PODMAN, CONTAINERD], ids=["docker", "podman", "containerd"])
-def test_toolkit_of_the_wanted_version_has_no_problem(bench: Bench, files: Files) -> None:
-    assert bench.probe("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
+def test_toolkit_of_the_wanted_version_has_no_problem(probe_host: ProbeHost, files: Files) -> None:
+    assert probe_host.probe("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
 
 
-def test_container_with_the_hosts_gpus_has_no_problem(bench: Bench) -> None:
-    assert bench.probe("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
-    assert bench.probe("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
+def test_container_with_the_hosts_gpus_has_no_problem(probe_host: ProbeHost) -> None:
+    assert probe_host.probe("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
+    assert probe_host.probe("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
 
 
 TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
@@ -385,9 +385,9 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("fault", TOOLKIT_FAULTS)
-def test_toolkit_fault_is_reported_once_with_its_remedy(bench: Bench, fault: str) -> None:
+def test_toolkit_fault_is_reported_once_with_its_remedy(probe_host: ProbeHost, fault: str) -> None:
     files, options, message = TOOLKIT_FAULTS[fault]
-    (problem,) = bench.probe("container_toolkit", files, "--runtime=auto", *options).problems
+    (problem,) = probe_host.probe("container_toolkit", files, "--runtime=auto", *options).problems
     assert re.search(message, problem)
 
 

@@ -235,8 +235,10 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["everywhere", "on one host"])
-def test_interface_that_does_not_exist_is_reported_without_a_device(lab: Lab, wrong: tuple[str, ...]) -> None:
-    """GLOO_SOCKET_IFNAME has a wrong name on the hosts `wrong`. The others use the right interface without it.
+def test_interface_that_does_not_exist_is_attributed_to_hosts_and_not_to_devices(
+    lab: Lab, wrong: tuple[str, ...]
+) -> None:
+    """On the hosts `wrong`, GLOO_SOCKET_IFNAME names an interface that does not exist. It is not set on the others.
 
     No interface is configured, and all hosts resolve their own names to 127.0.1.1.
     """

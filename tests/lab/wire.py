@@ -24,7 +24,7 @@ FRAME_BYTES, MTU = 1 << 17, 1500
 BUFFER_BYTES = 1 << 24
 
 
-def end(interface: str) -> socket.socket:
+def open_socket(interface: str) -> socket.socket:
     """Return a socket that receives and sends complete frames on an interface."""
     raw_socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     raw_socket.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
@@ -36,7 +36,7 @@ def end(interface: str) -> socket.socket:
 
 def main(first: str, second: str, delay_s: float, lost: float) -> None:
     """Forward frames until killed."""
-    a, b = end(first), end(second)
+    a, b = open_socket(first), open_socket(second)
     other = {a: b, b: a}
     order, waiting = itertools.count(), []
     lost_units = 0.0
