@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ NOT_A_SWITCH = Absent.error(
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")
 """Types of a port ID that may not be the name of the port. The description of the port may then be the name."""
+_SUBINTERFACE = re.compile(r".+\.\d{1,4}")
+"""Name of the interface of a VLAN."""
 
 
 def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
@@ -81,6 +84,8 @@ def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
         port_name = label  # Juniper's ID is the SNMP index of the port
     if not port_name or not clean_text(chassis_id["value"]):
         raise ValueError("a neighbor without an ID")
+    if port_name == clean_text(chassis_id["value"]):
+        port_name = ""  # all ports of the switch have this ID
     return Neighbor(id=clean_text(chassis_id["value"]), name=name, port=port_name, label=label)
 
 
@@ -99,11 +104,22 @@ def _text(value: Any) -> str:
 
 
 def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
-    """Return the neighbor. Several mean that a switch without LLDP is in between, or that both ends of a bond answer."""
-    different = list(dict.fromkeys(neighbors))
+    """Return the neighbor. Several mean that a switch without LLDP is in between, or that both ends of a bond answer.
+
+    A switch can also send one port twice: without its name until LLDP is configured (the daemon keeps that for two minutes), or
+    for each VLAN (`sfp1.665` beside `sfp1`). The named port counts.
+    """
+    ports = {(item.id, item.port) for item in neighbors if item.port}
+    named = {switch for switch, _ in ports}
+    different = [
+        item
+        for item in dict.fromkeys(neighbors)
+        if not (_SUBINTERFACE.fullmatch(item.port) and (item.id, item.port.rpartition(".")[0]) in ports)
+        and (item.port or item.id not in named)
+    ]
     if not different:
         return NOT_A_SWITCH
     if len(different) > 1:
-        names = ", ".join(f"{item.name or item.id} {item.port}" for item in different[:4])
+        names = ", ".join(f"{item.name or item.id} {item.port}".strip() for item in different[:4])
         return Absent.error(f"{len(different)} LLDP neighbors on one port: {names}")
     return different[0]

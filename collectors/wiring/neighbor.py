@@ -10,6 +10,9 @@ from collectors.base import Absent, Value
 MAX_TEXT = 80
 """Maximum length of a text from a neighbor; the rest is cut. LLDP allows 255 characters."""
 NO_NAME, NO_LABEL = Absent.unsupported("the switch sends no name"), Absent.unsupported("the switch sends no port label")
+NO_PORT = Absent.error(
+    "the switch sends its own ID instead of the name of the port, as SONiC does before it configures LLDP"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class Neighbor:
     name: str
     """Name of the switch; may be empty."""
     port: str
-    """Port of the switch, as the switch itself calls it."""
+    """Port of the switch, as the switch itself calls it; empty if it sends only its own ID."""
     label: str = ""
     """Description of the port. Some switches, such as SONiC, send the label on the front here."""
 
@@ -30,7 +33,7 @@ class Neighbor:
         return {
             "switch": self.name or NO_NAME,
             "switch_id": self.id,
-            "switch_port": self.port,
+            "switch_port": self.port or NO_PORT,
             "switch_port_label": self.label or NO_LABEL,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ _ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _LINK_UP: Mapping[str, Value] = {"infiniband.phys_state": "LinkUp", "network.carrier": True}
 _INTERFACE = "infiniband.interface"
 """Network interface of a RoCE port, whose adapter has another name."""
+UNNAMED = "(unnamed port)"
+_ADDRESS = re.compile(r"[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}")
 _SEPARATORS = str.maketrans("", "", ":-. ")
 
 
@@ -38,6 +41,7 @@ class PortLink:
     """Empty if the switch was not read."""
     switch: str = ""
     port: str = ""
+    """Empty if the switch was not read or did not name its port."""
     label: str = ""
     reason: str = ""
     """Why the switch was not read, or is not certain."""
@@ -59,7 +63,7 @@ class PortLink:
     def end(self) -> str:
         """Return the other end: `leaf01 swp1s0`, with the label of the port if it differs."""
         label = f" ({self.label})" if self.label and self.label != self.port else ""
-        return f"{self.switch_name} {self.port}{label}"
+        return f"{self.switch_name} {self.port or UNNAMED}{label}"
 
     @property
     def kind(self) -> str:
@@ -89,7 +93,17 @@ class PortLink:
 
     def is_at(self, switch: str, port: str) -> bool:
         """Return whether the other end is this port of this switch, as an operator writes them."""
-        return self.is_switch(switch) and port.casefold() in (self.port.casefold(), self.label.casefold())
+        return (
+            self.is_switch(switch) and bool(port) and port.casefold() in (self.port.casefold(), self.label.casefold())
+        )
+
+    def names_port_as(self, port: str) -> bool:
+        """Return whether the switch names its port in a way that can be compared with an operator's name.
+
+        A switch may send no name, or only the address or the SNMP index of the port.
+        """
+        sent = _form(self.port)
+        return bool(self.port) and (sent == "name" or bool(self.label) or sent == _form(port))
 
     def is_switch(self, name: str) -> bool:
         """Return whether a text names the switch: by its name, with or without the domain, or by its ID."""
@@ -103,6 +117,11 @@ class HostLinks:
     host: str
     has_record: bool
     links: tuple[PortLink, ...] = ()
+
+
+def _form(port: str) -> str:
+    """Return the form of the name of a switch port: `address`, `number` or `name`."""
+    return "address" if _ADDRESS.fullmatch(port) else "number" if port.isdecimal() else "name"
 
 
 def port_name(scope: str) -> str:

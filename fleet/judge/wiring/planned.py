@@ -68,12 +68,12 @@ def _link(line: Part, hosts: Mapping[str, HostLinks]) -> PortLink | None:
 
 def _verdict(line: Part, cables: _Cables) -> Verdict:
     link, wanted = cables.links[id(line)], _wanted(line)
-    if link is None or not link.switch_id:
+    if link and link.is_at(line.switch, line.switch_port):
+        return _of_line(line, link, PASS, "as in the manifest")
+    if link is None or not link.switch_id or _has_other_names(link, line):
         why = _why_unread(line, link, cables.hosts)
         reason = f"port {line.slot} belongs at {wanted}, which could not be verified: {why}"
         return _of_line(line, link, INCONCLUSIVE, reason)
-    if link.is_at(line.switch, line.switch_port):
-        return _of_line(line, link, PASS, "as in the manifest")
     partner = cables.partner(line)
     other_link = cables.links[id(partner)] if partner else None
     if partner and other_link:
@@ -85,6 +85,11 @@ def _verdict(line: Part, cables: _Cables) -> Verdict:
     return _of_line(line, link, FAIL, f"the manifest has {wanted}{there}")
 
 
+def _has_other_names(link: PortLink, line: Part) -> bool:
+    """Return whether the port is at the right switch, which does not name its ports as the manifest does."""
+    return link.is_switch(line.switch) and not link.names_port_as(line.switch_port)
+
+
 def _wanted(line: Part) -> str:
     return f"{line.switch} {line.switch_port}"
 
@@ -92,7 +97,8 @@ def _wanted(line: Part) -> str:
 def _why_unread(line: Part, link: PortLink | None, hosts: Mapping[str, HostLinks]) -> str:
     host = hosts.get(line.host)
     if link:
-        return link.reason
+        sent = f": it sends {link.port}" if link.port else ""
+        return link.reason or f"the switch does not name the port{sent}"
     if not host or not host.has_record:
         return "the host left no record"
     if not host.links:

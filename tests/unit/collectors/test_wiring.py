@@ -20,7 +20,7 @@ from collectors.wiring.infiniband import NOT_INSTALLED as NO_DIAGS
 from collectors.wiring.infiniband import parse_neighbor, switch_name
 from collectors.wiring.lldp import NOT_A_SWITCH, parse_lldp
 from collectors.wiring.lldp import NOT_INSTALLED as NO_LLDPD
-from collectors.wiring.neighbor import MAX_TEXT, Neighbor, clean_text
+from collectors.wiring.neighbor import MAX_TEXT, NO_PORT, Neighbor, clean_text
 from tests import ROOT
 from tests.fakes import links, wiring
 
@@ -110,6 +110,25 @@ def test_second_switch_behind_the_port_is_an_error_and_an_adapter_is_ignored() -
     assert neighbor.name == "leaf01"
     assert parse_lldp(wiring.lldp(first, second)) == {
         NIC: Absent.error("2 LLDP neighbors on one port: leaf01 swp1, leaf02 swp1")
+    }
+
+
+def test_port_that_the_switch_sends_twice_is_the_named_one_and_otherwise_unnamed() -> None:
+    """SONiC sends the chassis ID as port ID until it configures LLDP; lldpd then keeps both (lldpd/lldpd issue 502)."""
+    named = wiring.neighbor(NIC, "leaf01", "Ethernet8")
+    own_id = named["chassis"][0]["id"][0]["value"]
+    unnamed = wiring.neighbor(NIC, "leaf01", own_id, kind="mac")
+    (neighbor,) = parse_lldp(wiring.lldp(unnamed)).values()
+    assert isinstance(neighbor, Neighbor)
+    assert (neighbor.id, neighbor.name, neighbor.readings()["switch_port"]) == (own_id, "leaf01", NO_PORT)
+    for both in ((unnamed, named), (named, unnamed)):
+        (neighbor,) = parse_lldp(wiring.lldp(*both)).values()
+        assert isinstance(neighbor, Neighbor)
+        assert (neighbor.name, neighbor.port) == ("leaf01", "Ethernet8")
+    for_vlan = wiring.neighbor(NIC, "leaf01", "Ethernet8.665")  # netboxlabs/orb-agent issue 245
+    assert parse_lldp(wiring.lldp(for_vlan, named)) == parse_lldp(wiring.lldp(named))
+    assert parse_lldp(wiring.lldp(unnamed, wiring.neighbor(NIC, "leaf02", "swp1"))) == {
+        NIC: Absent.error("2 LLDP neighbors on one port: leaf01, leaf02 swp1")
     }
 
 

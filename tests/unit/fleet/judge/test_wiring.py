@@ -389,6 +389,27 @@ def test_cable_that_was_not_read_is_inconclusive(hosts: list[HostLinks], reason:
     assert verdict.reason == f"port ens0np0 belongs at leaf01 swp1, which could not be verified: {reason}"
 
 
+@pytest.mark.parametrize("sent", ["", "00:1f:46:ab:cd:ef", "537"])
+def test_port_that_the_switch_does_not_name_is_inconclusive_at_the_right_switch_only(sent: str) -> None:
+    """netbox-community/netbox issue 5818: a switch that sends an address is no wrong cable."""
+    cables = rail_optimized(4, rails=2)
+    found = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
+    verdicts = {item.host: item for item in planned(cables, found).verdicts if item.verdict != PASS}
+    assert {host: item.verdict for host, item in verdicts.items()} == {"h01": INCONCLUSIVE, "h02": FAIL}
+    assert "could not be verified: the switch does not name the port" in verdicts["h01"].reason
+    assert verdicts["h02"].value == f"leaf9 {sent or '(unnamed port)'}"
+    assert not_passing(compared({**HEALTHY["rails"], ("h03", 2): (HEALTHY["rails"]["h03", 2][0], sent)})) == set()
+
+
+@pytest.mark.parametrize("ordered", ["00:1f:46:ab:cd:ef", "12"])
+def test_port_that_the_manifest_names_as_the_switch_does_is_compared(ordered: str) -> None:
+    cables = {("h01", 0): ("leaf01", ordered)}
+    others = {"00:1f:46:ab:cd:00", "7"} - {"7" if ":" in ordered else "00:1f:46:ab:cd:00"}
+    assert not_passing(planned(cables, cables)) == set()
+    for other in others:
+        assert not_passing(planned(cables, {("h01", 0): ("leaf01", other)})) == {("h01", "nic=ens0np0", FAIL)}
+
+
 @pytest.mark.parametrize(
     ("switch", "port", "matches"),
     [
