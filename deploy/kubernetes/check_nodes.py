@@ -18,6 +18,10 @@ from typing import Any, NoReturn
 RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
 """Taints that the manifests' pods tolerate."""
+SHARED, MIG = f"{RESOURCE}.shared", "nvidia.com/mig-"
+"""Resource of shared GPUs if the device plugin renames them, and prefix of the resources of MIG."""
+STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
+"""Labels of GPU Feature Discovery: how GPUs are shared, their model (`-SHARED` or `-MIG-1g.10gb` added), and their number."""
 CONDITION_TAINTS = "node.kubernetes.io/"
 """Prefix of the taints for conditions of a node, such as not-ready or disk-pressure."""
 
@@ -101,7 +105,9 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
         elif not key.startswith(CONDITION_TAINTS) and key not in TOLERATED:
             problems.append(f"taint {key}, which the manifests do not tolerate: add a toleration")
     allocatable_count, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
-    if RESOURCE not in status.get("capacity", {}):
+    if divided := divided_gpus(node):
+        problems.append(divided)
+    elif RESOURCE not in status.get("capacity", {}):
         problems.append(f"no {RESOURCE}: the device plugin is not running on the node, or finds no driver")
     elif allocatable_count < capacity:
         problems.append(
@@ -110,6 +116,23 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
     elif allocatable_count < wanted:
         problems.append(f"{allocatable_count} GPUs, but the plan needs {wanted}")
     return problems
+
+
+def divided_gpus(node: Mapping[str, Any]) -> str:
+    """Return why the node does not offer whole GPUs: it divides them by MIG, or several pods may share one; otherwise empty."""
+    labels, capacity = node["metadata"].get("labels", {}), node.get("status", {}).get("capacity", {})
+    product, strategy = labels.get(PRODUCT, ""), labels.get(STRATEGY, "none")
+    partitions = sorted(name for name, count in capacity.items() if name.startswith(MIG) and str(count) != "0")
+    if partitions or "-MIG-" in product:
+        return (
+            f"the GPUs are divided by MIG ({', '.join(partitions) or product}): set nvidia.com/mig.config=all-disabled"
+        )
+    offered, count = int(capacity.get(RESOURCE, 0)), labels.get(COUNT, "")
+    is_multiplied = count.isdecimal() and offered > int(count) > 0
+    if SHARED in capacity or strategy != "none" or product.endswith("-SHARED") or is_multiplied:
+        name = strategy if strategy != "none" else "time-slicing or MPS"
+        return f"several pods can share a GPU ({name}): remove `sharing` from the configuration of the device plugin"
+    return ""
 
 
 def allocatable(node: Mapping[str, Any]) -> int:

@@ -461,6 +461,54 @@ def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
     assert output.endswith("1 nodes can take a pod; the plan has 2 hosts: not enough\n")
 
 
+T4, MIG_A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
+
+
+@pytest.mark.parametrize(
+    ("labels", "capacity", "expected"),
+    [
+        (
+            {"nvidia.com/gpu.sharing-strategy": "time-slicing"},
+            {"nvidia.com/gpu": "32"},
+            "can share a GPU (time-slicing)",
+        ),
+        ({"nvidia.com/gpu.sharing-strategy": "mps"}, {"nvidia.com/gpu": "32"}, "can share a GPU (mps)"),
+        ({"nvidia.com/gpu.product": f"{T4}-SHARED"}, {"nvidia.com/gpu": "8"}, "can share a GPU (time-slicing or MPS)"),
+        ({"nvidia.com/gpu.count": "2"}, {"nvidia.com/gpu": "8"}, "can share a GPU (time-slicing or MPS)"),
+        ({}, {"nvidia.com/gpu.shared": "32"}, "can share a GPU (time-slicing or MPS)"),
+        ({"nvidia.com/gpu.product": MIG_A100}, {"nvidia.com/gpu": "56"}, f"divided by MIG ({MIG_A100})"),
+        ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "56"}, "divided by MIG (nvidia.com/mig-1g.10gb)"),
+    ],
+)
+def test_node_that_does_not_offer_whole_gpus_is_reported(
+    labels: dict[str, str],
+    capacity: dict[str, str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    plan_file: Path,
+) -> None:
+    """NVIDIA/gpu-operator issue 386: a pod that requests two time-sliced GPUs may get one."""
+    second = node("gpu-b")
+    second["metadata"]["labels"] |= labels
+    second["status"] |= {"capacity": capacity, "allocatable": capacity}
+    code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
+    assert code == 1
+    assert expected in output
+    assert "device plugin is not running" not in output
+
+
+def test_labels_of_whole_gpus_are_no_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
+) -> None:
+    labels = {"count": "8", "replicas": "1", "sharing-strategy": "none", "product": "NVIDIA-H100-80GB-HBM3"}
+    nodes = [node("gpu-a"), node("gpu-b")]
+    for item in nodes:
+        item["metadata"]["labels"] |= {f"nvidia.com/gpu.{key}": value for key, value in labels.items()}
+        item["status"]["capacity"]["nvidia.com/mig-1g.10gb"] = "0"
+    assert check(capsys, monkeypatch, plan_file, *nodes)[0] == 0
+
+
 def test_wrong_option_of_the_node_check_exits_with_64(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         check_nodes.main(["--plans", "plan.json"])
