@@ -23,7 +23,7 @@ from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
 from agent.sampling.snapshot import take_snapshot, utc_now
 from collectors.base import Absent, Collector
-from collectors.nvml import gpu_conflicts, gpu_indices
+from collectors.nvml import NotOpened, gpu_conflicts, gpu_indices
 from schemas import documents
 from schemas.records import Gpu, Launch, Record, Snapshot
 from schemas.stages import CELL, GANG, PROBE
@@ -208,10 +208,8 @@ def _reason_without_gpus(run: HostRun) -> str:
     if indices and not isinstance(indices, Absent):
         return ""
     reason = indices.reason if isinstance(indices, Absent) else "NVML lists 0"
-    return (
-        f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}): "
-        "nvidia-smi must list them; start a container with --gpus all"
-    )
+    remedy = "" if isinstance(indices, NotOpened) else ": nvidia-smi must list them; start a container with --gpus all"
+    return f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}){remedy}"
 
 
 def _empty_work_directory(run: HostRun, stage: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.placement.rank_placement import visible_devices
 from collectors.base import Absent, Family, Value
-from collectors.nvml import gpu_conflicts
+from collectors.nvml import NotOpened, gpu_conflicts
 
 GIB = 1 << 30
 SHM = "/dev/shm"  # noqa: S108 - no temporary file
@@ -93,10 +93,12 @@ def reason_without_gpus(gpus: Gpus) -> str:
         return ""
     reason = f" ({gpus.answering.reason})" if isinstance(gpus.answering, Absent) else ""
     if gpus.expected:
-        return (
-            f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}: install or load the driver "
-            "(nvidia-smi must list them); start a container with --gpus all"
+        remedy = (
+            ""
+            if isinstance(gpus.answering, NotOpened)
+            else ": install or load the driver (nvidia-smi must list them); start a container with --gpus all"
         )
+        return f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}{remedy}"
     if isinstance(gpus.on_bus, Absent):
         return f"no GPU answers{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
     return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; start a container with --gpus all"

@@ -4,6 +4,7 @@ A missing driver, a GPU that fell off the bus, one that does not answer, and a q
 absent readings and not to exceptions.
 """
 
+from collectors.nvml.calls import NotOpened
 from collectors.nvml.clocks import THROTTLE_REASONS
 from collectors.nvml.collector import NvmlCollector
 from collectors.nvml.conflicts import MAX_CONFLICTS, gpu_conflicts, shortened
@@ -21,6 +22,7 @@ __all__ = [
     "FastReader",
     "GpuLimits",
     "GpuSample",
+    "NotOpened",
     "NvmlCollector",
     "PowerSample",
     "absent_samples",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pynvml as nvml
@@ -29,6 +32,60 @@ NOT_AVAILABLE = Absent.error("NVML: the value is not available (all bits are set
 
 class ResetRequired(Absent):
     """The driver refuses the reading until the GPU is reset."""
+
+
+class NotOpened(Absent):
+    """NVML cannot be opened for a known reason; the text ends with the remedy."""
+
+
+_ROOT = Path("/")
+_CONTROL, _DRIVER = "dev/nvidiactl", "proc/driver/nvidia/version"
+
+
+def open_nvml(root: Path = _ROOT) -> None:
+    """Open NVML; nvmlShutdown closes it. Raises ReadingError with the reason if it cannot be opened."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise ReadingError(_why_not_opened(error, root)) from None
+
+
+def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
+    """Return why NVML cannot be opened. Its own text names neither a damaged library nor a device that is denied.
+
+    Then the number of GPUs is not known, unlike on a host without a driver.
+    """
+    absent = translate(error)
+    why = _why_not_loaded() if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
+    return NotOpened.error(f"{absent.reason}: {why}") if why else absent
+
+
+def _why_not_loaded() -> str:
+    """Return why the NVML library cannot be loaded; empty if there is none."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        text = str(error)
+        return "" if "cannot open shared object file" in text else f"{text}: install the libraries of the driver again"
+    return ""
+
+
+def _why_denied(root: Path) -> str:
+    """Return why this process cannot use the device through which NVML opens the driver; empty if that is not the reason."""
+    try:
+        os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as error:
+        # NVIDIA/nvidia-container-toolkit issue 48: systemd removes the devices that it does not know from the control group.
+        return (
+            f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses them if `systemctl "
+            "daemon-reload` runs on its host: start the container again"
+        )
+    except FileNotFoundError:
+        if (root / _DRIVER).exists():
+            return f"the driver is loaded, but there is no /{_CONTROL}: run nvidia-modprobe; start a container with --gpus all"
+    except OSError:
+        pass  # NVML's own text states it
+    return ""
 
 
 def unsupported_error(reason: str) -> ReadingError:

@@ -11,7 +11,7 @@ import pynvml as nvml
 
 from collectors.base import HOST_LABELS, Absent, Family, Labels, ReadingError, Value, empty_families
 from collectors.deadline import PendingCall, call_with_deadline
-from collectors.nvml.calls import ResetRequired, call, decode, gpu_count, translate, try_read
+from collectors.nvml.calls import ResetRequired, call, decode, gpu_count, open_nvml, try_read
 from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.links import PER_LINK
@@ -91,9 +91,9 @@ class NvmlCollector:
     def collect(self) -> Iterable[Family]:
         host = empty_families(HOST_KINDS, varying=["gpu.count"])
         try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            absent = translate(error)
+            open_nvml()
+        except ReadingError as error:
+            absent = error.absent
             for family in host.values():
                 family.add(HOST_LABELS, absent)
             if absent.status == "unsupported":

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import pynvml as nvml
 
-from collectors.base import Absent
-from collectors.nvml.calls import decode, gpu_count, translate, try_read
+from collectors.base import Absent, ReadingError
+from collectors.nvml.calls import decode, gpu_count, open_nvml, try_read
 from collectors.nvml.clocks import clock_reasons
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def gpu_indices() -> list[int] | Absent:
     """Return the NVML indices of this host's GPUs."""
 
     def count() -> list[int]:
-        nvml.nvmlInit()
+        open_nvml()
         try:
             return list(range(gpu_count()))
         finally:
@@ -77,9 +77,9 @@ class FastReader:
             OSError: NVML does not answer.
         """
         try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            raise OSError(translate(error).reason) from None
+            open_nvml()
+        except ReadingError as error:
+            raise OSError(error.absent.reason) from None
         self._handles: dict[int, Any] = dict.fromkeys(devices)
         self._slow_interval, self._reads = slow_interval, 0
         self._slow_values: dict[int, tuple[float, float]] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,13 +16,14 @@ import pynvml
 import pytest
 
 from collectors import nvml as collector
-from collectors.base import Absent
+from collectors.base import Absent, ReadingError
 from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml import links, slow_readings
-from collectors.nvml.calls import ResetRequired, translate
+from collectors.nvml.calls import NotOpened, ResetRequired, open_nvml, translate
 from collectors.nvml.gpu import NvmlGpu
 from schemas import documents
 from schemas.readings import PROMETHEUS_SUFFIX
+from tests.fakes import links as fake_links
 from tests.fakes import nvml
 
 Readings = dict[str, object]
@@ -709,11 +712,8 @@ def test_failed_count_is_an_error(reader: nvml.Reader) -> None:
     }
 
 
-@pytest.mark.parametrize("present", ["no library", "not a library"])
-def test_host_without_a_driver_has_no_gpus(tmp_path: Path, present: str) -> None:
-    if present == "not a library":
-        (tmp_path / nvml.LIBRARY).write_text("")
-    elif has_driver():
+def test_host_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
+    if has_driver():
         pytest.skip("this machine has an NVIDIA driver")
     with nvml.Reader(tmp_path, tmp_path / "now") as reader:
         observed = readings(reader, "healthy-h100x8")
@@ -722,6 +722,56 @@ def test_host_without_a_driver_has_no_gpus(tmp_path: Path, present: str) -> None
     assert observed == dict.fromkeys(
         ("driver.version host", "driver.cuda_version host", "driver.confidential_compute host"), not_found
     )
+
+
+@pytest.mark.parametrize(("content", "why"), [("", "file too short"), ("no library" * 100, "invalid ELF header")])
+def test_damaged_library_is_named_and_leaves_the_number_of_gpus_unknown(tmp_path: Path, content: str, why: str) -> None:
+    """nebius/soperator pull request 2684: a node whose libnvidia-ml has a size of 0."""
+    (tmp_path / nvml.LIBRARY).write_text(content)
+    with nvml.Reader(tmp_path, tmp_path / "now") as reader:
+        observed = readings(reader, "healthy-h100x8")
+    assert len(set(observed.values())) == 1
+    (reason,) = {str(value) for value in observed.values()}
+    assert reason.startswith("error: NVML: NVML Shared Library Not Found: ")
+    assert reason.endswith(f"{nvml.LIBRARY}: {why}: install the libraries of the driver again")
+
+
+class TestDevice:
+    """NVIDIA/nvidia-container-toolkit issue 1227: a container whose control group lost the GPUs gets `Unknown Error`."""
+
+    def reason(self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Absent:
+        def refuse() -> None:
+            raise pynvml.NVMLError(code)
+
+        monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+        with pytest.raises(ReadingError) as caught:
+            open_nvml(root)
+        return caught.value.absent
+
+    @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
+    def test_denied_device_is_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        def deny(*_: object) -> None:
+            raise PermissionError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "open", deny)
+        absent = self.reason(tmp_path, monkeypatch, pynvml.NVML_ERROR_UNKNOWN)
+        assert isinstance(absent, NotOpened)
+        assert absent.status == "error"
+        assert f"NVML: Unknown Error: /dev/nvidiactl: {os.strerror(number)}: this process may not use" in absent.reason
+
+    def test_missing_device_is_the_reason_only_if_the_driver_is_loaded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        code = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+        assert self.reason(tmp_path, monkeypatch, code) == Absent.unsupported("NVML: Driver Not Loaded")
+        fake_links.write(tmp_path, "proc/driver/nvidia/version", "NVRM version")
+        absent = self.reason(tmp_path, monkeypatch, code)
+        assert isinstance(absent, NotOpened)
+        assert absent.reason.startswith("NVML: Driver Not Loaded: the driver is loaded, but there is no /dev/nvidiactl")
+
+    def test_usable_device_is_no_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_links.write(tmp_path, "dev/nvidiactl", "")
+        assert self.reason(tmp_path, monkeypatch, pynvml.NVML_ERROR_UNKNOWN) == Absent.error("NVML: Unknown Error")
 
 
 def has_driver() -> bool:

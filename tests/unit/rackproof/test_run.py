@@ -20,6 +20,7 @@ import yaml
 from agent.run import readiness
 from agent.run.readiness import Gpus
 from collectors.base import Absent
+from collectors.nvml import NotOpened
 from fleet.planning.plan import read_profile
 from fleet.report.merge import merge
 from rackproof import local_run
@@ -214,6 +215,10 @@ def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
     assert readiness.reason_without_gpus(gpus(8, 8)) == ""
     assert "8 NVIDIA GPUs are present but the driver reports none (Driver Not Loaded)" in readiness.reason_without_gpus(
         gpus(8, DRIVER_NOT_LOADED)
+    )
+    denied = NotOpened.error("Unknown Error: /dev/nvidiactl: Operation not permitted: start the container again")
+    assert readiness.reason_without_gpus(gpus(8, denied)).endswith(
+        "Operation not permitted: start the container again)"
     )
     assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.reason_without_gpus(
         gpus(0, DRIVER_NOT_LOADED)
