@@ -1,7 +1,9 @@
 """Health of a part in a Redfish resource, in the spelling of the standard: `OK`, `Warning: …`, `Critical: …`.
 
 The state comes first: a part that is absent or disabled has no health, although some services report one (Critical, for an empty
-bay). Then comes `Health`, with the reasons of `Conditions`. `HealthRollup` is not used: an old log entry can make it bad.
+bay). A part that is present but cannot be used (`UnavailableOffline`) is a fault if its health is bad: so Dell and OpenBMC report
+a power supply whose cord is unplugged. Otherwise it is spare. Then comes `Health`, with the reasons of `Conditions`.
+`HealthRollup` is not used: an old log entry can make it bad.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from fleet.bmc.client import Resource
 from fleet.bmc.target import clean_text
 
 OK, WARNING, CRITICAL = "OK", "Warning", "Critical"
-_WITHOUT_HEALTH = frozenset({"absent", "disabled", "unavailableoffline", "notpresent"})
+_WITHOUT_HEALTH = frozenset({"absent", "disabled", "notpresent"})
+_UNUSABLE = "unavailableoffline"
 _SPELLINGS = {
     OK: ("ok", "good", "normal", "nominal", "healthy", "optimal", "enabled", "true", "informational", "present"),
     WARNING: ("warning", "noncritical", "caution", "minor", "degraded"),
@@ -26,11 +29,18 @@ def standard(value: object) -> str | None:
 
 
 def is_there(resource: Resource) -> bool:
-    """Return whether the part is fitted and in use."""
+    """Return whether the part is fitted and in use, or should be in use and cannot."""
+    state = _state(resource)
+    if state == _UNUSABLE:
+        return standard(_raw_health(resource)) in (WARNING, CRITICAL) or resource.get("LineInputStatus") in _INPUT_LOST
+    return state not in _WITHOUT_HEALTH
+
+
+def _state(resource: Resource) -> str:
+    """Return the state in lower case, without spaces and punctuation."""
     status = resource.get("Status")
     state = status.get("State") if isinstance(status, dict) else status
-    text = "".join(char for char in str(state).lower() if char.isalnum())
-    return text not in _WITHOUT_HEALTH
+    return "".join(char for char in str(state).lower() if char.isalnum())
 
 
 def has_health(resource: Resource) -> bool:
@@ -52,6 +62,8 @@ def health(resource: Resource) -> str | None:
     items = reasons if isinstance(reasons, list) else []
     texts = [clean_text(item.get("Message") or "") for item in items if isinstance(item, dict)]
     reason = "; ".join(dict.fromkeys(filter(None, texts)))
+    if not reason and _state(resource) == _UNUSABLE:
+        reason = "it is present, but cannot be used (UnavailableOffline)"
     return f"{value}: {reason}"[:400] if reason else value
 
 

@@ -102,8 +102,10 @@ def fan(**changed: Any) -> Change:
 
 
 PSU, CPU = "psu=Power_Supply_Bay_2", "part=system.1"
-LOSS = "has the status LossOfInput"
+LOSS, NO_LINE = "has the status LossOfInput", {"LineInputStatus": "LossOfInput"}
 NO_INPUT = {"Status": bmc.CRITICAL, "LineInputVoltage": 0, "PowerOutputWatts": 0}
+OFFLINE, UNUSABLE = {"State": "UnavailableOffline"}, "it is present, but cannot be used (UnavailableOffline)"
+"""State of a supply whose cord is unplugged (mrlhansen/idrac_exporter issue 105, ibm-openbmc/bmcweb pull request 262)."""
 WARNING = {"State": "Enabled", "Health": "Non-Critical"}
 HOSTILE_NAME = "\x1b[31mFan/../9\n"
 
@@ -124,11 +126,16 @@ def strap_mismatch(resources: Resources) -> None:
     ("change", "name", "scope", "expected"),
     [
         (supply(1, **NO_INPUT), "power_supply.health", PSU, "Critical: it has no input (0 V)"),
-        (supply(1, LineInputStatus="LossOfInput"), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
+        (supply(1, **NO_LINE), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
         (supply(1, Status="Failed"), "power_supply.health", PSU, "Critical"),
         (supply(1, Status=True), "power_supply.health", PSU, "OK"),
         (supply(1, Status=WARNING), "power_supply.health", PSU, "Warning"),
         (supply(1, Status=bmc.CRITICAL | bmc.ABSENT), "power_supply.fitted", "host", 2),
+        (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.health", PSU, f"Critical: {UNUSABLE}"),
+        (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.fitted", "host", 3),
+        (supply(1, Status=OFFLINE, **NO_LINE), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
+        (supply(1, Status=OFFLINE), "power_supply.fitted", "host", 2),
+        (fan(Status=bmc.CRITICAL | OFFLINE), "fan.health", "fan=FAN9", f"Critical: {UNUSABLE}"),
         (fan(Reading=0), "fan.health", "fan=FAN9", "Critical: its speed 0 is below its critical limit 420"),
         (fan(Status=bmc.CRITICAL, Name=HOSTILE_NAME), "fan.health", "fan=31mFan_.._9", "Critical"),
         (hot, "sensor.alarm", "sensor=CPU1_Temp", "101, above its critical limit 99"),
