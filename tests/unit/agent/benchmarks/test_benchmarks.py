@@ -59,7 +59,7 @@ def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
 
 
 def run_as_agent(work: Path, request: dict[str, Any], **environment: str) -> None:
-    """Run two ranks as the agent does: forks of torchrun, which imports torch once for both."""
+    """Run two ranks as the agent does: torchrun imports torch once and forks the ranks."""
     write_request(work, request)
     config = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
     (work / "rendezvous.json").write_text(json.dumps(config))

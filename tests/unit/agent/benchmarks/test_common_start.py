@@ -1,4 +1,4 @@
-"""The common start of several hosts: each host is a thread with a store of its own, and one of them is hung or has left."""
+"""The common start of several hosts. Each rank is a thread; one host hangs, or hosts have left the benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOSTS = ("h1", "h2", "h3", "h4")
 TIMEOUT_S = 1.0
 
 Outcome = Start | str
-"""The start, or why there is none."""
+"""The start, or the reason why there is none."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agree(tmp_path: Path, *, hung: str = "", left: tuple[str, ...] = (), ranks: int = 1) -> dict[str, Outcome]:
-    """Return `host rank` -> outcome of the ranks of all hosts that are neither hung nor have left."""
+    """Return "HOST LOCAL_RANK" -> outcome, for the ranks of hosts that neither hang nor have left."""
     store, outcomes = HashStore(), dict[str, Outcome]()
     for host in left:
         store.set(f"left/{HOSTS.index(host)}/pulse/0", "left")
@@ -72,7 +72,7 @@ def test_healthy_hosts_start_at_the_same_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hung", HOSTS)
 def test_hung_host_is_named_by_every_rank_of_all_others(tmp_path: Path, hung: str) -> None:
-    """Without a hint at their own host: it does nothing wrong."""
+    """The reason names only the hung host, not the host that reports it."""
     began = time.monotonic()
     outcomes = agree(tmp_path, hung=hung, ranks=2)
     assert len(outcomes) == 6
@@ -104,7 +104,7 @@ def test_hung_first_rank_is_reported_by_the_other_ranks_of_its_host(tmp_path: Pa
 
 def test_host_that_hangs_between_two_questions_does_not_delay_the_answers_to_others(tmp_path: Path) -> None:
     store = HashStore()
-    store.set("name/clock/1/ask/0", "now")  # and never again
+    store.set("name/clock/1/ask/0", "now")  # the first question; the second never comes
 
     def host(node: int) -> RankContext:
         return RankContext(

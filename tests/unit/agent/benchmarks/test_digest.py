@@ -92,7 +92,7 @@ def test_two_flipped_signs_of_fp64_numbers_change_the_digest() -> None:
 
 
 def test_copy_that_is_always_wrong_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stuck line makes the same error each time, so that comparing with the first copy would not show it."""
+    """A stuck data line causes the same error each time, so a comparison with the first copy would not find it."""
 
     def stuck(size: int, device: torch.device) -> digest.Computation:
         right = digest_workloads._copy(size, device)
@@ -109,7 +109,7 @@ def test_copy_that_is_always_wrong_is_counted(tmp_path: Path, monkeypatch: pytes
     assert mismatches.value == mismatches.params["repetitions"] == 5
 
 
-def test_copy_that_does_not_take_place_is_wrong() -> None:
+def test_copied_words_differ_so_that_a_skipped_copy_is_found() -> None:
     computation = digest_workloads._copy(16, CPU)
     assert computation.expected is not None
     assert torch.equal(computation.compute(), computation.expected)
@@ -167,7 +167,7 @@ def run_ranks(tmp_path: Path, ranks: int, **over: Any) -> list[Context]:
 
 
 def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices are CPUs here, so that the buffer is on this one; the copies of one pair lose a bit."""
+    """All devices are this CPU. The copies that rank 2 makes to rank 0 lose a bit."""
     copied: list[tuple[int, int]] = []
 
     def copies(size: int, device: torch.device, peer: torch.device) -> digest.Computation:
@@ -187,12 +187,12 @@ def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(digest, "run", named)
     ranks = run_ranks(tmp_path, 3)
-    found = {item.scope: item for rank in ranks for item in rank.observations}
+    by_scope = {item.scope: item for rank in ranks for item in rank.observations}
     assert sorted(copied) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
-    assert set(found) == {f"gpu={first},peer={second}" for first, second in copied}
-    assert {(item.name, item.status) for item in found.values()} == {("digest.wrong_peer_copies", MEASURED)}
-    assert {scope for scope, item in found.items() if item.value} == {"gpu=2,peer=0"}
-    assert found["gpu=2,peer=0"].value == found["gpu=2,peer=0"].params["repetitions"]
+    assert set(by_scope) == {f"gpu={first},peer={second}" for first, second in copied}
+    assert {(item.name, item.status) for item in by_scope.values()} == {("digest.wrong_peer_copies", MEASURED)}
+    assert {scope for scope, item in by_scope.items() if item.value} == {"gpu=2,peer=0"}
+    assert by_scope["gpu=2,peer=0"].value == by_scope["gpu=2,peer=0"].params["repetitions"]
 
 
 def test_lost_peer_is_skipped(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What fio's output means. The captures under tests/data/fio are of fio 3.42."""
+"""Parse the output of fio. The captures under tests/data/fio are from fio 3.42."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_failed_pass_has_a_reason(code: int, stdout: str, stderr: str, reason: s
         ("fio: pid=1, err=5/file:io_u.c:2372, error=Input/output error\n", 0, ""),
     ],
 )
-def test_wrong_blocks_are_counted_whatever_fio_calls_them(text: str, number: int, where: str) -> None:
+def test_wrong_blocks_are_counted_in_every_wording_of_fio(text: str, number: int, where: str) -> None:
     assert wrong_blocks(1, text, "") == wrong_blocks(1, "", text) == (number, where)
 
 
@@ -71,14 +71,14 @@ def test_wrong_blocks_are_counted_whatever_fio_calls_them(text: str, number: int
         {"jobs": [{"write": {"total_ios": 1}, "error": 0}]},
     ],
 )  # fmt: skip
-def test_strange_output_is_no_figure(change: dict[str, Any]) -> None:
+def test_malformed_output_is_an_error(change: dict[str, Any]) -> None:
     for text in (json.dumps(change), f"note\n{json.dumps(change)}", "[" * 10**5, "{", "{" * 10**5):
         with pytest.raises(FioError):
             parse("write", 0, text, "")
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1", None])
-def test_impossible_rate_is_no_figure(value: object) -> None:
+def test_impossible_rate_is_an_error(value: object) -> None:
     document = json.loads((CAPTURES / "ok.json").read_text())
     document["jobs"][0]["write"]["bw_bytes"] = value
     with pytest.raises(FioError):

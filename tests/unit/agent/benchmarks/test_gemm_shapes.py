@@ -21,7 +21,7 @@ PACKS = Path(gemm_shapes.__file__).parents[3] / "fleet/judge/packs"
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("error", [False, True])
 def test_a_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, error: bool) -> None:
-    def spoil(name: str) -> None:
+    def make_wrong(name: str) -> None:
         multiply = getattr(torch, name)
 
         def multiply_wrong(*factors: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_a_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch, name, multiply_wrong)
 
     if error:
-        spoil("_int_mm" if dtype == "int8" else "matmul")
+        make_wrong("_int_mm" if dtype == "int8" else "matmul")
     rank = context(tmp_path)
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": [dtype]})
     found = {item.name: item for item in rank.observations}
@@ -44,7 +44,7 @@ def test_a_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16", "int8"])
 @pytest.mark.parametrize("shape", [(32, 8192, 256), (17, 48, 4096), (256, 7, 64)])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_right_product_of_any_shape_is_right(dtype: str, shape: tuple[int, int, int], seed: int) -> None:
+def test_a_correct_product_of_any_shape_is_not_counted(dtype: str, shape: tuple[int, int, int], seed: int) -> None:
     multiply, count_wrong = gemm_shapes.build(dtype, *shape, torch.device("cpu"), seed)
     multiply()
     assert count_wrong() == 0
@@ -53,7 +53,7 @@ def test_a_right_product_of_any_shape_is_right(dtype: str, shape: tuple[int, int
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8"])
 @pytest.mark.parametrize("change", ["sign", "zero", "double", "NaN"])
 def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) -> None:
-    """As large as the checksum of a whole row of 8192 elements tolerates in bf16."""
+    """The error is as large as the checksum of a row of 8192 elements tolerates in bf16."""
     multiply, count_wrong = gemm_shapes.build(dtype, 32, 8192, 256, torch.device("cpu"), seed=3)
     product = multiply()
     size = product.double().square().mean().sqrt()
@@ -68,10 +68,10 @@ def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) 
 
 
 @pytest.mark.parametrize("wrong_at", [0, 1, 12])
-def test_one_product_with_another_last_bit_is_counted(
+def test_product_with_another_last_bit_is_counted_unless_the_next_one_replaces_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int
 ) -> None:
-    """The first product, a timed one, or one of those after them."""
+    """The wrong product is the first one, a timed one, or one after the timing."""
     build = gemm_shapes.build
 
     def build_wrong(*arguments: Any, **options: Any) -> Any:
@@ -94,7 +94,7 @@ def test_one_product_with_another_last_bit_is_counted(
     )
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
     (count,) = (item.value for item in rank.observations if item.name == "gemm_shapes.wrong_products")
-    # All others differ from a wrong first product. A timed one that the next one replaces is not seen.
+    # If the first product is wrong, all others differ from it. A timed product is replaced before it is compared.
     assert count == {0: 9, 1: 0, 12: 1}[wrong_at]
 
 
@@ -119,7 +119,7 @@ def test_a_wrong_product_counts_although_the_device_fails_later(
     }
 
 
-def test_a_pack_whose_gpu_lacks_a_type_says_so_for_every_shape() -> None:
+def test_a_pack_whose_gpu_lacks_a_type_lists_it_for_both_outputs() -> None:
     measured = {*HARDWARE["gemm_shapes"].settings["dtypes"]}
     packs = [read_pack(path.stem) for path in PACKS.glob("*.yml")]
     lacking = [pack for pack in packs if measured & {*pack.lacks.get("gemm.throughput", {}).get("dtype", ())}]

@@ -147,13 +147,13 @@ def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pyte
     test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)
     test.arrays[CPUS[-1]][1, 17] = float(host_memory.SOURCE ^ 0x100)
     test.stream("copy", nodes[0].cpus, nodes[1].cpus, 0.001)
-    assert test.wrong == {0: 0, 1: 2}, "the source is wrong, and what was copied from it"
+    assert test.wrong == {0: 0, 1: 2}, "one wrong element in the source and one in its copy"
     test.stream("triad", nodes[0].cpus, nodes[0].cpus, 0.001)
     assert test.wrong == {0: 0, 1: 2}
 
 
 @pytest.mark.parametrize("op", ["copy", "triad"])
-def test_operation_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_operation_that_does_nothing_leaves_only_wrong_elements(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setattr(host_memory, "_operation", lambda *_: lambda: None)
     nodes = [node(cpus=(CPUS[0],))]
     test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)
@@ -171,7 +171,7 @@ def test_thread_that_fails_ends_the_others() -> None:
     with pytest.raises(MemoryError, match="no memory"):
         run_on_cpus([CPUS[0], CPUS[-1]], work, 30)
     assert torch.get_num_threads() == before
-    assert os.sched_getaffinity(0) == set(CPUS), "only the threads were bound"
+    assert os.sched_getaffinity(0) == set(CPUS), "the main thread must stay unbound"
 
 
 def test_thread_that_hangs_is_a_timeout() -> None:

@@ -31,7 +31,7 @@ def value(observations: list[Observation], name: str) -> Any:
 
 @torch.inference_mode()
 def test_cached_decoding_gives_the_scores_of_the_whole_sequence(tmp_path: Path) -> None:
-    """The scores for each next token from the cache, and from a prefill of all tokens so far."""
+    """Compare the scores for each next token, computed with the cache, with those of a prefill of all tokens so far."""
     engine = Engine(context(tmp_path), settings("inference", QUICK))
     model, cache = engine._model.float(), engine._cache
     cache.keys, cache.values = ([part.float() for part in parts] for parts in (cache.keys, cache.values))
@@ -45,7 +45,7 @@ def test_cached_decoding_gives_the_scores_of_the_whole_sequence(tmp_path: Path) 
         torch.testing.assert_close(scores[:1], whole, rtol=1e-4, atol=1e-4)
 
 
-def test_healthy_device_has_no_wrong_token_and_fills_the_memory_that_it_may(tmp_path: Path) -> None:
+def test_healthy_device_has_no_wrong_token_and_fills_the_allowed_memory(tmp_path: Path) -> None:
     observations = measure(tmp_path, most_bytes=20 * 4 * 2 * 64 * 22)
     assert value(observations, "wrong_tokens") == 0
     free = inference.free_bytes(torch.device("cpu"))

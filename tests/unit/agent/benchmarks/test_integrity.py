@@ -67,12 +67,12 @@ def test_patterns_continue_across_parts() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_modulo_pattern_is_that_of_its_definition(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(50):
-        count, address, offset = chance.randrange(1, 200), chance.randrange(10**6), chance.randrange(20)
+        count, address, offset = rng.randrange(1, 200), rng.randrange(10**6), rng.randrange(20)
         words = torch.zeros(count, dtype=torch.int64)
         patterns.fill_modulo(words, address, offset=offset, value=77)
-        expected = reference(count, address, lambda place: 77 if place % 20 == offset else ~77)  # noqa: B023
+        expected = reference(count, address, lambda word: 77 if word % 20 == offset else ~77)  # noqa: B023
         assert words.tolist() == expected
         patterns.rewrite_others(words, address, offset=offset, value=77)
         assert words.tolist() == expected
@@ -88,10 +88,10 @@ def test_all_other_words_of_whole_groups_are_rewritten() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stripes_are_those_of_their_definition(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(50):
-        count, address = chance.randrange(1, 300), chance.randrange(10**6)
-        width, phase = chance.choice((1, 4, 32, 128)), chance.randrange(2)
+        count, address = rng.randrange(1, 300), rng.randrange(10**6)
+        width, phase = rng.choice((1, 4, 32, 128)), rng.randrange(2)
         words = torch.zeros(count, dtype=torch.int64)
         patterns.fill_stripes(words, address, width=width, phase=phase, value=5)
         stripe = [(address + index) // width % 2 == phase for index in range(count)]
@@ -106,9 +106,9 @@ def test_stripes_are_those_of_their_definition(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_healthy_memory_of_any_size_has_no_wrong_words(seed: int, tmp_path: Path) -> None:
     rank = context(tmp_path)
-    chance = random.Random(seed)  # noqa: S311 - no secret
-    sizes = [chance.choice((1, 2, 19, 20, 21, 63, 65, chance.randrange(1, 30_000))) for _ in range(4)]
-    memory = memory_of(*sizes, part=chance.choice((1 << 20, 20_000, 4099, 997)))
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    sizes = [rng.choice((1, 2, 19, 20, 21, 63, 65, rng.randrange(1, 30_000))) for _ in range(4)]
+    memory = memory_of(*sizes, part=rng.choice((1 << 20, 20_000, 4099, 997)))
     for pattern in PATTERNS:
         errors = WrongWords()
         memory.write(partial(patterns.fill, pattern=pattern))
@@ -203,7 +203,7 @@ def test_neighbours_finds_a_word_that_changes_when_its_neighbours_are_inverted(
 
 
 class Fading:
-    """Memory in which a bit of one word is lost while `time.sleep` or a product takes time, never sooner."""
+    """Memory that loses a bit of one word during `time.sleep` or a matrix product, and not earlier."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: list[MemoryUnderTest] = []
@@ -215,7 +215,7 @@ class Fading:
         self.memory[-1].chunks[0][5] &= ~(1 << 63) & (1 << 64) - 1
 
     def check(self, rank: Context) -> None:
-        """Check that one of the pattern and its inverse had the bit, and lost it."""
+        """Check that bit 63 was lost once: only one of the pattern and its inverse has this bit set."""
         (count,) = named(rank, "wrong_words")
         (error,) = named(rank, "error")
         assert self.waits
@@ -290,7 +290,7 @@ def test_every_word_of_a_dead_memory_counts_although_few_are_examined(monkeypatc
 
 
 def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(tmp_path: Path) -> None:
-    """A comparison that finds a difference which the memory itself does not have."""
+    """The comparison finds a difference, but the word in memory is right."""
 
     class Transient(torch.Tensor):
         """Reads one word wrong, but only when it is compared."""

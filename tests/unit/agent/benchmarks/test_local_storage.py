@@ -1,4 +1,4 @@
-"""Local storage with the real fio, and with programs in its place that hang or answer nonsense."""
+"""Local storage with the real fio, and with fakes of fio that hang or print nonsense."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_directory_that_cannot_be_used_costs_only_its_own_figures(
     }
 
 
-def test_full_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_file_system_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "LEAST_BYTES", 1 << 62)
     (reason,) = reasons(measure(tmp_path / "work", tmp_path))
     assert reason.startswith(f"{tmp_path}: ")
@@ -131,7 +131,7 @@ def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
     assert measure(tmp_path / "work") == []
 
 
-def test_directory_that_cannot_be_described_keeps_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_preparation_of_a_directory_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "disks_of", lambda number, source: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         directory.prepare(str(tmp_path))
@@ -175,7 +175,7 @@ MOUNTS = """\
         ("/", ("ext4", "/dev/nvme0n1p2")),
     ],
 )  # fmt: skip
-def test_last_and_longest_mount_counts(path: str, expected: tuple[str, str]) -> None:
+def test_mount_of_a_path_is_the_last_one_with_the_longest_prefix(path: str, expected: tuple[str, str]) -> None:
     assert mount_of(f"{MOUNTS}garbage\n", path) == expected
 
 

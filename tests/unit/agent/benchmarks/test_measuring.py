@@ -270,7 +270,7 @@ def test_single_wrong_result_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class ConstantReader:
-    """GPUs at their power limit, which draw 690 W and 1 W more for each index."""
+    """GPUs at their power limit. GPU number i draws 690 W + i W."""
 
     def __init__(self, devices: Any) -> None:
         self._devices = devices
@@ -432,7 +432,7 @@ def test_error_of_nccl_without_a_message_is_its_text(more: dict[str, Any]) -> No
 
 
 def test_store_wait_times_out(tmp_path: Path) -> None:
-    """The readiness check relies on this: the store of torch raises one of these errors."""
+    """The readiness check relies on torch's store to raise one of these errors."""
     with pytest.raises((RuntimeError, ValueError)):
         dist.HashStore().wait(["missing"], timedelta(seconds=0.1))
 

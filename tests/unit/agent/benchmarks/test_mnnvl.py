@@ -1,6 +1,6 @@
 """Collectives with and without NVLink between hosts: each rank has a process of its own, whose end and errors are reported.
 
-The processes are stand-ins that speak the protocol of `mnnvl_rank`. On two GPUs the real ones were run by hand.
+The processes are fakes that use the protocol of `mnnvl_rank`. The real ones need two GPUs.
 """
 
 from __future__ import annotations

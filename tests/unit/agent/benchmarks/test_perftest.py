@@ -1,4 +1,4 @@
-"""Parsing perftest: outputs of several versions, good and bad (tests/data/perftest), and texts made from them."""
+"""Parsing perftest: good and bad outputs of several versions (tests/data/perftest), and altered copies of them."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ from tests.unit.agent.benchmarks.test_measuring import context, values
 
 CPU = torch.device("cpu")
 SIZE, TRIALS, REPETITIONS = 16, 400, 5
-"""A digest of no time budget is computed once, and then four times."""
+"""Without a time budget, a digest is computed once and repeated four times."""
 
 Pattern = Callable[[torch.Tensor, random.Random], None]
 
 
-def _chance(seed: int) -> random.Random:
+def _rng(seed: int) -> random.Random:
     return random.Random(seed)  # noqa: S311 - no secret
 
 
@@ -43,27 +43,27 @@ def words_of(result: torch.Tensor) -> torch.Tensor:
     return result.view(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()])
 
 
-def one_bit(result: torch.Tensor, chance: random.Random) -> None:
+def one_bit(result: torch.Tensor, rng: random.Random) -> None:
     words = words_of(result)
-    flip(words, chance.randrange(words.numel()), chance.randrange(words.element_size() * 8))
+    flip(words, rng.randrange(words.numel()), rng.randrange(words.element_size() * 8))
 
 
-def few_bits(result: torch.Tensor, chance: random.Random) -> None:
+def few_bits(result: torch.Tensor, rng: random.Random) -> None:
     words = words_of(result)
     bits = words.element_size() * 8
-    for position in chance.sample(range(words.numel() * bits), chance.randint(2, 8)):
+    for position in rng.sample(range(words.numel() * bits), rng.randint(2, 8)):
         flip(words, position // bits, position % bits)
 
 
-def one_lane(result: torch.Tensor, chance: random.Random) -> None:
+def one_lane(result: torch.Tensor, rng: random.Random) -> None:
     words = words_of(result)
-    bit = chance.randrange(words.element_size() * 8)
-    for index in range(chance.randrange(32), words.numel(), 32):
+    bit = rng.randrange(words.element_size() * 8)
+    for index in range(rng.randrange(32), words.numel(), 32):
         flip(words, index, bit)
 
 
-def published_mix(result: torch.Tensor, chance: random.Random) -> None:
-    (one_bit if chance.random() < 0.4 else few_bits)(result, chance)
+def published_mix(result: torch.Tensor, rng: random.Random) -> None:
+    (one_bit if rng.random() < 0.4 else few_bits)(result, rng)
 
 
 PATTERNS = [one_bit, few_bits, one_lane, published_mix]
@@ -85,13 +85,13 @@ def is_near(found: int, trials: int, probability: float | None) -> bool:
 def found_by_digest(
     tmp_path: Path, workload: str, plant: Callable[[torch.Tensor, random.Random], object], seed: int
 ) -> int:
-    """Return in how many of TRIALS runs the benchmark counts a mismatch, with `plant` applied to every result."""
-    chance, right = _chance(seed), digest_workloads.WORKLOADS[workload](SIZE, CPU)
+    """Return the number of runs, out of TRIALS, in which the benchmark counts a mismatch; `plant` is applied to every result."""
+    rng, right = _rng(seed), digest_workloads.WORKLOADS[workload](SIZE, CPU)
     result = right.compute().clone()
 
     def compute() -> torch.Tensor:
         wrong = result.clone()
-        plant(wrong, chance)
+        plant(wrong, rng)
         return wrong
 
     rank = context(tmp_path)
@@ -113,9 +113,9 @@ def test_fault_of_some_repetitions_is_found_as_often_as_computed(
 ) -> None:
     rate = 0.2
 
-    def plant(result: torch.Tensor, chance: random.Random) -> None:
-        if chance.random() < rate:
-            pattern(result, chance)
+    def plant(result: torch.Tensor, rng: random.Random) -> None:
+        if rng.random() < rate:
+            pattern(result, rng)
 
     found = found_by_digest(tmp_path, workload, plant, seed=1)
     computed = comparison(repetitions=float(REPETITIONS)).found(rate, per_element=False)
@@ -128,11 +128,11 @@ def test_fault_of_some_elements_is_found_as_often_as_computed(tmp_path: Path, wo
     elements = digest_elements(workload, SIZE)
     rate = 1.0 / (elements * REPETITIONS)
 
-    def plant(result: torch.Tensor, chance: random.Random) -> None:
+    def plant(result: torch.Tensor, rng: random.Random) -> None:
         words = words_of(result)
         wrong = torch.rand(words.numel(), generator=generator) < rate
         for index in wrong.nonzero().view(-1).tolist():
-            flip(words, index, chance.randrange(words.element_size() * 8))
+            flip(words, index, rng.randrange(words.element_size() * 8))
 
     generator = torch.Generator().manual_seed(5)
     found = found_by_digest(tmp_path, workload, plant, seed=2)
@@ -144,14 +144,14 @@ def test_fault_of_some_elements_is_found_as_often_as_computed(tmp_path: Path, wo
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
 def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, workload: str, pattern: Pattern) -> None:
-    """A copy shows it by itself too, because its right result is known."""
+    """Only the workload `copy` also counts mismatches, because its right result is known."""
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
-    rank, chance, escaped = context(tmp_path), _chance(3), 0
+    rank, rng, escaped = context(tmp_path), _rng(3), 0
     value = repeat(rank, digest.Computation(healthy.clone, right.expected)).first
     for _ in range(25):
         wrong = healthy.clone()
-        pattern(wrong, chance)
+        pattern(wrong, rng)
         digests = repeat(rank, digest.Computation(lambda wrong=wrong: wrong, right.expected))
         escaped += digests.first == value
         assert digests.mismatches == (digests.count if workload == "copy" else 0)
@@ -162,12 +162,12 @@ def test_wrong_pass_over_the_memory_is_found_as_often_as_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate, trials, patterns = 0.2, 100, ["zeros", "checkerboard", "random"]
-    chance, write = _chance(4), MemoryUnderTest.write
+    rng, write = _rng(4), MemoryUnderTest.write
 
     def write_and_lose(self: MemoryUnderTest, *arguments: Any) -> None:
         write(self, *arguments)
-        if chance.random() < rate:
-            few_bits(chunks[-1], chance)
+        if rng.random() < rate:
+            few_bits(chunks[-1], rng)
 
     chunks: list[torch.Tensor] = []
     allocate = integrity._allocate

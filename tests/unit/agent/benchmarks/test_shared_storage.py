@@ -1,5 +1,5 @@
-"""Shared storage: three hosts as threads, and one directory. fio is replaced by a program that prints what fio prints; the shards
-of the checkpoint are real files."""
+"""Shared storage: three hosts, each a thread, and one directory. A fake of fio prints the output of fio; the shards of the
+checkpoint are real files."""
 
 from __future__ import annotations
 

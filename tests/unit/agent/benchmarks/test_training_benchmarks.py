@@ -244,7 +244,7 @@ def test_checkpoint_differences_are_exact_to_the_bit(change: Callable[[dict[str,
     assert checkpoint.find_differences(first, second) == [name]
 
 
-def test_image_is_augmented_anew_at_each_fetch() -> None:
+def test_image_is_augmented_differently_at_each_fetch() -> None:
     images = dataloader.AugmentedImages(torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8), torch.arange(3))
     (first, label), (second, _) = images[1], images[1]
     assert label == 1

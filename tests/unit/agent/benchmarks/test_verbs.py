@@ -138,7 +138,7 @@ def test_every_figure_of_a_port_is_measured_with_itself(
         ("verbs.message_rate", scope, pytest.approx(752278)),
     ]
     first = observations[0]["params"]
-    assert first["sharing"], first["pci_path"] == ("alone", "pci0000:15/0000:15:01.0/0000:16:00.0")
+    assert (first["sharing"], first["pci_path"]) == ("alone", "pci0000:15/0000:15:01.0/0000:16:00.0")
     assert (first["rail"], first["numa_node"], first["gid_type"], first["mtu"]) == (0, "1", "IB", 4096)
     servers = [call for call in calls(programs) if not call.endswith("127.0.0.1")]
     assert [call.split(" -p ")[0] for call in servers] == [
@@ -348,7 +348,7 @@ def test_partner_that_does_not_take_part_costs_one_error_and_no_round(
     assert [(item["scope"], item["reason"]) for item in errors] == [
         ("hca=mlx5_0,port=1,partner=h2", "h2 did not take part in round 1")
     ]
-    assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), "a partner that comes late does not wait"
+    assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), "a partner that comes late must not wait"
 
 
 def test_other_ranks_wait_only_until_the_reporting_rank_has_left() -> None:
@@ -394,9 +394,8 @@ def test_hostile_answer_of_a_partner_is_an_error(
 
 
 def test_both_sides_of_a_test_have_the_same_arguments() -> None:
-    (port,) = (item for item in [PORT])
     test = VerbsTest(figure="bandwidth", op="read", direction="both_ways", size_bytes=65536, seconds=2)
-    server, client = test.arguments(port, 20000), test.arguments(port, 20000, server="10.0.0.2")
+    server, client = test.arguments(PORT, 20000), test.arguments(PORT, 20000, server="10.0.0.2")
     assert client == [*server, "10.0.0.2"]
     assert " ".join(server) == "-F -d rxe0 -i 1 -p 20000 -s 65536 -x 1 -D 2 --report_gbits -b"
     assert test.program == "ib_read_bw"

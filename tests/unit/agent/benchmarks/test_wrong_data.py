@@ -1,4 +1,4 @@
-"""Wrong data is a count, which fails, and not an error. A count is not lost if the device fails later."""
+"""Wrong data is reported as a count, which fails, and not as an error. A count is not lost if the device fails later."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def results(rank: Context) -> dict[str, Any]:
     return {item.name: item.value if item.status == MEASURED else item.status for item in rank.observations}
 
 
-def spoil_products(
+def make_products_wrong(
     monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType, is_wrong: Callable[[int], bool], fails_at: int = -1
 ) -> None:
-    """Make the products for whose number `is_wrong` is true differ in one element; product `fails_at` raises an error."""
+    """Change one element of each product whose number, from 0, satisfies `is_wrong`; product `fails_at` raises an error."""
     build = benchmark.build_product
 
     def build_wrong(*arguments: Any, **options: Any) -> Any:
@@ -76,7 +76,7 @@ def test_wrong_product_of_gemm_is_counted(
     fails_at: int,
     expected: dict[str, Any],
 ) -> None:
-    spoil_products(monkeypatch, gemm, is_wrong, fails_at)
+    make_products_wrong(monkeypatch, gemm, is_wrong, fails_at)
     rank = context(tmp_path)
     gemm.run(rank, GEMM)
     found = results(rank)
@@ -85,8 +85,8 @@ def test_wrong_product_of_gemm_is_counted(
 
 @pytest.mark.parametrize("wrong_at", [0, 1 << 20])
 def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
-    """The first product is wrong, to which the later ones are compared; or none is."""
-    spoil_products(monkeypatch, stress, lambda call: call == wrong_at)
+    """Later products are compared with the first one. In one case the first product is wrong, in the other one none."""
+    make_products_wrong(monkeypatch, stress, lambda call: call == wrong_at)
     rank = context(tmp_path)
     stress.run(rank, STRESS)
     found = results(rank)
@@ -98,7 +98,7 @@ def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.
 def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_from: int
 ) -> None:
-    spoil_products(monkeypatch, stress, lambda call: call >= wrong_from, fails_at=400)
+    make_products_wrong(monkeypatch, stress, lambda call: call >= wrong_from, fails_at=400)
     monkeypatch.setattr(stress, "BLOCK_S", 0.0)
     rank = context(tmp_path)
     stress.run(rank, {**STRESS, "seconds": 60.0, "size": 16})
@@ -111,9 +111,9 @@ def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
 
 
 @pytest.mark.parametrize("op", [*memory.OPERATIONS])
-@pytest.mark.parametrize("spoiled", [False, True])
+@pytest.mark.parametrize("is_wrong", [False, True])
 def test_wrong_element_of_memory_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, spoiled: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, is_wrong: bool
 ) -> None:
     operation = memory.OPERATIONS[op]
 
@@ -126,14 +126,14 @@ def test_wrong_element_of_memory_is_counted(
             work()
             target.view(-1)[-1] += 1  # a single element, and not one of a regular sample
 
-        return (work_wrongly if spoiled else work), count_wrong, moved
+        return (work_wrongly if is_wrong else work), count_wrong, moved
 
     monkeypatch.setitem(memory.OPERATIONS, op, build)
     monkeypatch.setattr(memory, "CHECKED", 1000)
     rank = context(tmp_path)
     memory.run(rank, {**MEMORY, "ops": [op]})
     found = results(rank)
-    if spoiled:
+    if is_wrong:
         assert found == {"memory.wrong_elements": 1, "memory.bandwidth": ERROR}
     else:
         assert [*found] == ["memory.bandwidth"]
@@ -142,7 +142,7 @@ def test_wrong_element_of_memory_is_counted(
 
 @pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1])
 def test_triad_of_whole_numbers_is_exact(count: int) -> None:
-    """With the largest factors, too: the sum is below 2^24, so that any order of the operations gives the same bits."""
+    """Even with the largest factors the sum is below 2^24, so every order of the operations gives the same bits."""
     assert 4 * memory.LARGEST < 1 << 24
     work, count_wrong, _ = memory.OPERATIONS["triad"](count, torch.device("cpu"))
     work()
@@ -172,7 +172,7 @@ def test_wrong_byte_of_a_host_copy_is_counted(tmp_path: Path, direction: str, wr
 
 
 class WrongPair:
-    """Copies of which some bytes are wrong."""
+    """A pair of devices whose copies have wrong bytes."""
 
     wrong = 3
 
@@ -219,7 +219,7 @@ def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
 
 
 class Swapped:
-    """Sends what a partner of rank 5 sends, with two elements exchanged."""
+    """A transport that delivers the data of rank 5, with two elements exchanged if `swaps` is true."""
 
     def __init__(self, swaps: bool) -> None:
         self._swaps = swaps
@@ -258,7 +258,7 @@ def test_differing_bytes_are_counted(dtype: torch.dtype) -> None:
 
 
 def fail_at(function: Callable[..., Any], call: int, error: Exception) -> Callable[..., Any]:
-    """Return the function, which raises the error when it is called for the `call`th time, from 0."""
+    """Return a wrapper of the function whose call number `call`, counted from 0, raises the error."""
     calls = iter(range(1 << 30))
 
     def failing(*arguments: Any, **options: Any) -> Any:
@@ -276,13 +276,13 @@ ERRORS = [
 ]
 
 
-def settle(error: Exception, of: Callable[[], None], *caught: type[Exception]) -> None:
-    """Run a benchmark that fails with this error, which it raises unless it is one of those that it catches."""
+def run_with_error(error: Exception, run: Callable[[], None], *caught: type[Exception]) -> None:
+    """Run a benchmark in which `error` occurs. It must raise the error, unless the benchmark catches errors of this type."""
     if isinstance(error, caught):
-        of()
+        run()
         return
     with pytest.raises(type(error)):
-        of()
+        run()
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -301,7 +301,7 @@ def test_wrong_words_are_reported_if_the_device_fails_later(
     monkeypatch.setattr(integrity, "free_bytes", lambda device: 1 << 22)
     rank = context(tmp_path)
     chosen = {"patterns": ["zeros"], "share": 0.9, "most_bytes": 1 << 20, "seconds": 0.0}
-    settle(error, lambda: integrity.run(rank, chosen), torch.OutOfMemoryError)
+    run_with_error(error, lambda: integrity.run(rank, chosen), torch.OutOfMemoryError)
     counts = [(item.status, item.value) for item in rank.observations if item.name == "integrity.wrong_words"]
     if is_wrong:
         assert counts == [(MEASURED, 3)]
@@ -325,7 +325,7 @@ def test_wrong_digests_are_reported_if_the_device_fails_later(
     monkeypatch.setitem(digest.WORKLOADS, "gemm", prepare)
     rank = context(tmp_path)
     chosen = {"size": 16, "seconds": 60.0, "workloads": ["gemm"], "peer_copies": []}
-    settle(error, lambda: digest.run(rank, chosen), RuntimeError)
+    run_with_error(error, lambda: digest.run(rank, chosen), RuntimeError)
     found = results(rank)
     is_caught = isinstance(error, RuntimeError)
     expected: dict[str, Any] = {"digest.value": ERROR, "digest.mismatches": ERROR} if is_caught else {}

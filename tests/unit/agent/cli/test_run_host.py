@@ -105,7 +105,7 @@ def test_hosts_with_another_nonce_and_silent_connections_are_ignored(threads: Th
 
 @pytest.mark.parametrize("answer", [b"x" * (MAX_BYTES + 1), b"x"])
 def test_answer_of_a_stranger_has_a_limit_in_size_and_time(answer: bytes) -> None:
-    """A process that sends a byte now and then would otherwise be waited for without end."""
+    """Without a time limit, a process that sends a byte from time to time would block the discovery forever."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor() as pool:
         sent = pool.submit(theirs.sendall, answer)
@@ -212,7 +212,9 @@ def test_wrong_usage_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("verb", ["bench", "busy", "inspect", "launch", "run-host"])
-def test_plan_that_is_no_text_is_named(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_that_is_not_text_is_an_error_with_its_path(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = tmp_path / "plan.json"
     plan.write_bytes(b"\x1f\x8b\x08 compressed")
     assert command.main([verb, f"--plan={plan}", "--host=h1", f"--run-dir={tmp_path / 'r1'}"]) == 2

@@ -80,9 +80,9 @@ def scrape(*collectors: Collector) -> str:
     return text_of(Exporter(collectors))
 
 
-def text_of(of: Exporter) -> str:
+def text_of(instance: Exporter) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(of)  # type: ignore[arg-type]
+    registry.register(instance)  # type: ignore[arg-type]
     return generate_latest(registry).decode()
 
 
@@ -464,7 +464,7 @@ def test_failed_renaming_affects_only_the_dcgm_names(
     assert "metrics under the names of dcgm cannot be exported" in caplog.text
 
 
-def test_collectors_are_read_by_scrapes_only_and_once_for_simultaneous_ones(serving: Callable[..., str]) -> None:
+def test_collectors_are_read_only_by_scrapes_and_a_fresh_page_is_reused(serving: Callable[..., str]) -> None:
     collector = Fake("good", load)
     url = serving(collector, fresh_s=0.2)
     assert collector.calls == 0

@@ -87,7 +87,7 @@ for rank in (0, 1):
 
 
 @pytest.fixture
-def bench(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def end_stage(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Start a stage with two ranks, one of them alive; return a function that ends the stage."""
     monkeypatch.setattr(live, "PERIOD_S", 0.1)
     work = run.directory / "work"
@@ -131,7 +131,7 @@ def test_new_run_publishes_its_identity_and_its_planned_stages(run: HostRun) -> 
     }
 
 
-def test_stage_is_published_while_it_runs_and_after(run: HostRun, bench: Callable[[], None]) -> None:
+def test_stage_is_published_while_it_runs_and_after(run: HostRun, end_stage: Callable[[], None]) -> None:
     def figures(document: Json) -> list[Json]:
         return [figure for stage in document["stages"] for figure in stage.get("figures", [])]
 
@@ -150,7 +150,7 @@ def test_stage_is_published_while_it_runs_and_after(run: HostRun, bench: Callabl
     )
     assert exported[("benchmark_loss", (("benchmark", "training"), ("network", "convnet"), *stage))] == 1.5
     assert 3.0 <= exported[("rank_silent_seconds", (("cpu", "0"), ("rank", "0")))] < 10
-    bench()
+    end_stage()
     ended = read_live(run)
     after = series(ended)
     assert state(after, "benchmark") == ["finished"]
@@ -164,7 +164,7 @@ def test_stage_is_published_while_it_runs_and_after(run: HostRun, bench: Callabl
     assert [value for (name, _), value in series(ended, later_s=4000).items() if name.startswith("benchmark_")] == [7.0]
 
 
-def test_published_file_contains_no_secret(run: HostRun, bench: Callable[[], None]) -> None:
+def test_published_file_contains_no_secret(run: HostRun, end_stage: Callable[[], None]) -> None:
     wait_for(run, lambda exported: exported["stages"][0].get("ranks"))
     path = run.directory.parent / "live.json"
     text = path.read_text()
@@ -174,7 +174,7 @@ def test_published_file_contains_no_secret(run: HostRun, bench: Callable[[], Non
         assert secret not in text
 
 
-def test_snapshot_during_a_stage_keeps_the_stage_running(run: HostRun, bench: Callable[[], None]) -> None:
+def test_snapshot_during_a_stage_keeps_the_stage_running(run: HostRun, end_stage: Callable[[], None]) -> None:
     wait_for(run, lambda exported: exported["stages"][0]["state"] == "running")
     live.publish_idle(run)
     assert read_live(run)["stages"][0]["state"] == "running"
@@ -341,7 +341,7 @@ def test_measured_figure_replaces_the_live_one() -> None:
 
 @pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
 def test_figures_with_different_settings_have_different_labels(run: str) -> None:
-    """Of a collective operation only the largest size is exported, and wrong results are summed."""
+    """Two kinds are left out: collectives, of which only the largest size is exported, and wrong results, which are summed."""
     (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
     document = documents.parse(path.read_bytes(), source=run)
     exported = [newest_figures([item])[0] for item in document["observations"]]
