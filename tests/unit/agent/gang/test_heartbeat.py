@@ -149,25 +149,6 @@ class Guarded:
         self.receiver.close()
 
 
-@pytest.mark.parametrize(
-    ("statements", "code"),
-    [
-        ("time.sleep(0.6)", 0),
-        ("time.sleep(0.6); sys.exit(7)", 7),
-        ("time.sleep(0.6); os.kill(os.getpid(), signal.SIGSEGV)", -11),
-        ("time.sleep(0.6); os.kill(os.getpid(), signal.SIGKILL)", -9),
-    ],
-    ids=["exit 0", "exit 7", "SIGSEGV", "SIGKILL"],
-)
-def test_launcher_and_supervisor_get_the_exit_of_the_rank(tmp_path: Path, statements: str, code: int) -> None:
-    guarded = Guarded(tmp_path, statements)
-    assert guarded.guard.wait(timeout=10) == code
-    state = guarded.state
-    guarded.end()
-    assert (state.exit_code, state.terminated_by_launcher) == (code, False)
-    assert state.ended_s is not None
-
-
 def test_end_by_the_launcher_is_marked(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     os.killpg(guarded.guard.pid, signal.SIGTERM)  # as torchrun does

@@ -50,7 +50,7 @@ def start_heartbeat(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbe
 
 
 @pytest.mark.parametrize("document", [[], "x", None, {}, {"rank": "0", "scope": "gpu=0"}])
-def test_other_documents_are_no_rank_states(document: object) -> None:
+def test_document_of_another_form_is_refused(document: object) -> None:
     with pytest.raises(ValueError, match="not a rank state"):
         parse_rank_state(document)
 

@@ -173,7 +173,7 @@ def test_program_runs_as_main_with_its_arguments(rank: Rank) -> None:
 
 
 def test_process_names_contain_the_rank(rank: Rank) -> None:
-    """Ranks and guards have the arguments of the launcher, so `ps` could not distinguish them otherwise, nor the kernel log."""
+    """Ranks and guards have the arguments of their launcher, so only the name distinguishes them in `ps` and the kernel log."""
     pid = rank.start().pid
     for number, name in ((pid, "rank 3"), (rank.guard, "rank 3's guard")):
         wait_until(lambda number=number, name=name: Path(f"/proc/{number}/comm").read_text() == f"{name}\n")

@@ -871,7 +871,7 @@ def test_unreadable_results_are_part_of_the_outcome(run: HostRun) -> None:
 def test_launch_whose_launcher_failed_early_has_no_ranks(
     run: HostRun, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No part of the host is at fault then."""
+    """Such a failure is attributed to no part of the host."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     channel = PeerChannel(gang("h1", 2))
@@ -882,7 +882,7 @@ def test_launch_whose_launcher_failed_early_has_no_ranks(
 
 
 @pytest.mark.parametrize("kind", ["rank_absent", "cut_off"])
-def test_launch_with_another_culprit_has_its_ranks(run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_launch_with_another_culprit_lists_its_ranks(run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     verdict = Culprit(kind=kind, hosts=("h1",), text="host h1 …")
     monkeypatch.setattr(GangMonitor, "poll", lambda *_: verdict)
     done = launch(run, "sleep 60").launches[0]
@@ -903,7 +903,7 @@ def test_last_readable_line_of_a_log_is_its_error(tmp_path: Path, log: str, line
 
 
 def test_rank_that_could_not_take_part_is_the_culprit_in_a_gang(run: HostRun) -> None:
-    """All ranks end normally and measure nothing together, so the host with the unable rank names it."""
+    """All ranks end normally, but have measured nothing together. The host of the rank that cannot take part names it."""
     why = "the device was lost: CUDA error: uncorrectable ECC error encountered"
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": why})
     lines: list[str] = []

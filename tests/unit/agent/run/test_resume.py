@@ -407,7 +407,7 @@ def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_p
     ("since", "changes"),
     [
         ("05:00", {"running": ("r1",)}),  # the run is running
-        ("03:00", {}),  # the run began after this claim, which cannot know its state
+        ("03:00", {}),  # the run began after this claim was made, so its state is unknown
         ("05:00", {"runs": "/elsewhere"}),  # another directory of runs, whose runs are unknown
     ],
 )
@@ -515,7 +515,7 @@ def test_stop_ends_a_background_process_without_a_lease_entry(
     assert not background.is_running(run_dir, "soak")
 
 
-def unkillable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def make_unkillable_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this test process the stage `benchmark` of `tmp_path`, and let it survive every signal."""
     (tmp_path / "benchmark.pid").write_text(f"{os.getpid()} {locks.process_start_time(os.getpid())}\n")
     (tmp_path / "benchmark.log").write_text("")
@@ -524,7 +524,7 @@ def unkillable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_that_no_signal_ends_is_not_reported_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unkillable(tmp_path, monkeypatch)
+    make_unkillable_stage(tmp_path, monkeypatch)
     message = background.stop(tmp_path, "benchmark")
     assert message.startswith(f"benchmark still runs: process {os.getpid()} hangs in the kernel")
     assert background.wait(tmp_path, "benchmark", -1.0) == f"{message}\n"
@@ -533,7 +533,7 @@ def test_process_that_no_signal_ends_is_not_reported_as_ended(tmp_path: Path, mo
 def test_process_that_ends_before_the_signal_is_reported_as_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unkillable(tmp_path, monkeypatch)
+    make_unkillable_stage(tmp_path, monkeypatch)
 
     def end(pid: int, number: int) -> None:
         (tmp_path / "benchmark.pid").unlink()
@@ -654,7 +654,7 @@ def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> No
 
 
 def test_hosts_of_a_run_do_not_share_a_state_directory(tmp_path: Path) -> None:
-    """Hosts share it on a network file system, or if a machine is in the inventory twice. They would overwrite their records."""
+    """Hosts share it on a network file system, or if a machine is in the inventory twice. They would overwrite each other's records."""
     plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
     with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):
         HostRun.begin(tmp_path / "r1", "h9", plan)

@@ -117,7 +117,7 @@ def test_invalid_saved_counters_report_no_kill(tmp_path: Path, text: str) -> Non
 def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session's group goes with its last process; version 2 counts the kill in the parent groups, too."""
+    """The group of a session disappears with its last process, but version 2 also counts the kill in the parent groups."""
     tree = Tree(tmp_path, version=2)
     monkeypatch.setattr(oom, "read_groups", lambda: read_groups(tmp_path))
     oom.save_counters(tmp_path / "bench.memory")

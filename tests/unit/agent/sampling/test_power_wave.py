@@ -1,4 +1,4 @@
-"""Square waves of known amplitude, with noise, seen through a meter that updates rarely and averages."""
+"""Square waves of known amplitude, with noise, measured by a meter that updates rarely and averages."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_time_without_readings_does_not_count_as_unchanged() -> None:
 
 
 def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
-    """After a single new value, and after one second of a measurement."""
+    """The meter sticks after a single new value, or after one second of the measurement."""
     for first in (0.02, 1.0):
         telemetry = Telemetry([0])
         for tick in range(220):
@@ -179,7 +179,7 @@ def test_log_has_the_new_values_of_a_window() -> None:
 
 
 def test_full_log_has_blocks_of_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the last pulses of a launch of days have figures."""
+    """At the end of a launch of several days, pulses must still have figures."""
     monkeypatch.setattr(power_wave_module, "MAX_VALUES", 80)
     monkeypatch.setattr(power_wave_module, "BLOCK", 10)
     log = PowerLog()

@@ -29,7 +29,7 @@ def window(benchmark: str, begin: float, end: float) -> dict[str, Any]:
 
 
 def figures(telemetry: Telemetry, *args: Any) -> dict[str, Observation]:
-    """Return the sampled figures of a window, those for another throttle reason than HOT left out."""
+    """Return the sampled figures of a window, without those for throttle reasons other than HOT."""
     observed = telemetry.observations([window(*args)], [], "benchmark")
     return {item.name: item for item in observed if item.params.get("reason", "sw_thermal") == "hw_thermal"} | {
         item.name: item for item in observed if "reason" not in item.params
@@ -38,7 +38,7 @@ def figures(telemetry: Telemetry, *args: Any) -> dict[str, Observation]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill the logs after 20 s."""
+    """Limit the logs so that they are full after 20 s."""
     monkeypatch.setattr(sample_log, "MAX_SAMPLES", 400)
 
 

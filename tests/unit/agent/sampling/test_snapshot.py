@@ -228,7 +228,7 @@ def test_long_texts_are_truncated() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-def test_half_a_character_in_a_reason_is_replaced() -> None:
+def test_lone_surrogate_in_a_reason_is_replaced() -> None:
     def fails() -> Iterable[Family]:
         raise OSError("half \udc80")
 
