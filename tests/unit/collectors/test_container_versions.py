@@ -1,4 +1,4 @@
-"""Versions of containerd and runc, and the packages that own them, from programs that print what the real ones print."""
+"""Versions of containerd and runc, and the packages that own them, read from fakes that print the output of the real programs."""
 
 from __future__ import annotations
 
@@ -120,6 +120,6 @@ def test_a_package_manager_that_fails_is_an_error(tmp_path: Path, manager: str, 
     assert package.reason.isprintable()
 
 
-def test_without_a_package_manager_the_owner_is_not_known(tmp_path: Path) -> None:
+def test_without_a_package_manager_the_owner_is_unsupported(tmp_path: Path) -> None:
     program(tmp_path, "runc", RUNC)
     assert readings(tmp_path)["runc.package_version"] == Absent.unsupported("neither dpkg-query nor rpm is installed")

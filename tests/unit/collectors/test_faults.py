@@ -703,15 +703,15 @@ REFUSALS = {
     "UtilizationRates": ({"gpu.utilization"}, "0 0"),
     "PerformanceState": ({"gpu.performance_state"}, "0"),
 }
-"""Getter -> the readings that it refuses, and a healthy answer."""
+"""Getter -> the readings that need it, and a healthy answer."""
 
 
 @pytest.mark.parametrize("code", [999, 10])
 @pytest.mark.parametrize("getters", [tuple(REFUSALS)[:7], tuple(REFUSALS)[7:]], ids=["first half", "second half"])
-def test_reading_that_the_driver_refuses_is_inconclusive_unless_that_is_transient(
+def test_reading_that_the_driver_refuses_is_inconclusive_unless_the_later_snapshot_has_it(
     machine: Machine, packs: tuple[Pack, ...], getters: tuple[str, ...], code: int
 ) -> None:
-    """Each GPU refuses another getter."""
+    """Each GPU refuses a different getter."""
     on_gpus = dict(enumerate(getters))
     refused = tuple(f"gpu.{gpu}.{getter}=!{code}" for gpu, getter in on_gpus.items())
     answered = tuple(f"gpu.{gpu}.{getter}={REFUSALS[getter][1]}" for gpu, getter in on_gpus.items())
@@ -733,7 +733,7 @@ IMPOSSIBLE = {
     "RemappedRows=4294967295 4294967295 0 0": "row-remap-uncorrectable",
     "TotalEccErrors.1.0=18446744073709551615": "ecc-uncorrectable-volatile",
 }
-"""Answers of a driver that no healthy or faulty part can give (the first from NVIDIA/dcgm-exporter issue 312) -> criterion."""
+"""Impossible answers of a driver (the first from NVIDIA/dcgm-exporter issue 312) -> a criterion that must be inconclusive."""
 
 
 @pytest.mark.parametrize("answer", IMPOSSIBLE)
@@ -747,7 +747,9 @@ def test_impossible_answer_is_inconclusive_and_no_fault_of_the_part(
     assert IMPOSSIBLE[answer] in {item.criterion for item in verdicts}
 
 
-def test_fault_beside_an_impossible_answer_is_a_fault(machine: Machine, packs: tuple[Pack, ...]) -> None:
+def test_fault_in_the_later_snapshot_fails_after_an_impossible_answer(
+    machine: Machine, packs: tuple[Pack, ...]
+) -> None:
     case = Fault(
         name="hot",
         failing=frozenset(),

@@ -1,4 +1,4 @@
-"""What nvidia-imex-ctl prints is read in each of its forms; a program that is absent, hangs or prints garbage gives a reason."""
+"""Every output format of nvidia-imex-ctl is parsed; a program that is missing, hangs or prints garbage gives a reason."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_early_r570_reports_no_versions(tmp_path: Path) -> None:
         ("?\x1b[2J", "?[2j"),
     ],
 )
-def test_each_code_of_the_table_has_its_word(code: str, state: str) -> None:
+def test_each_code_of_the_table_becomes_a_state(code: str, state: str) -> None:
     text = (DATA / UP).read_text().replace("       0        C   C   C   C", f"       0        C   {code}   C   C")
     assert parse_text(text).nodes[0].connections[1] == state
 

@@ -959,7 +959,7 @@ def test_nvlink5_has_different_counters(reader: nvml.Reader) -> None:
 
 @pytest.mark.parametrize(("code", "ratio"), [(0xFFF, 0.0), (0x0FF, 0.0), (0, 0.0), (0x50C, 5e-12), (0x132, 1e-50)])
 def test_link_without_bit_errors_has_a_ratio_of_zero(code: int, ratio: float) -> None:
-    """NVML then returns 15e-255, which no record may have."""
+    """NVML returns 15e-255 for such a link, a number that a record may not contain."""
     assert links._bit_error_ratio(code) == pytest.approx(ratio, rel=1e-9, abs=0.0)
 
 

@@ -25,7 +25,7 @@ MODULE_CAPTURES = sorted(path.name for path in (optics.DATA / "ethtool").glob("*
 LINK_CAPTURES = sorted(path.name for path in (optics.DATA / "mlxlink").glob("c*"))
 VENDORS = {"ACMEOPTICS", "ACMECOPPER", "ACMEAOC"}
 COPPER = ("osfp-800g-dac-flat", "qsfp28-dac-no-dom", "sfp28-dac")
-OFF_SIDES: Mapping[str, dict[tuple[str, str], str]] = {
+BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "osfp-800g-lane5-dark": {("rx_power.alarm", "5"): "low", ("rx_power.warning", "5"): "low"},
     "qsfp28-hot-warning": {("temperature.warning", ""): "high"},
     "qsfp28-sr4-lane3-dark": {("rx_power.alarm", "3"): "low", ("rx_power.warning", "3"): "low"},
@@ -64,7 +64,7 @@ def test_each_module_has_its_identity(capture: str) -> None:
 @pytest.mark.parametrize("capture", MODULE_CAPTURES)
 def test_values_beyond_the_limits_of_the_module_are_found_and_no_other(capture: str) -> None:
     sides = {key: value for key, value in measured(read(capture)).items() if key[0].endswith((".alarm", ".warning"))}
-    assert {key: value for key, value in sides.items() if value != "none"} == OFF_SIDES.get(kind(capture), {})
+    assert {key: value for key, value in sides.items() if value != "none"} == BEYOND_LIMITS.get(kind(capture), {})
     assert bool(sides) is not kind(capture).startswith((*COPPER, "qsfp56-aoc-no-thresholds"))
 
 
@@ -230,7 +230,7 @@ def test_cloud_instance_has_only_its_allowance() -> None:
     ("capture", "corrected", "uncorrectable"),
     [("show-fec-stats-rs.txt", 88211, 0), ("show-fec-stats.json", 88211, 3), ("show-fec-rs.txt", None, None)],
 )
-def test_fec(capture: str, corrected: int | None, uncorrectable: int | None) -> None:
+def test_fec_mode_and_counters_are_read(capture: str, corrected: int | None, uncorrectable: int | None) -> None:
     readings = parse_fec(optics.ethtool(capture))
     assert readings["fec_mode", ""] == "RS"
     assert (readings.get(("fec_corrected", "")), readings.get(("fec_uncorrectable", ""))) == (corrected, uncorrectable)
@@ -246,7 +246,7 @@ def test_fec_mode_that_is_not_reported_has_a_reason(output: str) -> None:
 
 
 @pytest.mark.parametrize("capture", LINK_CAPTURES)
-def test_each_mlxlink_output_says_whether_there_is_a_link(capture: str) -> None:
+def test_link_state_is_read_from_each_mlxlink_output(capture: str) -> None:
     rows = parse_rows(optics.mlxlink(capture))
     assert has_link(rows) is ("no-cable" not in capture)
     counts = {name for name, _ in measured(port_of(rows))}
@@ -255,7 +255,7 @@ def test_each_mlxlink_output_says_whether_there_is_a_link(capture: str) -> None:
 
 @pytest.mark.parametrize("text", ["15E-255", "15e-255", "1E-254", "0", "0E0"])
 def test_rate_without_any_error_is_zero_however_it_is_printed(text: str) -> None:
-    """Any other number so near to 0 would make the record invalid."""
+    """It must be exactly 0, because a number so near to 0 would make the record invalid."""
     rows = {**parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")), "Symbol BER": text}
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
@@ -336,7 +336,7 @@ def test_copper_cable_of_mlxlink_has_no_measurements() -> None:
         '{"status": {"code": 1, "message": "FW is not running"}, "result": {"output": {}}}', "null", "[]",
     ],
 )  # fmt: skip
-def test_output_that_is_no_link_is_an_error(output: str) -> None:
+def test_invalid_mlxlink_output_is_an_error(output: str) -> None:
     with pytest.raises(ReadingError) as caught:
         parse_rows(output)
     assert caught.value.absent.status == "error"
@@ -403,9 +403,10 @@ def test_exporter_reads_no_module(root: Path) -> None:
     assert not list(OpticsCollector(root).collect())
 
 
-def test_host_without_ports_is_asked_for_nothing(tmp_path: Path) -> None:
-    write_program(tmp_path / optics.ETHTOOL, "touch /nonexistent/called; exit 1")
+def test_no_program_is_started_on_a_host_without_ports(tmp_path: Path) -> None:
+    write_program(tmp_path / optics.ETHTOOL, f"touch {tmp_path}/started; exit 1")
     assert collect(tmp_path) == {}
+    assert not (tmp_path / "started").exists()
 
 
 def test_host_without_the_programs_has_the_reason_and_no_error(root: Path) -> None:
@@ -497,7 +498,7 @@ def test_virtual_function_in_a_virtual_machine_is_not_read(root: Path, identity:
     assert "hca=mlx5_0,port=1" not in collect(root)["port.raw_ber"]
 
 
-def test_virtual_interface_is_not_asked_for_a_module(root: Path) -> None:
+def test_module_of_a_virtual_interface_is_not_read(root: Path) -> None:
     driver = links.pci(root, links.PLAIN_NIC) / "driver"
     driver.unlink()
     driver.symlink_to("../../../bus/pci/drivers/ena")

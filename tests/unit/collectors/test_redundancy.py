@@ -95,13 +95,13 @@ def test_lost_member_in_mdstat_is_named(
 
 
 def array(
-    level: str, members: Mapping[str, str], *, places: int, degraded: int | None = 0, state: str = "clean"
+    level: str, members: Mapping[str, str], *, slots: int, degraded: int | None = 0, state: str = "clean"
 ) -> dict[str, str]:
     """Return the files of an array in /sys: member -> `state slot`."""
     files = {
         f"{MD}/array_state": state,
         f"{MD}/level": level,
-        f"{MD}/raid_disks": str(places),
+        f"{MD}/raid_disks": str(slots),
         f"{MD}/metadata_version": "1.2",
     }
     if degraded is not None:
@@ -114,31 +114,31 @@ def array(
 
 TWO = {"sda1": "in_sync 0", "sdb1": "in_sync 1"}
 HEALTHY_SYSFS = {
-    **{f"state {state}": array("raid1", TWO, places=2, state=state)
+    **{f"state {state}": array("raid1", TWO, slots=2, state=state)
        for state in ("clean", "active", "active-idle", "write-pending", "read-auto", "readonly")},
-    "with a spare": array("raid1", TWO | {"sdc1": "spare none"}, places=2),
-    "write-mostly": array("raid1", TWO | {"sdb1": "in_sync,write_mostly 1"}, places=2),
-    "with a journal": array("raid5", TWO | {"sdc1": "in_sync 2", "sdj1": "journal none"}, places=3),
-    "reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, places=3), f"{MD}/raid_disks": "3 (2)"},
-    "raid0": array("raid0", TWO, places=2, degraded=None),
-    "container of a firmware raid": {**array("container", {"sda": "spare none"}, places=0, degraded=None, state="inactive"),
+    "with a spare": array("raid1", TWO | {"sdc1": "spare none"}, slots=2),
+    "write-mostly": array("raid1", TWO | {"sdb1": "in_sync,write_mostly 1"}, slots=2),
+    "with a journal": array("raid5", TWO | {"sdc1": "in_sync 2", "sdj1": "journal none"}, slots=3),
+    "reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, slots=3), f"{MD}/raid_disks": "3 (2)"},
+    "raid0": array("raid0", TWO, slots=2, degraded=None),
+    "container of a firmware raid": {**array("container", {"sda": "spare none"}, slots=0, degraded=None, state="inactive"),
                                      f"{MD}/metadata_version": "external:imsm"},
 }  # fmt: skip
 LOST_SYSFS = {
-    "raid1, failed": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none"}, places=2, degraded=1), {"sdb1"}),
-    "raid1, failed in its place": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, places=2, degraded=1), {"sdb1"}),
-    "raid1, removed": (array("raid1", {"sda1": "in_sync 0"}, places=2, degraded=1), {"slot1"}),
-    "raid1, rebuilt": (array("raid1", {"sda1": "in_sync 0", "sdc1": "spare 1"}, places=2, degraded=1), {"sdc1"}),
+    "raid1, failed": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none"}, slots=2, degraded=1), {"sdb1"}),
+    "raid1, failed in its slot": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=1), {"sdb1"}),
+    "raid1, removed": (array("raid1", {"sda1": "in_sync 0"}, slots=2, degraded=1), {"slot1"}),
+    "raid1, rebuilt": (array("raid1", {"sda1": "in_sync 0", "sdc1": "spare 1"}, slots=2, degraded=1), {"sdc1"}),
     "raid1, failed and rebuilt": (
-        array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none", "sdc1": "spare 1"}, places=2, degraded=1), {"sdb1", "sdc1"}),
-    "raid6, two lost": (array("raid6", {"sda1": "in_sync 0", "sdb1": "in_sync 1", "sdd1": "faulty none"}, places=4, degraded=2),
+        array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none", "sdc1": "spare 1"}, slots=2, degraded=1), {"sdb1", "sdc1"}),
+    "raid6, two lost": (array("raid6", {"sda1": "in_sync 0", "sdb1": "in_sync 1", "sdd1": "faulty none"}, slots=4, degraded=2),
                         {"sdd1", "slot3"}),
     "raid10, idle": (
-        array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, places=4, degraded=1, state="active-idle"), {"sdc1"}),
-    "raid0, member lost": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, places=2, degraded=None, state="broken"),
+        array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, slots=4, degraded=1, state="active-idle"), {"sdc1"}),
+    "raid0, member lost": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=None, state="broken"),
                            {"sdb1", "array=md0"}),
-    "inactive": (array("raid5", {"sda1": "spare none"}, places=0, degraded=None, state="inactive"), {"array=md0"}),
-    "without places": ({f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"},
+    "inactive": (array("raid5", {"sda1": "spare none"}, slots=0, degraded=None, state="inactive"), {"array=md0"}),
+    "without slots": ({f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"},
                        {"nvme1n1p2"}),
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ LLDP, FABRICS = ROOT / "tests/data/lldp", ROOT / "tests/data/infiniband"
 NIC = links.PLAIN_INTERFACE
 CUMULUS = Neighbor(id="9c:05:91:aa:01:00", name="leaf01.fab.example", port="swp1s0", label="host01 rail0")
 SONIC = Neighbor(id="9c:05:91:aa:02:00", name="sonic-leaf02", port="Ethernet8", label="etp3b")
-SIX: dict[str, Neighbor | Absent] = {
+SIX_NEIGHBORS: dict[str, Neighbor | Absent] = {
     "ens8f0np0": CUMULUS,
     "ens9np0": SONIC,
     "ens10np0": Neighbor(id="44:4c:a8:aa:03:00", name="arista-leaf03.fab.example", port="Ethernet3/1"),
@@ -37,7 +37,7 @@ SIX: dict[str, Neighbor | Absent] = {
     "ens13np0": NOT_A_SWITCH,
 }
 CAPTURES = {
-    "lldpctl-all-six.json": SIX,
+    "lldpctl-all-six.json": SIX_NEIGHBORS,
     "lldpctl-cumulus-one.json": {"ens8f0np0": CUMULUS},
     "lldpctl-cumulus-one.json0": {"ens8f0np0": CUMULUS},
     "lldpctl-nic-agent-no-sysname.json": {"ens13np0": NOT_A_SWITCH},
@@ -66,7 +66,7 @@ def root() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-def test_each_capture_of_lldpctl_is_understood(name: str) -> None:
+def test_each_capture_of_lldpctl_is_parsed(name: str) -> None:
     assert parse_lldp((LLDP / name).read_text()) == CAPTURES[name]
 
 
@@ -168,7 +168,7 @@ def test_hostile_name_is_one_short_printable_line(text: str, root: Path) -> None
         "[" * 9999,
     ],
 )
-def test_other_output_is_an_error(output: str, root: Path) -> None:
+def test_malformed_output_of_lldpctl_is_an_error(output: str, root: Path) -> None:
     (root / "output").write_text(output)
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\ncat {root}/output\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
@@ -266,16 +266,23 @@ def test_real_lldpd_names_the_switch_port(root: Path) -> None:
 # ---- both ----
 
 
-def test_host_without_the_programs_asks_for_nothing(root: Path) -> None:
+def test_readings_of_a_host_without_the_programs_are_unsupported(root: Path) -> None:
     read = readings(root)
     assert {
-        value for name in ("nic", "hca") for key, of in read.items() if key.startswith(name) for value in of.values()
+        value
+        for name in ("nic", "hca")
+        for key, values in read.items()
+        if key.startswith(name)
+        for value in values.values()
     } == {
         NO_LLDPD,
         NO_DIAGS,
     }
     assert all(
-        value.status == "unsupported" for of in read.values() for value in of.values() if isinstance(value, Absent)
+        value.status == "unsupported"
+        for values in read.values()
+        for value in values.values()
+        if isinstance(value, Absent)
     )
 
 
@@ -298,7 +305,7 @@ def test_program_that_hangs_is_an_error_after_its_deadline(root: Path, monkeypat
     began = time.monotonic()
     read = readings(root)
     assert time.monotonic() - began < 10
-    assert {value for of in read.values() for value in of.values()} == {
+    assert {value for values in read.values() for value in values.values()} == {
         Absent.error("lldpctl -f: no answer within 0.3 s"),
         Absent.error("smpquery -C: no answer within 0.3 s"),
     }
@@ -328,7 +335,7 @@ CABLE = re.compile(
 )
 
 
-def test_each_cable_of_a_captured_fabric_is_understood() -> None:
+def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
     """Each line of the topology gives the answer of the node at its other end."""
     cables = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
     assert len(cables) == 14
@@ -365,7 +372,7 @@ def test_name_of_a_managed_switch_is_in_its_description(description: str, expect
         NODE_INFO.format(kind="Switch", guid="0x" + "f" * 16, port=0),
     ],
 )
-def test_other_answer_is_an_error(answer: str, root: Path) -> None:
+def test_malformed_answer_of_smpquery_is_an_error(answer: str, root: Path) -> None:
     (root / "answer").write_text(answer)
     wiring.write_program(
         root, "smpquery", f"#!/bin/sh\n[ $6 = nodedesc ] && echo 'Node Description:....x' || cat {root}/answer\n"
@@ -375,14 +382,14 @@ def test_other_answer_is_an_error(answer: str, root: Path) -> None:
     assert value.reason.startswith("smpquery: output is not understood")
 
 
-def test_missing_right_to_send_packets_is_an_error(root: Path) -> None:
+def test_missing_permission_to_send_packets_is_an_error(root: Path) -> None:
     message = (FABRICS / "ibnetdiscover-no-umad.stderr.txt").read_text().splitlines()[0]
     wiring.write_program(root, "smpquery", f'#!/bin/sh\necho "{message}" >&2\nexit 255\n')
     value = readings(root)["hca=mlx5_1,port=1"]["switch_id"]
     assert value == Absent.error(f"smpquery nodeinfo: exit code 255: {message[:MAX_TEXT]}: it needs root and ib_umad")
 
 
-def test_port_without_a_link_is_not_asked(root: Path) -> None:
+def test_port_without_a_link_is_not_queried(root: Path) -> None:
     wiring.write_program(root, "smpquery", wiring.SMPQUERY)
     (links.port(root, "mlx5_0") / "phys_state").write_text("2: Polling\n")
     read = readings(root)
@@ -440,5 +447,5 @@ def test_real_smpquery_reads_the_switch_ports_of_a_simulated_fabric(
             )
             read = readings(root)
             found = [read[f"hca=mlx5_{number},port=1"] for number in range(2)]
-            assert [(of["switch"], of["switch_port"]) for of in found] == ports
-            assert all(re.fullmatch("0x[0-9a-f]{16}", str(of["switch_id"])) for of in found)
+            assert [(port["switch"], port["switch_port"]) for port in found] == ports
+            assert all(re.fullmatch("0x[0-9a-f]{16}", str(port["switch_id"])) for port in found)

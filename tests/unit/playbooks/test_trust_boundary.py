@@ -1,4 +1,4 @@
-"""No result of a host's modules chooses what the control node reads, writes or runs."""
+"""The results of a host's modules must not decide what the control node reads, writes or runs."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_wrong_usage_is_one_line(call_verb: CallVerb, arguments: str, line: str)
         ("--json", "criteria list h100-sxm"),
     ],
 )
-def test_option_may_stand_anywhere(option: str, others: str) -> None:
+def test_option_may_be_anywhere_on_the_command_line(option: str, others: str) -> None:
     verb, *words = others.split()
     orders = [[verb, *words[:at], *option.split(), *words[at:]] for at in range(len(words) + 1)]
     first, *rest = [vars(build_parser(verb).parse_args(order)) for order in orders]
@@ -218,7 +218,7 @@ def test_file_without_a_key_is_reported_as_no_key(call_verb: CallVerb, reported:
 
 @pytest.fixture
 def playbook() -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a running process that stands in for another ansible-playbook."""
+    """Yield a running process, in place of another ansible-playbook."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()

@@ -243,7 +243,7 @@ def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ready_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a root of a machine without problems, with a fake torch."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     write_torch(tmp_path, "cuda: Optional[str] = '12.8'")
@@ -266,51 +266,53 @@ def readiness_problems(
     return readiness.problems(readings, (0, 1), root / "run", cpu=cpu, environment=variables or {}, root=root)
 
 
-def test_healthy_machine_has_no_problem(fit: Path) -> None:
-    assert readiness_problems(fit) == []
-    assert readiness_problems(fit, cpu=True) == []
-    assert readiness_problems(fit, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
+def test_healthy_machine_has_no_problem(ready_root: Path) -> None:
+    assert readiness_problems(ready_root) == []
+    assert readiness_problems(ready_root, cpu=True) == []
+    assert readiness_problems(ready_root, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
 
 
-def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_torch(fit, "cuda: Optional[str] = '13.0'")
-    (line,) = readiness_problems(fit)
+def test_torch_needs_cuda_that_the_driver_supports(ready_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_torch(ready_root, "cuda: Optional[str] = '13.0'")
+    (line,) = readiness_problems(ready_root)
     assert line.startswith(
         "torch 2.7.0 is built for CUDA 13.0, but the driver supports at most 12.8: update the driver"
     )
-    (fit / readiness.COMPATIBILITY).mkdir(parents=True)
-    (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()
-    assert readiness_problems(fit) == [], "with NVIDIA's compatibility package there must be no problem"
-    write_torch(fit, "cuda: Optional[str] = None")
-    assert readiness_problems(fit) == [
+    (ready_root / readiness.COMPATIBILITY).mkdir(parents=True)
+    (ready_root / readiness.COMPATIBILITY / "libcuda.so.1").touch()
+    assert readiness_problems(ready_root) == [], "with NVIDIA's compatibility package there must be no problem"
+    write_torch(ready_root, "cuda: Optional[str] = None")
+    assert readiness_problems(ready_root) == [
         "torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"
     ]
-    assert readiness_problems(fit, cpu=True) == []
+    assert readiness_problems(ready_root, cpu=True) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert readiness_problems(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
-    assert readiness.problems({}, (0, 1), fit / "run", cpu=True, uses_torch=False, root=fit) == []
+    assert readiness_problems(ready_root, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
+    assert readiness.problems({}, (0, 1), ready_root / "run", cpu=True, uses_torch=False, root=ready_root) == []
 
 
-def test_too_little_memory_is_reported(fit: Path) -> None:
-    assert readiness_problems(fit, **{"host.memory.available": 3 << 30}) == [
+def test_too_little_memory_is_reported(ready_root: Path) -> None:
+    assert readiness_problems(ready_root, **{"host.memory.available": 3 << 30}) == [
         "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free up memory, or raise the limit"
     ]
-    (fit / "sys/fs/cgroup").mkdir(parents=True)
-    (fit / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")
-    (fit / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
-    (line,) = readiness_problems(fit, cpu=True)
+    (ready_root / "sys/fs/cgroup").mkdir(parents=True)
+    (ready_root / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")
+    (ready_root / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
+    (line,) = readiness_problems(ready_root, cpu=True)
     assert line.startswith(
         "0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB"
     )
-    (fit / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert readiness_problems(fit) == []
+    (ready_root / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert readiness_problems(ready_root) == []
 
 
-def test_too_little_shared_memory_is_reported_with_the_remedy(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_reported_with_the_remedy(
+    ready_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readiness, "SHM_BYTES", 1 << 60)
-    (line,) = readiness_problems(fit)
+    (line,) = readiness_problems(ready_root)
     assert "start the container with --ipc=host or --shm-size=1g" in line
-    assert readiness_problems(fit, cpu=True) == []
+    assert readiness_problems(ready_root, cpu=True) == []
 
 
 # --- the plan

@@ -1,4 +1,4 @@
-"""The program that starts and stops the Prometheus of a run, with other programs in its place."""
+"""The program that starts and stops the Prometheus of a run, with shell commands in place of Prometheus."""
 
 from __future__ import annotations
 

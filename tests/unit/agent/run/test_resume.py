@@ -654,7 +654,9 @@ def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> No
 
 
 def test_hosts_of_a_run_do_not_share_a_state_directory(tmp_path: Path) -> None:
-    """Hosts share it on a network file system, or if a machine is in the inventory twice. They would overwrite each other's records."""
+    """It is shared on a network file system, or if a machine is in the inventory twice. The hosts would overwrite each other's
+    records.
+    """
     plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
     with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):
         HostRun.begin(tmp_path / "r1", "h9", plan)
