@@ -40,6 +40,8 @@ def expected_s(benchmark: str, chosen: Mapping[str, Any], size: Size) -> float:
     entry = BENCHMARKS.get(benchmark)
     if entry is None:
         return UNKNOWN_S
+    if entry.needs_peers and size.gpus * size.hosts < 2:
+        return 0.0
     values = settings(benchmark, chosen)
     return entry.cost_s + sum(_cost_s(cost, values, size) for cost in entry.costs)
 
