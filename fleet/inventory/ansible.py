@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fleet.records.remedies import with_remedy
 from schemas import documents
 from schemas.errors import UsageError
 
@@ -25,6 +27,12 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """Values of a flag as text, which an INI inventory or `-e name=value` gives."""
 DEADLINE_S = 600
 """Longest time for ansible-inventory. Plugins for clouds ask their services for minutes."""
+SETTINGS = {
+    "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
+    "ANSIBLE_INVENTORY_IGNORE": ".pyc, .pyo, .swp, .bak, ~, .rpm, .md, .txt, .rst, .orig, .cfg, .retry, .csv",
+    "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
+}
+"""Settings of ansible.cfg, which ansible-inventory finds only in the current directory."""
 LISTED = ": write it as `ansible-inventory --list` prints it"
 
 Variables = dict[str, Any]
@@ -92,18 +100,33 @@ def _ansible_inventory(sources: list[str]) -> bytes:
     arguments = [argument for source in sources for argument in ("-i", source)]
     command = [program, *arguments, "--list"]
     try:
-        completed = subprocess.run(command, capture_output=True, check=False, timeout=DEADLINE_S)
+        completed = subprocess.run(
+            command, capture_output=True, check=False, timeout=DEADLINE_S, env={**SETTINGS, **os.environ}
+        )
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"inventory {', '.join(sources)}: ansible-inventory did not finish within {DEADLINE_S} s: "
             "run `ansible-inventory -i SOURCE --list` to see what it waits for"
         ) from None
     if completed.returncode:
-        message = " ".join(completed.stderr.decode(errors="replace").split())
-        # Each inventory plugin repeats the cause. Show it once.
-        cause = re.search(r"<<< caused by >>> (.*?) Origin: (\S+)", message)
-        raise UsageError(f"inventory {', '.join(sources)}: {f'{cause[2]}: {cause[1]}' if cause else message[:500]}")
+        message = completed.stderr.decode(errors="replace")
+        raise UsageError(f"inventory {', '.join(sources)}: {with_remedy(_parse_error(message))}")
     return completed.stdout
+
+
+def _parse_error(message: str) -> str:
+    """Return file and cause of an error of ansible-inventory, which tries several plugins on a file and reports each of them."""
+    message = " ".join(message.split())
+    causes = re.findall(
+        r"<<< caused by >>> (.*?) Origin: (?:<inventory plugin \S+ with source '([^']*)'>|(\S+))", message
+    )
+    # The plugin `auto` only reads files that configure a plugin.
+    found = [(source or origin, cause) for cause, source, origin in causes if "no root 'plugin' key" not in cause]
+    if not found:
+        return message[:500]
+    origin, first = found[0]
+    is_yaml = origin.partition(":")[0].endswith((".yml", ".yaml", ".json"))
+    return f"{origin}: {first if is_yaml else '; '.join(dict.fromkeys(cause for _, cause in found))}"
 
 
 def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:

@@ -6,9 +6,21 @@ import re
 
 REMEDIES = (
     (
+        r"is not a known host nor group",
+        "check the indentation: hosts belong under `hosts`, variables under `vars`",
+    ),
+    (
+        r"YAML inventory has invalid structure",
+        "Ansible reads every file of an inventory directory as an inventory: move other files to another directory",
+    ),
+    (
+        r"No such file or directory: b?'(ssh|sftp|scp)'",
+        "the control node has no SSH client: install it (Debian: openssh-client)",
+    ),
+    (
         r"No matching distribution found for",
-        "rackproof_wheelhouse or the package index has no wheel for this host's Python: docs/air-gapped.md describes how to "
-        "collect them; if torch is installed on the host, set rackproof_system_torch",
+        "the host does not reach its package index, or the index or rackproof_wheelhouse has no wheel for this host's Python: "
+        "docs/air-gapped.md describes how to collect them; if torch is installed on the host, set rackproof_system_torch",
     ),
     (
         r"Permission denied \((publickey|password|keyboard|gssapi|hostbased)",

@@ -326,7 +326,10 @@ def _message_of(outcome: Json) -> str:
     program, code = str(outcome.get("cmd") or "").split()[:1], outcome.get("rc")
     if message == "Error executing command." and program and isinstance(code, int) and 0 < code < FIRST_INVALID_ERRNO:
         message = f"{program[0]}: {os.strerror(code)}"  # the program could not be started; rc is the errno
-    return " ".join(str(message).encode(errors="replace").decode().split())[:1000] or "no message"
+    lines = str(message).encode(errors="replace").decode().splitlines()
+    # pip warns of every attempt to reach an index, so that its error is at the end.
+    errors = [line for line in lines if not line.startswith("WARNING: ")]
+    return " ".join(" ".join(errors if any(map(str.strip, errors)) else lines).split())[:1000] or "no message"
 
 
 def _is_unterminated(path: Path) -> bool:

@@ -85,6 +85,16 @@ def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Pa
     assert of_task["Fail"] == {("skipped", "h1"), ("failed", "h2")}
 
 
+def test_error_after_many_warnings_of_pip_is_recorded(tmp_path: Path, run_dir: Path) -> None:
+    warnings = f"WARNING: Retrying (Retry(total=4)) after connection broken by {'x' * 400}\n" * 5
+    error = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
+    (tmp_path / "stderr").write_text(f"{warnings}{error}\n")
+    script = f"cat {tmp_path / 'stderr'} >&2; exit 1"
+    assert play(site(tmp_path, run_dir, {"name": "pip", "ansible.builtin.shell": script}), tmp_path).returncode == 2
+    messages = [json.loads(line).get("message") for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert messages[-2:] == [error, error]
+
+
 def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Path) -> None:
     claim = locks.claim("r1", run_dir.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
     with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the role plan sets it

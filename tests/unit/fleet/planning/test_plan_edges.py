@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from configparser import ConfigParser
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet.inventory.ansible import check_addresses, check_listing, hosts_of, read_inventory
+from fleet.inventory.ansible import SETTINGS, check_addresses, check_listing, hosts_of, read_inventory
 from fleet.planning.plan import make_plan, read_profile
 from fleet.planning.stage_times import parse_duration
 from schemas.baselines import PlannedBaseline
@@ -19,7 +20,7 @@ from schemas.errors import UsageError
 from schemas.plans import BenchmarkChoice, BudgetSelection, Part, Plan, plan_from_json, selection_from_json
 from schemas.records import to_json
 from schemas.waivers import Waiver
-from tests import builders
+from tests import ROOT, builders
 
 
 def plan_of(hosts: dict[str, dict[str, Any]], profile: str = "smoke", **more: Any) -> Plan:
@@ -365,6 +366,47 @@ def test_ansible_error_is_reported_by_its_cause_only(tmp_path: Path, monkeypatch
     with pytest.raises(UsageError) as caught:
         read_inventory(["a,"])
     assert str(caught.value) == "inventory a,: /x/hosts.yml:3:1: did not find a key."
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "hosts.yml",
+            "gpu_hosts:\n  children:\n    rack: {hosts: {h1: }}\n    vars:\n    ansible_user: ubuntu\n",
+            r"/hosts\.yml: ansible_user is not a known host nor group: check the indentation",
+        ),
+        ("hosts.yml", "gpu_hosts:\n\thosts: {h1: }\n", r"/hosts\.yml:2:1: .*Tabs"),
+        (
+            "hosts.yml",
+            "gpu_hosts:\n  hosts: {h1: }\n  vars:\n    rackproof_gpu_count: 8\n    rackproof_gpu_count: 4\n",
+            r"/hosts\.yml:5:5: .*duplicate mapping key 'rackproof_gpu_count'",
+        ),
+        ("hosts.ini", "[gpu_hosts]\nh1 rackproof_gpu_count 8\n", r"/hosts\.ini: .*Expected key=value"),
+        ("parts.yml", "- {host: h1, kind: gpu}\n", r"/parts\.yml: .*move other files to another directory"),
+    ],
+)
+def test_mistake_in_one_file_of_an_inventory_is_an_error(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / "a.yml").write_text("gpu_hosts:\n  hosts: {h0: }\n")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_inventory([str(tmp_path)])
+
+
+def test_manifest_beside_an_inventory_is_no_inventory(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("gpu_hosts:\n  hosts: {h1: }\n")
+    (tmp_path / "order.csv").write_text("host,kind,slot,serial\nh1,module,mlx5_0,MT 2601\n")
+    assert list(read_inventory([str(tmp_path)])) == ["h1"]
+
+
+def test_settings_of_ansible_inventory_are_those_of_the_playbooks() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "ansible.cfg")
+    assert {
+        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": config["inventory"]["any_unparsed_is_failed"],
+        "ANSIBLE_INVENTORY_IGNORE": config["inventory"]["ignore_extensions"],
+        "ANSIBLE_DUPLICATE_YAML_DICT_KEY": config["defaults"]["duplicate_dict_key"],
+    } == SETTINGS
 
 
 def test_ansible_that_does_not_finish_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
