@@ -216,8 +216,8 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raise DocumentError with the innermost location at which `value` does not match the schema."""
-    errors = sorted(faults(value, schema), key=lambda error: -len(error.absolute_path))
+    """Raise DocumentError: another version of the schema, or else the innermost location that does not match it."""
+    errors = sorted(faults(value, schema), key=lambda error: (not _of_version(error), -len(error.absolute_path)))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")
 
@@ -233,9 +233,27 @@ def faults(value: Json, schema: str) -> list[ValidationError]:
     return list(validator(schema).iter_errors(value))
 
 
+def _of_version(error: ValidationError) -> bool:
+    return list(error.absolute_path) == ["schema"]
+
+
+def _version(value: object) -> tuple[str, int]:
+    """Return name and number of a schema's version, such as `rackproof.record` and 2."""
+    found = re.fullmatch(r"(rackproof\.\w{1,32})/(\d{1,6})", str(value))
+    return (found[1], int(found[2])) if found else (str(value), 0)
+
+
 def explain(error: ValidationError) -> str:
     """Return a schema error as a message for the operator, with the nearest valid name for a wrong one."""
     where = ".".join(str(step) for step in error.absolute_path) or "the document"
+    if _of_version(error) and error.validator in ("enum", "const"):
+        wanted = error.validator_value
+        readable = [str(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]
+        name, number = _version(error.instance)
+        newest_name, newest = _version(readable[0])
+        if name == newest_name and number > newest:
+            return f"schema: {error.instance!r} is of a newer Rackproof: read it with that version, or upgrade this one"
+        return f"schema: {error.instance!r}, expected {' or '.join(readable)}"
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
         unknown = sorted(str(key) for key in error.instance if key not in known)

@@ -17,7 +17,7 @@ from schemas.scopes import Scope
 from schemas.timeline import Soak
 from schemas.trace import Trace
 
-RECORD_SCHEMA = "rackproof.record/1"
+RECORD_SCHEMA = "rackproof.record/2"
 
 MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
 

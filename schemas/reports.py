@@ -11,7 +11,7 @@ from schemas.scopes import Scope
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
 
-REPORT_SCHEMA = "rackproof.report/1"
+REPORT_SCHEMA = "rackproof.report/2"
 
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 ACCEPTED, REJECTED, INCOMPLETE = "accepted", "rejected", "incomplete"

@@ -77,7 +77,18 @@ def test_record_with_a_changed_character_raises_only_a_document_error(position: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": "rackproof.record/2"}, "schema: 'rackproof.record/2', expected 'rackproof.record/1'"),
+        (
+            {"schema": "rackproof.record/3"},
+            "schema: 'rackproof.record/3' is of a newer Rackproof: read it with that version",
+        ),
+        (
+            {"schema": "rackproof.record/3", "software": {"new": []}, "later": 1},
+            "schema: 'rackproof.record/3' is of a newer Rackproof",
+        ),
+        (
+            {"schema": "rackproof.plan/1"},
+            "schema: 'rackproof.plan/1', expected rackproof.record/2 or rackproof.record/1",
+        ),
         ({"host": "../../etc/passwd"}, "host: "),
         ({"nonse": "x"}, "unknown nonse (did you mean nonce?)"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -31,7 +32,7 @@ def record_text(count: int = 2) -> str:
 TEXT = record_text()
 SHORT = json.dumps(
     {
-        "schema": "rackproof.record/1", "run_id": "r1", "nonce": builders.NONCE, "host": "h1",
+        "schema": "rackproof.record/2", "run_id": "r1", "nonce": builders.NONCE, "host": "h1",
         "began": builders.WHEN, "ended": builders.WHEN,
         "rackproof": "0", "simulated": False, "gpus": [to_json(builders.gpu("h1", 0))],
         "snapshots": [{"stage": "preflight", "phase": "before", "at": builders.WHEN, "duration_s": 0.5, "metrics": [
@@ -87,6 +88,14 @@ def is_accepted(text: bytes) -> bool:
     with contextlib.suppress(ValueError):
         return bool(record_from_json(documents.checked(text, "record", source="x")))
     return False
+
+
+def test_records_of_version_1_are_read() -> None:
+    old, new = TEXT.replace("rackproof.record/2", "rackproof.record/1"), TEXT
+    assert old != new
+    records = [record_from_json(documents.checked(text.encode(), "record", source="x")) for text in (old, new)]
+    assert quick.Reader().record(old.encode()) == records[0]
+    assert records[1] == replace(records[0], schema="rackproof.record/2")
 
 
 @pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")

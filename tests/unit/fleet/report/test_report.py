@@ -121,7 +121,7 @@ def other_host(path: Path) -> None:
 
 
 def other_version(path: Path) -> None:
-    path.write_text(path.read_text().replace("rackproof.record/1", "rackproof.record/9"))
+    path.write_text(path.read_text().replace("rackproof.record/2", "rackproof.record/9"))
 
 
 def truncated(path: Path) -> None:
