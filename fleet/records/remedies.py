@@ -6,6 +6,10 @@ import re
 
 REMEDIES = (
     (
+        r"requires the locale encoding to be UTF-8|could not initialize the preferred locale",
+        "set a locale that `locale -a` lists, in UTF-8: export LC_ALL=C.UTF-8",
+    ),
+    (
         r"is not a known host nor group",
         "check the indentation: hosts belong under `hosts`, variables under `vars`",
     ),

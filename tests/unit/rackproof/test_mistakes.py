@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -102,6 +103,15 @@ def test_process_prints_only_the_error_line() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == "rackproof gangs: unknown option --hots (did you mean --hosts?)\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminal_without_utf_8_gets_the_whole_output(encoding: str) -> None:
+    command = [sys.executable, ROOT / "rackproof", "criteria", "list", "h100-sxm"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u2265" in done.stdout
 
 
 def test_values_that_look_like_options_are_accepted(
