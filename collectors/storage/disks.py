@@ -12,7 +12,11 @@ from collectors.files import Files, nonempty
 from collectors.sysfs import pci_address
 
 T = TypeVar("T", bound=Value)
-_BLOCK = "sys/block"
+_BLOCK, _CONTROLLERS, _SUBSYSTEMS = "sys/block", "sys/class/nvme", "sys/class/nvme-subsystem"
+_NAMESPACE = r"nvme\d+(c\d+)?n\d+"
+"""A namespace; with `c` and a number, a path to it, if the kernel uses multipath."""
+LEAVING = ("new", "deleting", "deleting (no IO)")
+"""States of an NVMe controller that is being added or removed."""
 _NO_DISK = "no disk"
 _DISK_NAME = r"(?!loop|ram|zram|dm-|md|sr|fd|nbd|rbd|nvme\d+c\d+n).+"
 _IDENTITY = (
@@ -68,6 +72,43 @@ def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
     yield add_parts(family, "disk", disks, partial(_read, files, "device/state", _is_online))
     family = Family(name="storage.disk.io_errors", unit="1", help="Failed commands; SCSI and SATA only", counter=True)
     yield add_parts(family, "disk", disks, partial(_read, files, "device/ioerr_cnt", partial(int, base=16)))
+
+
+def controllers(files: Files) -> Iterable[Family]:
+    """Yield the number of namespaces, which are the disks, of each built-in NVMe controller.
+
+    The kernel keeps a controller without a disk if its namespace has the ID of another one, cannot be identified, or was deleted.
+    Namespaces of the other controllers of a subsystem count too, because a drive with two ports may use one of them.
+    """
+    text = "Namespaces of the NVMe controller that the kernel uses as disks"
+    family = Family(name="storage.controller.namespaces", unit="1", help=text)
+    subsystems: dict[str, set[str]] = {}
+    for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
+        subsystems.setdefault(path.split("/")[-2], set()).add(path.rpartition("/")[2])
+    for path in files.glob(f"{_CONTROLLERS}/nvme*"):
+        name = path.rpartition("/")[2]
+        if not _is_built_in(files, path):
+            continue
+        shared = (names for names in subsystems.values() if name in names)
+        siblings = {name, *(other for names in shared for other in names)}
+        entries = {
+            *siblings,
+            *(entry.rpartition("/")[2] for other in siblings for entry in files.glob(f"{_CONTROLLERS}/{other}/*")),
+        }
+        family.add({"disk": name}, sum(bool(re.fullmatch(_NAMESPACE, entry)) for entry in entries))
+    yield family
+
+
+def _is_built_in(files: Files, controller: str) -> bool:
+    """Return whether an NVMe controller is on the PCI bus, is neither being added nor removed, and has disks by design."""
+    kind, state = files.read(f"{controller}/cntrltype", str), files.read(f"{controller}/state", str)
+    model = files.read(f"{controller}/model", str)
+    return (
+        files.read(f"{controller}/transport", str) == "pcie"
+        and kind not in ("admin", "discovery")
+        and state not in LEAVING
+        and not (isinstance(model, str) and model.startswith(_VOLUMES))
+    )
 
 
 def identities(files: Files, disks: list[str] | Absent) -> Iterable[Family]:

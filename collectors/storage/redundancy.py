@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 from collectors.base import HOST_LABELS, Absent, Family
 from collectors.files import Files, nonempty
+from collectors.storage.disks import LEAVING
 
 _BLOCK, _SUBSYSTEMS, _BTRFS, _POOLS = "sys/block", "sys/class/nvme-subsystem", "sys/fs/btrfs", "proc/spl/kstat/zfs"
 _STOPPED = ("inactive", "broken", "clear", "suspended")
 """States of an md array that cannot be used. In all other states it can be read."""
 _EXTERNAL = "external:"
 """Metadata of a firmware RAID (IMSM, DDF). Its container is always inactive; the arrays in it are listed separately."""
-_LEAVING = ("new", "deleting", "deleting (no IO)")
-"""States of an NVMe controller that is being added or removed."""
 _HEAD = re.compile(r"(\S+) : (active|inactive|broken)\b(.*)")
 _MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
 _COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
@@ -136,7 +135,7 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
         if kind == "multipath"
     }
     for disk, states in sorted({**_nvme_paths(files), **dict(_mapped_paths(files))}.items()):
-        in_use = {path: state for path, state in states.items() if state not in _LEAVING}
+        in_use = {path: state for path, state in states.items() if state not in LEAVING}
         lost = failed.get(disk, set())
         is_live = {path: state in ("live", "running") and path not in lost for path, state in in_use.items()}
         # A disk without any live path is left out, because a network volume may be detached by design.

@@ -138,6 +138,7 @@ for _number, (_socket, _core) in enumerate(((0, "0,2"), (1, "1,3"), (0, "0,2"), 
     }
 for _number in (0, 1):
     _mc, _disk = f"sys/devices/system/edac/mc/mc{_number}", f"sys/block/nvme{_number}n1"
+    _nvme = f"sys/class/nvme/nvme{_number}"
     FILES |= {
         f"sys/devices/system/node/node{_number}/meminfo": f"Node {_number} MemTotal:  1056702318 kB\n"
         f"Node {_number} MemFree:   1025931202 kB\n",
@@ -151,6 +152,11 @@ for _number in (0, 1):
         f"{_disk}/device/model": "SAMSUNG MZQL21T9HCJR-00A07              \n",
         f"{_disk}/device/serial": f"S64GNE0T50000{_number}      \n",
         f"{_disk}/device/firmware_rev": "GDC5602Q\n",
+        f"{_nvme}/state": "live\n",
+        f"{_nvme}/transport": "pcie\n",
+        f"{_nvme}/cntrltype": "io\n",
+        f"{_nvme}/model": "SAMSUNG MZQL21T9HCJR-00A07              \n",
+        f"{_nvme}/nvme{_number}n1/nsid": "1\n",
         f"dev/nvme{_number}n1": "",
     }
     for _dimm in (0, 1):

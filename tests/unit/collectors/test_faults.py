@@ -461,6 +461,8 @@ FAULTS = [
     ),
     fault("disk lost", "disk-lost", later=remove_directory("sys/block/nvme1n1"), inconclusive="*"),
     fault("root read-only", "state-writable", before=replace_text("proc/self/mountinfo", "/ / rw,relatime", "/ / ro,relatime")),
+    fault("nvme drive without a disk", "nvme-has-disk",
+        before=remove_directory("sys/class/nvme/nvme1/nvme1n1"), scope="disk=nvme1"),
     fault("disk offline", "disk-online", before=write_file("sys/block/nvme1n1/device/state", "dead\n")),
     fault("disk reports a critical warning", "nvme-critical-warning", before=smart_log_byte(0, 4)),
     fault("disk worn", "nvme-endurance", before=smart_log_byte(5, 101)),

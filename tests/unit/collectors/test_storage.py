@@ -133,6 +133,37 @@ def test_changed_file_affects_only_its_readings(
     assert changed(healthy, readings(host.build_tree(tmp_path, files=files))) == change
 
 
+CONTROLLER = "sys/class/nvme/nvme5"
+SUBSYSTEM = "sys/class/nvme-subsystem/nvme-subsys5"
+DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f"{CONTROLLER}/model": "INTEL P4608\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "namespaces"),
+    [
+        (DRIVE, 0),  # the kernel refused its namespace: AlmaLinux/almalinux-deploy issue 199, duplicate IDs
+        (DRIVE | {f"{CONTROLLER}/state": "dead\n"}, 0),
+        (DRIVE | {f"{CONTROLLER}/nvme5n1/nsid": "1\n", f"{CONTROLLER}/nvme5n2/nsid": "2\n"}, 2),
+        (DRIVE | {f"{CONTROLLER}/nvme5c5n1/nsid": "1\n"}, 1),
+        (DRIVE | {f"{CONTROLLER}/ng5n1/dev": "1\n", f"{CONTROLLER}/hwmon5/name": "nvme\n"}, 0),
+        (DRIVE | {f"{SUBSYSTEM}/nvme5/x": "", f"{SUBSYSTEM}/nvme5n1/x": ""}, 1),
+        (DRIVE | {f"{CONTROLLER}/transport": "tcp\n"}, None),
+        (DRIVE | {f"{CONTROLLER}/state": "deleting\n"}, None),
+        (DRIVE | {f"{CONTROLLER}/cntrltype": "admin\n"}, None),
+        (DRIVE | {f"{CONTROLLER}/model": "MSFT NVMe Accelerator v1.0\n"}, None),
+    ],
+)
+def test_namespaces_of_each_built_in_controller_are_counted(
+    tmp_path: Path, healthy: Readings, files: Mapping[str, str], namespaces: int | None
+) -> None:
+    expected = {} if namespaces is None else {"storage.controller.namespaces disk=nvme5": namespaces}
+    assert {name: healthy[f"storage.controller.namespaces disk={name}"] for name in ("nvme0", "nvme1")} == {
+        "nvme0": 1,
+        "nvme1": 1,
+    }
+    assert changed(healthy, readings(host.build_tree(tmp_path, files=files))) == expected
+
+
 @pytest.mark.parametrize(
     ("device", "files"),
     [
