@@ -177,7 +177,10 @@ def _missing_package(error: ImportError) -> str:
     if not name:
         return str(error)
     extra = next((f"[{extra}]" for extra, modules in EXTRAS.items() if name in modules), "")
-    return f"{name} is not installed: pip install 'rackproof{extra}', in a checkout '.{extra}'"
+    return (
+        f"{name} is not installed for {sys.executable}: use the Python that Rackproof is installed for, "
+        f"or pip install 'rackproof{extra}', in a checkout '.{extra}'"
+    )
 
 
 def _report_error(error: Exception) -> int:

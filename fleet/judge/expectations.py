@@ -206,7 +206,7 @@ def _stage_problem(view: HostView, stage: str) -> str:
     if not launches and stage == GANG and not any(record.gang for record in view.evidence.records):
         return "there is no record of the stage from this host"
     if not launches:
-        return "the stage did not start on this host"
+        return "the stage did not start on this host, or its record was not collected after the start"
     reasons = [launch.reason for launch in launches if launch.outcome != "finished"]
     return reasons[-1] if reasons else "the launch finished without it"
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from ansible import context
 from ansible.plugins.callback import CallbackBase
+from ansible.release import __version__
 
 DOCUMENTATION = """
     name: rackproof_events
@@ -32,7 +33,8 @@ DOCUMENTATION = """
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
-      - Ends ansible-playbook with exit code 64 if limit, tags or inventory select no task of a playbook of Rackproof.
+      - Ends ansible-playbook with exit code 64 if limit, tags or inventory select no task of a playbook of Rackproof, or if
+        ansible-core is too old.
     requirements:
       - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
     options:
@@ -58,7 +60,9 @@ MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
 USAGE = 64
-"""Exit code if the operator's options select no task."""
+"""Exit code if the operator's options select no task, or Ansible is too old."""
+MIN_ANSIBLE = (2, 19)
+"""The oldest supported ansible-core (pyproject.toml). Older ones lack attributes of results that this plugin reads."""
 TAGS = ("install", "configure", "run", "report")
 """The tags of the plays, without `always` (tests/unit/roles/test_roles.py)."""
 LEASED = 75
@@ -182,6 +186,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Begin an attempt at the run, and find the command that must end it, even if its plays fail."""
         self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
+        if self._is_ours and tuple(map(int, __version__.split(".")[:2])) < MIN_ANSIBLE:
+            self._display.error(
+                f"ansible-core {__version__} of {sys.executable} is too old for Rackproof, which needs "
+                f"{'.'.join(map(str, MIN_ANSIBLE))} or newer: activate the virtual environment (source .venv/bin/activate), "
+                "or install the newer one (docs/accept.md)"
+            )
+            sys.exit(USAGE)
         if self._directory is not None:  # a further playbook of the same command
             self._open_logs(self._directory)
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})

@@ -69,3 +69,14 @@ def test_inventory_without_the_group_ends_with_64(tmp_path: Path) -> None:
 def test_playbook_that_had_something_to_do_ends_with_0(tmp_path: Path, playbook: str, options: list[str]) -> None:
     done = play(tmp_path, playbook, *options)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_old_ansible_is_refused_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import ansible.release; ansible.release.__version__ = '2.18.9'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = play(tmp_path, "acceptance")
+    assert done.returncode == 64, done.stdout + done.stderr
+    message = " ".join(done.stderr.split())
+    assert "ansible-core 2.18.9 of " in message
+    assert "is too old for Rackproof, which needs 2.19 or newer: activate the virtual environment" in message
+    assert not (tmp_path / "runs").exists()

@@ -601,7 +601,7 @@ def test_gang_stage_without_a_launch_reports_that_it_did_not_start() -> None:
     plan = gang_plan("h1", "h2")
     evidence = {host: gang_evidence(plan, host, (), ()) for host in ("h1", "h2")}
     assert {item.reason for item in judge_criteria(plan, evidence) if item.name == "stage.gang"} == {
-        "nothing was observed; the stage did not start on this host"
+        "nothing was observed; the stage did not start on this host, or its record was not collected after the start"
     }
     evidence = {
         host: gang_evidence(plan, host, (gang_launch("h1", "h2", outcome="deadline"),), ()) for host in ("h1", "h2")
@@ -751,7 +751,7 @@ def test_gpu_model_without_a_pack_is_inconclusive() -> None:
 @pytest.mark.parametrize(
     ("launches", "reason"),
     [
-        ((), "the stage did not start on this host"),
+        ((), "the stage did not start on this host, or its record was not collected after the start"),
         ((benchmark_launch("finished"),), "the launch finished without it"),
         ((benchmark_launch("failed", "why"),), "why"),
         ((benchmark_launch("failed", "first"), benchmark_launch("deadline", "second")), "second"),

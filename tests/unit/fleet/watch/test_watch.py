@@ -662,7 +662,8 @@ def test_only_the_screen_needs_rich(run: Run) -> None:
     command = [sys.executable, "-c", program, "watch", str(run.start_benchmarks().directory), "--once", "--no-judge"]
     screen = subprocess.run([*command, "--no-ask"], capture_output=True, text=True, cwd=ROOT)
     assert screen.returncode == 2
-    assert "rich is not installed: pip install 'rackproof[control]'" in screen.stderr
+    assert "rich is not installed for " in screen.stderr
+    assert "pip install 'rackproof[control]'" in screen.stderr
     document = subprocess.run([*command, "--no-ask", "--json"], capture_output=True, text=True, cwd=ROOT)
     assert document.returncode == 0
     assert json.loads(document.stdout)["run_id"] == "r1"
