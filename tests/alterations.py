@@ -241,7 +241,7 @@ class Alteration:
 
     def apply(self, documents: Mapping[str, Json]) -> dict[str, Json]:
         """Return the changed records. Unchanged parts of them are the same objects as before."""
-        document, draw = documents[self.record], random.Random(self.seed)  # noqa: S311 - alterations are repeatable
+        document, rng = documents[self.record], random.Random(self.seed)  # noqa: S311 - alterations are repeatable
         value = _at(document, self.place)
         if self.other:
             record, place = self.other
@@ -252,7 +252,7 @@ class Alteration:
             return {self.record: _set(document, self.place, _REMOVED)}
         if self.operation == DUPLICATE:
             return {self.record: _duplicated(document, self.place)}
-        return {self.record: _set(document, self.place, _OPERATIONS[self.operation](value, draw))}
+        return {self.record: _set(document, self.place, _OPERATIONS[self.operation](value, rng))}
 
     def reason_allowed(self, documents: Mapping[str, Json], expected: AbstractSet[str], *, is_rehearsal: bool) -> str:
         """Return why the altered run may be accepted; empty if it must not. `expected`: figures that the plan requires."""
@@ -338,20 +338,20 @@ def _other_key(key: str, keys: Mapping[str, Json]) -> str:
     return "gpu=0" if key == "host" else str(len(keys)) if key.isdecimal() else f"{key}_2"
 
 
-def _negated(value: Json, draw: random.Random) -> Json:
+def _negated(value: Json, rng: random.Random) -> Json:
     return not value if isinstance(value, bool) else -value if value else -1
 
 
-def _scaled(value: Json, draw: random.Random) -> Json:
-    return value * FACTOR if draw.random() < 0.5 else value / FACTOR
+def _scaled(value: Json, rng: random.Random) -> Json:
+    return value * FACTOR if rng.random() < 0.5 else value / FACTOR
 
 
-def _other_unit(value: Json, draw: random.Random) -> Json:
-    return draw.choice([unit for unit in UNITS if unit != value])
+def _other_unit(value: Json, rng: random.Random) -> Json:
+    return rng.choice([unit for unit in UNITS if unit != value])
 
 
-def _shifted(value: Json, draw: random.Random) -> Json:
-    moment = datetime.fromtimestamp(epoch_seconds(value), UTC) + draw.choice((DAY, -DAY))
+def _shifted(value: Json, rng: random.Random) -> Json:
+    moment = datetime.fromtimestamp(epoch_seconds(value), UTC) + rng.choice((DAY, -DAY))
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -408,23 +408,23 @@ class AcceptedRun:
 
         `of`: beginning of the kinds of the elements.
         """
-        draw = random.Random(seed)  # noqa: S311 - alterations are repeatable
+        rng = random.Random(seed)  # noqa: S311 - alterations are repeatable
         kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
         for record, document in self.documents.items():
             for element in elements(document, part("record")):
                 if element.kind.startswith(of):
                     kinds[element.kind].append((record, element))
         choices = [(operation, kind) for kind, found in kinds.items() for operation in operations(found[0][1])]
-        draw.shuffle(choices)
+        rng.shuffle(choices)
         first = {(operation, _place_in_schema(kind)): (operation, kind) for operation, kind in choices}
         count_done = 0
         for operation, kind in itertools.chain(first.values(), itertools.cycle(choices)):
             if count_done == count:
                 return
-            record, element = draw.choice(kinds[kind])
+            record, element = rng.choice(kinds[kind])
             other = None
             if operation == SWAP:
-                another = [each for each in draw.choices(kinds[kind], k=20) if each[1].value != element.value]
+                another = [each for each in rng.choices(kinds[kind], k=20) if each[1].value != element.value]
                 if not another:
                     continue
                 other = another[0][0], another[0][1].place
@@ -435,7 +435,7 @@ class AcceptedRun:
                 kind=kind,
                 place=element.place,
                 other=other,
-                seed=draw.getrandbits(32),
+                seed=rng.getrandbits(32),
             )
 
     def outcome(self, alteration: Alteration) -> str:

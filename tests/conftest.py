@@ -43,7 +43,7 @@ SLOWEST_FILES = (
 
 
 @pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
+def _restore_signal_handlers() -> Iterator[None]:
     """Restore signal handlers that a tested command has set: otherwise forks of later tests ignore SIGTERM and hang."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield

@@ -36,7 +36,7 @@ def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool 
     return make_plan(read_profile(profile), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
 
 
-def records(of: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
+def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
     """Return the records of a healthy host; `spread` is the relative standard deviation of its rates."""
     noise = random.Random(f"{seed} {host}")  # noqa: S311
 
@@ -45,7 +45,7 @@ def records(of: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[
             return replace(observation, value=observation.value * (1 + spread * max(-3.0, min(3.0, noise.gauss(0, 1)))))
         return observation
 
-    part = of.only(of.gangs().get(of.host(host).gang) or (host,))
+    part = fleet_plan.only(fleet_plan.gangs().get(fleet_plan.host(host).gang) or (host,))
     return tuple(
         replace(record, observations=tuple(map(add_noise, record.observations)))
         for record in builders.records(part, host)
@@ -53,13 +53,13 @@ def records(of: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[
 
 
 def write(
-    directory: Path, of: Plan, faults: Mapping[str, Change | None] | None = None, hosts: Iterable[str] = ()
+    directory: Path, fleet_plan: Plan, faults: Mapping[str, Change | None] | None = None, hosts: Iterable[str] = ()
 ) -> None:
     """Write the run directory; `faults` maps a host to a change of its own record, or None to leave the record out."""
-    documents.write(directory / "plan.json", to_json(of))
-    for name in hosts or [host.name for host in of.hosts]:
+    documents.write(directory / "plan.json", to_json(fleet_plan))
+    for name in hosts or [host.name for host in fleet_plan.hosts]:
         change = (faults or {}).get(name, lambda record: record)
-        for record in records(of, name):
+        for record in records(fleet_plan, name):
             if record.gang:
                 documents.write_text(directory / "gangs" / record.gang / f"{name}.json", text(record), durable=False)
             elif change:
@@ -67,7 +67,7 @@ def write(
 
 
 def text(record: Record) -> str:
-    """Return the record as a host writes it."""
+    """Return the text of the record file that a host writes."""
     import json
 
     return json.dumps(to_json(record), ensure_ascii=False, indent=1) + "\n"

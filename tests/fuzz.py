@@ -1,4 +1,4 @@
-"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no stray write.
+"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no write elsewhere.
 
     make fuzz                                             # 1 000 000 mutations
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
@@ -49,7 +49,7 @@ from tests import accepted, builders
 
 PACKS = read_packs([])
 H200_PACK = next(pack for pack in PACKS if pack.name == "h200-sxm")
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+MEMORY_DIRECTORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WITH_MESSAGES = 50
 """One in this many mutations of a short run is validated by jsonschema, with messages; the others by the fast validator."""
 FULL_RUN = 200
@@ -89,7 +89,7 @@ TOKENS = (
 )  # fmt: skip
 
 
-def short(record: Record) -> Record:
+def shortened(record: Record) -> Record:
     """Return the record with few readings."""
     taken = tuple(
         replace(
@@ -116,14 +116,16 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
     """Write a run of two hosts with one GPU each and few figures; return its plan."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
     sizes = plan.stage("gang").benchmarks["collective"]["sizes_bytes"] if gang else []
-    together = {"collective": {"ops": ["all_reduce"], "sizes_bytes": sizes[-1:], "graph_ops": []}, "pairs": {}}
-    alone: dict[str, dict[str, Any]] = {"memory": {}, "digest": {}} if full else {"memory": {"ops": ["copy", "read"]}}
-    plan = builders.with_benchmarks(plan, benchmark=alone, gang=together)
+    gang_benchmarks = {"collective": {"ops": ["all_reduce"], "sizes_bytes": sizes[-1:], "graph_ops": []}, "pairs": {}}
+    host_benchmarks: dict[str, dict[str, Any]] = (
+        {"memory": {}, "digest": {}} if full else {"memory": {"ops": ["copy", "read"]}}
+    )
+    plan = builders.with_benchmarks(plan, benchmark=host_benchmarks, gang=gang_benchmarks)
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
             folder = f"gangs/{record.gang}" if record.gang else "hosts"
-            documents.write(directory / folder / f"{host.name}.json", to_json(record if full else short(record)))
+            documents.write(directory / folder / f"{host.name}.json", to_json(record if full else shortened(record)))
     event = {"at": builders.WHEN, "play": "Gang", "what": "passed", "hosts": ["h1", "h2"]}
     (directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     return plan
@@ -132,64 +134,64 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
 # The mutations
 
 
-def mutated(draw: random.Random, whole: bytes) -> bytes:
+def mutated(rng: random.Random, whole: bytes) -> bytes:
     """Return the document with one change of its bytes, or one to three changes of its JSON values."""
-    if draw.random() < 0.8:
-        return _bytes(draw, whole)
+    if rng.random() < 0.8:
+        return _mutate_bytes(rng, whole)
     document = json.loads(whole)
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        _change(draw, document)
-    text = json.dumps(document, indent=draw.choice((None,) * 7 + (1,)))
-    return text.encode() if draw.random() < 0.95 else _bytes(draw, text.encode())
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        _mutate_value(rng, document)
+    text = json.dumps(document, indent=rng.choice((None,) * 7 + (1,)))
+    return text.encode() if rng.random() < 0.95 else _mutate_bytes(rng, text.encode())
 
 
-def _bytes(draw: random.Random, text: bytes) -> bytes:
-    at, length = draw.randrange(len(text)), draw.choice((1, 1, 2, 8, 64, 2000))
-    kind = draw.randrange(6)
+def _mutate_bytes(rng: random.Random, text: bytes) -> bytes:
+    at, length = rng.randrange(len(text)), rng.choice((1, 1, 2, 8, 64, 2000))
+    kind = rng.randrange(6)
     if kind == 0:
         return text[:at]
     if kind == 1:
-        return text[:at] + bytes([draw.randrange(256)]) + text[at + 1 :]
+        return text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :]
     if kind == 2:
         return text[:at] + text[at + length :]
     if kind == 3:
-        return text[:at] + draw.choice(TOKENS) + text[at:]
+        return text[:at] + rng.choice(TOKENS) + text[at:]
     if kind == 4:
         return text[:at] + text[at : at + length] + text[at:]
     lines = text.split(b"\n")
-    lines.insert(draw.randrange(len(lines)), draw.choice(lines))
+    lines.insert(rng.randrange(len(lines)), rng.choice(lines))
     return b"\n".join(lines)
 
 
-def _change(draw: random.Random, document: Any) -> None:
+def _mutate_value(rng: random.Random, document: Any) -> None:
     """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value."""
-    container = _random_container(draw, document)
+    container = _random_container(rng, document)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     if not keys:
         return
-    key, kind = draw.choice(keys), draw.randrange(7)
+    key, kind = rng.choice(keys), rng.randrange(7)
     if kind == 0:
         del container[key]
     elif kind == 1:
-        other = _random_container(draw, document)
+        other = _random_container(rng, document)
         others = list(other.values()) if isinstance(other, dict) else other
-        container[key] = json.loads(json.dumps(draw.choice(others))) if others else None
+        container[key] = json.loads(json.dumps(rng.choice(others))) if others else None
     elif kind == 2 and isinstance(container, list):
-        container.insert(draw.randrange(len(container) + 1), container[key])
+        container.insert(rng.randrange(len(container) + 1), container[key])
     elif kind == 2:
-        container[draw.choice(("value", "reason", "status", "simulated", "gang", "x", "", "gpu=9", "\ud800"))] = (
+        container[rng.choice(("value", "reason", "status", "simulated", "gang", "x", "", "gpu=9", "\ud800"))] = (
             container[key]
         )
     elif kind == 3 and isinstance(container[key], int | float):
-        container[key] = draw.choice(
+        container[key] = rng.choice(
             (0, -container[key], container[key] * 0.5, container[key] * 1e6, container[key] + 1, not container[key])
         )
     elif kind == 3 and isinstance(container[key], str) and container[key]:
-        container[key] = container[key][:-1] + draw.choice("0aZ/. \n")
+        container[key] = container[key][:-1] + rng.choice("0aZ/. \n")
     elif kind == 6:
-        container[key] = _with_every_number(container[key], draw.choice(EXTREMES))
+        container[key] = _with_every_number(container[key], rng.choice(EXTREMES))
     else:
-        container[key] = draw.choice(VALUES)
+        container[key] = rng.choice(VALUES)
 
 
 def _with_every_number(value: Any, number: float | str) -> Any:
@@ -201,7 +203,7 @@ def _with_every_number(value: Any, number: float | str) -> Any:
     return number if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _random_container(draw: random.Random, document: Any) -> Any:
+def _random_container(rng: random.Random, document: Any) -> Any:
     """Return a random object or list of the document."""
     container = document
     while True:
@@ -210,9 +212,9 @@ def _random_container(draw: random.Random, document: Any) -> Any:
             for value in (container.values() if isinstance(container, dict) else container)
             if isinstance(value, dict | list)
         ]
-        if not inner or draw.random() < 0.15:
+        if not inner or rng.random() < 0.15:
             return container
-        container = draw.choice(inner)
+        container = rng.choice(inner)
 
 
 # The oracle: whether a run may be accepted, from the bytes alone
@@ -240,7 +242,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
         if why := _host_rejection_reason(plan, host, document, criteria):
             return f"{host['name']}: {why}"
     if any(len(positions) > 1 for positions in (*parts.values(), *slots.values())):
-        return "a GPU in two places, or two in one"
+        return "one GPU in two slots, or two GPUs in one"
     return ""
 
 
@@ -414,14 +416,14 @@ class Trial:
     """A small run directory in which one file at a time is corrupted, and the findings."""
 
     def __init__(self, parent: Path, seed: int, full: bool = False, gang: bool = False) -> None:
-        self.directory, self.draw = parent / "r1", random.Random(seed)  # noqa: S311
+        self.directory, self.rng = parent / "r1", random.Random(seed)  # noqa: S311
         self.plan, self.full = small_run(self.directory, full, gang), full
         self.packs = PACKS if full else (short_pack(),)
         self.records = RecordReader(self.directory, self.plan, {})
         host_records = [f"hosts/{host.name}.json" for host in self.plan.hosts]
         gang_records = [f"gangs/{host.gang}/{host.name}.json" for host in self.plan.hosts if host.gang]
         names = ["plan.json", "events.jsonl", *host_records, *gang_records]
-        self.sound = {name: (self.directory / name).read_bytes() for name in names}
+        self.originals = {name: (self.directory / name).read_bytes() for name in names}
         self.evidence = {host.name: self.records.read(host.name)[0] for host in self.plan.hosts}
         self.weights = (
             [1] * 2
@@ -433,10 +435,10 @@ class Trial:
 
     def mutate(self, number: int) -> None:
         """Make one mutation, and read the run."""
-        name = self.draw.choices(list(self.sound), self.weights)[0]
-        text = mutated(self.draw, self.sound[name])
+        name = self.rng.choices(list(self.originals), self.weights)[0]
+        text = mutated(self.rng, self.originals[name])
         if self.corrupt_file not in ("", name):
-            (self.directory / self.corrupt_file).write_bytes(self.sound[self.corrupt_file])
+            (self.directory / self.corrupt_file).write_bytes(self.originals[self.corrupt_file])
         self.corrupt_file = name
         (self.directory / name).write_bytes(text)
         self.findings.counts["mutations"] += 1
@@ -445,7 +447,7 @@ class Trial:
             with contextlib.nullcontext() if self.full or number % WITH_MESSAGES == 0 else _without_messages():
                 self._read(name, text, number)
             if self.full and number % COMPLETE_COMMAND == 0:
-                self._command()
+                self._run_report()
         except Exception:  # noqa: BLE001 any exception is a finding
             self.findings.add("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
 
@@ -458,7 +460,7 @@ class Trial:
                 self.findings.counts["refused"] += 1
                 return
             if not self.full:  # the files of the other hosts are unchanged
-                self._judged(name, text, merge(self.plan, self.evidence | {host.name: evidence}, self.packs))
+                self._check_report(name, text, merge(self.plan, self.evidence | {host.name: evidence}, self.packs))
                 return
         try:
             run = load(self.directory)
@@ -466,9 +468,9 @@ class Trial:
             self.findings.counts["refused"] += 1
             return
         report = merge(run.plan, run.evidence, self.packs, events=run.events, quarantined=run.quarantined)
-        self._judged(name, text, report)
+        self._check_report(name, text, report)
 
-    def _judged(self, name: str, text: bytes, report: FleetReport) -> None:
+    def _check_report(self, name: str, text: bytes, report: FleetReport) -> None:
         self.findings.counts[report.decision] += 1
         for each in report.verdicts:
             if isinstance(each.value, float) and not math.isfinite(each.value):
@@ -479,7 +481,7 @@ class Trial:
     def _rejection_reason(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
             return _journal_rejection_reason(text)
-        whole = self.sound | {name: text}
+        whole = self.originals | {name: text}
         plan = json.loads(
             whole["plan.json"].decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
         )
@@ -487,9 +489,9 @@ class Trial:
             documents.validate(plan, "plan", source="plan")
         return rejection_reason(plan, whole, (H200_PACK if self.full else self.packs[0]).criteria)
 
-    def _command(self) -> None:
+    def _run_report(self) -> None:
         """Run the complete `rackproof report`, and count writes outside of the run directory."""
-        self.findings.command(self.directory.parent, ("report", self.directory), (self.directory,))
+        self.findings.run_command(self.directory.parent, ("report", self.directory), (self.directory,))
 
 
 class Findings:
@@ -507,7 +509,9 @@ class Findings:
             kept.write_bytes(document)
             self.examples.append(f"{what}: {text} ({kept})")
 
-    def command(self, directory: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b"") -> int:
+    def run_command(
+        self, directory: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b""
+    ) -> int:
         """Run a verb and return its exit code. Count exit codes other than 0, 1, 2 and 64, and writes outside of `writes`."""
         outside: list[str] = []
         output = io.StringIO()
@@ -536,24 +540,24 @@ class Case:
     words: tuple[str, ...]
     writes: tuple[str, ...] = ()
     """Directories in which the verb may write."""
-    why_not_0: Callable[[bytes, bytes], str] = lambda sound, text: ""
-    """Function of the sound and the corrupt file: returns why exit code 0 is wrong, or an empty string."""
+    why_not_0: Callable[[bytes, bytes], str] = lambda original, text: ""
+    """Function of the original and the corrupt file: returns why exit code 0 is wrong, or an empty string."""
 
 
-def _same(sound: bytes, text: bytes) -> str:
-    return "" if text == sound else "it is accepted although the file changed"
+def _same(original: bytes, text: bytes) -> str:
+    return "" if text == original else "it is accepted although the file changed"
 
 
-def _same_signature(sound: bytes, text: bytes) -> str:
+def _same_signature(original: bytes, text: bytes) -> str:
     """Compare the armoured data without line breaks, which do not matter to ssh-keygen."""
-    sound_lines, lines = (b"".join(each.split(b"-----")[2:3]).split() for each in (sound, text))
-    return "" if b"".join(sound_lines) == b"".join(lines) else "a changed signature is accepted"
+    original_lines, lines = (b"".join(each.split(b"-----")[2:3]).split() for each in (original, text))
+    return "" if b"".join(original_lines) == b"".join(lines) else "a changed signature is accepted"
 
 
-def _same_verdicts(sound: bytes, text: bytes) -> str:
+def _same_verdicts(original: bytes, text: bytes) -> str:
     documents_ = [
         json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
-        for each in (sound, text)
+        for each in (original, text)
     ]
     for key in ("decision", "verdicts"):
         if documents_[0][key] != documents_[1][key] and _state_of(documents_[0][key]) != _state_of(documents_[1][key]):
@@ -567,9 +571,9 @@ def _state_of(document: Any) -> Any:
     return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
 
-def _missing_waiver(sound: bytes, text: bytes) -> str:
+def _missing_waiver(original: bytes, text: bytes) -> str:
     """Check that every waiver of the original file is still present and covers as much, since each is needed."""
-    needed, given = (yaml.safe_load(each)["waivers"] for each in (sound, text))
+    needed, given = (yaml.safe_load(each)["waivers"] for each in (original, text))
     for line in needed:
         if not any(_covers(other, line) for other in given if isinstance(other, dict)):
             return f"no waiver for {line['criterion']} on {line['host']} {line['scope']}"
@@ -592,11 +596,11 @@ def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
     )
 
 
-def _missing_figures(sound: bytes, text: bytes) -> str:
+def _missing_figures(original: bytes, text: bytes) -> str:
     """Check that the changed record still has every measured figure that is compared."""
     before, after = (
         json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
-        for each in (sound, text)
+        for each in (original, text)
     )
     documents.validate(after, "record", source="record")
     scopes = [
@@ -649,7 +653,7 @@ CASES = (
 def write_input_files(directory: Path) -> None:
     """Write accepted runs, one of them signed, a rejected run with the waivers that it needs, and a baseline."""
 
-    def done(*words: object, code: int = 0) -> None:
+    def run_verb(*words: object, code: int = 0) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
             exit_code = accepted.call(*words)
         if exit_code != code:
@@ -659,15 +663,15 @@ def write_input_files(directory: Path) -> None:
         for name in (ACCEPTED_RUN, LATER_RUN, REJECTED_RUN):
             slow = accepted.slowed("memory.bandwidth", 0.5) if name == REJECTED_RUN else lambda record: record
             accepted.run_directory(Path(name), change=slow)
-            done("report", name, code=int(name == REJECTED_RUN))
-        done(*ACCEPT)
+            run_verb("report", name, code=int(name == REJECTED_RUN))
+        run_verb(*ACCEPT)
         copied = baseline_store.snapshot_baseline(Path(STORE), "gpu", ("h1", "h2"), Path(RUN_WITH_BASELINE))
         accepted.run_directory(Path(RUN_WITH_BASELINE), baseline=copied)
-        done("report", RUN_WITH_BASELINE)
+        run_verb("report", RUN_WITH_BASELINE)
         Path("keys").mkdir()
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", "keys/own"], check=True)
         Path(SIGNERS).write_text(f'somebody namespaces="rackproof" {Path("keys/own.pub").read_text()}')
-        done("sign", ACCEPTED_RUN, "--key", "keys/own")
+        run_verb("sign", ACCEPTED_RUN, "--key", "keys/own")
         failed = [item for item in accepted.report_of(Path(REJECTED_RUN))["verdicts"] if item["verdict"] == "fail"]
         lines = [
             {key: item[key] for key in ("criterion", "host", "scope")}
@@ -675,58 +679,58 @@ def write_input_files(directory: Path) -> None:
             for item in failed
         ]
         Path(WAIVERS).write_text(yaml.safe_dump({"schema": "rackproof.waivers/1", "waivers": lines}, sort_keys=False))
-        done("report", REJECTED_RUN, "--waivers", WAIVERS)
-        done("report", REJECTED_RUN, code=1)
+        run_verb("report", REJECTED_RUN, "--waivers", WAIVERS)
+        run_verb("report", REJECTED_RUN, code=1)
 
 
-class Verbs:
+class VerbTrial:
     """A directory with the files that verbs read. One file at a time is corrupted."""
 
     def __init__(self, prepared: Path, directory: Path, seed: int) -> None:
         shutil.copytree(prepared, directory)
-        self.directory, self.draw, self.findings = directory, random.Random(seed), Findings()  # noqa: S311
+        self.directory, self.rng, self.findings = directory, random.Random(seed), Findings()  # noqa: S311
         run_lock.acquire(directory / LATER_RUN)
-        self.sound = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+        self.originals = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
     def mutate(self, number: int) -> None:
         """Make one mutation, and run the verb of its case."""
         case = CASES[number % len(CASES)]
         path = self.directory / case.file
-        text = corrupt(self.draw, self.sound[path])
+        text = corrupt(self.rng, self.originals[path])
         path.write_bytes(text)
         self.findings.counts["mutations"] += 1
         self.findings.counts["verbs"] += 1
         try:
             with contextlib.chdir(self.directory):
-                code = self.findings.command(
+                code = self.findings.run_command(
                     self.directory, case.words, [self.directory / name for name in case.writes], text
                 )
-            if code == 0 and (why := case.why_not_0(self.sound[path], text)):
+            if code == 0 and (why := case.why_not_0(self.originals[path], text)):
                 self.findings.add("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
         except Exception:  # noqa: BLE001 any exception is a finding
             self.findings.add("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
         self._restore(path, case)
 
     def _restore(self, path: Path, case: Case) -> None:
-        path.write_bytes(self.sound[path])
+        path.write_bytes(self.originals[path])
         for name in case.writes:
             for entry in list((self.directory / name).rglob("*")):
-                if entry.is_file() and entry not in self.sound:
+                if entry.is_file() and entry not in self.originals:
                     entry.unlink()
-        for other, text in self.sound.items():
+        for other, text in self.originals.items():
             if case.writes and (not other.exists() or other.read_bytes() != text):
                 other.write_bytes(text)
 
 
-def corrupt(draw: random.Random, whole: bytes) -> bytes:
+def corrupt(rng: random.Random, whole: bytes) -> bytes:
     """Return a corrupt copy: truncated in half of the cases, else mutated; files that are not JSON as bytes."""
-    if draw.random() < 0.5:
-        return whole[: draw.randrange(len(whole))]
+    if rng.random() < 0.5:
+        return whole[: rng.randrange(len(whole))]
     try:
         json.loads(whole)
     except ValueError:
-        return _bytes(draw, whole)
-    return mutated(draw, whole)
+        return _mutate_bytes(rng, whole)
+    return mutated(rng, whole)
 
 
 def _journal_rejection_reason(text: bytes) -> str:
@@ -806,21 +810,21 @@ def _watched(directory: Path, writes: Sequence[Path], report: Callable[[str], No
 
 def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[str]]:
     """Make `count` mutations in this process; return counts and examples of failures."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
+    with tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as temporary:
         directory = Path(temporary).resolve()
         full, verbs = count // FULL_RUN, count // OTHER_VERB
         gangs = (count - full - verbs) // GANG_RUN
-        trials: list[tuple[Trial | Verbs, int]] = [
+        trials: list[tuple[Trial | VerbTrial, int]] = [
             (Trial(directory / "full", seed, full=True), full),
-            (Verbs(prepared, directory / "verbs", seed), verbs),
+            (VerbTrial(prepared, directory / "verbs", seed), verbs),
             (Trial(directory / "gang", seed, gang=True), gangs),
             (Trial(directory / "short", seed), count - full - verbs - gangs),
         ]
         counts: Counter[str] = Counter()
         reports: list[str] = []
         for trial, many in trials:
-            # Each part starts with another verb.
-            first = seed if isinstance(trial, Verbs) else 0
+            # Start each part with a different verb.
+            first = seed if isinstance(trial, VerbTrial) else 0
             for number in range(first + 1, first + many + 1):
                 trial.mutate(number)
             counts += trial.findings.counts

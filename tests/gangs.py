@@ -42,7 +42,7 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def rank_state(number: int, **fields: Any) -> RankState:
-    """Return the state of a running rank, except for the given fields."""
+    """Return the state of a running rank; `fields` replace its fields."""
     return RankState(rank=number, scope=f"gpu={number % 2}", **{**RUNNING_FIELDS, **fields})
 
 
@@ -86,7 +86,7 @@ def timed_out_ranks(*exceptions: RankState) -> dict[str, RankState]:
 
 
 def make_gang(me: str, port: int, **fields: Any) -> Gang:
-    """Return the gang of MEMBERS as one of them sees it, except for the given fields."""
+    """Return the gang of MEMBERS as one of them sees it; `fields` replace its fields."""
     common = {"members": MEMBERS, "addresses": ADDRESSES, "nonce": "0123456789abcdef" * 2, "context": "r1 gang rack1"}
     return Gang(**{"me": me, "port": port, **common, **fields})
 
@@ -98,7 +98,7 @@ def loopback_address(port: int) -> str:
 
 
 def status_line(port: int, greeting: str, **fields: Any) -> bytes:
-    """Return a signed status of h3, except for the given fields of the message or of the gang."""
+    """Return a signed status of h3; `fields` replace fields of the message or of the gang."""
     message = {"host": "h3", "token": "t", "number": 1, "finished": False, "greeting": greeting, "ranks": [], **fields}
     gang_fields = {key: message.pop(key) for key in ("nonce", "context", "members") if key in message}
     return make_gang("h3", port, **gang_fields).sign(message)
@@ -120,7 +120,7 @@ def is_closed(connection: socket.socket, listener: PeerChannel) -> bool:
     connection.setblocking(False)
     try:
         while connection.recv(1 << 16):
-            continue  # the greeting
+            continue  # discard the greeting
         return True
     except BlockingIOError:
         return False
@@ -165,5 +165,5 @@ class FakeProc:
         (directory / "stat").write_text(f"{pid} (a ) b (c) {fields}\n")
 
     def path(self, name: str) -> Path:
-        """Return the path in place of `Path(name)`."""
+        """Return the path to read instead of `Path(name)`; a path below /proc is replaced by one below the root."""
         return self._root / name.removeprefix("/proc/") if name.startswith("/proc/") else Path(name)

@@ -4,10 +4,10 @@
 
 writes the history, queries it, and prints the planted and the found faults. Exit code 1 if they differ.
 
-Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. Parts fail once at
-random and are repaired or replaced. Planted on top: GPUs that age, one that lost speed at once, one drifting rack, drivers that
-change figures, a GPU that fails again and again, a slot in which every GPU fails, a host that fails itself, one that loses all
-its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
+Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. GPUs fail at
+random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that becomes slower in one step, a drifting rack,
+drivers that change figures, a GPU that fails again and again, a slot in which every GPU fails, a host whose power supply fails, a
+host that loses all its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRIVER_EFFECTS = {
     ("gemm.throughput", DRIVERS[0], DRIVERS[1]): 0.02,
     ("memory.bandwidth", DRIVERS[1], DRIVERS[2]): -0.015,
 }
-AGING_PER_YEAR, RACK_PER_YEAR, STEP = -0.06, -0.05, -0.04
+AGING_PER_YEAR, RACK_DRIFT_PER_YEAR, STEP = -0.06, -0.05, -0.04
 FAILURES_PER_YEAR = 0.01
 """Random failures of each GPU."""
 
@@ -105,8 +105,10 @@ class FleetHistory:
             ("part", self._lemon), ("slot", " ".join(self._bad_slot)), ("host", self._bad_host),
             ("host", self._bus_host), ("slot", " ".join(self._dimm)), ("rack", self._rack),
         }  # fmt: skip
-        untouchable = {self._lemon, self._stepped, *self._aging}
-        self._kept = {place for place, serial in self.serials.items() if serial in untouchable} | {self._bad_slot}
+        planted_serials = {self._lemon, self._stepped, *self._aging}
+        self._without_random_failures = {
+            place for place, serial in self.serials.items() if serial in planted_serials
+        } | {self._bad_slot}
 
     def _level(self, key: str, sigma: float) -> float:
         if key not in self._levels:
@@ -154,7 +156,7 @@ class FleetHistory:
 
     def _causes(self, month: int) -> Iterator[dict[str, Any]]:
         failing = {place for place in self.serials
-                   if place not in self._kept and self._random.random() < FAILURES_PER_YEAR / 12}  # fmt: skip
+                   if place not in self._without_random_failures and self._random.random() < FAILURES_PER_YEAR / 12}  # fmt: skip
         for place, serial in self.serials.items():
             is_lemon = serial == self._lemon and month % 4 == 1
             is_bad_slot = place == self._bad_slot and month % 4 == 2
@@ -169,7 +171,7 @@ class FleetHistory:
                 yield _cause(f"{self._rack}-h{host:02}", "", "", "power-lost", "inspect_hardware")
         if month % 4 == 0:
             yield _cause(*self._dimm, "", "dimm-missing", "reseat")
-        yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # never a property of the part
+        yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # must not make the host a lemon
 
     def _repair(self, causes: list[dict[str, Any]]) -> None:
         """Replace the failed GPUs; the lemon is only reset, and passes again."""
@@ -204,14 +206,14 @@ class FleetHistory:
         return HostRows(parts=tuple(parts), figures=tuple(figures), tests=(test,))
 
     def _change(self, figure: str, serial: str, host: str, driver: str, years: float, month: int) -> float:
-        """Return the logarithm of a figure divided by the level of the model."""
+        """Return ln(figure of this GPU / level of the model)."""
         change = self._level(f"{serial} {figure}", 0.008) + self._level(f"{host} {figure}", 0.004)
         change += self._level(f"{host[:3]} {figure}", 0.004) + self._random.gauss(0, 0.003)
         change += sum(math.log1p(effect) for (name, _, new), effect in DRIVER_EFFECTS.items()
                       if name == figure and DRIVERS.index(driver) >= DRIVERS.index(new))  # fmt: skip
         if figure == "stress.throughput":
             change -= 0.02 * math.sin(2 * math.pi * years) ** 2  # summer
-            change += RACK_PER_YEAR * years * (host[:3] == self._rack)
+            change += RACK_DRIFT_PER_YEAR * years * (host[:3] == self._rack)
         if figure in ("gemm.throughput", "stress.throughput"):
             change += AGING_PER_YEAR * years * (serial in self._aging)
         if figure == "memory.bandwidth":
@@ -245,7 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument(
-        "--rack-runs", action="store_true", help="one run for each rack and month, not one for the fleet"
+        "--rack-runs", action="store_true", help="write one run a month for each rack, instead of one for the fleet"
     )
     for name, default in (("racks", 40), ("hosts", 8), ("gpus", 8), ("months", 24), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -139,7 +139,7 @@ class Mutant:
     file: str
     line: int
     statement: int
-    """First line of the statement: folded constants execute there."""
+    """First line of the statement: a constant that the compiler folds counts as executed there."""
     number: int
     kind: int
 
@@ -522,7 +522,9 @@ def main() -> int:
     options = parser.parse_args()
     wanted = {name: scope.chosen(name, options.files) for name, scope in SCOPES.items()}
     if unknown := set(options.files) - set(SCOPES) - {target for targets in wanted.values() for target in targets}:
-        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(SCOPES)}, and not a file of them")
+        parser.error(
+            f"{', '.join(sorted(unknown))}: not a scope ({', '.join(SCOPES)}), and not a file or function of one"
+        )
     is_too_low = False
     for name, targets in wanted.items():
         scope = SCOPES[name]
@@ -542,9 +544,9 @@ def _score(name: str, scope: MutationScope, targets: list[str], options: argpars
     every = {target: mutants(target) for target in targets}
     chosen: list[Mutant] = []
     for target, mutants_ in every.items():
-        draw = random.Random(f"{options.seed} {target}")  # noqa: S311 a sample, not a secret
-        drawn = draw.sample(mutants_, min(options.sample or len(mutants_), len(mutants_)))
-        chosen += sorted(drawn, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
+        rng = random.Random(f"{options.seed} {target}")  # noqa: S311 a sample, not a secret
+        sample = rng.sample(mutants_, min(options.sample or len(mutants_), len(mutants_)))
+        chosen += sorted(sample, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
     plugin = MutationPlugin(chosen, options.jobs, scope.ends_processes)
     paths = [str(ROOT / f"tests/unit/{test}.py") for test in options.tests or scope.tests]
     pytest.main(["-q", "--no-header", *paths], plugins=[plugin])

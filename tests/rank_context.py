@@ -1,4 +1,4 @@
-"""What a benchmark uses of its rank, without a launch."""
+"""A store and the context of a rank, for benchmarks that run without a launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SharedStore:
-    """The store of a launch, as files that all hosts see."""
+    """A store that keeps each value in a file, so that several processes can use it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,7 +31,7 @@ class SharedStore:
 
 
 class Recorder(SimpleNamespace):
-    """What a benchmark uses of its rank's context. It keeps the observations."""
+    """The context of a rank. It appends what the benchmark reports to the list `observations`."""
 
     def report(self, name: str, value: float, *, unit: str, scope: str, **params: Any) -> None:
         self.observations.append(
@@ -44,4 +44,4 @@ class Recorder(SimpleNamespace):
         )
 
     def set_phase(self, phase: str) -> None:
-        """Ranks show it in their heartbeats."""
+        """Do nothing: without a launch, no heartbeat shows the phase."""

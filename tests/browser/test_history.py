@@ -1,4 +1,4 @@
-"""The page of the history in a browser: no script, no request, nothing that axe finds."""
+"""The history page in a browser: no script, no request and no accessibility violation."""
 
 from __future__ import annotations
 

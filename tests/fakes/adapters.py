@@ -1,4 +1,4 @@
-"""Readings of two network adapters of a host, as the collectors read them, with the module of a captured output at each port."""
+"""Readings of two network adapters of a host, in the form of the collectors. The modules come from captured outputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.fakes import optics
 
 SLOTS = ("0000:1a:00.0", "0000:3a:00.0")
 HEALTHY, DARK = "osfp-800g-healthy.v6.15.txt", "osfp-800g-lane5-dark.v6.15.txt"
-OF_ADAPTER: Mapping[str, Value] = {
+ADAPTER_READINGS: Mapping[str, Value] = {
     "hca.type": "MT4129", "hca.board_id": "MT_0000000838", "hca.firmware_version": "28.39.1002", "hca.numa_node": 0,
 }  # fmt: skip
-OF_PORT: Mapping[str, Value] = {
+PORT_READINGS: Mapping[str, Value] = {
     "state": "ACTIVE", "phys_state": "LinkUp", "active": True, "link_layer": "InfiniBand", "rate": 50e9, "width": 4,
     "narrowed": False, "unmanaged": False, "port_rcv_data": 10**15, "symbol_error": 0, "switch": "leaf01",
     "switch_id": "0xfc6a1c0300aa0100", "switch_port": "7",
@@ -45,10 +45,14 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
 
     for number, slot in enumerate(SLOTS):
         hca, port = f"hca=mlx5_{number}", f"hca=mlx5_{number},port=1"
-        of_adapter = {**OF_ADAPTER, "hca.pci_address": slot, "hca.node_guid": f"a088:c203:{host:04x}:340{number}"}
-        for name, value in of_adapter.items():
+        adapter_readings = {
+            **ADAPTER_READINGS,
+            "hca.pci_address": slot,
+            "hca.node_guid": f"a088:c203:{host:04x}:340{number}",
+        }
+        for name, value in adapter_readings.items():
             add(f"infiniband.{name}", hca, value)
-        for name, value in OF_PORT.items():
+        for name, value in PORT_READINGS.items():
             value = {"symbol_error": value if number else symbol_errors, "switch_port": str(host)}.get(name, value)
             add(f"infiniband.{name}", port, value)
         for name, value in (("kind", "network"), ("generation", 5), ("width", 16), ("narrowed", False)):

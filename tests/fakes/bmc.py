@@ -1,4 +1,4 @@
-"""BMCs for tests: Redfish resources in the shapes of several vendors, and an HTTPS server that answers well or badly."""
+"""BMCs for tests: Redfish resources in the shapes of several vendors, and an HTTPS server that can also misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for ethtool and mlxlink, which print captured outputs, for the modules of the host in `links`."""
+"""Fake `ethtool` and `mlxlink` that print captured outputs for the optical modules of the host in `links`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NVML = (
     f"DriverVersion={host.DRIVER}",
     *(f"gpu.{number}.PciInfo=0000{address}" for number, address in enumerate(links.GPUS)),
 )
-"""Scenario lines that match NVML to this host."""
+"""Scenario lines that give the GPUs of NVML the addresses and the driver of this host."""
 
 
 BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
@@ -121,7 +121,7 @@ def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(root: Path) -> None:
-    """For each line of standard input, the name of a phase, print a full snapshot and its GPUs as one line of JSON."""
+    """Read the name of a phase from each line of standard input; print a full snapshot and its GPUs as a line of JSON."""
     for phase in sys.stdin:
         snapshot, gpus = take_snapshot(build_collectors(root), stage="doctor", phase=phase.strip())
         print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)

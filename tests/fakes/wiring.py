@@ -47,12 +47,12 @@ def lldp(*neighbors: Mapping[str, Any]) -> str:
 
 def neighbor(nic: str, name: str, port: str, *, kind: str = "ifname", description: str = "") -> dict[str, Any]:
     """Return an item of the list `interface` in this output."""
-    of_port: dict[str, Any] = {"id": [{"type": kind, "value": port}], "ttl": [{"value": "120"}]}
+    port_fields: dict[str, Any] = {"id": [{"type": kind, "value": port}], "ttl": [{"value": "120"}]}
     if description:
-        of_port["descr"] = [{"value": description}]
+        port_fields["descr"] = [{"value": description}]
     chassis = {
         "id": [{"type": "mac", "value": f"9c:05:91:aa:{sum(name.encode()) % 256:02x}:00"}],
         "name": [{"value": name}],
         "capability": [{"type": "Bridge", "enabled": True}, {"type": "Router", "enabled": True}],
     }
-    return {"name": nic, "via": "LLDP", "rid": "1", "chassis": [chassis], "port": [of_port]}
+    return {"name": nic, "via": "LLDP", "rid": "1", "chassis": [chassis], "port": [port_fields]}

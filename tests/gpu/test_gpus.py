@@ -57,7 +57,7 @@ def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:
     assert 'rackproof_collector_success{collector="nvml"} 1.0' in page
 
 
-def bench(count: int, tmp_path: Path, profile: str = "smoke") -> tuple[Plan, Record]:
+def run_profile(count: int, tmp_path: Path, profile: str = "smoke") -> tuple[Plan, Record]:
     """Run a profile on this host; return plan and record."""
     variables: dict[str, Any] = {"rackproof_gpu_count": count, "rackproof_gang": "none", "ansible_host": "127.0.0.1"}
     plan = make_plan(
@@ -86,7 +86,7 @@ def test_gpu_in_use_is_not_measured_and_its_process_is_reported(count: int, tmp_
     try:
         assert user.stdout is not None
         user.stdout.readline()
-        _, record = bench(count, tmp_path)
+        _, record = run_profile(count, tmp_path)
     finally:
         user.communicate(b"\n")
     assert f"gpu=0 is in use by process {user.pid}" in record.launches[-1].reason
@@ -94,7 +94,7 @@ def test_gpu_in_use_is_not_measured_and_its_process_is_reported(count: int, tmp_
 
 
 def test_smoke_profile_measures_everything_in_its_plan(count: int, tmp_path: Path) -> None:
-    plan, record = bench(count, tmp_path)
+    plan, record = run_profile(count, tmp_path)
     report = merge(plan, {"here": Evidence(records=(record,))}, read_packs([]))
     for line in report.acceptance.summary:
         print(line)
@@ -124,7 +124,7 @@ def test_digests_of_all_workloads_are_the_same_in_two_launches_and_on_all_gpus(c
     observed: list[Observation] = []
     for launch in ("first", "second"):
         (tmp_path / launch).mkdir()
-        _, record = bench(count, tmp_path / launch, str(profile))
+        _, record = run_profile(count, tmp_path / launch, str(profile))
         observed += [item for item in record.observations if item.name.startswith("digest.")]
     for item in observed:
         print(item.name, item.scope, item.status, item.value, item.reason, item.params)
@@ -158,8 +158,8 @@ def test_digest_workloads_use_no_operation_that_torch_calls_nondeterministic(cou
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT}",
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        },  # torch requires the variable
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch requires the variable
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,7 @@
 """Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
 The base is a Debian from debootstrap plus the torch of this Python environment; NVIDIA's base image has a torch as well.
-The tests take about six minutes and 5 GB of disk. `make test` does not run them; of the image it runs only
+The tests take about six minutes and 5 GB of disk. `make test` does not run them; the only test of the image that it runs is
 tests/unit/deploy/test_image.py.
 """
 
@@ -89,9 +89,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def container(base: str) -> Iterator[str]:
     """Return a container of the image, built with buildah, with the Containerfile and options of docs/container.md."""
-    here = "deploy/container/Containerfile"
+    containerfile = "deploy/container/Containerfile"
     arguments = [f"--build-arg={item}" for item in (f"BASE={base}", "VERSION=1.2.3", "REVISION=abc")]
-    buildah("bud", "--format=docker", f"--ignorefile={here}.dockerignore", "-f", here, *arguments, "-t", IMAGE, ".")
+    buildah(
+        "bud",
+        "--format=docker",
+        f"--ignorefile={containerfile}.dockerignore",
+        "-f",
+        containerfile,
+        *arguments,
+        "-t",
+        IMAGE,
+        ".",
+    )
     name = buildah("from", IMAGE).stdout.strip()
     yield name
     buildah("rm", name)
@@ -179,7 +189,7 @@ def keys(container: str, tmp_path: Path) -> str:
 def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys: str) -> None:
     pid = "/tmp/rackproof-sshd.pid"
     words: tuple[str, ...] = ("sshd", "-o", f"PidFile={pid}")
-    # The health check reads the stored command: remove that of the last test.
+    # The health check reads the stored command: remove the one that the previous test stored.
     buildah("run", container, "--", "rm", "-f", "/tmp/rackproof-container/command")
     sshd = subprocess.Popen(
         ["buildah", "run", "--cap-drop=all", "--env=NCCL_DEBUG=WARN", container, "--", *command_of(container, *words)],

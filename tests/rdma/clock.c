@@ -1,11 +1,14 @@
-/* Preloaded into perftest in a virtual machine, which measures time with the cycle counter of the processor.
+/* Replaces the clock of perftest in an emulated virtual machine. Loaded with LD_PRELOAD.
  *
- * perftest calibrates the counter against gettimeofday 200 times, within 0.1 to 2 ms each. An emulated processor waits longer than
- * that for a real one, so that the calibration fails or is wrong by a factor, and every bandwidth with it. Here both read the
- * kernel's monotonic clock, at 1 GHz. Between a call of gettimeofday and the event before or after it at most CAP_NS pass, so that a
- * wait of the processor cannot spoil the calibration. Between two reads of the counter, as around a measurement, all time counts.
+ * perftest measures time with the cycle counter of the processor. It calibrates the counter against gettimeofday in 200 intervals
+ * of 0.1 to 2 ms. An emulated processor may stop for longer than that, while it waits for a real one. The calibration then fails,
+ * or it is wrong by a factor, and so is every bandwidth.
  *
- * The counter is read by an instruction. The kernel can forbid it (PR_SET_TSC), and the signal handler returns the time instead.
+ * Here the counter and gettimeofday both read the kernel's monotonic clock, in nanoseconds. The time between a call of gettimeofday
+ * and the call or read before or after it counts as CAP_NS at most, so a stop of the processor cannot spoil the calibration. The
+ * time between two reads of the counter, as around a measurement, counts in full.
+ *
+ * The instruction that reads the counter (rdtsc) is forbidden by PR_SET_TSC; the signal handler then returns the time instead.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -39,7 +42,7 @@ static void read_counter(int signal_number, siginfo_t *information, void *contex
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
     const uint8_t *code = (const uint8_t *)registers[REG_RIP];
     (void)information;
-    if (code[0] != 0x0f || code[1] != 0x31) { /* not rdtsc: a real fault, which the instruction causes again */
+    if (code[0] != 0x0f || code[1] != 0x31) { /* not rdtsc: a real fault; the instruction is repeated and ends the process */
         signal(signal_number, SIG_DFL);
         return;
     }

@@ -2,7 +2,7 @@
 
 The machines see this machine's file system (read-only), so the agent and the programs need no image. `eth0` is the network for
 management; `eth1`, `eth2` … are the ports of the rails, each with a cable to the switch of its rail (`switches.py`), and `rxe1`,
-`rxe2` … their RDMA adapters. A machine boots in about five seconds of one processor.
+`rxe2` … their RDMA adapters. To boot, a machine uses about five seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ MODULES = (
     "ib_core", "udp_tunnel", "ip6_udp_tunnel", "ib_uverbs", "rdma_rxe", "failover", "net_failover", "virtio_net", "netfs",
     "fscache", "9pnet", "9pnet_virtio", "9p", "sch_tbf",
 )  # fmt: skip
-"""In the order in which they depend on each other."""
+"""Kernel modules, each after the modules that it needs."""
 BOOT_S, MEMORY_MB = 300.0, 1024
 KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 no_timer_check clocksource=hpet tsc=unstable mitigations=off"
 """The kernel cannot calibrate the TSC of a busy emulator. With mitigations, an emulated processor takes twice as long."""
 PORT_KBITS = 500
-"""Rate of each port, so low that the 64 packets which Soft-RoCE has in flight last for a second: a machine that waits that
-long for a processor loses no bandwidth."""
+"""Rate of each port. At this low rate the 64 packets that Soft-RoCE has in flight last for a second, so a machine that waits up
+to a second for a processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
 """tc(8): the queue holds all packets in flight."""
 QP_TIMEOUT = 20
-"""Exponent: 4 s until Soft-RoCE sends a packet again, instead of 67 ms."""
+"""Exponent of the time until Soft-RoCE sends a packet again: 4 s, instead of 67 ms."""
 INIT = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /root
 /bin/busybox --install -s /bin
@@ -59,7 +59,7 @@ chroot /root {python} {guest} {host} /mnt
 poweroff -f
 """
 SETUP = """chroot /root /bin/sh -exc 'ip link set lo up; ip addr add 10.0.0.{number}/24 dev eth0; ip link set eth0 up
-sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2' # the rails are one network beyond the switches
+sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2' # the rails share a network
 """
 RAIL = """chroot /root /bin/sh -exc 'ip addr add 10.{rail}.0.{number}/24 dev eth{rail}; ip link set eth{rail} up
 rdma link add rxe{rail} type rxe netdev eth{rail}
@@ -79,14 +79,14 @@ export PATH=/run/bin:$PATH
 
 
 class Machines:
-    """Running machines. All of them do the same at once."""
+    """Running machines. A request has a command for each of them; all run their command at the same time."""
 
     def __init__(self, hosts: Sequence[str], rails: int, directory: Path, leaves: Switches) -> None:
         """
         Args:
             hosts: names of the machines.
             rails: number of rails.
-            directory: for the kernel's logs, and what the machines share.
+            directory: directory for the logs of the kernels and for the files that the machines share.
             leaves: the switches of the rails.
         """
         self.hosts, self._directory, self.switches = tuple(hosts), directory, leaves
@@ -114,7 +114,7 @@ class Machines:
         return {host: json.loads(path.read_text()) for host, path in zip(self.hosts, paths, strict=True)}
 
     def wait_until_booted(self) -> None:
-        """Wait until each machine waits for requests."""
+        """Wait until each machine is ready for requests."""
         self._wait([self.shared / f"ready.{host}" for host in self.hosts], BOOT_S)
 
     def end(self) -> None:
@@ -151,11 +151,11 @@ class Machines:
     def _boot(self, number: int, rails: int) -> subprocess.Popen[bytes]:
         host = self.hosts[number - 1]
         limit = LIMIT_RATE.format(kbits=PORT_KBITS)
-        of_rails = "".join(RAIL.format(rail=rail, number=number, limit=limit) for rail in range(1, rails + 1))
+        rail_setup = "".join(RAIL.format(rail=rail, number=number, limit=limit) for rail in range(1, rails + 1))
         init = INIT.format(
             modules=" ".join(MODULES),
             root=ROOT,
-            setup=SETUP.format(number=number) + of_rails + LLDPD + PERFTEST.format(timeout=QP_TIMEOUT),
+            setup=SETUP.format(number=number) + rail_setup + LLDPD + PERFTEST.format(timeout=QP_TIMEOUT),
             python=sys.executable,
             guest=ROOT / "tests/rdma/guest.py",
             host=host,
@@ -183,7 +183,7 @@ class Machines:
 
 
 def _tap(number: int, rail: int) -> str:
-    """Return the name of the interface of this machine at the other end of a port, until it is connected to a switch."""
+    """Return the name of the tap interface that this machine has for a port, until it is connected to a switch."""
     return f"rp{os.getpid()}-{number}-{rail}"
 
 

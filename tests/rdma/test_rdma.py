@@ -5,7 +5,7 @@ have no GPU, but it measures RDMA ports and requires them, so it judges ports an
 only the benchmark `verbs`, so the ranks need no torch, whose import takes a minute of an emulated processor.
 
 Soft-RoCE states 2.5 Gb/s for every interface. The limits that are shares of this rate are replaced by the same shares of the rate
-that tc sets. A port with itself does not send through tc: it measures the emulated processor, and those limits are left out.
+that tc sets. A transfer from a port to itself does not pass tc and measures the emulated processor, so it has no limit here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERBS = {
     "size_bytes": 8448,
     "seconds": 8,
 }
-"""perftest counts messages of more than 8 KiB one by one, and smaller ones by the hundred."""
+"""`size_bytes`: perftest counts messages of more than 8 KiB one by one, and smaller ones by the hundred."""
 STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
 NOT_CALIBRATED = "verbs.bandwidth is 0"
@@ -44,6 +44,7 @@ REPLACED = (
     ("verbs-port-fleet", "verbs.bandwidth", BENCHMARK, "B/s", 0.0),
     ("verbs-best-partner", "verbs.best_ratio", GANG, "1", 0.6 * SET_RATE / STATED_RATE),
 )
+"""Id of a shipped criterion, and what replaces it: name of the observation, stage, unit and least value."""
 RACKPROOF = Path(sys.executable).parent / "rackproof"
 RUN_HOST = (
     f"{RACKPROOF} run-host --plan {{run}}/plan.json --host $(hostname) --results {{run}} --quiet"
@@ -64,20 +65,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     criteria = [
         {"id": f"{criterion}-lab", "replaces": criterion, "name": name, "scope": "port", "stage": stage, "unit": unit,
-         "operator": "ge", "value": value, "action": "none", "optional": True, "basis": "policy", "source": "see the test"}
+         "operator": "ge", "value": value, "action": "none", "optional": True, "basis": "policy", "source": "tests/rdma"}
         for criterion, name, stage, unit, value in REPLACED
     ]  # fmt: skip
-    document = {"schema": "rackproof.criteria/1", "summary": "Soft-RoCE states another rate", "criteria": criteria}
+    document = {"schema": "rackproof.criteria/1", "summary": "Limits for the rate that tc sets", "criteria": criteria}
     path = tmp_path_factory.mktemp("packs") / "soft-roce.yml"
     path.write_text(yaml.safe_dump(document))
     return path
 
 
 def accept(lab: Machines, pack: Path, directory: Path, *stages: str, manifest: Path | None = None) -> dict[str, Any]:
-    """Run these stages on the machines, and return the report.
-
-    Only if perftest could not calibrate the cycle counter, everything is measured again.
-    """
+    """Run these stages on the machines, and return the report. Repeat the run if perftest could not calibrate its clock."""
     inventory, profile = directory / "hosts.yml", directory / "verbs.yml"
     variables = {"rackproof_infiniband_ports": RAILS, "rackproof_verbs_required": True, "rackproof_gang": "all"}
     variables |= {"rackproof_manifest": str(manifest)} if manifest else {}
@@ -118,7 +116,7 @@ def findings(report: Mapping[str, Any]) -> Findings:
 
 
 def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
-    """Wait until each port of each host names the switch that it is cabled to (host -> switches by rail; empty: none)."""
+    """Wait until each port of each host names its switch. `leaves`: host -> switches by rail (empty: none); default: LEAVES."""
     commands = {}
     for host in HOSTS:
         wanted = [
@@ -128,7 +126,7 @@ def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
         commands[host] = (
             f"for second in $(seq {LLDP_S}); do test \"$({read})\" = '{' '.join(wanted)} ' && exit; sleep 1; done; exit 1"
         )
-    assert lab.run(LIMIT_S, **commands) == dict.fromkeys(HOSTS, 0), "a port does not name its switch"
+    assert lab.run(LIMIT_S, **commands) == dict.fromkeys(HOSTS, 0), f"a port does not name its switch within {LLDP_S} s"
 
 
 def measured(lab: Machines, report: Mapping[str, Any], stage: str) -> set[tuple[str, str]]:

@@ -36,7 +36,7 @@ while True:
 
 
 def make_disk(lab: Lab, host: str, directory: Path) -> Path:
-    """Mount a new ext4 file system at LOCAL of the host; return where this machine has it."""
+    """Mount a new ext4 file system at LOCAL of the host; return its mount point on this machine."""
     image, here = directory / f"{host}.img", directory / f"{host}.mount"
     with image.open("wb") as file:
         file.truncate(IMAGE_BYTES)

@@ -7,16 +7,16 @@
  *   include=healthy-h100x8.conf  the lines of another file, relative to this one (a change of that one is not noticed)
  *   PowerUsage=71000             key: the NVML function without nvmlDeviceGet or nvmlSystemGet and without _v2, _v3
  *   RemappedRows=0 1 1 0         several results: a space between them, in the order of the function's arguments
- *   ClockInfo.1=1980             arguments that choose follow the key, in their order; here the clock, 1 = SM
+ *   ClockInfo.1=1980             arguments that select something follow the key, in the order of the function; here the clock, 1 = SM
  *   NvLinkState.*=1              shell wildcards: `*`, `?`, `[89]`
- *   P2PStatus.5.2=0              another GPU that chooses is its index; here GPU 5, and 2 = NVLink
+ *   P2PStatus.5.2=0              a second GPU is given by its index; here GPU 5, and 2 = NVLink
  *   gpu.3.PowerUsage=0           only for that index; without `gpu.` for every GPU
  *   gpu.3.*=!15                  fails with this NVML return code
- *   gpu.3.PowerUsage=~5s         takes 5 seconds, then answers what the lines above say
+ *   gpu.3.PowerUsage=~5s         waits 5 seconds, then uses the lines above
  *   FieldValues.161.5=0          a field and its scope, here a link; FieldValues.161 is for all scopes
  *   FieldValues.74=960194000 3   a field whose value is of another type than unsigned int: 3 is unsigned long long
  *
- * What no line answers is not supported. A value may hold any byte but a line end. Adding a getter is one line below.
+ * A call that no line matches returns NOT_SUPPORTED. A value may hold any byte except a line end. A new getter needs one line below.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,7 +47,7 @@ static struct stat loaded;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users; /* nvmlInit less nvmlShutdown */
 
-static void give_up(const char *path, const char *why)
+static void fail(const char *path, const char *why)
 {
     fprintf(stderr, "nvml_stub: %s: %s\n", path, why);
     abort();
@@ -59,14 +59,14 @@ static void load(const char *path)
     char *text = NULL;
     size_t size = 0;
     if (!file)
-        give_up(path, strerror(errno));
+        fail(path, strerror(errno));
     while (getline(&text, &size, file) > 0) {
         text[strcspn(text, "\r\n")] = 0;
         char *equals = strchr(text, '=');
         if (text[0] == '#' || text[0] == 0)
             continue;
         if (!equals || line_count == MAX_LINES)
-            give_up(path, equals ? "too many lines" : text);
+            fail(path, equals ? "too many lines" : text);
         *equals = 0;
         if (strcmp(text, "include") == 0) {
             char folder[PATH_MAX], other[2 * PATH_MAX];
@@ -90,7 +90,7 @@ static void load_if_changed(void)
     const char *path = getenv("RACKPROOF_NVML_SCENARIO");
     struct stat now;
     if (!path || stat(path, &now) != 0)
-        give_up(path ? path : "RACKPROOF_NVML_SCENARIO", path ? strerror(errno) : "not set");
+        fail(path ? path : "RACKPROOF_NVML_SCENARIO", path ? strerror(errno) : "not set");
     if (now.st_ino == loaded.st_ino && now.st_dev == loaded.st_dev && now.st_size == loaded.st_size &&
         now.st_mtim.tv_sec == loaded.st_mtim.tv_sec && now.st_mtim.tv_nsec == loaded.st_mtim.tv_nsec)
         return;
@@ -102,14 +102,14 @@ static void load_if_changed(void)
     loaded = now;
 }
 
-/* Most patterns differ in a letter that is no wildcard: those need no fnmatch. */
+/* Compares the text before the first wildcard first: for most patterns it differs, and fnmatch is not called. */
 static int fits(const char *pattern, const char *key)
 {
     size_t same = strcspn(pattern, "*?[");
     return strncmp(pattern, key, same) == 0 && fnmatch(pattern, key, 0) == 0;
 }
 
-/* The value of the last line that matches, its return code, or NO_LINE; a delay is waited for without holding anybody else up. */
+/* Copies the value of the last matching line; returns its return code, or NO_LINE. A delay does not block other threads. */
 static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
 {
     double delay = 0;
@@ -149,7 +149,7 @@ static int text(Device gpu, char *out, unsigned size, const char *key)
     return OK;
 }
 
-/* Every number of the answer, the rest zero. `key` is a printf format: the arguments that choose come last. */
+/* Copies the numbers of the value, and sets the other elements to 0. `key` is a printf format; its arguments come last. */
 __attribute__((format(printf, 4, 5)))
 static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count, const char *key, ...)
 {
@@ -171,7 +171,7 @@ static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count
     return OK;
 }
 
-/* ---- the shapes that NVML's getters have ---- */
+/* ---- the signatures that several NVML getters share ---- */
 
 #define READ(gpu, ...)                               \
     unsigned long long n[MAX_NUMBERS];               \
@@ -254,7 +254,7 @@ CHOSEN(ClockInfo, unsigned)
 CHOSEN(NvLinkState, unsigned)
 CHOSEN(NvLinkRemoteDeviceType, unsigned)
 
-/* ---- the getters of a shape of their own ---- */
+/* ---- the getters with a signature of their own ---- */
 
 int nvmlDeviceGetTotalEccErrors(Device gpu, unsigned error, unsigned counter, unsigned long long *out)
 {
@@ -287,7 +287,7 @@ int nvmlDeviceGetSramEccErrorStatus(Device gpu, struct sram *out) /* SramEccErro
     return OK;
 }
 
-int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag, and in which word: 0 where left out */
+int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag, and in which word: 0 if omitted */
 {
     READ(gpu, "UnrepairableMemoryFlag_v1")
     out[n[1] & 1] = (unsigned)n[0];
@@ -437,7 +437,7 @@ struct field {
 
 enum { UNSIGNED_INT = 1, SIGNED_INT = 5 };
 
-/* FieldValues=0: the call as a whole; FieldValues.186=71000: a field, its type (left out: unsigned int), or its return code */
+/* FieldValues=0: the call as a whole; FieldValues.186=71000: a field, its type (default: unsigned int), or its return code */
 int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
 {
     READ(gpu, "FieldValues")
@@ -445,7 +445,7 @@ int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
         out[i].code = numbers(gpu, n, &count, "FieldValues.%u.%u", out[i].id, out[i].scope);
         if (out[i].code == NO_LINE)
             out[i].code = numbers(gpu, n, &count, "FieldValues.%u", out[i].id);
-        out[i].value.wide = ~0ull; /* of a field that failed it means nothing */
+        out[i].value.wide = ~0ull; /* the value of a failed field is undefined */
         if (out[i].code == NO_LINE)
             out[i].code = NOT_SUPPORTED;
         if (out[i].code != OK)
@@ -475,7 +475,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *size, struct p
     return OK;
 }
 
-/* ---- GPM: what keeps a GPU busy, between two samples ---- */
+/* ---- GPM: the utilization of a GPU between two samples ---- */
 
 struct sample { Device gpu; struct timespec at; };
 struct support { unsigned version, supported; };

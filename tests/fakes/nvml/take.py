@@ -1,7 +1,7 @@
 """Take an NVML snapshot for each line on standard input, and print it as a line of JSON.
 
-A line is JSON: the NVML indices, and whether slow getters are read too. The collector and the library stay the same from line to
-line, as they do in the exporter.
+Each line is a JSON list: the NVML indices of the GPUs (empty: all), and whether slow getters are also called. The process keeps
+its collector and the loaded library between lines, as the exporter does.
 """
 
 from __future__ import annotations
