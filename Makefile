@@ -114,7 +114,7 @@ golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/ch
 alter: $(STAMP) ## Alter the evidence of accepted runs a million times (ALTERATIONS, SEED, RUNS), and check that only allowed changes are accepted
 	$(BIN)/python -m tests.alterations --count $(or $(ALTERATIONS),1000000) --seed $(or $(SEED),1) $(RUNS)
 
-fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and stray writes
+fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and writes elsewhere
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)
 
 mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the share of detected mutants (SAMPLE per file, FILES)

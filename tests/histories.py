@@ -5,9 +5,9 @@
 writes the history, queries it, and prints the planted and the found faults. Exit code 1 if they differ.
 
 Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. GPUs fail at
-random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that becomes slower in one step, a drifting rack,
-drivers that change figures, a GPU that fails again and again, a slot in which every GPU fails, a host whose power supply fails, a
-host that loses all its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
+random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that becomes slower in one step, a drifting
+rack, drivers that change figures, a GPU that fails again and again, a slot in which every GPU fails, a host whose power supply
+fails, a host that loses all its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.grafana.board import HOST, POSITION, RACK, RUN_ID, TO_RUNBOOK, Board, Section
 from deploy.grafana.fleet_dashboard import CRITICAL, FIRING, SEVERITIES, WARNING
-from deploy.grafana.judged import limit, of_criterion
+from deploy.grafana.judged import limit, ratios_to_limit
 from deploy.grafana.parts import BAD, FINE, GONE, HALF, HOSTS, PLAIN, RUN, WARN, lines, query, states, steps, texts
 from deploy.grafana.tables import Column, matrix, rows
 
@@ -121,7 +121,7 @@ def _drift() -> Section:
 
 
 def _relative_throughput(key: str, alert: str) -> Any:
-    promql = f"min by (host, benchmark, figure) ({of_criterion(alert, RUN)})"
+    promql = f"min by (host, benchmark, figure) ({ratios_to_limit(alert, RUN)})"
     ratio = query(promql, "{{host}} {{benchmark}} {{figure}}")
     return lines(text(key), ratio, unit="percentunit", limit=1, broken_below=True, least=0.9, most=1.1)
 

@@ -1,4 +1,4 @@
-"""Convert criteria to PromQL for the limit lines in panels. Limits come from the packs, series from the table of alerts."""
+"""Convert criteria to PromQL for the limit lines in panels. Limits come from the packs, and series from the alert rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def limit(criterion: str) -> float:
     return float(value)
 
 
-def of_criterion(alert: str, matchers: str) -> str:
+def ratios_to_limit(alert: str, matchers: str) -> str:
     """Return a query for the ratios that an alert compares, each divided by its limit, so that 1 is the limit of all series."""
     return " or ".join(
         f"{name}{_add_matchers(selector, matchers)} / {share}" for name, selector, share in _comparisons(alert)

@@ -144,7 +144,7 @@ _DOWN = common.SortOrder.DESCENDING
 
 
 def dashed(panel: timeseries.Panel, begins: str, colour: str = BAD) -> timeseries.Panel:
-    """Draw series whose names begin with `begins` as limits."""
+    """Draw series whose names begin with `begins` as thick dashed lines, which mark limits."""
     style = properties(custom__lineStyle={"fill": "dash", "dash": [8, 6]}, custom__lineWidth=2)
     return panel.override_by_regexp(f"/^{begins}/", [*_coloured(colour), *style])
 
@@ -196,6 +196,6 @@ def describe_panel(panel: Panel, text: Text, queries: Sequence[prometheus.Dataqu
     return panel.title(text.title).description(text.about).no_value(text.empty).datasource(SOURCE)
 
 
-def thresholds(of: Sequence[dashboard.Threshold]) -> boards.ThresholdsConfig:
+def thresholds(colours: Sequence[dashboard.Threshold]) -> boards.ThresholdsConfig:
     """Return the colours by value in the form that a panel needs."""
-    return boards.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(list(of))
+    return boards.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(list(colours))

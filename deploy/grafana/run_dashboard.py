@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.grafana.board import HOST, POSITION, RACK, RUN_ID, Board, Section
-from deploy.grafana.judged import floor, of_criterion
+from deploy.grafana.judged import floor, ratios_to_limit
 from deploy.grafana.parts import (
     BAD,
     BUSY,
@@ -82,7 +82,7 @@ def _runs() -> Any:
 
 
 def _benchmarks() -> Section:
-    outlier_ratio = f"min by (host, benchmark, figure) ({of_criterion('RackproofFleetOutlier', RUN)})"
+    outlier_ratio = f"min by (host, benchmark, figure) ({ratios_to_limit('RackproofFleetOutlier', RUN)})"
     return Section(
         title="Benchmarks",
         panels=[

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 NAMES = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
+"""Operation -> its name in nccl-tests, if it differs."""
 LARGE = 64 << 20
+"""Bytes from which bandwidths are compared."""
 Figures = Mapping[tuple[str, ...], float]
 
 
@@ -118,10 +120,10 @@ def copies(observations: list[dict[str, Any]], reference: Path) -> None:
     }
     ratios = []
     for what, scope, value in _copies(observations):
-        anchor = _anchor(theirs, what, *(int(part.partition("=")[2]) for part in scope.split(",")))
-        if anchor:
-            ratios.append(value / 1e9 / anchor)
-            print(f"| {what} | {scope} | {value / 1e9:.1f} | {anchor:.1f} | {ratios[-1]:.3f} |")
+        reference_value = _reference(theirs, what, *(int(part.partition("=")[2]) for part in scope.split(",")))
+        if reference_value:
+            ratios.append(value / 1e9 / reference_value)
+            print(f"| {what} | {scope} | {value / 1e9:.1f} | {reference_value:.1f} | {ratios[-1]:.3f} |")
     report(ratios, "copies / nvbandwidth")
 
 
@@ -136,7 +138,7 @@ def _copies(observations: list[dict[str, Any]]) -> Iterator[tuple[str, str, floa
             yield "device copy, read + written", item["scope"], item["value"]
 
 
-def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, target: int = -1) -> float:
+def _reference(theirs: Mapping[str, list[list[str]]], what: str, source: int, target: int = -1) -> float:
     """Return nvbandwidth's figure in GB/s, or 0. For host copies in both directions it is the sum of the two directions."""
 
     def cell(case: str, row: int, column: int) -> float:

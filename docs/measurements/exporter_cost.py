@@ -62,7 +62,7 @@ def cpu_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def exported(seconds: float) -> tuple[float, float, float]:
+def run_exporter(seconds: float) -> tuple[float, float, float]:
     """Run the exporter; return begin and end of the measured time, and the exporter's share of a core."""
     command = [sys.executable, str(ROOT / "rackproof"), "export", "--listen", "127.0.0.1", "--port", str(PORT)]
     exporter = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -129,12 +129,12 @@ def main(seconds: float, rounds: int) -> None:
 
 def one_round(log: Path, seconds: float, *, exporter_first: bool) -> tuple[float, float, float]:
     """Return the steps per second without and with the exporter, and its share of a core."""
-    exported_share = exported(seconds) if exporter_first else None
+    measured = run_exporter(seconds) if exporter_first else None
     time.sleep(SETTLE_S)
     begin = time.monotonic()
     time.sleep(seconds)
     alone = rate(log, begin, time.monotonic())
-    begin, end, share = exported_share or exported(seconds)
+    begin, end, share = measured or run_exporter(seconds)
     return alone, rate(log, begin, end), share
 
 

@@ -1,4 +1,4 @@
-"""Run a gang (the hosts of one multi-node launch) on one machine: one or more of its GPUs stand for each host.
+"""Run a gang (the hosts of one multi-node launch) on one machine. Each host is represented by one or more GPUs of the machine.
 
 NCCL treats them as separate hosts.
 
@@ -40,7 +40,7 @@ def main() -> None:
         sys.exit(__doc__)
     directory, devices = Path(sys.argv[1]).absolute(), [part.split(",") for part in sys.argv[2].split("/")]
     fault = sys.argv[4].split(":") if len(sys.argv) == 5 else [""]
-    plan = planned(directory.name, devices, sys.argv[3], shared=fault[0] == "slow")
+    plan = plan_of(directory.name, devices, sys.argv[3], shared=fault[0] == "slow")
     directory.mkdir(parents=True)
     (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
     hosts = {host.name: directory / "at" / host.name for host in plan.hosts}
@@ -50,16 +50,16 @@ def main() -> None:
     launches = {name: launch(name, host_directory, list(hosts)) for name, host_directory in hosts.items()}
     began = time.monotonic()
     if fault[0] in ("stop", "kill"):
-        began = strike(fault[0], int(fault[1]), hosts)
+        began = send_signal(fault[0], int(fault[1]), hosts)
     for name, process in launches.items():
         process.wait(timeout=900)
         print(f"{name}: ended {time.monotonic() - began:.1f} s after {'the fault' if fault[0] else 'the start'}")
     for process in load:
         process.terminate()
-    gather(directory, plan, hosts)
+    fetch_records(directory, plan, hosts)
 
 
-def planned(run_id: str, devices: list[list[str]], profile: str, *, shared: bool) -> Plan:
+def plan_of(run_id: str, devices: list[list[str]], profile: str, *, shared: bool) -> Plan:
     """Return the plan that a playbook would make for hosts with these GPUs. `shared` permits other processes on the GPUs."""
     inventory = {
         f"h{number}": {
@@ -99,7 +99,7 @@ def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
     return started
 
 
-def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
+def send_signal(kind: str, rank: int, hosts: dict[str, Path]) -> float:
     """Wait until the rank runs an all_reduce, then stop or kill it; return the monotonic time of the signal, in s."""
     while not (state := [directory for directory in hosts.values() if measuring(directory, rank)]):
         time.sleep(0.1)
@@ -129,7 +129,7 @@ def is_rank(process: Path, rank: int, host: str) -> bool:
     return name == f"rank {rank}" and f"NCCL_HOSTID={host}".encode() in environment
 
 
-def gather(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:
+def fetch_records(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:
     """Fetch the records like the roles, and write the report."""
     (directory / "hosts").mkdir()
     for host in plan.hosts:

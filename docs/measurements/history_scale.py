@@ -90,7 +90,7 @@ def main() -> int:
         ("hosts", 64),
         ("gpus", 8),
         ("figures", 100),
-        ("loose", 16),
+        ("unmerged", 16),
         ("processors", 2),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -129,19 +129,21 @@ def ask(directory: Path, question: list[str], processors: int) -> str:
 
 
 def write(directory: Path, options: argparse.Namespace) -> None:
-    """Write the runs of each month as one file, and the last ones each on its own."""
+    """Write one file for the runs of each month, and one for each of the last runs."""
     place = home(directory, SIMULATED)
     with connect() as database, writer(directory, SIMULATED) as index:
         database.execute(_PARTS.format(hosts=options.hosts, gpus=options.gpus))
         database.execute(_FIGURES.format(figures=options.figures))
         months: dict[str, list[int]] = {}
         for number in range(options.runs):
-            loose = number >= options.runs - options.loose
-            months.setdefault(f"loose {number}" if loose else f"{began_of(number, options):%Y-%m}", []).append(number)
+            unmerged = number >= options.runs - options.unmerged
+            months.setdefault(f"unmerged {number}" if unmerged else f"{began_of(number, options):%Y-%m}", []).append(
+                number
+            )
         for month, numbers in months.items():
             make_tables(database, index, numbers, options)
             nonces = [nonce_of(number) for number in numbers]
-            write_files(database, index, place, "" if month.startswith("loose") else month, nonces)
+            write_files(database, index, place, "" if month.startswith("unmerged") else month, nonces)
 
 
 def began_of(number: int, options: argparse.Namespace) -> datetime:
@@ -155,7 +157,7 @@ def nonce_of(number: int) -> str:
 
 
 def make_tables(database: Any, index: Any, numbers: list[int], options: argparse.Namespace) -> None:
-    """Make the tables of some runs in memory. Their figures are random; what they cost to read is not."""
+    """Make the tables of some runs in memory. The figures are random, but as expensive to read as real ones."""
     database.execute(
         'create or replace table month_runs (run varchar, nonce varchar, "began" timestamp, driver varchar)'
     )

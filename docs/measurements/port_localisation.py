@@ -45,8 +45,10 @@ class Row:
     name: str
     faults: int
     right: int = 0
+    """Named parts that have a fault."""
     named: int = 0
     present: int = 0
+    """Parts that have a fault."""
     clean: int = 0
     fleets: int = 0
     launches: set[int] = field(default_factory=set)
@@ -100,9 +102,9 @@ def main() -> int:
 def measure(row: Row, fleet: Fleet, kinds: Sequence[str], seed: int) -> None:
     """Simulate a fleet with these faults, judge it, and add the result to the row."""
     plan = fleet.plan("ports", CREATED)
-    draw = random.Random(f"{row.name} {row.faults} {seed}")  # noqa: S311 - no secret
-    hosts = draw.sample([host.name for host in plan.hosts], len(kinds))
-    rails = draw.sample(range(fleet.gpus), len(kinds)) if len(kinds) <= fleet.gpus else [0] * len(kinds)
+    rng = random.Random(f"{row.name} {row.faults} {seed}")  # noqa: S311 - no secret
+    hosts = rng.sample([host.name for host in plan.hosts], len(kinds))
+    rails = rng.sample(range(fleet.gpus), len(kinds)) if len(kinds) <= fleet.gpus else [0] * len(kinds)
     requests = [f"{kind}:{host}:{rail}" for kind, host, rail in zip(kinds, hosts, rails, strict=True)]
     injections = place_faults(requests, plan, seed)
     with tempfile.TemporaryDirectory() as temporary:

@@ -90,14 +90,14 @@ def measure(kind: str, scrapers: int, half_open: int) -> tuple[float, float, flo
         begin.set()
         for thread in threads:
             thread.join()
-        closed = idle(port, half_open)
+        closed = hold_open(port, half_open)
         output, _ = server.communicate("")
     failed = sum(duration == float("inf") for duration in times)
     p95 = statistics.quantiles(times, n=20)[-1] if not failed else float("inf")
     return p95, closed, int(output) / 1024, failed
 
 
-def idle(port: int, count: int, patience_s: float = 20.0) -> float:
+def hold_open(port: int, count: int, max_s: float = 20.0) -> float:
     """Open `count` silent connections; return the seconds until all were closed, or infinity."""
     clients = []
     for _ in range(count):
@@ -105,7 +105,7 @@ def idle(port: int, count: int, patience_s: float = 20.0) -> float:
             clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
     began = time.monotonic()
     for client in clients:
-        client.settimeout(max(0.01, patience_s - (time.monotonic() - began)))
+        client.settimeout(max(0.01, max_s - (time.monotonic() - began)))
         try:
             client.recv(1)
         except TimeoutError:

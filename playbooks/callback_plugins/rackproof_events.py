@@ -58,7 +58,8 @@ LAST_COMMAND = "_rackproof_last_command"
 makes sure that the command runs, except in check mode or with `--tags`."""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
-FIRST_INVALID_ERRNO = 257
+NO_ERRNO = 257
+"""`rc` of `ansible.builtin.command` if the program was not started and there is no errno."""
 USAGE = 64
 """Exit code if the operator's options select no task, or Ansible is too old."""
 MIN_ANSIBLE = (2, 19)
@@ -335,7 +336,7 @@ def _message_of(outcome: Json) -> str:
     """Return the error message of a task on one line."""
     message = next(filter(None, map(outcome.get, ("stderr", "module_stderr", "stdout", "msg"))), "")
     program, code = str(outcome.get("cmd") or "").split()[:1], outcome.get("rc")
-    if message == "Error executing command." and program and isinstance(code, int) and 0 < code < FIRST_INVALID_ERRNO:
+    if message == "Error executing command." and program and isinstance(code, int) and 0 < code < NO_ERRNO:
         message = f"{program[0]}: {os.strerror(code)}"  # the program could not be started; rc is the errno
     lines = str(message).encode(errors="replace").decode().splitlines()
     # pip warns of every attempt to reach an index, so that its error is at the end.

