@@ -539,30 +539,30 @@ def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
     """Each change of a valid run must be detected as a wrong accept."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
-    sound, own, shared = trial.sound, "hosts/h1.json", "gangs/r1/h1.json"
+    original, own, shared = trial.originals, "hosts/h1.json", "gangs/r1/h1.json"
     criteria = fuzz.H200_PACK.criteria
-    assert fuzz.rejection_reason(document, sound, criteria) == ""
+    assert fuzz.rejection_reason(document, original, criteria) == ""
     for old, new, why in (
         (b'"status": "measured"', b'"status": "measurd"', "no valid record"),
         (b'"nonce": "0', b'"nonce": "1', "a record of"),
         (b'"outcome": "finished"', b'"outcome": "failed"', "the last launch of stage"),
         (b"NVIDIA H200", b"NVIDIA H100", "another model"),
-        (b'"h1-0"', b'"h2-0"', "in two places"),
+        (b'"h1-0"', b'"h2-0"', "in two slots"),
         (b"4270000000000.0", b"1270000000000.0", "wanted ge"),
     ):
-        assert old in sound[own]
-        assert why in fuzz.rejection_reason(document, sound | {own: sound[own].replace(old, new)}, criteria)
+        assert old in original[own]
+        assert why in fuzz.rejection_reason(document, original | {own: original[own].replace(old, new)}, criteria)
     for old, new, why in (
         (b'"gang": "r1"', b'"gang": "r2"', "a record of"),
-        (b'"h1-0"', b'"h1-1"', "in two places, or two in one"),
+        (b'"h1-0"', b'"h1-1"', "in two slots, or two GPUs in one"),
         (b'"stage": "gang",', b'"stage": "gone",', "was not measured"),
         (b",partner=h2", b",partner=h3", "was not measured"),
         (b'"members": [\n    "h1",\n    "h2"', b'"members": [\n    "h1"', "no launch of all its gang"),
         (b'"value": 0,', b'"value": 3,', "wanted eq 0"),
         (b'"name": "collective.all_reduce.wrong_elements",\n   "scope": "gang=r1",', b"", "no valid record"),
     ):
-        assert old in sound[shared], old
-        assert why in fuzz.rejection_reason(document, sound | {shared: sound[shared].replace(old, new)}, criteria)
+        assert old in original[shared], old
+        assert why in fuzz.rejection_reason(document, original | {shared: original[shared].replace(old, new)}, criteria)
 
 
 def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
