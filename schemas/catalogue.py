@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from schemas.benchmarks.communication import COMMUNICATION
 from schemas.benchmarks.hardware import HARDWARE
 from schemas.benchmarks.storage import STORAGE
 from schemas.benchmarks.training import TRAINING
+from schemas.documents import nearest
 
 NO_IN_PLACE = frozenset({"all_to_all", "send_recv", "hypercube"})
 """Collectives that cannot run in place."""
@@ -51,6 +52,47 @@ def settings(benchmark: str, chosen: Settings) -> dict[str, Any]:
 
 def _convert(value: Any, default: Any) -> Any:
     return type(default)(value) if isinstance(default, int | float) else value
+
+
+def value_problem(benchmark: str, key: str, value: Any) -> str:
+    """Return why a value cannot be that of a benchmark's setting, as the end of a sentence; empty if it can."""
+    default = BENCHMARKS[benchmark].settings[key]
+    items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
+    examples = examples or [*BENCHMARKS[benchmark].choices[key]]
+    is_same_kind = isinstance(value, list) is isinstance(default, list) and (bool(items) or key in _OPEN_LISTS)
+    if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
+        return f"is {value!r}, expected a value such as {default!r}"
+    choices = items if key in _OPEN_LISTS else BENCHMARKS[benchmark].choices.get(key, examples)
+    return _range_problem(value, items, examples[0]) if _is_number(examples[0]) else _choice_problem(items, choices)
+
+
+_OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
+"""Lists of texts that are not choices of the catalogue, or items of the default. They may be empty."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _has_type(item: object, example: object) -> bool:
+    """Return whether a setting has the type of its default. A fraction of bytes, steps or processes has no meaning."""
+    if not _is_number(example):
+        return isinstance(item, type(example))
+    return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
+
+
+def _range_problem(value: object, numbers: Sequence[float], default: float) -> str:
+    minimum = 0 if default == 0 else 1 if isinstance(default, int) else None
+    if all(number >= minimum if minimum is not None else number > 0 for number in numbers):
+        return ""
+    return f"is {value!r}, expected {f'at least {minimum}' if minimum is not None else 'more than 0'}"
+
+
+def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
+    unknown = next((item for item in items if item not in choices), None)
+    if unknown is None:
+        return ""
+    return f"has no {unknown}{nearest(unknown, choices)}: choose from {', '.join(choices)}"
 
 
 def needs_torch(benchmarks: Collection[str]) -> bool:

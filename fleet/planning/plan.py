@@ -21,7 +21,7 @@ from fleet.planning.storage import local_directories, shared_directories, storag
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
-from schemas.catalogue import BENCHMARKS
+from schemas.catalogue import BENCHMARKS, value_problem
 from schemas.errors import UsageError
 from schemas.plans import GPU, BudgetSelection, Part, Plan, PlannedHost, Stage, expectations
 from schemas.stages import GANG, SOAK
@@ -72,45 +72,8 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
                 f"{where}: benchmark {benchmark} has no setting {key}{documents.nearest(key, defaults)}: "
                 f"choose from {', '.join(sorted(defaults))}"
             )
-        default = defaults[key]
-        items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
-        examples = examples or [*BENCHMARKS[benchmark].choices[key]]
-        is_same_kind = isinstance(value, list) is isinstance(default, list) and (bool(items) or key in _OPEN_LISTS)
-        if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
-            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected a value such as {default!r}")
-        choices = items if key in _OPEN_LISTS else BENCHMARKS[benchmark].choices.get(key, examples)
-        is_number = _is_number(examples[0])
-        if problem := _range_problem(value, items, examples[0]) if is_number else _choice_problem(items, choices):
+        if problem := value_problem(benchmark, key, value):
             raise UsageError(f"{where}: {benchmark}.{key} {problem}")
-
-
-_OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
-"""Lists of texts that are not choices of the catalogue, or items of the default. They may be empty."""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _has_type(item: object, example: object) -> bool:
-    """Return whether a setting has the type of its default. A fraction of bytes, steps or processes has no meaning."""
-    if not _is_number(example):
-        return isinstance(item, type(example))
-    return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
-
-
-def _range_problem(value: object, numbers: Sequence[float], default: float) -> str:
-    minimum = 0 if default == 0 else 1 if isinstance(default, int) else None
-    if all(number >= minimum if minimum is not None else number > 0 for number in numbers):
-        return ""
-    return f"is {value!r}, expected {f'at least {minimum}' if minimum is not None else 'more than 0'}"
-
-
-def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
-    unknown = next((item for item in items if item not in choices), None)
-    if unknown is None:
-        return ""
-    return f"has no {unknown}{documents.nearest(unknown, choices)}: choose from {', '.join(choices)}"
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from fleet.judge.evidence import Evidence
 from fleet.records.baseline_store import BaselineSnapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
-from schemas.catalogue import BENCHMARKS, Expectation, settings
+from schemas.catalogue import BENCHMARKS, Expectation, settings, value_problem
 from schemas.decode import record_from_json
 from schemas.errors import RunError
 from schemas.plans import Plan, Stage, expectations, plan_from_json
@@ -257,6 +257,12 @@ def _invalid_reason(plan: Plan) -> str:
         return f"it has gangs, but no stage {GANG}"
     if unknown := sorted({name for stage in plan.stages for name in stage.benchmarks} - BENCHMARKS.keys()):
         return f"unknown benchmark {unknown[0]!a}"
+    for stage in plan.stages:
+        for benchmark, chosen in stage.benchmarks.items():
+            for key, default in BENCHMARKS[benchmark].settings.items():
+                is_left_out = key not in chosen or (chosen[key] == [] and isinstance(default, list))
+                if not is_left_out and (problem := value_problem(benchmark, key, chosen[key])):
+                    return f"stage {stage.name}: {benchmark}.{key} {problem}"
     for item in plan.expected:
         benchmark = item.name.split(".")[0]
         if item.scope == "peers" and type(_rounds(benchmark, stages[item.stage])) is not int:

@@ -17,6 +17,7 @@ from fleet.inventory.waivers_file import read_waivers
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import RecordReader, load
 from schemas import documents, quick, run_directory
+from schemas.catalogue import BENCHMARKS
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from tests import accepted, builders, fuzz
@@ -369,6 +370,18 @@ def test_invalid_plan_is_refused(run: Path, damage: Damage, why: str, capsys: py
     assert "plan.json" in message
     assert why in message
     assert not (run / "report.json").exists()
+
+
+def test_plan_with_a_wrong_value_of_any_setting_is_refused(run: Path) -> None:
+    original = json.loads((run / "plan.json").read_text())
+    wrong: list[Any] = [None, -1e60, -1, "?", {}, [[]], [{}], [-1], [True]]
+    for benchmark, entry in BENCHMARKS.items():
+        for key in entry.settings:
+            for value in wrong:
+                document = {**original, "stages": [{**original["stages"][0], "benchmarks": {benchmark: {key: value}}}]}
+                (run / "plan.json").write_text(json.dumps(document))
+                with pytest.raises(RunError, match=r"plan\.json"):
+                    load(run)
 
 
 def test_host_name_too_long_for_a_file_name_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
