@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import importlib
 import io
@@ -213,6 +214,8 @@ def _remedy(error: BaseException | None) -> str:
         return ": give the path of an existing file"
     if isinstance(error, IsADirectoryError):
         return ": give a file, not a directory"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ": free up space on its file system"
     return ": use an account with permission, or give another path" if isinstance(error, PermissionError) else ""
 
 

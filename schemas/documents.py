@@ -197,9 +197,16 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
                 os.fsync(file.fileno())
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        name_file(error, path)
         raise
+
+
+def name_file(error: BaseException, path: Path | str) -> None:
+    """Add the path to the error of a write, such as that of a full disk, which has none."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
 
 
 def refuse_special(path: Path) -> None:

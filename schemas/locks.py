@@ -64,8 +64,12 @@ def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
     """Replace the content of the file by the document, as one line. A reader sees the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
     # One call, which a signal does not interrupt. The rest of a longer old line then follows the newline; readers ignore it.
-    os.pwrite(descriptor, text, 0)
-    os.ftruncate(descriptor, len(text))
+    try:
+        os.pwrite(descriptor, text, 0)
+        os.ftruncate(descriptor, len(text))
+    except OSError as error:
+        documents.name_file(error, Path(f"/proc/self/fd/{descriptor}").readlink())
+        raise
 
 
 def process_start_time(pid: int) -> str:

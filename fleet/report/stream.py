@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from schemas.documents import name_file
+
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
@@ -35,6 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        name_file(error, path)
         raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fleet.records import run_lock
+from fleet.report.stream import is_temporary
 from rackproof.main import build_parser, main
 from schemas import locks, run_directory
 from tests import builders
@@ -221,6 +224,19 @@ def test_file_without_a_key_is_reported_as_no_key(call_verb: CallVerb, reported:
     (reported.parent / "key").chmod(0o600)
     code, output = call_verb("sign", reported, "--key", "key")
     assert (code, output.startswith("rackproof: key: not an SSH key: give one, such as ~/.ssh/id_ed25519")) == (2, True)
+
+
+def test_full_disk_is_reported_with_the_file_and_the_remedy(
+    call_verb: CallVerb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fill)
+    code, output = call_verb("simulate", "r2", "--hosts", "1", "--gpus", "1", "--gang", "none")
+    assert code == 2
+    assert re.fullmatch(r"rackproof: r2/\S+: No space left on device: free up space on its file system\n", output)
+    assert not [path for path in Path("r2").rglob("*") if path.is_file() and is_temporary(path.name)]
 
 
 # --- while a run is in progress

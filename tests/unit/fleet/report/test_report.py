@@ -409,7 +409,8 @@ def test_missing_library_names_the_remedy(healthy_run: Path, library: str, verb:
     command = [sys.executable, "-c", program, verb, *([str(healthy_run)] if verb == "report" else [])]
     process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (process.returncode, process.stdout) == (2, "")
-    assert f"{library} is not installed: {remedy}" in process.stderr
+    assert f"{library} is not installed for {sys.executable}: use the Python" in process.stderr
+    assert remedy in process.stderr
 
 
 def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
