@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -80,3 +81,14 @@ def test_old_ansible_is_refused_before_anything_is_done(tmp_path: Path, monkeypa
     assert "ansible-core 2.18.9 of " in message
     assert "is too old for Rackproof, which needs 2.19 or newer: activate the virtual environment" in message
     assert not (tmp_path / "runs").exists()
+
+
+def test_removal_of_a_schedule_that_does_not_exist_needs_no_root(tmp_path: Path) -> None:
+    nowhere = {"_schedule_units": str(tmp_path), "_schedule_crontabs": str(tmp_path), "_schedule_become": True}
+    options = ["-e", json.dumps({**nowhere, "ansible_become_user": "nobody", "ansible_become_exe": "/nonexistent"})]
+    done = play(tmp_path, "schedule", "-e", "rackproof_schedule_state=absent", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "rackproof-revalidate-hosts").touch()
+    done = play(tmp_path, "schedule", "-e", "rackproof_schedule_state=absent", *options)
+    assert done.returncode == 2
+    assert "/nonexistent" in done.stdout + done.stderr
