@@ -108,7 +108,7 @@ def poll_until(is_true: Callable[[], bool], *channels: PeerChannel, timeout_s: f
     """Poll all channels until the condition is true."""
     end = time.monotonic() + timeout_s
     while not is_true():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"the condition is not true after {timeout_s:g} s"
         for channel in channels:
             channel.poll(0.005)
             channel.publish_status([rank_state(0)])

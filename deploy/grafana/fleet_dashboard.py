@@ -28,8 +28,8 @@ from deploy.grafana.parts import (
 from deploy.grafana.tables import Column, matrix, rows
 
 text = texts("fleet")
-OURS = f'alertname=~"Rackproof.+", {HOSTS}'
-FIRING = f'ALERTS{{alertstate="firing", {OURS}}}'
+RACKPROOF_ALERTS = f'alertname=~"Rackproof.+", {HOSTS}'
+FIRING = f'ALERTS{{alertstate="firing", {RACKPROOF_ALERTS}}}'
 CRITICAL, WARNING = (FIRING.replace("{", f'{{severity="{severity}", ') for severity in ("critical", "warning"))
 UP = f'up{{job="rackproof", {HOSTS}}}'
 HEALTH = {
@@ -155,7 +155,7 @@ def _findings() -> Section:
 
 def _firing() -> Any:
     labels = "severity, alertname, rack, host, gpu, pci, stage, action"
-    since = f"ALERTS_FOR_STATE{{{OURS}}} and ignoring (alertstate) {FIRING}"
+    since = f"ALERTS_FOR_STATE{{{RACKPROOF_ALERTS}}} and ignoring (alertstate) {FIRING}"
     return rows(
         text("alerts-that-fire"),
         {"A": f"1000 * max by ({labels}) ({since})"},

@@ -155,7 +155,7 @@ def after(site: Site, accepted: dict[str, Any]) -> dict[str, Any]:
     return site.report("after")
 
 
-def test_accepted_rack_has_its_serials(accepted: dict[str, Any]) -> None:
+def test_rack_is_accepted_with_its_serials(accepted: dict[str, Any]) -> None:
     assert accepted["decision"] == "accepted"
     serials = {host["name"]: [gpu["serial"] for gpu in host["gpus"]] for host in accepted["hosts"]}
     assert serials["node3"] == [f"165200000000{index}" for index in range(4)]

@@ -27,7 +27,7 @@ def readings(root: Path) -> dict[str, Value | Absent]:
     return {family.name.removeprefix("container."): family.readings[0][1] for family in version_families(root)}
 
 
-def test_a_host_without_containers_lacks_both(tmp_path: Path) -> None:
+def test_host_without_the_programs_has_no_versions(tmp_path: Path) -> None:
     assert readings(tmp_path) == {
         "containerd.version": Absent.unsupported("no containerd"),
         "containerd.package_version": Absent.unsupported("no containerd"),
@@ -45,13 +45,13 @@ def test_a_host_without_containers_lacks_both(tmp_path: Path) -> None:
         ("containerd", UPSTREAM_CONTAINERD, "2.1.4"),
     ],
 )
-def test_versions_of_the_programs(tmp_path: Path, name: str, output: str, expected: str) -> None:
+def test_version_is_read_from_the_output_of_each_program(tmp_path: Path, name: str, output: str, expected: str) -> None:
     program(tmp_path, name, output)
     assert readings(tmp_path)[f"{name}.version"] == expected
 
 
 @pytest.mark.parametrize("output", ["", "Segmentation fault", "runc version \x1b[31m", "runc version v"])
-def test_garbage_is_an_error(tmp_path: Path, output: str) -> None:
+def test_invalid_output_of_a_program_is_an_error(tmp_path: Path, output: str) -> None:
     program(tmp_path, "runc", output, exit_code=139)
     version = readings(tmp_path)["runc.version"]
     assert isinstance(version, Absent)
@@ -73,13 +73,13 @@ def packages(root: Path, owners: str, versions: str, error: str = "") -> None:
         ("runc:amd64", "1:1.1.5+ds1-1+deb12u1", "runc 1:1.1.5+ds1-1+deb12u1"),
     ],
 )
-def test_debian_package_that_owns_runc(tmp_path: Path, owner: str, version: str, expected: str) -> None:
+def test_debian_package_that_owns_runc_is_read(tmp_path: Path, owner: str, version: str, expected: str) -> None:
     program(tmp_path, "runc", RUNC)
     packages(tmp_path, f"{owner}: /usr/bin/runc", f"{owner.split(':')[0]} {version}")
     assert readings(tmp_path)["runc.package_version"] == expected
 
 
-def test_both_programs_are_searched_at_once(tmp_path: Path) -> None:
+def test_program_without_a_package_does_not_hide_the_package_of_the_other(tmp_path: Path) -> None:
     program(tmp_path, "containerd", UPSTREAM_CONTAINERD)
     program(tmp_path, "runc", UBUNTU_RUNC)
     error = "dpkg-query: no path found matching pattern /usr/bin/containerd"
@@ -96,13 +96,13 @@ def test_both_programs_are_searched_at_once(tmp_path: Path) -> None:
         ("rpm", "file /usr/bin/runc is not owned by any package"),
     ],
 )
-def test_a_program_that_no_package_owns(tmp_path: Path, manager: str, error: str) -> None:
+def test_program_that_no_package_owns_has_no_package(tmp_path: Path, manager: str, error: str) -> None:
     program(tmp_path, "runc", RUNC)
     program(tmp_path, manager, "", 1, error=error)
     assert readings(tmp_path)["runc.package_version"] == "no package"
 
 
-def test_rpm_package_that_owns_containerd(tmp_path: Path) -> None:
+def test_rpm_package_that_owns_containerd_is_read(tmp_path: Path) -> None:
     program(tmp_path, "containerd", DOCKER_CONTAINERD)
     program(tmp_path, "rpm", "containerd.io 1.7.27-3.1.el9")
     assert readings(tmp_path)["containerd.package_version"] == "containerd.io 1.7.27-3.1.el9"
@@ -110,7 +110,9 @@ def test_rpm_package_that_owns_containerd(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manager", ["dpkg-query", "rpm"])
 @pytest.mark.parametrize(("output", "exit_code"), [("", 2), ("\x1b[2Jrunc; rm -rf /", 0), ("A" * 5000, 0)])
-def test_a_package_manager_that_fails_is_an_error(tmp_path: Path, manager: str, output: str, exit_code: int) -> None:
+def test_failed_or_invalid_answer_of_the_package_manager_is_an_error(
+    tmp_path: Path, manager: str, output: str, exit_code: int
+) -> None:
     program(tmp_path, "runc", RUNC)
     program(tmp_path, manager, output, exit_code)
     package = readings(tmp_path)["runc.package_version"]
@@ -120,6 +122,6 @@ def test_a_package_manager_that_fails_is_an_error(tmp_path: Path, manager: str, 
     assert package.reason.isprintable()
 
 
-def test_without_a_package_manager_the_owner_is_unsupported(tmp_path: Path) -> None:
+def test_package_is_unsupported_without_a_package_manager(tmp_path: Path) -> None:
     program(tmp_path, "runc", RUNC)
     assert readings(tmp_path)["runc.package_version"] == Absent.unsupported("neither dpkg-query nor rpm is installed")

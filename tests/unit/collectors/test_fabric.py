@@ -185,7 +185,7 @@ def test_only_unmanaged_switches_fail() -> None:
     assert judged(NO_SWITCH) == []
 
 
-def test_invisible_processes_are_never_a_pass() -> None:
+def test_fabric_manager_that_may_be_invisible_is_inconclusive() -> None:
     assert judged(Absent(status="error", reason="hidden")) == [(INCONCLUSIVE, "none")]
     assert judged(None) == [(INCONCLUSIVE, "none")]
 

@@ -347,7 +347,7 @@ def test_stalled_share_is_a_ratio() -> None:
     )
 
 
-def test_choice_in_brackets_is_selected() -> None:
+def test_choice_in_brackets_is_read() -> None:
     assert bracketed_choice("always madvise [never]\n") == "never"
 
 

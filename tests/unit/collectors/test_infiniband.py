@@ -175,7 +175,7 @@ def test_invalid_rate_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["symbol_error", "link_downed", "VL15_dropped", "out_of_sequence", "np_cnp_sent"])
-def test_counter_affects_only_its_reading(root: Path, name: str) -> None:
+def test_raised_counter_changes_only_its_reading(root: Path, name: str) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), SCOPE): 3}
 
 
@@ -258,7 +258,7 @@ def test_soft_roce_on_a_nic_is_read_with_and_without_a_link(state: tuple[str, st
     assert readings(root)["hca.pci_address", "hca=rxe0"] == Absent.unsupported("not on a PCI bus")
 
 
-def test_adapter_without_ports_affects_only_its_ports(root: Path) -> None:
+def test_adapter_without_ports_keeps_its_own_readings(root: Path) -> None:
     shutil.rmtree(links.port(root, HCA).parent)
     observed = readings(root)
     assert observed["port_count", "host"] == 2

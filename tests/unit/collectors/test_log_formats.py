@@ -318,7 +318,7 @@ def test_line_that_only_looks_like_an_xid_is_not_read(prefix: str, text: str) ->
 
 
 @given(st.text(), st.sampled_from(list(PREFIXES.values())))
-def test_no_text_breaks_the_reader(text: str, prefix: str) -> None:
+def test_no_text_raises_an_exception(text: str, prefix: str) -> None:
     counts(
         prefix + text,
         f"{prefix}NVRM: Xid ({text}): 79, x",

@@ -89,7 +89,7 @@ def test_exporter_reads_the_identity_of_nics(root: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors"]
 )
-def test_error_counter_affects_only_its_reading(root: Path, name: str) -> None:
+def test_raised_error_counter_changes_only_its_reading(root: Path, name: str) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
     assert fault == {(name, SCOPE): 4}
 
@@ -141,7 +141,7 @@ def test_unknown_speed_is_unsupported(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])
-def test_interface_of_this_kind_is_omitted(root: Path, name: str) -> None:
+def test_interface_of_another_kind_is_omitted(root: Path, name: str) -> None:
     device = links.pci(root, links.PLAIN_NIC)
     if name == "on USB":
         (device / "subsystem").unlink()

@@ -769,7 +769,7 @@ class TestDevice:
         assert isinstance(absent, NotOpened)
         assert absent.reason.startswith("NVML: Driver Not Loaded: the driver is loaded, but there is no /dev/nvidiactl")
 
-    def test_usable_device_is_no_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_usable_device_leaves_the_error_of_nvml(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fake_links.write(tmp_path, "dev/nvidiactl", "")
         assert self.reason(tmp_path, monkeypatch, pynvml.NVML_ERROR_UNKNOWN) == Absent.error("NVML: Unknown Error")
 

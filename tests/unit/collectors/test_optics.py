@@ -62,7 +62,7 @@ def test_each_module_has_its_identity(capture: str) -> None:
 
 
 @pytest.mark.parametrize("capture", MODULE_CAPTURES)
-def test_values_beyond_the_limits_of_the_module_are_found_and_no_other(capture: str) -> None:
+def test_only_values_beyond_the_limits_of_the_module_are_found(capture: str) -> None:
     sides = {key: value for key, value in measured(read(capture)).items() if key[0].endswith((".alarm", ".warning"))}
     assert {key: value for key, value in sides.items() if value != "none"} == BEYOND_LIMITS.get(kind(capture), {})
     assert bool(sides) is not kind(capture).startswith((*COPPER, "qsfp56-aoc-no-thresholds"))
@@ -98,7 +98,7 @@ def test_powers_are_in_watts_and_currents_in_amperes() -> None:
 
 
 @pytest.mark.parametrize("capture", ["qsfp28-sr4-lane3-dark.v6.15.json", "qsfp28-sr4-lane3-dark.v6.15.txt"])
-def test_dark_lane_is_zero_and_has_lost_its_signal(capture: str) -> None:
+def test_dark_lane_has_no_power_and_no_signal(capture: str) -> None:
     readings = read(capture)
     assert (readings["rx_power", "3"], readings["rx_los", "3"], readings["tx_fault", "3"]) == (0.0, True, False)
 
@@ -189,7 +189,7 @@ def test_damaged_output_never_raises_another_exception(capture: str, data: st.Da
         parse_module(damaged).readings(has_link=True)
 
 
-def test_text_in_place_of_the_lanes_is_replaced_by_them() -> None:
+def test_field_with_text_before_its_lanes_still_has_its_lanes() -> None:
     text = optics.ethtool("osfp-800g-healthy.v6.15.txt")
     label = next(line.partition("(Channel")[0].strip() for line in text.splitlines() if "(Channel 1)" in line)
     head, *rest = text.splitlines()
@@ -200,14 +200,14 @@ def test_text_in_place_of_the_lanes_is_replaced_by_them() -> None:
 # ---- ethtool -S and --show-fec ----
 
 
-def test_statistics_of_mlx5_with_a_bad_cable() -> None:
+def test_errors_of_a_bad_cable_are_in_the_statistics_of_mlx5() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-bad-cable.txt"))
     assert readings["symbol_errors", ""] == 812
     assert readings["link_downs", ""] == 6
     assert [readings["raw_errors", str(lane)] for lane in range(1, 5)] == [1201, 8211231, 1100, 1043]
 
 
-def test_statistics_of_healthy_mlx5() -> None:
+def test_healthy_statistics_of_mlx5_have_no_errors() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-healthy.txt"))
     values = {name: value for (name, lane), value in measured(readings).items() if not lane and value}
     assert values == {"corrected_bits": 5821, "ecn_marked": 12, "pfc_received": 44}
@@ -220,7 +220,7 @@ def test_names_of_bnxt_rings_with_a_colon_are_not_mistaken_for_counters() -> Non
     assert readings["fec_uncorrectable", ""] == 0
 
 
-def test_cloud_instance_has_only_its_allowance() -> None:
+def test_statistics_of_a_cloud_instance_have_only_the_exceeded_allowance() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-ena.txt"))
     assert measured(readings) == {("allowance_exceeded", ""): 912}
     assert readings["symbol_errors", ""] == Absent.unsupported("the driver does not count it (ethtool -S)")
@@ -260,7 +260,7 @@ def test_rate_without_any_error_is_zero_however_it_is_printed(text: str) -> None
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
 
-def test_healthy_port_has_no_error_and_the_sentinel_is_zero() -> None:
+def test_healthy_port_has_no_errors_and_error_rates_of_zero() -> None:
     readings = port_of(parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")))
     assert readings["raw_ber", ""] == 2e-10
     assert (readings["effective_ber", ""], readings["symbol_ber", ""], readings["fec_uncorrectable", ""]) == (
@@ -289,7 +289,7 @@ def test_speeds_of_link_settings_and_cable_are_read(capture: str) -> None:
         ("2.5G,1G", "2.5G"), ("", ""), ("new,\x1b[0m", ""), ("0x0 ()", ""),
     ],
 )  # fmt: skip
-def test_fastest_speed_of_a_list(text: str, speed: str) -> None:
+def test_fastest_speed_of_a_list_is_selected(text: str, speed: str) -> None:
     assert fastest(text) == speed
 
 
@@ -315,7 +315,7 @@ def test_port_without_a_cable_has_no_counters_and_names_the_reason() -> None:
     assert readings["symbol_errors", ""] == Absent.unsupported("the port has no link: Cable is unplugged (opcode 1024)")
 
 
-def test_text_with_colours_is_read_as_text_without() -> None:
+def test_colours_in_the_output_are_ignored() -> None:
     coloured, plain = (parse_rows(optics.mlxlink(f"cx6dx-200g-roce.{kind}.txt")) for kind in ("text-with-ansi", "text"))
     assert port_of(coloured) == port_of(plain)
     assert module_of(plain).identity["serial"] == "MT2601VS00001"

@@ -83,7 +83,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
     ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
 
 
-def test_relevant_devices_are_identified() -> None:
+def test_gpus_adapters_drives_and_nvswitches_are_identified() -> None:
     with links.temporary_tree() as root:
         observed = readings(root)
     kinds = {
@@ -191,7 +191,7 @@ def test_unknown_speed_has_no_generation(speed: str, status: str) -> None:
     assert value.status == status
 
 
-def test_limits_are_read_until_successful(root: Path) -> None:
+def test_limit_that_could_not_be_read_is_read_again(root: Path) -> None:
     collector = PcieCollector(root)
     links.set_link(root, GPU, "max", width=63)
     [*collector.collect()]
@@ -227,7 +227,7 @@ def test_aer_errors_are_counters(root: Path) -> None:
     assert names == {f"pcie.{end}aer.{kind}" for end in ("", "port.") for kind in ("correctable", "nonfatal", "fatal")}
 
 
-def test_device_without_aer_is_unsupported(root: Path) -> None:
+def test_missing_aer_counter_is_unsupported(root: Path) -> None:
     fault = changed(root, lambda root: (links.pci(root, NVSWITCH) / "aer_dev_fatal").unlink())
     assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
         ("pcie.aer.fatal", f"pci={NVSWITCH}"): "unsupported"
@@ -308,7 +308,7 @@ def test_missing_memory_bar_is_an_error(text: str) -> None:
 # ---- other machines ----
 
 
-def test_virtual_machine_has_no_errors(tmp_path: Path) -> None:
+def test_readings_that_a_virtual_machine_lacks_are_unsupported(tmp_path: Path) -> None:
     links.as_virtual_machine(tmp_path)
     observed = readings(tmp_path)
     assert observed["pcie.device_count", "host"] == 3
@@ -344,7 +344,7 @@ def test_virtual_function_is_excluded(root: Path) -> None:
     assert [key for key in readings(root) if key[1] == f"pci={links.ROCE_NIC}"] == []
 
 
-def test_host_without_a_pci_bus_reports_only_that(tmp_path: Path) -> None:
+def test_host_without_a_pci_bus_reports_only_its_absence(tmp_path: Path) -> None:
     observed = readings(tmp_path)
     assert list(observed) == [("pcie.device_count", "host")]
     assert re.search("no PCI bus", str(observed["pcie.device_count", "host"]))

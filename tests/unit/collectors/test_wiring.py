@@ -113,7 +113,7 @@ def test_second_switch_behind_the_port_is_an_error_and_an_adapter_is_ignored() -
     }
 
 
-def test_port_that_the_switch_sends_twice_is_the_named_one_and_otherwise_unnamed() -> None:
+def test_port_that_the_switch_sends_as_id_and_as_name_is_read_by_its_name() -> None:
     """SONiC sends the chassis ID as port ID until it configures LLDP; lldpd then keeps both (lldpd/lldpd issue 502)."""
     named = wiring.neighbor(NIC, "leaf01", "Ethernet8")
     own_id = named["chassis"][0]["id"][0]["value"]
@@ -183,7 +183,7 @@ def test_dead_daemon_is_an_error_and_not_a_missing_neighbor(root: Path) -> None:
     assert value == Absent.error(f"lldpctl: exit code 1: {message[:MAX_TEXT]}: lldpd must run, and needs root")
 
 
-def test_silent_port_has_the_reason(root: Path) -> None:
+def test_port_without_a_neighbor_has_the_reason(root: Path) -> None:
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
@@ -194,16 +194,20 @@ def test_silent_port_has_the_reason(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "flag", "taken", "remedy"),
+    ("driver", "flag", "setting", "remedy"),
     [("ice", "fw-lldp-agent", "on", "fw-lldp-agent off"), ("i40e", "disable-fw-lldp", "off", "disable-fw-lldp on")],
 )
-def test_agent_in_the_firmware_is_named(driver: str, flag: str, taken: str, remedy: str, root: Path) -> None:
+def test_lldp_agent_in_the_firmware_is_reported_with_the_remedy(
+    driver: str, flag: str, setting: str, remedy: str, root: Path
+) -> None:
     link = links.pci(root, links.PLAIN_NIC) / "driver"
     link.unlink()
     link.symlink_to(f"../../../bus/pci/drivers/{driver}")
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
     wiring.write_program(
-        root, "ethtool", f"#!/bin/sh\necho 'Private flags for '$2:\necho 'legacy-rx : off'\necho '{flag}   : {taken}'\n"
+        root,
+        "ethtool",
+        f"#!/bin/sh\necho 'Private flags for '$2:\necho 'legacy-rx : off'\necho '{flag}   : {setting}'\n",
     )
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
@@ -263,7 +267,7 @@ def test_real_lldpd_names_the_switch_port(root: Path) -> None:
     assert "unable to connect to socket" in str(readings(root)[f"nic={NIC}"]["switch_id"])
 
 
-# ---- both ----
+# ---- LLDP and InfiniBand ----
 
 
 def test_readings_of_a_host_without_the_programs_are_unsupported(root: Path) -> None:
@@ -325,7 +329,7 @@ VendorId:........................0x0002c9
 """
 
 
-def described(name: str) -> str:
+def node_description(name: str) -> str:
     return f"Node Description:{'.' * 22}{name}\n"
 
 
@@ -336,13 +340,13 @@ CABLE = re.compile(
 
 
 def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
-    """Each line of the topology gives the answer of the node at its other end."""
+    """The answer of smpquery for each cable is built from the line of the topology that names the node at the other end."""
     cables = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
     assert len(cables) == 14
     for _, kind, digits, port, name in cables:
         guid = f"0x{digits}"
         answer = NODE_INFO.format(kind={"S": "Switch", "H": "Channel Adapter"}[kind], guid=guid, port=port)
-        neighbor = parse_neighbor(answer, described(name))
+        neighbor = parse_neighbor(answer, node_description(name))
         if kind == "S":
             assert neighbor == Neighbor(id=guid, name=name.removeprefix("MF0;").removesuffix(":MQM9700/U1"), port=port)
         else:

@@ -178,15 +178,15 @@ ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_tex
 """Roles whose variables the role `plan` binds: it sets them as facts, which no result of a host's modules can replace."""
 
 
-def test_every_role_with_defaults_is_bound() -> None:
+def test_every_role_with_defaults_sets_its_variables_as_facts() -> None:
     """The role `schedule` connects to no host."""
     roles = {path.parts[-3] for path in (ROOT / "roles").glob("*/defaults/main.yml")}
     assert roles - set(ROLES) == {"schedule"}
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_default_is_bound(role: str) -> None:
+def test_every_default_is_set_as_a_fact(role: str) -> None:
     defaults = yaml.safe_load((ROOT / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8"))
     (task,) = yaml.safe_load((ROOT / "roles" / role / "tasks" / "bind.yml").read_text(encoding="utf-8"))
-    bound = task["ansible.builtin.set_fact"]
-    assert [name for name in defaults if bound.get(name) != f"{{{{ {name} }}}}"] == []
+    facts = task["ansible.builtin.set_fact"]
+    assert [name for name in defaults if facts.get(name) != f"{{{{ {name} }}}}"] == []

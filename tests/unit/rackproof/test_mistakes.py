@@ -80,7 +80,7 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         ("repotr runs/a", "rackproof: unknown verb 'repotr' (did you mean report?)"),
     ],
 )
-def test_wrong_usage_is_one_line(call_verb: CallVerb, arguments: str, line: str) -> None:
+def test_wrong_usage_is_reported_in_one_line(call_verb: CallVerb, arguments: str, line: str) -> None:
     code, output = call_verb(*arguments.split())
     assert (code, output[: len(line)]) == (64, line)
 
@@ -219,7 +219,7 @@ def test_gangs_rejects_a_host_outside_the_plan(call_verb: CallVerb, run: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "no key\n"])
-def test_file_without_a_key_is_reported_as_no_key(call_verb: CallVerb, reported: Path, text: str) -> None:
+def test_file_that_is_no_ssh_key_is_reported_with_the_remedy(call_verb: CallVerb, reported: Path, text: str) -> None:
     (reported.parent / "key").write_text(text)
     (reported.parent / "key").chmod(0o600)
     code, output = call_verb("sign", reported, "--key", "key")

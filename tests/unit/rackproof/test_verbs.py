@@ -63,7 +63,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["completion", ""], ["bash", "fish", "zsh"]),
     ],
 )
-def test_bash_completes(capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]) -> None:
+def test_bash_completion_offers_the_expected_words(
+    capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
+) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     command = ["bash", "--norc", "-c", BASH, "bash", "rackproof", *words]

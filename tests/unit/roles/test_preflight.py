@@ -1,4 +1,4 @@
-"""The probe of the role preflight: names in the inventory exist on the host, and no setting of the host slows its GPUs."""
+"""The probe of the role preflight reports names in the inventory that the host lacks, and settings that slow its GPUs."""
 
 from __future__ import annotations
 

@@ -406,7 +406,7 @@ def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
-def test_ipv6_address_is_in_brackets(rendered_templates: Path) -> None:
+def test_ipv6_target_is_in_brackets(rendered_templates: Path) -> None:
     groups = json.loads((rendered_templates / "targets.json").read_text())
     assert [group["targets"] for group in groups] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
 

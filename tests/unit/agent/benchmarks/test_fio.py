@@ -20,7 +20,7 @@ HEADER = (
 )
 
 
-def test_figures_of_a_healthy_pass() -> None:
+def test_figures_of_a_healthy_pass_are_read() -> None:
     result = parse("write", 0, (CAPTURES / "ok.json").read_text(), "")
     document = json.loads((CAPTURES / "ok.json").read_text())["jobs"][0]["write"]
     assert result.bytes_per_second == document["bw_bytes"]

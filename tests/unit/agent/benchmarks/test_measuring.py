@@ -58,7 +58,7 @@ def test_interval_is_derived_from_order_statistics() -> None:
     assert interval(hundred) == pytest.approx((61 - 40) / 2 / 50.5)  # ranks 40 and 61 (Conover, table A3)
 
 
-def test_interval_contains_the_median_in_95_percent() -> None:
+def test_interval_contains_the_median_in_95_percent_of_cases() -> None:
     torch.manual_seed(1)
     covered = 0
     for sample in torch.randn(2000, 30).exp():  # skewed, as times are; the median is 1
@@ -400,7 +400,7 @@ def test_nccl_log_is_parsed() -> None:
         ("COLLNET/SHARP/0/GDRDMA", "COLLNET/SHARP/GDRDMA"),
     ],
 )
-def test_transport_of_a_network_plugin_is_read_whole(logged: str, transport: str) -> None:
+def test_transport_with_the_name_of_a_network_plugin_is_read(logged: str, transport: str) -> None:
     line = f"h1:9:12 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [send] via {logged}\n"
     assert nccl_log.parse_transport(line + line) == transport
 

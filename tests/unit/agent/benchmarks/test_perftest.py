@@ -68,7 +68,7 @@ def test_bandwidth_is_the_average_of_the_last_row_in_bytes_per_second(name: str)
     assert result.messages_per_second == pytest.approx(messages)
 
 
-def test_latency_is_the_typical_one_in_seconds() -> None:
+def test_typical_latency_is_read_in_seconds() -> None:
     result = parse_latency(text("v45-write-lat-client", "stdout"))
     assert (result.size_bytes, result.conditions.mtu) == (2, 1024)
     assert result.typical == pytest.approx(3997.83e-6)
@@ -92,7 +92,7 @@ def test_unknown_unit_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1.00", "1e400", "1.2.3", "9" * 400, ""])
-def test_row_with_something_else_than_numbers_is_no_result(value: str) -> None:
+def test_row_with_text_instead_of_a_number_is_an_error(value: str) -> None:
     with pytest.raises(PerftestError):
         parse_bandwidth(text("v45-write-bw-client", "stdout").replace("98.89", value))
 

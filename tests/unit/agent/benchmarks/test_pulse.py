@@ -297,7 +297,7 @@ def test_start_is_common_to_processes_whose_clocks_differ(port: int, tmp_path: P
     assert abs(first - second) <= uncertainty
 
 
-def test_offset_is_that_of_the_fastest_exchange(port: int, tmp_path: Path) -> None:
+def test_offset_of_another_clock_is_measured_within_its_uncertainty(port: int, tmp_path: Path) -> None:
     with host_context(port, tmp_path, 0) as first, host_context(port, tmp_path, 1) as second:
         server = threading.Thread(target=answer_hosts, args=(first, "clock", [1], time.monotonic))
         server.start()

@@ -121,7 +121,7 @@ def figures(observations: list[dict[str, Any]], status: str = "measured") -> lis
     return [(item["name"], item["scope"], item.get("value")) for item in observations if item["status"] == status]
 
 
-def test_every_figure_of_a_port_is_measured_with_itself(
+def test_every_figure_of_a_port_is_measured_from_the_port_to_itself(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")

@@ -155,7 +155,7 @@ def test_pages_are_cached_in_two_formats_whatever_clients_accept(caplog: pytest.
         (["/metrics", "-X", "POST", "-d", "x=1"], 405),
     ],
 )
-def test_two_pages_exist_and_are_read_only(arguments: list[str], status: int) -> None:
+def test_server_has_two_pages_that_allow_only_reading(arguments: list[str], status: int) -> None:
     with serving() as url:
         assert curl(url + arguments[0], *arguments[1:])[0] == status
 

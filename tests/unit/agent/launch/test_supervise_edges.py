@@ -244,7 +244,7 @@ def test_only_processes_that_remain_after_the_grace_are_killed(
     assert len(waits) == 5, "it must not wait longer than the grace"
 
 
-def test_end_of_an_ended_tree_does_not_wait(
+def test_ended_tree_is_not_waited_for(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -96,7 +96,7 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
         ({"machine": "another", "boot_id": "another"}, None),
     ],
 )
-def test_holder_liveness_is_exact_or_unknown(
+def test_holder_is_alive_dead_or_unknown(
     change: dict[str, str], is_alive: bool | None, tmp_path: Path, other_process: subprocess.Popen[bytes]
 ) -> None:
     assert make_claim(other_process.pid, tmp_path / "r1", **change).is_running() is is_alive

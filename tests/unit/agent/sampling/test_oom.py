@@ -132,7 +132,7 @@ def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
 read_groups = oom.read_groups
 
 
-def test_other_hosts_read_the_sent_state_with_its_reason() -> None:
+def test_rank_state_sent_to_other_hosts_keeps_its_reason() -> None:
     state = RankState(rank=1, scope="gpu=1", why="killed by the kernel")
     assert parse_rank_state(json.loads(json.dumps(to_json(state)))) == state
 

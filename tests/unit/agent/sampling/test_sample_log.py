@@ -57,7 +57,7 @@ def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
     return telemetry
 
 
-def test_figures_of_a_stage_that_ended_long_ago_and_of_a_short_one_at_the_end() -> None:
+def test_long_benchmark_that_ended_long_ago_and_short_benchmark_at_the_end_have_figures() -> None:
     """The stress is followed by ten times as many samples as a log has; the training lasts for less than a second."""
     begun = {"stress": 0.0, "digest": 60.0, "straggler": 260.2, "collective": 261.0}
     telemetry = run_launch(
@@ -79,7 +79,7 @@ def test_figures_of_a_stage_that_ended_long_ago_and_of_a_short_one_at_the_end() 
     assert set(telemetry._logs) == {"stress", "straggler"}
 
 
-def test_one_window_that_lasts_longer_than_a_log_is_covered_from_begin_to_end() -> None:
+def test_window_longer_than_a_log_is_covered_from_begin_to_end() -> None:
     telemetry = run_launch({"stress": 0.0}, 400.0, lambda at: sample(500 + at, 40 + 30 * (at > 399), HOT * (at < 40)))
     stress = figures(telemetry, "stress", 0.0, 399.9)
     assert stress["stress.power"].value == pytest.approx(700, rel=0.01)
@@ -123,7 +123,7 @@ def test_window_of_a_benchmark_that_never_ran_has_the_reason() -> None:
     assert "0 samples in 5.0 s, longest gap 5.0 s" in figures(telemetry, "stress", 0.0, 5.0)["stress.power"].reason
 
 
-def test_benchmarks_of_the_ranks_since_a_moment(tmp_path: Path) -> None:
+def test_benchmarks_that_ran_since_a_moment_are_listed(tmp_path: Path) -> None:
     for rank, begun in enumerate(({"gemm": 1.0, "stress": 5.0, "pulse": 9.0}, {"gemm": 1.5, "stress": 6.0})):
         (tmp_path / f"rank{rank}.state.json").write_text(json.dumps({"phase": "x", "begun": begun}))
     (tmp_path / "rank2.state.json").write_text('{"begun": {"digest": "soon", "gemm": 1}}')

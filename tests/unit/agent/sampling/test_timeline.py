@@ -404,7 +404,7 @@ def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
     assert len(json.dumps(page_data, separators=(",", ":"), ensure_ascii=False).encode()) <= room
 
 
-def test_reduced_host_has_no_trace(plan: Plan) -> None:
+def test_host_without_measurements_has_no_timeline(plan: Plan) -> None:
     host = replace(with_trace(plan, launch_trace(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
     assert all(launch.timeline is None for launch in without_measurements(host).launches)

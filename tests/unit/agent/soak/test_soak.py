@@ -864,7 +864,7 @@ def test_soak_command_is_refused_if_the_plan_has_no_soak(tmp_path: Path) -> None
     assert "the plan of this run has no soak" in completed.stderr
 
 
-def test_soak_that_has_ended_is_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ended_soak_is_printed_as_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = begin_soak(tmp_path)
     run_rounds(run, measure_good)
     arguments = ["soak", f"--run-dir={run.directory}", "--host=h1"]
