@@ -34,10 +34,12 @@ STAGE = {
     },
 }
 DURING = "collective all_reduce in_place 8 B"
+"""Phase in which the tests inject a fault."""
 STATE = "/var/lib/rackproof/runs"
 BUSY_S = 30.0
 """Limit for a report that takes up to 15 s on idle processors. The actual time is printed."""
 GONE_S = 8.0
+"""Time in which the processes of Rackproof must end after the launch."""
 
 
 class Gang:

@@ -93,7 +93,7 @@ def test_message_says_why_the_server_does_not_start(
 
 
 @pytest.mark.parametrize("arguments", [(), ("stop",), ("restart", "."), ("start", "."), ("stop", ".", "sh")])
-def test_other_arguments_stop_nothing(
+def test_invalid_arguments_start_and_stop_nothing(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     for verb in ("start", "stop"):

@@ -29,7 +29,7 @@ from schemas.benchmarks.hardware import HARDWARE
 from schemas.records import MEASURED, Observation
 
 
-def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, ranks: int = 1, **over: Any) -> Context:
+def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, ranks: int = 1, **fields: Any) -> Context:
     """Return the context of one rank of a launch on the CPUs of one host."""
     return Context(
         rank=rank,
@@ -42,7 +42,7 @@ def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, rank
         devices=tuple(range(ranks)),
         world_scope="host",
         work=tmp_path,
-        **{"store": store or dist.HashStore(), "timeout_s": 2.0, **over},
+        **{"store": store or dist.HashStore(), "timeout_s": 2.0, **fields},
     )
 
 
@@ -83,10 +83,10 @@ def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path, monkeypatch: py
     punctual, late = (context(tmp_path, store, rank, 2, timeout_s=1.0) for rank in range(2))
     for rank in (punctual, late):
         rank.begin("stress")
-    together = threading.Thread(target=late.host_barrier)
-    together.start()
+    other_rank = threading.Thread(target=late.host_barrier)
+    other_rank.start()
     punctual.host_barrier()
-    together.join()
+    other_rank.join()
     assert not punctual.lost
     punctual.host_barrier()
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for the lost rank again"))
@@ -103,10 +103,10 @@ def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
     healthy.host_barrier("turn")
     for rank in (healthy, broken):
         rank.begin("stress")
-    together = threading.Thread(target=broken.host_barrier)
-    together.start()
+    other_rank = threading.Thread(target=broken.host_barrier)
+    other_rank.start()
     healthy.host_barrier()
-    together.join()
+    other_rank.join()
     assert not healthy.lost
 
 
@@ -121,10 +121,10 @@ def test_stress_counts_devices_that_finish_earlier(tmp_path: Path) -> None:
 
     for rank in (short, long):
         rank.begin("stress")
-    together = threading.Thread(target=finish_earlier)
-    together.start()
+    other_rank = threading.Thread(target=finish_earlier)
+    other_rank.start()
     stress.run(long, {**chosen, "seconds": 0.5})
-    together.join()
+    other_rank.join()
     assert [item.params["devices"] for item in long.observations if item.name == "stress.throughput"] == [2]
 
 

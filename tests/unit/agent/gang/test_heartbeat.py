@@ -1,4 +1,4 @@
-"""Heartbeats of real ranks, and that no rank outlives its guard, its supervisor or its launcher."""
+"""Real ranks send heartbeats, and no rank outlives its guard, its supervisor or its launcher."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Guarded:
     def wait_until(self, is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
         end = time.monotonic() + timeout_s
         while not is_true():
-            assert time.monotonic() < end
+            assert time.monotonic() < end, f"the condition is not true after {timeout_s:g} s"
             time.sleep(0.01)
 
     def end(self) -> None:
@@ -186,8 +186,8 @@ def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, ended_fir
             pids = [guarded.pid]
             (guarded.guard if ended_first == "guard" else supervisor).kill()
         end = time.monotonic() + 5
-        while any(read_process(pid) for pid in pids):
-            assert time.monotonic() < end
+        while remaining := [pid for pid in pids if read_process(pid)]:
+            assert time.monotonic() < end, f"still running after 5 s: {remaining}"
             time.sleep(0.02)
         if ended_first != "supervisor of the launcher":
             guarded.wait_until(lambda: guarded.state.ended_s is not None)
@@ -213,7 +213,7 @@ def kill_supervisor_of_launcher(tmp_path: Path) -> list[int]:
     ) as process:
         end = time.monotonic() + 10
         while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
-            assert time.monotonic() < end
+            assert time.monotonic() < end, "the rank has not started after 10 s"
             time.sleep(0.02)
         process.kill()
     return [int((tmp_path / name).read_text()) for name in ("launcher", "pid")]

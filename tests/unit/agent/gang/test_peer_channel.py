@@ -208,7 +208,7 @@ def test_last_status_is_delivered_once_every_watcher_answered(channels: list[Pee
 def poll_until_answered(member: PeerChannel, watcher: PeerChannel) -> None:
     end = time.monotonic() + 5
     while member._answered[watcher.gang.me] < member._number:
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "the watcher has not answered after 5 s"
         watcher.poll(0.005)
         member.poll(0.005)
 

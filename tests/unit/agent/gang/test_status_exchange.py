@@ -111,7 +111,7 @@ def test_invalid_message_closes_the_connection_and_the_gang_continues(
             except ConnectionError:
                 break
         while not is_closed(channel, first):
-            assert time.monotonic() < end
+            assert time.monotonic() < end, "the connection is still open after 5 s"
     poll_until(lambda: "h2" in first.statuses and "h1" in second.statuses, first, second)
     assert "h9" not in first.statuses
 

@@ -31,7 +31,7 @@ TIMEOUT_S = 60.0
 def wait_until(is_true: Callable[[], Any]) -> None:
     end = time.monotonic() + TIMEOUT_S
     while not is_true():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"the condition is not true after {TIMEOUT_S:g} s"
         select.select([], [], [], 0.005)
 
 

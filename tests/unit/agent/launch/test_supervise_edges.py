@@ -1028,7 +1028,7 @@ def connect(first: GangMonitor, second: GangMonitor) -> tuple[PeerChannel, PeerC
     while not (
         "h1" in second_channel.statuses and "h2" in first_channel.statuses and first_channel.statuses["h2"].ranks
     ):
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "the hosts have not exchanged statuses after 5 s"
         for gang_monitor in (first, second):
             gang_monitor.poll(0.005)
     return first_channel, second_channel
@@ -1043,7 +1043,7 @@ def test_verdict_of_the_first_host_reaches_the_host_of_the_culprit(
     end = time.monotonic() + 5
     while not (monitors[0].poll(0.01) and monitors[1].poll(0.01)):
         monitors[1].poll(0.01)
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "the monitors name no culprit after 5 s"
     first, second = monitors[0].poll(0.0), monitors[1].poll(0.0)
     assert first == second
     assert first is not None
@@ -1064,7 +1064,7 @@ def test_no_culprit_after_a_host_ended_its_own_ranks(
     end = time.monotonic() + 5
     while not second_channel.statuses["h1"].finished:
         assert monitors[1].poll(0.01) is None
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "the status of h1 is not final after 5 s"
     assert second_channel.statuses["h1"].aborted
     assert monitors[1].await_verdict(1) is None
     exiting.join(5)
@@ -1120,7 +1120,7 @@ def test_last_status_waits_for_its_acknowledgement(
     gang_monitor = GangMonitor("h3", receiver, channel, 60.0)
     end = time.monotonic() + 5
     while set(channel.statuses) != {"h1", "h2", "h3"}:
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"only statuses of {set(channel.statuses)} after 5 s"
         gang_monitor.poll(0.005)
         for watcher in watchers:
             watcher.poll(0.0)
