@@ -403,16 +403,16 @@ class AcceptedRun:
         if decision != ACCEPTED:
             raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
 
-    def alterations(self, count: int, seed: int, of: str = "") -> Iterator[Alteration]:
+    def alterations(self, count: int, seed: int, kind_prefix: str = "") -> Iterator[Alteration]:
         """Yield alterations of random elements: first each operation and place in the schema, then each operation and kind.
 
-        `of`: beginning of the kinds of the elements.
+        `kind_prefix`: beginning of the kinds of the elements.
         """
         rng = random.Random(seed)  # noqa: S311 - alterations are repeatable
         kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
         for record, document in self.documents.items():
             for element in elements(document, part("record")):
-                if element.kind.startswith(of):
+                if element.kind.startswith(kind_prefix):
                     kinds[element.kind].append((record, element))
         choices = [(operation, kind) for kind, found in kinds.items() for operation in operations(found[0][1])]
         rng.shuffle(choices)
@@ -614,10 +614,10 @@ Counts = Counter[tuple[str, str, str]]
 """Part of the evidence, operation, and what became of it -> number of alterations."""
 
 
-def alter(directory: Path, count: int, seed: int, of: str = "") -> tuple[Counts, list[str]]:
+def alter(directory: Path, count: int, seed: int, kind_prefix: str = "") -> tuple[Counts, list[str]]:
     """Make `count` alterations of a run. Return the counts, and a text for each alteration that was accepted or crashed."""
     run, counts, failures = _accepted_run(directory), Counts(), []
-    for alteration in run.alterations(count, seed, of):
+    for alteration in run.alterations(count, seed, kind_prefix):
         try:
             outcome = run.outcome(alteration)
         except Exception:  # noqa: BLE001 - any exception is a failure of the reader or the judge
@@ -642,7 +642,7 @@ def table(counts: Counts) -> str:
     outcomes = sorted({outcome for *_, outcome in counts} | set(FAILURES))
     rows = [["", *operations, *outcomes]]
     for which in [*parts, "all"]:
-        own = [(operation, outcome, n) for (of, operation, outcome), n in counts.items() if which in (of, "all")]
+        own = [(operation, outcome, n) for (part, operation, outcome), n in counts.items() if which in (part, "all")]
         sums = [sum(n for operation, _, n in own if operation == name) for name in operations]
         rows.append([which, *map(str, sums), *(str(sum(n for _, o, n in own if o == name)) for name in outcomes)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

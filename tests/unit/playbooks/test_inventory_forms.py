@@ -17,7 +17,9 @@ from tests import ROOT
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 
 
-def plan(tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+def run_drivers_playbook(
+    tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any
+) -> subprocess.CompletedProcess[str]:
     """Run drivers.yml for the run `r1`. It has no driver to install, so it only checks the inventory and plans the run."""
     common = {
         "rackproof_profile": "rehearsal",
@@ -40,7 +42,7 @@ def planned_hosts(tmp_path: Path) -> dict[str, tuple[str, str]]:
 
 
 def test_templates_and_variables_of_other_software_are_accepted(tmp_path: Path) -> None:
-    done = plan(
+    done = run_drivers_playbook(
         tmp_path,
         {"a": {"number": 1}, "b": {"number": 2}},
         ansible_host="10.0.0.{{ number }}",
@@ -54,13 +56,13 @@ def test_templates_and_variables_of_other_software_are_accepted(tmp_path: Path) 
 
 
 def test_host_called_localhost_is_planned(tmp_path: Path) -> None:
-    done = plan(tmp_path, {"localhost": None}, ansible_user="nobody-here", rackproof_rack=12)
+    done = run_drivers_playbook(tmp_path, {"localhost": None}, ansible_user="nobody-here", rackproof_rack=12)
     assert done.returncode == 0, done.stdout + done.stderr
     assert planned_hosts(tmp_path) == {"localhost": ("localhost", "12")}
 
 
 @pytest.mark.parametrize("name", ["nvidia_driver_verison", "rackprof_rack", "rackproof_rak"])
 def test_misspelt_variable_is_refused(tmp_path: Path, name: str) -> None:
-    done = plan(tmp_path, {"a": None}, **{name: "x"})
+    done = run_drivers_playbook(tmp_path, {"a": None}, **{name: "x"})
     assert done.returncode == 2
     assert f"unknown variable {name} (did you mean" in " ".join(done.stdout.split() + done.stderr.split())

@@ -13,15 +13,15 @@ import pytest
 import yaml
 
 from schemas.locks import process_start_time
-from tests.unit.playbooks.test_progress import play, run_dir, site
+from tests.unit.playbooks.test_progress import play, playbook_of_tasks, run_dir
 
 __all__ = ["run_dir"]
 FAIL: dict[str, Any] = {"ansible.builtin.command": {"argv": ["false"]}}
 
 
-def playbook(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str]:
+def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str]:
     """Return the command of a playbook that sets the facts of its run, and then has these plays."""
-    command = site(directory, run_dir)
+    command = playbook_of_tasks(directory, run_dir)
     (begin, _) = yaml.safe_load((directory / "play.yml").read_text())
     targets = directory / f"{run_dir.name}.json"
     targets.write_text("[]")
@@ -30,12 +30,12 @@ def playbook(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str
     return command
 
 
-def measure(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
+def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
     """Return a play that measures."""
     return {"name": name, "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": [task]}
 
 
-def report(command: str = "report") -> dict[str, Any]:
+def report_play(command: str = "report") -> dict[str, Any]:
     """Return the last play of a run."""
     task = {"ansible.builtin.debug": {"msg": "reported by the play"}}
     variables = {"_rackproof_last_command": command}
@@ -57,9 +57,11 @@ def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize("plays", [("h1 or h2",), ("h1", "h2")], ids=["in one play", "one after the other"])
 def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, plays: tuple[str, ...]) -> None:
     """The monitoring of the run is stopped, too."""
-    failing = [measure({**FAIL, "when": f"inventory_hostname in '{hosts}'"}, f"Measure {hosts}") for hosts in plays]
+    failing = [
+        measuring_play({**FAIL, "when": f"inventory_hostname in '{hosts}'"}, f"Measure {hosts}") for hosts in plays
+    ]
     with prometheus(run_dir) as server:
-        done = play(playbook(tmp_path, run_dir, *failing, report()), tmp_path)
+        done = play(playbook_of_plays(tmp_path, run_dir, *failing, report_play()), tmp_path)
         assert server.poll() is not None
     assert not (tmp_path / f"{run_dir.name}.json").exists()
     assert "reported by the play" not in done.stdout
@@ -69,7 +71,10 @@ def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, p
 def test_report_of_the_last_play_is_not_written_twice(tmp_path: Path, run_dir: Path) -> None:
     """The last play of this test writes no report, so a report.json would be that of the plugin."""
     done = play(
-        playbook(tmp_path, run_dir, measure({"ansible.builtin.debug": {"msg": "measured"}}), report()), tmp_path
+        playbook_of_plays(
+            tmp_path, run_dir, measuring_play({"ansible.builtin.debug": {"msg": "measured"}}), report_play()
+        ),
+        tmp_path,
     )
     assert "reported by the play" in done.stdout
     assert not (run_dir / "report.json").exists()
@@ -81,15 +86,18 @@ def test_monitoring_is_stopped_only_by_a_playbook_that_ends_the_run(
 ) -> None:
     """The Prometheus that deploy.yml starts must keep running."""
     with prometheus(run_dir) as server:
-        play(playbook(tmp_path, run_dir, measure(FAIL), *[report("scaling")] * has_last_play), tmp_path)
+        play(
+            playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), *[report_play("scaling")] * has_last_play),
+            tmp_path,
+        )
         is_running = server.poll() is None
     assert is_running is not has_last_play
     assert (tmp_path / f"{run_dir.name}.json").exists() is not has_last_play
 
 
 def test_failures_of_every_playbook_of_a_command_are_recorded(tmp_path: Path, run_dir: Path) -> None:
-    command = playbook(tmp_path, run_dir)
-    (tmp_path / "next.yml").write_text(yaml.safe_dump([measure({**FAIL, "name": "Fail"})]))
+    command = playbook_of_plays(tmp_path, run_dir)
+    (tmp_path / "next.yml").write_text(yaml.safe_dump([measuring_play({**FAIL, "name": "Fail"})]))
     play([*command, str(tmp_path / "next.yml")], tmp_path)
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert {event["host"] for event in events if event["what"] == "failed"} == {"h1", "h2"}
@@ -104,21 +112,21 @@ def test_failure_has_the_name_of_the_task_without_its_role(tmp_path: Path, run_d
     tasks.mkdir(parents=True)
     (tasks / "main.yml").write_text(yaml.safe_dump([{**FAIL, "name": "Check the host"}]))
     roles = {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]}
-    play(playbook(tmp_path, run_dir, roles), tmp_path)
+    play(playbook_of_plays(tmp_path, run_dir, roles), tmp_path)
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert {event["task"] for event in events if event["what"] == "failed"} == {"Check the host"}
 
 
 def test_host_that_is_leased_to_another_run_is_marked_as_in_use(tmp_path: Path, run_dir: Path) -> None:
     refused = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
-    play(playbook(tmp_path, run_dir, measure(refused)), tmp_path)
+    play(playbook_of_plays(tmp_path, run_dir, measuring_play(refused)), tmp_path)
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert {event["host"]: event["in_use"] for event in events if event["what"] == "failed"} == {"h1": True, "h2": True}
 
 
 def test_check_mode_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
     with prometheus(run_dir) as server:
-        play([*playbook(tmp_path, run_dir, measure(FAIL), report()), "--check"], tmp_path)
+        play([*playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), report_play()), "--check"], tmp_path)
         is_running = server.poll() is None
     assert is_running
     assert not (run_dir / "report.json").exists()
@@ -126,7 +134,10 @@ def test_check_mode_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
 
 def test_run_that_is_limited_to_some_tags_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
     with prometheus(run_dir) as server:
-        play([*playbook(tmp_path, run_dir, measure(FAIL), report()), "--tags=untagged,run"], tmp_path)
+        play(
+            [*playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), report_play()), "--tags=untagged,run"],
+            tmp_path,
+        )
         is_running = server.poll() is None
     assert is_running
     assert not (run_dir / "report.json").exists()

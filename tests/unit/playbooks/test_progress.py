@@ -21,7 +21,7 @@ PLUGINS = ROOT / "playbooks" / "callback_plugins"
 WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackproof_waits_for": "benchmark"}}
 
 
-def site(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
+def playbook_of_tasks(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
     """Return the command of a playbook on two local hosts that sets the facts of its run."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
@@ -69,7 +69,7 @@ def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Pa
     skip = {"name": "Skip", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h3'"}
     fail = {"name": "Fail", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h2'"}
     excuse = {"name": "Excuse", "ansible.builtin.command": {"argv": ["false"]}, "ignore_errors": True}
-    done = play(site(tmp_path, run_dir, wait, skip, excuse, fail), tmp_path)
+    done = play(playbook_of_tasks(tmp_path, run_dir, wait, skip, excuse, fail), tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     recorded = events(run_dir)
     brief = [(event["what"], event.get("host", event.get("task", ""))) for event in recorded]
@@ -90,7 +90,12 @@ def test_error_after_many_warnings_of_pip_is_recorded(tmp_path: Path, run_dir: P
     error = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
     (tmp_path / "stderr").write_text(f"{warnings}{error}\n")
     script = f"cat {tmp_path / 'stderr'} >&2; exit 1"
-    assert play(site(tmp_path, run_dir, {"name": "pip", "ansible.builtin.shell": script}), tmp_path).returncode == 2
+    assert (
+        play(
+            playbook_of_tasks(tmp_path, run_dir, {"name": "pip", "ansible.builtin.shell": script}), tmp_path
+        ).returncode
+        == 2
+    )
     messages = [json.loads(line).get("message") for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert messages[-2:] == [error, error]
 
@@ -100,7 +105,7 @@ def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Pat
     with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the role plan sets it
         locks.write_line(file, {**vars(claim), "running": []})
     slow = {"name": "Wait", **WAIT, "ansible.builtin.command": {"argv": ["sleep", "4"]}, "changed_when": False}
-    done = play(site(tmp_path, run_dir, slow), tmp_path, RACKPROOF_HEARTBEAT="1")
+    done = play(playbook_of_tasks(tmp_path, run_dir, slow), tmp_path, RACKPROOF_HEARTBEAT="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "benchmark: h1, h2 are measuring, for at most 15 min each" in done.stderr
     assert "benchmark: 0 of 2 hosts done, h1 unknown, h2 unknown, at most 14 min 5" in done.stderr
@@ -110,14 +115,14 @@ def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Pat
 
 def test_killed_attempt_loses_only_its_last_line(tmp_path: Path, run_dir: Path) -> None:
     (run_dir / "progress.jsonl").write_text('{"at": "2026-11-21T04:00:00Z", "what": "end"}\n{"at": "20')
-    assert play(site(tmp_path, run_dir), tmp_path).returncode == 0
+    assert play(playbook_of_tasks(tmp_path, run_dir), tmp_path).returncode == 0
     lines = (run_dir / "progress.jsonl").read_text().splitlines()
     assert lines[1] == '{"at": "20'
     assert json.loads(lines[2])["what"] == "start"
 
 
 def test_check_mode_records_nothing(tmp_path: Path, run_dir: Path) -> None:
-    done = play([*site(tmp_path, run_dir), "--check"], tmp_path, RACKPROOF_HEARTBEAT="1")
+    done = play([*playbook_of_tasks(tmp_path, run_dir), "--check"], tmp_path, RACKPROOF_HEARTBEAT="1")
     assert done.returncode == 0
     assert not (run_dir / "progress.jsonl").exists()
 
@@ -133,7 +138,7 @@ def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())
-    done = play(site(tmp_path, where, {"name": "Continue", **WAIT}), tmp_path, **environment)
+    done = play(playbook_of_tasks(tmp_path, where, {"name": "Continue", **WAIT}), tmp_path, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=1" in done.stdout
     warnings = done.stderr.count("progress is no longer recorded")

@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def reported_run(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert main(["report", str(run)]) == 0
     capsys.readouterr()
     return run
@@ -219,10 +219,12 @@ def test_gangs_rejects_a_host_outside_the_plan(call_verb: CallVerb, run: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "no key\n"])
-def test_file_that_is_no_ssh_key_is_reported_with_the_remedy(call_verb: CallVerb, reported: Path, text: str) -> None:
-    (reported.parent / "key").write_text(text)
-    (reported.parent / "key").chmod(0o600)
-    code, output = call_verb("sign", reported, "--key", "key")
+def test_file_that_is_no_ssh_key_is_reported_with_the_remedy(
+    call_verb: CallVerb, reported_run: Path, text: str
+) -> None:
+    (reported_run.parent / "key").write_text(text)
+    (reported_run.parent / "key").chmod(0o600)
+    code, output = call_verb("sign", reported_run, "--key", "key")
     assert (code, output.startswith("rackproof: key: not an SSH key: give one, such as ~/.ssh/id_ed25519")) == (2, True)
 
 
@@ -251,10 +253,10 @@ def playbook() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def run_in_progress(reported: Path, playbook: subprocess.Popen[bytes]) -> Path:
-    by = locks.claim("r1", reported.parent, playbook.pid, "2026-11-21T04:00:00.000000Z")
-    (reported / run_directory.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
-    return reported
+def run_in_progress(reported_run: Path, playbook: subprocess.Popen[bytes]) -> Path:
+    by = locks.claim("r1", reported_run.parent, playbook.pid, "2026-11-21T04:00:00.000000Z")
+    (reported_run / run_directory.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
+    return reported_run
 
 
 @pytest.mark.parametrize("arguments", [["report"], ["judge", "--write"]])
@@ -269,11 +271,11 @@ def test_report_notes_that_the_run_is_in_progress(
 
 
 def test_report_has_no_note_on_a_finished_run_or_one_locked_by_this_process(
-    reported: Path, capsys: pytest.CaptureFixture[str]
+    reported_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(reported)]) == 0
-    run_lock.acquire(reported)
-    assert main(["report", str(reported)]) == 0
+    assert main(["report", str(reported_run)]) == 0
+    run_lock.acquire(reported_run)
+    assert main(["report", str(reported_run)]) == 0
     assert capsys.readouterr().err == ""
 
 

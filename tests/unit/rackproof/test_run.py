@@ -57,7 +57,7 @@ WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__fi
 """A child of the command: prints where it finds the packages."""
 
 
-def child_of_the_command(directory: Path, **variables: str) -> str:
+def package_locations(directory: Path, **variables: str) -> str:
     """Return where the command and a process that it starts find the packages. `directory` is first in the import path."""
     program = (
         f"import sys, subprocess; sys.path[0] = sys.argv[1]; import rackproof, schemas;"
@@ -72,7 +72,7 @@ def test_packages_of_other_software_do_not_hide_those_of_rackproof(tmp_path: Pat
     for name in ("agent", "schemas"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('other software')")
-    output = child_of_the_command(Path("/nowhere"), PYTHONPATH=str(tmp_path))
+    output = package_locations(Path("/nowhere"), PYTHONPATH=str(tmp_path))
     assert output.count(f"{ROOT}/") == 4
     completed = run(tmp_path, "--help", PYTHONPATH=str(tmp_path))
     assert (completed.returncode, completed.stderr) == (0, "")
@@ -82,7 +82,7 @@ def test_processes_of_a_checkout_that_is_not_installed_find_its_packages(tmp_pat
     for name in ("agent", "rackproof", "schemas"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text((ROOT / name / "__init__.py").read_text())
-    assert child_of_the_command(tmp_path).count(f"{tmp_path}/") == 4
+    assert package_locations(tmp_path).count(f"{tmp_path}/") == 4
 
 
 def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ Outcome = Start | str
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common_start, "MARGIN_S", 0.5, raising=False)
     monkeypatch.setattr(common_start, "GANG_LEAD_S", 0.05)
 

@@ -63,14 +63,14 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, capture in FILES.items():
         (directory / name).write_text((CAPTURES / f"{capture}.txt").read_text())
     (directory / "help").write_text("--use_cuda=<device>")
-    behave(directory)
+    set_behaviour(directory)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
     monkeypatch.setattr(perftest_run, "MARGIN_S", 0.5)
     monkeypatch.setattr(perftest_run, "LISTEN_S", 5.0)
     return directory
 
 
-def behave(directory: Path, **behaviour: str) -> None:
+def set_behaviour(directory: Path, **behaviour: str) -> None:
     sides = {key.replace("_", " ", 1): value for key, value in behaviour.items()}
     (directory / "behaviour").write_text(json.dumps(sides))
 
@@ -195,7 +195,7 @@ def test_port_whose_test_fails_has_one_error_and_the_others_are_measured(
     monkeypatch.setattr(perftest_run, "LISTEN_S", 1.5)
     for number, bus in enumerate(("15", "35")):
         add_adapter(tmp_path, f"mlx5_{number}", bus)
-    behave(programs, **behaviour)
+    set_behaviour(programs, **behaviour)
     observations = measure(tmp_path, monkeypatch, QUICK | {"figures": ["bandwidth", "latency"]})["h1"]
     of_first = [item for item in observations if "mlx5_0" in item["scope"]]
     assert [item["status"] for item in of_first] == ["error", "skipped"]
@@ -206,7 +206,7 @@ def test_port_whose_test_fails_has_one_error_and_the_others_are_measured(
 
 def test_no_process_is_left_after_a_hang(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
-    behave(programs, client_mlx5_0="hang", server_mlx5_0="hang")
+    set_behaviour(programs, client_mlx5_0="hang", server_mlx5_0="hang")
     measure(tmp_path, monkeypatch, QUICK)
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [line for line in lines if str(programs).encode() in line]
@@ -302,7 +302,7 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     monkeypatch.setattr(perftest_run, "LISTEN_S", 1.5)
     for number, bus in enumerate(("15", "35")):
         add_adapter(tmp_path, f"mlx5_{number}", bus)
-    behave(programs, **behaviour)
+    set_behaviour(programs, **behaviour)
     observations = pair(tmp_path, monkeypatch, QUICK | {"figures": ["bandwidth", "latency"]})
     failed = [item for of_host in observations.values() for item in of_host if "mlx5_1" in item["scope"]]
     assert [item["status"] for item in failed] == ["error", "skipped", "skipped"]

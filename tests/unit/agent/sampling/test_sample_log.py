@@ -37,7 +37,7 @@ def figures(telemetry: Telemetry, *args: Any) -> dict[str, Observation]:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the logs so that they are full after 20 s."""
     monkeypatch.setattr(sample_log, "MAX_SAMPLES", 400)
 

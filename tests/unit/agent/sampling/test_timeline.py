@@ -87,14 +87,14 @@ def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: fl
     return merge(plan, evidence, read_packs([]))
 
 
-def data(report: FleetReport) -> dict[str, Any]:
+def embedded_data(report: FleetReport) -> dict[str, Any]:
     """Return the data that is embedded in the page."""
     result = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_html(report), re.DOTALL)
     assert result
     return dict(json.loads(result[1]))
 
 
-def of_record(trace: Trace) -> Record:
+def record_with_trace(trace: Trace) -> Record:
     """Return a host's record with this trace."""
     alone = builders.records(ALONE, "h1")[0]
     return replace(alone, launches=(replace(alone.launches[0], timeline=trace),))
@@ -119,7 +119,9 @@ def test_eight_gpus_add_little_to_a_record() -> None:
 
     trace = launch_trace(47, gpus=8, **{f"gpu{index}": varying_sample for index in range(8)})
     assert all(len(words.split()) == 47 for gpu in trace.gpus.values() for words in gpu.values())
-    added = len(documents.text(to_json(of_record(trace)))) - len(documents.text(to_json(of_record(launch_trace(1)))))
+    added = len(documents.text(to_json(record_with_trace(trace)))) - len(
+        documents.text(to_json(record_with_trace(launch_trace(1))))
+    )
     assert added < 15_000
 
 
@@ -177,7 +179,7 @@ def test_record_is_valid_and_both_readers_return_it_unchanged() -> None:
     trace = replace(
         launch_trace(100, gpus=8, gpu3=lambda at: LOST if at > 50 else gpu_sample(at)), began_s={"gemm": 3.2}
     )
-    text = documents.text(to_json(of_record(trace))).encode()
+    text = documents.text(to_json(record_with_trace(trace))).encode()
     document = documents.checked(text, "record", source="a record")
     assert record_from_json(document).launches[0].timeline == trace
     fast = quick.Reader().record(text)
@@ -342,7 +344,7 @@ def test_bucket_between_two_gaps_is_visible(plan: Plan) -> None:
 
 def test_host_page_has_a_sparkline_per_gpu_and_figure(plan: Plan) -> None:
     trace = replace(launch_trace(60, gpus=2), began_s={"gemm": 3.0, "stress": 30.0})
-    page_data = data(with_trace(plan, trace))
+    page_data = embedded_data(with_trace(plan, trace))
     numbers = {name: str(number) for number, name in enumerate(page_data["names"])}
     assert "traces" not in page_data["pages"][numbers["h2"]]
     [[stage, ends, begun, benchmarks, columns, parts, more]] = page_data["pages"][numbers["h1"]]["traces"]
@@ -361,7 +363,7 @@ def test_host_page_has_a_sparkline_per_gpu_and_figure(plan: Plan) -> None:
 @pytest.mark.parametrize(("bucket_s", "duration_s"), [(0.001, 1.7e308), (1e6, 0.0)])
 def test_impossible_times_do_not_break_the_report(bucket_s: float, duration_s: float, plan: Plan) -> None:
     report = with_trace(plan, Trace(bucket_s=bucket_s, gpus={"0": {"power_w": "5-9+3 . 700"}}), duration_s=duration_s)
-    assert data(report)
+    assert embedded_data(report)
     [drawn] = launch_traces(report.hosts[0])
     assert "(0 to 700)" in drawn.gpus[0].figures[0]
 
@@ -376,7 +378,7 @@ def test_last_launch_with_a_trace_is_drawn(plan: Plan) -> None:
 
 def test_host_without_trace_has_no_plots(plan: Plan) -> None:
     for report in (rehearsal(), with_trace(plan, None)):
-        assert not any("traces" in page for page in data(report)["pages"].values())
+        assert not any("traces" in page for page in embedded_data(report)["pages"].values())
 
 
 def test_only_hosts_with_findings_have_plots_if_there_are_many_hosts() -> None:
@@ -390,7 +392,7 @@ def test_only_hosts_with_findings_have_plots_if_there_are_many_hosts() -> None:
     evidence["h3"] = builders.with_observations(
         evidence["h3"], lambda item: None if item.name == "gemm.throughput" else item
     )
-    page_data = data(merge(many, evidence, read_packs([])))
+    page_data = embedded_data(merge(many, evidence, read_packs([])))
     with_plots = {page_data["names"][int(number)]: bool(page["traces"]) for number, page in page_data["pages"].items()}
     assert with_plots == {name: name == "h3" for name in page_data["names"]}
 
