@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 Labels = Mapping[str, str]
@@ -110,6 +111,7 @@ def scope(labels: Labels) -> str:
     )
 
 
+@lru_cache(maxsize=4096)  # most labels are the same in every reading and every snapshot
 def _scope_value(text: str) -> str:
     if len(text) > MAX_LABEL_LENGTH:
         text = f"{text[: MAX_LABEL_LENGTH - 9]}_{zlib.crc32(text.encode(errors='replace')):08x}"

@@ -542,15 +542,29 @@ class _HostJudge:
 
 
 class PartReader:
-    """Reads records that share most of their parts with those of an accepted run. These parts are decoded once."""
+    """Reads records that share most of their parts with those of an accepted run. These parts are decoded once.
+
+    Equal metrics are one object, as in the records that `rackproof report` reads.
+    """
 
     def __init__(self, documents: Iterable[Json]) -> None:
         self._metrics: dict[int, Metric] = {}
         self._observations: dict[int, Observation] = {}
+        self._lists: dict[int, tuple[Metric, ...]] = {}
+        """`id` of the metrics of a snapshot, if all are valid -> the metrics."""
+        equal: dict[str, Metric | None] = {}
         for document in documents:
-            for metric in (metric for taken in document.get("snapshots", ()) for metric in taken["metrics"]):
-                if read := _metric(metric):
-                    self._metrics[id(metric)] = read
+            for snapshot in document.get("snapshots", ()):
+                for metric in snapshot["metrics"]:
+                    text = json.dumps(metric)
+                    if text not in equal:
+                        equal[text] = _metric(metric)
+                    if read := equal[text]:
+                        self._metrics[id(metric)] = read
+                if all(id(metric) in self._metrics for metric in snapshot["metrics"]):
+                    self._lists[id(snapshot["metrics"])] = tuple(
+                        self._metrics[id(metric)] for metric in snapshot["metrics"]
+                    )
             for item in document.get("observations", ()):
                 self._observations[id(item)] = observation_from_json(item)
 
@@ -571,10 +585,13 @@ class PartReader:
             return None
         snapshots = []
         for each, without in zip(taken, outer.get("snapshots", ()), strict=True):
-            metrics = [self._metrics.get(id(metric)) or _metric(metric) for metric in each["metrics"]]
-            if None in metrics:
-                return None
-            snapshots.append((without, tuple(metrics)))
+            metrics = self._lists.get(id(each["metrics"]))
+            if metrics is None:
+                read = [self._metrics.get(id(metric)) or _metric(metric) for metric in each["metrics"]]
+                metrics = tuple(metric for metric in read if metric)
+                if len(metrics) < len(read):
+                    return None
+            snapshots.append((without, metrics))
         record = replace(record_from_parts(outer, snapshots, ()), observations=tuple(observations))  # type: ignore[arg-type]
         return None if record_problem(record) else record
 

@@ -37,9 +37,9 @@ def _has_ports(snapshot: Snapshot) -> bool:
 
 
 def _with_totals(snapshot: Snapshot) -> Snapshot:
-    if not _has_ports(snapshot):
-        return snapshot
     readings = {metric.name: metric.values for metric in snapshot.metrics if metric.name in _READINGS}
+    if not readings.get("infiniband.link_layer"):
+        return snapshot
     up = [scope for scope in readings["infiniband.link_layer"] if _is_up(readings, scope)]
     if unread := [scope for scope in readings["infiniband.link_layer"] if not _is_read(readings, scope)]:
         reason = f"{ERROR}: the state of {', '.join(unread)} was not read"

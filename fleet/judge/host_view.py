@@ -33,8 +33,6 @@ class HostView:
         self.plan = plan
         self.host = host
         self.evidence = evidence
-        self.observations = ObservationIndex(evidence)
-        self.lookup = ObservationLookup(self.observations)
         self.snapshot_phases = [(snapshot.stage, snapshot.phase) for snapshot in evidence.snapshots()]
         phases = self.snapshot_phases
         self.first_snapshot, self.last_snapshot = (phases[0], phases[-1]) if phases else (("", ""), ("", ""))
@@ -47,6 +45,16 @@ class HostView:
         """Packs of the operator. A criterion of theirs that matches nothing is a mistake, never a pass."""
         self.expected = plan.expected_of(host)
         self.accepted = AcceptedRecord(evidence.baseline, self.gpus)
+
+    @cached_property
+    def observations(self) -> ObservationIndex:
+        """Return the observations of the host by name."""
+        return ObservationIndex(self.evidence)
+
+    @cached_property
+    def lookup(self) -> ObservationLookup:
+        """Return the observations of the host by what the plan expects."""
+        return ObservationLookup(self.observations)
 
     @cached_property
     def nvlink_domain(self) -> str:

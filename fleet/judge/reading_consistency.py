@@ -142,9 +142,9 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
 
     If the first snapshot lacks a reading, all others are irregular.
     """
-    known: dict[str, set[str]] = defaultdict(set)
+    known: dict[str, dict[int, Metric]] = defaultdict(dict)
     for metric in (metric for snapshot in full for metric in snapshot.metrics):
-        known[metric.name].update(metric.values, metric.absent)
+        known[metric.name][id(metric)] = metric
     during = {metric.name for snapshot in irregular if snapshot.phase not in FULL_PHASES for metric in snapshot.metrics}
     for name in sorted(during - known.keys())[:3]:
         yield name, "host", "read only during a launch", ""
@@ -153,14 +153,20 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
         when = f"missing in the snapshot {snapshot.phase} {snapshot.stage}, but other snapshots of the record have it"
         here = {metric.name: metric for metric in snapshot.metrics}
         is_log_read = LOG_READ in here and bool(here[LOG_READ].values)
-        present = {scope for metric in snapshot.metrics for scope in (*metric.values, *metric.absent)}
-        for name, scopes in known.items():
+        present: set[str] = set()
+        for name, metrics in known.items():
             if name not in here:
                 if is_full or _is_in_every_snapshot(name):
                     yield name, "host", when, snapshot.stage
                 continue
             metric = here[name]
-            for scope in sorted(scopes - metric.values.keys() - metric.absent.keys()):
+            if len(metrics) == 1 and id(metric) in metrics:
+                continue
+            scopes = {scope for each in metrics.values() for scope in (*each.values, *each.absent)}
+            missing = scopes - metric.values.keys() - metric.absent.keys()
+            if missing and not present:
+                present = {scope for each in snapshot.metrics for scope in (*each.values, *each.absent)}
+            for scope in sorted(missing):
                 if _is_there(name, scope, present, is_log_read=is_log_read) and not _has_port(metric, scope):
                     yield name, scope, when, snapshot.stage
 
