@@ -250,6 +250,18 @@ def _version(value: object) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else (str(value), 0)
 
 
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "empty",
+}
+"""Type in a schema -> its name in a message."""
+
+
 def explain(error: ValidationError) -> str:
     """Return a schema error as a message for the operator, with the nearest valid name for a wrong one."""
     where = ".".join(str(step) for step in error.absolute_path) or "the document"
@@ -273,6 +285,12 @@ def explain(error: ValidationError) -> str:
     if error.validator == "minLength":
         least = int(str(error.validator_value))
         return f"{where}: {error.instance!r} is too short: give {least} character{'s' * (least > 1)} or more"
+    if error.validator == "type":
+        wanted = [error.validator_value] if isinstance(error.validator_value, str) else error.validator_value
+        kinds = " or ".join(_KINDS[str(kind)] for kind in cast("list[Any]", wanted))
+        if error.instance is None:
+            return f"{where}: no value: give {kinds}"
+        return f"{where}: {repr(error.instance)[:150]} is not {kinds}{_as_text(where, error)}"
     about = str(error.schema.get("description", "")) if isinstance(error.schema, dict) else ""
     if error.validator == "pattern" and about:
         return f"{where}: {_USER_INFO.sub('//***@', repr(error.instance))}: {about}"

@@ -187,7 +187,7 @@ def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.Ca
     ("change", "message"),
     [
         (lambda report: {**report, "verdicts": report["verdicts"][1:]}, "report.json does not match the records: "),
-        (lambda report: {**report, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
+        (lambda report: {**report, "verdicts": "none"}, "report.json: verdicts: 'none' is not a list"),
         (lambda report: {**report, "more": 1}, "report.json: the document: unknown more"),
     ],
     ids=["lacks a verdict", "another type", "unknown field"],

@@ -213,7 +213,7 @@ def soak(**columns: list[float]) -> Damage:
         (record(lambda document: document["gpus"][0].update(index=True)), "index"),
         (
             record(lambda document: document["gpus"][0].update(index=0.0)),
-            "index: 0.0 is not of type 'integer': write 0",
+            "index: 0.0 is not a whole number: write 0",
         ),
         (record(lambda document: document["observations"][0].update(value=float("nan"))), "NaN"),
         (record(lambda document: document["observations"][0].update(value=[1])), "value"),
@@ -360,7 +360,7 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Damage:
         ),
         (
             plan(lambda document: document["hosts"][0].update(devices=[0.0])),
-            "hosts.0.devices.0: 0.0 is not of type 'integer'",
+            "hosts.0.devices.0: 0.0 is not a whole number",
         ),
     ],
 )

@@ -109,10 +109,10 @@ def test_plan_of_a_cell_has_its_gpus_and_settings(tmp_path: Path) -> None:
     [
         ({"matrix": [{"hosts": [1]}]}, "study.matrix.0: 'gpus' is a required property"),
         ({"matrix": [{"gpus": [0]}]}, "study.matrix.0.gpus.0: 0 is less than the minimum of 1"),
-        ({"matrix": [{"gpus": [2.0]}]}, "study.matrix.0.gpus.0: 2.0 is not of type 'integer': write 2"),
+        ({"matrix": [{"gpus": [2.0]}]}, "study.matrix.0.gpus.0: 2.0 is not a whole number: write 2"),
         ({"matrix": [{"gpus": [1], "cpu": [1]}]}, "unknown cpu (did you mean cpus?)"),
         ({"matrix": [{"gpus": [1], "precision": ["bf61"]}]}, "'bf61' is not one of fp32, bf16 (did you mean bf16?)"),
-        ({"matrix": [{"gpus": [1], "batch_size": ["64"]}]}, "batch_size.0: '64' is not of type 'integer'"),
+        ({"matrix": [{"gpus": [1], "batch_size": ["64"]}]}, "batch_size.0: '64' is not a whole number"),
         (
             {"matrix": [{"gpus": [1, 2], "batch_size": list(range(1, 52))}]},
             "the matrix has 102 cells; the maximum is 100",
