@@ -47,6 +47,10 @@ REMEDIES = (
         "allow the account sudo on the host, or set ansible_user to an account with sudo",
     ),
     (
+        r"/bin/rackproof: No such file or directory",
+        "the agent is not installed on the host, or rackproof_prefix has changed: run the playbook without --tags",
+    ),
+    (
         r"python[\d.]*'?: (not found|No such file or directory)|module interpreter .* was not found",
         "this Python is not on the host: install python3, or set ansible_python_interpreter and rackproof_python to an "
         "installed one",

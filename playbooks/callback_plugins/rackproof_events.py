@@ -182,7 +182,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._passed_hosts: set[str] = set()
         self._failed_hosts: set[str] = set()
         self._ends_run = False
-        self._is_ours = self._has_run = self._has_run_tagged = False
+        self._is_ours = self._has_run = self._has_run_tagged = self._has_failed = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Begin an attempt at the run, and find the command that must end it, even if its plays fail."""
@@ -253,6 +253,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """Record a failure of the host, or of the control node if the task has `run_once`."""
         if not ignore_errors:
+            self._has_failed = True
             self._record_failure(result, "failed")
         if not result.task.run_once:
             self._progress.write({"what": "ok" if ignore_errors else "failed", "host": result.host.get_name()})
@@ -281,7 +282,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             sys.exit(USAGE)  # Ansible ends with 0 if no host matches
 
     def _reason_without_tasks(self) -> str:
-        """Return why nothing was done, and the remedy; empty if tasks ran. With tag options, the tag `always` does not count."""
+        """Return why nothing was done, and the remedy; empty if tasks ran.
+
+        With tag options, tasks with the tag `always` do not count, unless one failed: then Ansible has reported why.
+        """
         chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
         skipped = list(context.CLIARGS.get("skip_tags") or ())
         given = {"--limit": context.CLIARGS.get("subset"), "--tags": ",".join(chosen), "--skip-tags": ",".join(skipped)}
@@ -289,7 +293,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if not self._has_run:
             within = f" with {options}" if options else ""
             return f"nothing was done: no task ran on a host of the group gpu_hosts{within}: correct the inventory or the options"
-        if (chosen or skipped) and not self._has_run_tagged:
+        if (chosen or skipped) and not self._has_run_tagged and not self._has_failed:
             return f"nothing was done: {options} selects no task of this playbook: the tags are {', '.join(TAGS)}"
         return ""
 

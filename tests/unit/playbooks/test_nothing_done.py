@@ -39,7 +39,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
     ("playbook", "options", "message"),
     [
         ("acceptance", ["--tags", "nothing"], "nothing was done: --tags nothing selects no task of this playbook"),
-        ("report", ["--tags", "install"], "nothing was done: --tags install selects no task of this playbook"),
+        ("gang", ["--tags", "install"], "nothing was done: --tags install selects no task of this playbook"),
         ("acceptance", ["--limit", "localhost"], "no task ran on a host of the group gpu_hosts with --limit localhost"),
         ("acceptance", ["--limit", "w1"], "no task ran on a host of the group gpu_hosts with --limit w1"),
         ("stop", ["--limit", "w1"], "no task ran on a host of the group gpu_hosts with --limit w1"),
@@ -65,7 +65,7 @@ def test_inventory_without_the_group_ends_with_64(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("playbook", "options"),
-    [("drivers", []), ("acceptance", ["--list-tasks"]), ("acceptance", ["--tags", "report", "--check"])],
+    [("drivers", []), ("acceptance", ["--list-tasks"])],
 )
 def test_playbook_that_had_something_to_do_ends_with_0(tmp_path: Path, playbook: str, options: list[str]) -> None:
     done = play(tmp_path, playbook, *options)
@@ -92,3 +92,15 @@ def test_removal_of_a_schedule_that_does_not_exist_needs_no_root(tmp_path: Path)
     done = play(tmp_path, "schedule", "-e", "rackproof_schedule_state=absent", *options)
     assert done.returncode == 2
     assert "/nonexistent" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("playbook", "options"), [("acceptance", ["--tags", "report"]), ("report", [])])
+def test_only_a_run_that_exists_is_judged(tmp_path: Path, playbook: str, options: list[str]) -> None:
+    done = play(tmp_path, playbook, *options, "-e", "rackproof_run_id=r1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"there is no run {tmp_path}/runs/r1 to judge" in " ".join(done.stdout.split())
+    assert not (tmp_path / "runs").exists()
+    plan = [sys.executable, ROOT / "rackproof", "plan", "-i", tmp_path / "hosts.yml", "--run-dir", tmp_path / "runs/r1"]
+    subprocess.run(plan, check=True, capture_output=True)
+    done = play(tmp_path, playbook, *options, "--check", "-e", "rackproof_run_id=r1")
+    assert done.returncode == 0, done.stdout + done.stderr

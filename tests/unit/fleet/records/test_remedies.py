@@ -20,6 +20,10 @@ from fleet.records.remedies import with_remedy
         ("ERROR: No matching distribution found for pyyaml<7,>=6.0", "docs/air-gapped.md"),
         ("on a controller: [Errno 2] No such file or directory: b'ssh'", "'ssh': the control node has no SSH client"),
         ("ERROR: Ansible requires the locale encoding to be UTF-8; Detected None.", "export LC_ALL=C.UTF-8"),
+        (
+            "/opt/rackproof/bin/rackproof: No such file or directory",
+            "directory: the agent is not installed on the host",
+        ),
         ("ssh: connect to host h1 port 22: Connection refused", "refused: check that ssh reaches the host"),
         (
             "NewConnectionError: [Errno 113] No route to host ERROR: No matching distribution found for torch==2.8.0",
