@@ -64,7 +64,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("pcie_fatal", _FATAL_RECEIVED),
     ("pcie_lost", rf"[\w-]+ {_PCI}: (?:Unable to change|can't change|Refused to change) power state.*inaccessible"),
     ("pcie_contained", rf"(?:pcieport|pci) {_PCI}: DPC: containment event"),
-    ("gpu_reset_required", r"NVRM: .*\[NV_ERR_RESET_REQUIRED\]"),
+    ("gpu_reset_required", r"NVRM: .*(?:\[NV_ERR_RESET_REQUIRED\]|GPU marked for reset)"),
+    ("gpu_lost", r"NVRM: .*\[NV_ERR_GPU_IS_LOST\]"),
     ("memory_uncorrected", r"(?:mce: )?Uncorrected hardware memory error|Memory failure: 0x[0-9a-f]+: "),
     ("hardware_error", r"NMI: (?:PCI system error|IOCK error)"),
     ("soft_lockup", r"(?:NMI )?(?:watchdog: )?BUG: soft lockup - CPU#(?P<processor>\d+) stuck"),
@@ -109,7 +110,8 @@ _BAD_PAGE = re.compile(
 )
 _PAGE_BITS = 12
 """Bits of an address within its page, on x86; only x86 writes the message with an address."""
-_EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) .*? on (\S+)")
+_EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) (?:.*? )?on (?:(?:any|unknown) memory|(.+?))(?: \(|$)")
+"""Some drivers, such as that of AMD processors, write no text before `on`. One error can be on `A or B`."""
 _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
 EVENTS = tuple(
     sorted(
@@ -201,7 +203,7 @@ class EventCounts:
             self._count(*machine_check, uptime)
         elif edac := _EDAC.match(message):
             event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
-            self._count(event, ("dimm", edac[3]), uptime, int(edac[1]))
+            self._count(event, ("dimm", edac[3]) if edac[3] else HOST_PART, uptime, int(edac[1]))
         elif line := _RECORD_LINE.match(message):
             self._read_record(line[1] or "", line[2], uptime)
         elif parsed := parse_event(message):

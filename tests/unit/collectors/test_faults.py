@@ -230,6 +230,8 @@ EVENTS = {
                   f"mlx5_core {links.HCAS[5]}: Unable to change power state from D3cold to D0, device inaccessible"),
     "gpu_reset_required": ("event=gpu_reset_required",
                            "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062)"),
+    "gpu_lost": ("event=gpu_lost",
+                 "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F)"),
     "memory_uncorrected": ("dimm=P1-DIMMC1,event=memory_uncorrected",
                            *(line.replace("corrected", "recoverable").replace("{3}", "{9}") for line in MEMORY_ERROR)),
     "hardware_error": ("event=hardware_error", "{5}[Hardware Error]: event severity: recoverable",
