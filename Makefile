@@ -47,7 +47,10 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 	@echo $(GPUS)
 
 dev: $(STAMP) ## Create the virtual environment
+# Otherwise an environment of an old Python would remain, and be used after another one is chosen.
 $(MADE):
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and Rackproof needs 3.11 or newer: " \
+	  "choose another, such as: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(TOOLS): pyproject.toml | $(MADE)

@@ -117,6 +117,19 @@ def test_terminal_without_utf_8_gets_the_whole_output(encoding: str) -> None:
     assert rb"\u2265" in done.stdout
 
 
+@pytest.mark.parametrize(("minor", "code"), [(10, 2), (11, 0)])
+def test_make_refuses_an_old_python_before_it_creates_an_environment(tmp_path: Path, minor: int, code: int) -> None:
+    python = tmp_path / "python"
+    version = f"import sys; sys.version_info = (3, {minor}, 2)"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exec mkdir -p "$3/bin"\nexec {sys.executable} -c "{version}\n$2"\n')
+    python.chmod(0o755)
+    command = ["make", "-C", str(ROOT), f"{tmp_path}/venv/bin/pip", f"VENV={tmp_path}/venv", f"PYTHON={python}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert (f"{python} is Python 3.{minor}, and Rackproof needs 3.11 or newer" in done.stderr) == bool(code)
+    assert (tmp_path / "venv").exists() == (not code)
+
+
 def test_values_that_look_like_options_are_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
