@@ -11,7 +11,7 @@ from typing import Any
 from fleet.judge.criteria import read_pack
 from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
-from schemas.catalogue import output_of
+from schemas.catalogue import Expectation, output_of
 from schemas.plans import Plan, PlannedHost, expectations
 from schemas.readings import BMC, READINGS
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Snapshot
@@ -32,7 +32,13 @@ HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.nvlink.active_links": ("1", 18),
 }
 """Reading of a healthy GPU -> its unit and value."""
-NEVER_ABSENT: dict[str, Any] = {"host.module.nouveau": False, "storage.state.read_only": False, "storage.disk.count": 2}
+NEVER_ABSENT: dict[str, Any] = {
+    "clock.synchronized": True,
+    "host.memory.total": 2 << 40,
+    "host.module.nouveau": False,
+    "storage.disk.count": 2,
+    "storage.state.read_only": False,
+}
 """Values of readings that every host must have."""
 RATES = {
     "gemm.throughput": {
@@ -110,7 +116,7 @@ FIGURES_BY_SUFFIX: dict[str, Any] = {
     "wrong_losses": 0,
     "wrong_parameters": 0,
     "misread_bytes": 0,
-    "busbw": 3.66e11,
+    "busbw": 4.8e11,
     "algbw": 2.4e11,
     "latency": 2e-5,
     "graph_latency": 1e-5,
@@ -119,8 +125,12 @@ FIGURES_BY_SUFFIX: dict[str, Any] = {
     "identical": True,
 }
 """Last part of a name -> value, for names that are not in FIGURES."""
-EXTRA_PARAMS = {"host_copy.bandwidth": {"numa": "local"}, "dataloader.sufficiency": {"network": "resnet18"}}
-"""Parameters that benchmarks report in addition to those of the plan."""
+EXTRA_PARAMS = {
+    "host_copy.bandwidth": {"numa": "local"},
+    "dataloader.sufficiency": {"network": "resnet18"},
+    "fashion_mnist.accuracy": {"data": "fashion-mnist", "epochs": 20},
+}
+"""Parameters that benchmarks report in addition to those of the plan. `_extra_params` has more."""
 SOFTWARE = {"torch": "2.11.0", "cuda": "13.0", "nccl": "2.28.9", "cudnn": "91900"}
 
 
@@ -259,7 +269,7 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
             unit=_unit(item.name),
             status=MEASURED,
             value=_value(item.name, item.params),
-            params={**_world(of, planned, stage), **EXTRA_PARAMS.get(item.name, {}), **item.params},
+            params={**_world(of, planned, stage), **_extra_params(planned, item), **item.params},
         )
         for item in of.expected_of(planned)
         if item.stage == stage
@@ -284,6 +294,15 @@ def node_figures(scope: str, stage: str = "benchmark") -> list[Observation]:
 def _world(of: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
     """Return the number of ranks that take part in a stage, as a parameter."""
     return {"world_size": of.ranks(of.gangs()[host.gang]) if stage == "gang" else len(host.devices)}
+
+
+def _extra_params(host: PlannedHost, item: Expectation) -> Mapping[str, Any]:
+    """Return the parameters that a benchmark reports in addition to those of the plan."""
+    if item.name.startswith("collective.") and "placement" in item.params:
+        return {name: FIGURES[f"collective.{name}"] for name in ("transport", "nvls")}
+    extra = EXTRA_PARAMS.get(item.name, {})
+    sharing = item.params.get("sharing") if item.name == "host_copy.bandwidth" else None
+    return {**extra, "devices": len(host.devices) if sharing == "all_gpus" else 1} if sharing else extra
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_prob
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.catalogue import settings as settings_of
@@ -186,6 +187,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
     problems += _wrong_participants(view, items)
     products, ratios = _relations(items)
     problems += _without_ranks(items)
+    problems += _without_judged_params(view, items)
     return FigureStructure(
         problems=tuple(problems),
         most=tuple(most),
@@ -375,6 +377,28 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
         if item.status == MEASURED and item.name in STATED:
             for value in stated[(*_measurement(item), STATED[item.name])]:
                 yield position, value
+
+
+def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
+    """Yield each figure that escapes a shipped criterion because it lacks a parameter by which the criterion selects figures.
+
+    Ranks state all of these parameters. Only a choice of NCCL may be unknown: then the figure that states it is absent too.
+    """
+    selecting = [criterion for criterion in view.shipped_criteria.values() if criterion.where]
+    measured = {(*_measurement(item), item.name) for item in items if item.status == MEASURED and item.name in STATED}
+    for position, item in enumerate(items):
+        for criterion in selecting if item.status == MEASURED else ():
+            missing = criterion.where.keys() - item.params.keys()
+            if not missing or not criterion.matches_name(item.name):
+                continue
+            missing -= Scope.parse(item.scope).labels.keys()
+            for name, key in STATED.items():
+                if name.startswith(f"{_benchmark(item)}.") and (*_measurement(item), name) not in measured:
+                    missing -= {key}
+            others = {key: value for key, value in criterion.where.items() if key not in missing}
+            if missing and matches(replace(criterion, where=others), item):
+                yield position, f"it does not state {', '.join(sorted(missing))}, by which {criterion.id} judges it"
+                break
 
 
 def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:

@@ -1,7 +1,7 @@
-"""Check that copies between a GPU and the memory of its host state which NUMA node the memory was on.
+"""Check which NUMA node copies between a GPU and the memory of its host used, and how many GPUs copied at once.
 
 Memory of another node, or of an unknown one, is slower, and has a lower floor. So a slow link to a GPU passes if its copies are
-said to be of such memory.
+said to be of such memory. Copies of more than eight GPUs at once have no floor, because these may share links.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCAL, REMOTE, UNKNOWN = "local", "remote", "unknown"
 
 
 def locality_problems(view: HostView) -> Iterator[Problem]:
-    """Yield each copy whose parameter `numa` contradicts other copies of the GPU, or the readings of the host.
+    """Yield each copy whose parameter `numa` or `devices` contradicts other copies of the GPU, or the host.
 
     Copies of memory of another node are measured in addition to those of the GPU's own node. The node of a GPU is unknown only
     if the host has several nodes and does not report which of them is the GPU's.
@@ -30,8 +30,10 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
     nodes_of_gpus, nodes = view.observations.last_values(NODE_OF_GPU), view.observations.last_values(NODES).get("host")
     for item in copies:
         numa, node = item.params.get("numa"), nodes_of_gpus.get(item.scope)
-        reason = ""
-        if numa not in (LOCAL, REMOTE, UNKNOWN):
+        reason, devices = "", item.params.get("devices")
+        if isinstance(devices, int) and devices > len(view.host.devices):
+            reason = f"copies of {devices} GPUs at once, but the host has {len(view.host.devices)}"
+        elif numa not in (LOCAL, REMOTE, UNKNOWN):
             reason = f"its parameter numa is {numa}, expected {LOCAL}, {REMOTE} or {UNKNOWN}"
         elif numa == REMOTE and _copy(item) not in local:
             reason = "the copy is of memory of another NUMA node, but the record has none of the GPU's own node"

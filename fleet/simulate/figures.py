@@ -32,6 +32,8 @@ MIN_NVLS_RANKS = 8
 """NCCL uses NVLink SHARP with the eight GPUs of a host; on the four GPUs that were measured, NVLink SHARP was off."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
 """Figure -> seed that shuffles its levels, so that the GPU with the highest throughput does not have the best value here too."""
+HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")
+"""Figures that state how many GPUs of the host copied at once."""
 _RATES = ("throughput", "flops")
 """Last parts of the names of rates that all ranks produce together, so that they depend on the number of ranks."""
 
@@ -125,6 +127,8 @@ def _bodies(
         params |= dict(expectation.params)
         if expectation.scope == "world" or benchmark == "transformer":
             params["world_size"] = group.ranks
+        if expectation.name in HOST_COPIES:
+            params["devices"] = group.ranks_per_host if params["sharing"] == "all_gpus" else 1
         if "unsupported" in figure:
             absent = {"unit": figure["unit"], "status": UNSUPPORTED, "params": params, "reason": figure["unsupported"]}
             yield lambda _draw_group, absent=absent: absent

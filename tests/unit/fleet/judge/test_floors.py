@@ -431,9 +431,10 @@ def host_rates(model: str, count: int, links: int) -> list[Observation]:
     for direction in (*DIRECTIONS, "both_ways"):
         share = 1.4 if direction == "both_ways" else 0.62 if model in ("t4", "gb200", "gh200", "gh200-144") else 0.78
         for numa in ("local", "unknown"):
-            params: dict[str, Value] = {"direction": direction, "numa": numa, "devices": count}
-            figures.append(rate("host_copy.bandwidth", host_link * share, sharing="alone", **params))
-            figures.append(rate("host_copy.bandwidth", host_link * 1.13 / max(count, 2), sharing="all_gpus", **params))
+            params: dict[str, Value] = {"direction": direction, "numa": numa}
+            figures.append(rate("host_copy.bandwidth", host_link * share, sharing="alone", devices=1, **params))
+            together = host_link * 1.13 / max(count, 2)
+            figures.append(rate("host_copy.bandwidth", together, sharing="all_gpus", devices=count, **params))
     for first, second in itertools.permutations(range(min(count, 3)), 2):
         for direction, share in (("one_way", 0.81), ("both_ways", 1.62)):
             value = nvlink * share if links else host_link * share * 0.7
@@ -445,7 +446,7 @@ def host_rates(model: str, count: int, links: int) -> list[Observation]:
         share = (0.596 if count == 2 else 0.65) if op != "all_reduce" else 0.69 if count == 2 else 0.72
         share = 0.35 if size < GIB else share
         params = {"world_size": count, "size_bytes": size, "placement": "in_place"}
-        own = _expectation_of_the_model(model, f"collective.{op}.busbw", params) * share_of_links
+        own = _expectation_of_the_model(model, f"collective.{op}.busbw", params | {"nvls": True}) * share_of_links
         value = max(nvlink * share, own) if links else host_link * 0.11
         figures.append(figure(f"collective.{op}.busbw", value, scope="host", **params))
     return figures

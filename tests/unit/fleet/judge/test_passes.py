@@ -802,8 +802,9 @@ def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
     def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
         def change(record: Record) -> Record:
             reading = next(reading for reading in record.observations if reading.name == "collective.all_reduce.busbw")
-            way = builders.observation("collective.transport", transport, scope=reading.scope, **reading.params)
-            return with_more(replace(way, stage=reading.stage))(gang_figure(reading.name, speed)(record))
+            params = {**reading.params, "transport": transport}
+            way = builders.observation("collective.transport", transport, scope=reading.scope, stage=reading.stage)
+            return with_more(replace(way, params=params))(gang_figure(reading.name, speed, params=params)(record))
 
         return change
 
