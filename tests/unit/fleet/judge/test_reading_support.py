@@ -1,8 +1,8 @@
-"""Test that a reading of a GPU that is unsupported, although GPUs of its kind have it, is missing evidence."""
+"""Test that a reading that a GPU or host does not support, although others of its kind have it, is missing evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from fleet.judge.gather import gather
 from fleet.judge.judge import host_views, judge
 from fleet.judge.reading_support import ReadingSupport
 from schemas.plans import Plan
-from schemas.records import UNSUPPORTED, Metric, Record
+from schemas.records import UNSUPPORTED, Metric, Record, Snapshot
 from schemas.reports import INCONCLUSIVE, Verdict
 from tests import builders
 
@@ -103,3 +103,117 @@ def test_counts_of_hosts_can_be_merged() -> None:
         merged.update(gather(Planned(PLAN), [view]).support)
     assert [item.scope for item in merged.judge(views[1])] == ["gpu=1"]
     assert not [item for view in (views[0], views[2]) for item in merged.judge(view)]
+
+
+PORTS = ("hca=mlx5_0,port=1", "hca=mlx5_1,port=1")
+READINGS_OF_PORTS = {"infiniband.state": "ACTIVE", "infiniband.symbol_error": 0}
+
+
+def fleet_with_ports(change: Callable[[Metric], Metric | None], of: Plan = PLAN) -> dict[str, Evidence]:
+    """Return a healthy fleet whose hosts have two ports, with `change` applied to the readings of h2; None removes one."""
+
+    def metrics(host: str, taken: Snapshot) -> Iterator[Metric]:
+        others = [item for item in taken.metrics if item.name not in READINGS_OF_PORTS]
+        ports = [
+            Metric(name=name, unit="1", values=dict.fromkeys(PORTS, value)) for name, value in READINGS_OF_PORTS.items()
+        ]
+        for metric in (*others, *ports):
+            changed = change(metric) if host == "h2" else metric
+            if changed is not None:
+                yield changed
+
+    def changed(record: Record) -> Record:
+        snapshots = tuple(replace(taken, metrics=tuple(metrics(record.host, taken))) for taken in record.snapshots)
+        return replace(record, snapshots=snapshots)
+
+    return {
+        host: replace(evidence, records=tuple(map(changed, evidence.records)))
+        for host, evidence in builders.evidence(of).items()
+    }
+
+
+def unsupported(name: str, *scopes: str) -> Callable[[Metric], Metric]:
+    """Return a change that makes a reading unsupported in these scopes, or on the whole host."""
+
+    def change(metric: Metric) -> Metric:
+        if metric.name != name:
+            return metric
+        lacking = scopes or (*metric.values, *metric.absent)
+        values = {scope: value for scope, value in metric.values.items() if scope not in lacking}
+        return replace(metric, values=values, absent={**metric.absent, **dict.fromkeys(lacking, REASON)})
+
+    return change
+
+
+def removed(name: str, *scopes: str) -> Callable[[Metric], Metric | None]:
+    """Return a change that removes a reading in these scopes, or in all."""
+
+    def change(metric: Metric) -> Metric | None:
+        if metric.name != name:
+            return metric
+        values = {scope: value for scope, value in metric.values.items() if scope not in scopes}
+        return replace(metric, values=values) if scopes else None
+
+    return change
+
+
+COUNTER = "infiniband.symbol_error"
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "scopes", "reason"),
+    [
+        (unsupported(COUNTER), COUNTER, PORTS, f"{REASON}; 2 of 3 hosts of this kind have this reading"),
+        (unsupported(COUNTER, PORTS[1]), COUNTER, PORTS[1:], f"{REASON}; 2 of 3 hosts of this kind have this reading"),
+        (removed(COUNTER), COUNTER, PORTS, "missing; 2 of 3 hosts of this kind have this reading"),
+        (removed(COUNTER, PORTS[0]), COUNTER, PORTS[:1], "missing; 2 of 3 hosts of this kind have this reading"),
+        (
+            removed("infiniband.state"),
+            "infiniband.state",
+            ("host",),
+            "missing; 2 of 3 hosts of this kind have this reading",
+        ),
+        (
+            unsupported("clock.synchronized"),
+            "clock.synchronized",
+            ("host",),
+            f"{REASON}; 2 of 3 hosts of this kind have this reading",
+        ),
+    ],
+)
+def test_reading_that_most_hosts_of_the_kind_have_is_required(
+    change: Callable[[Metric], Metric | None], name: str, scopes: Sequence[str], reason: str
+) -> None:
+    found = [item for item in verdicts(fleet_with_ports(change), name) if item.kind == UNSUPPORTED]
+    assert {(item.host, item.scope, item.reason) for item in found} == {("h2", scope, reason) for scope in scopes}
+
+
+def test_reading_that_few_hosts_of_the_kind_have_is_optional() -> None:
+    alone = builders.plan("h2", "h3", "h4", profile="smoke", gpu_count=2)
+    evidence = fleet_with_ports(lambda metric: metric, alone)
+    for host in ("h3", "h4"):
+        change = with_metric(COUNTER, unsupported(COUNTER))
+        evidence[host] = replace(evidence[host], records=tuple(map(change, evidence[host].records)))
+    assert [item for item in verdicts(evidence, COUNTER, alone) if item.kind == UNSUPPORTED] == []
+
+
+@pytest.mark.parametrize("name", ["host.memory.total", "storage.state.read_only", "clock.synchronized"])
+@pytest.mark.parametrize("change", [unsupported, removed])
+def test_reading_that_every_host_has_is_required_of_a_single_host(
+    name: str, change: Callable[[str], Callable[[Metric], Metric | None]]
+) -> None:
+    alone = builders.plan("h2", profile="smoke", gpu_count=2, rackproof_gang="none")
+    assert verdicts(fleet_with_ports(lambda metric: metric, alone), name, alone) == []
+    reasons = [item.reason for item in verdicts(fleet_with_ports(change(name), alone), name, alone)]
+    assert any(reason.endswith("; every host has this reading") for reason in reasons)
+
+
+def test_hypervisor_may_set_the_clock_of_a_virtual_machine() -> None:
+    alone = builders.plan("h2", profile="smoke", gpu_count=2, rackproof_gang="none")
+
+    def virtual(metric: Metric) -> Metric:
+        if metric.name == "host.virtual_machine":
+            return replace(metric, values={"host": True}, absent={})
+        return unsupported("clock.synchronized")(metric)
+
+    assert verdicts(fleet_with_ports(virtual, alone), "clock.synchronized", alone) == []
