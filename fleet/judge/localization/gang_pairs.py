@@ -67,12 +67,21 @@ class _PairReports:
     values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
     failures: dict[str, str] = field(default_factory=dict)
     """Quantity -> why an end did not measure it."""
+    ends: dict[str, set[str]] = field(default_factory=lambda: {MEASURED: set(), ERROR: set()})
+    """Status -> the hosts that measured something, or failed to."""
+
+    @property
+    def only_failed_end(self) -> str:
+        """Return the host that could not measure its exchange with a host that measured all of its own; empty if none."""
+        (failing, *others), measuring = [*self.ends[ERROR], ""], self.ends[MEASURED] - self.ends[ERROR]
+        return failing if measuring and not any(others) else ""
 
     def failed(self, *, either_end: bool) -> str:
         """Return why the pair failed, or an empty string.
 
         An exchange that one end measured took place: an error at the other end is that host's own, and its figure is missing.
-        `either_end`: an error at one end fails the pair nevertheless, because the ends do not measure the same data.
+        `either_end`: an error at one end fails the pair nevertheless, because the ends do not measure the same data
+        (`_drop_errors_of_one_end`).
         """
         reasons = (why for quantity, why in self.failures.items() if either_end or not self.values[quantity])
         return next(reasons, "")
@@ -85,15 +94,33 @@ class _PairReports:
         slower = min if quantity == BANDWIDTH else max
         return slower(values) if slower_end else statistics.fmean(values)
 
-    def add(self, quantity: str, observation: Observation) -> None:
+    def add(self, quantity: str, observation: Observation, host: str) -> None:
         """Add the measurement or the error of one end."""
         value = observation.value
+        if observation.status in self.ends:
+            self.ends[observation.status].add(host)
         if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
             self.values[quantity].append(float(value))
         elif observation.status == MEASURED:
             self.failures.setdefault(quantity, f"invalid {quantity}: {value!r:.40}")
         elif observation.status == ERROR:
             self.failures.setdefault(quantity, observation.reason)
+
+
+def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]) -> None:
+    """Drop the errors of one end of a pair, if the other end measured its own exchange, and so the path between them works.
+
+    Both directions of an exchange need both directions of the path. The end that failed lacks its figures, which is judged. Its
+    errors are kept if it has them with most of its partners, and with two at least: then they are evidence against its own port.
+    """
+    own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    for (a, b, rail), report in reports.items():
+        for host in (a, b):
+            own_errors[host, rail].append(report.only_failed_end == host)
+    for (*_, rail), report in reports.items():
+        of_end = own_errors.get((report.only_failed_end, rail), [])
+        if of_end and not (sum(of_end) > 1 and 2 * sum(of_end) > len(of_end)):
+            report.failures.clear()
 
 
 class GangPairs:
@@ -142,7 +169,9 @@ class GangPairs:
                     key = self._pair_key(view, observation)
                     # An error with the host that stopped the launch is no evidence against the other end.
                     if key and not (observation.status == ERROR and culprits.keys() & set(key)):
-                        reports[key].add(quantity, observation)
+                        reports[key].add(quantity, observation, host)
+        if self.is_one_way and not self._only_gross_faults:
+            _drop_errors_of_one_end(reports)
         pairs = [
             Pair(
                 a=a,

@@ -48,11 +48,7 @@ class Attempt:
     @property
     def complete(self) -> bool:
         """Return whether the launch finished and every host completed all joint benchmarks."""
-        completed = [
-            {str(item.params.get("benchmark")) for item in self._measured(host) if item.name == DURATION.name}
-            for host in self.launches
-        ]
-        return self.finished and all(self.joint_benchmarks <= names for names in completed)
+        return self.finished and all(map(self._completed, self.launches))
 
     @property
     def worked(self) -> bool:
@@ -65,6 +61,12 @@ class Attempt:
         return self.finished and any(
             item.name.split(".")[0] in self.joint_benchmarks for host in self.launches for item in self._measured(host)
         )
+
+    def _completed(self, host: str) -> bool:
+        """Return whether the launch finished on this host, and the host completed all joint benchmarks."""
+        launch = self.launches.get(host)
+        names = {str(item.params.get("benchmark")) for item in self._measured(host) if item.name == DURATION.name}
+        return launch is not None and launch.outcome == FINISHED and self.joint_benchmarks <= names
 
     def _measured(self, host: str) -> list[Observation]:
         return [item for item in self.observations.get(host, ()) if item.status == MEASURED]
@@ -98,9 +100,12 @@ class Attempt:
 
     @property
     def _reported_culprits(self) -> list[Culprit]:
-        """Return the culprits in the records, in the order of the hosts, without the self-reports of `unable_ranks`."""
+        """Return the culprits in the records, in the order of the hosts, without the self-reports of `unable_ranks`.
+
+        A report about hosts that completed the launch is left out: they did not stop it, whatever the other host's record says.
+        """
         recorded = (self.launches[host].culprit for host in self.members if host in self.launches)
-        return [culprit for culprit in recorded if culprit and culprit.kind != UNABLE]
+        return [item for item in recorded if item and item.kind != UNABLE and not all(map(self._completed, item.hosts))]
 
     def _is_contradicted(self, culprit: Culprit) -> bool:
         """Return whether other hosts lost contact too, but name other hosts, or a host that is named finished the launch."""

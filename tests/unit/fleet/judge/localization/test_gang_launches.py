@@ -1001,6 +1001,18 @@ def test_reports_of_the_hosts_determine_culprits_and_certainty(
     assert is_stuck(result) is not bool(culprits)
 
 
+@pytest.mark.parametrize("kind", ["rank_ended", "rank_behind", "host_silent", "host_absent", "cut_off"])
+def test_host_that_completed_the_launch_is_not_a_culprit_by_the_record_of_another(kind: str) -> None:
+    report = culprit(kind, "h2")
+    forged = attempt_of(launch(outcome="failed", culprit=report), launch(), launch(), observations=DONE)
+    assert forged.culprits() == {}
+    failed_too = attempt_of(launch(outcome="failed", culprit=report), launch(outcome="failed"), observations=DONE)
+    assert [*failed_too.culprits()] == ["h2"]
+    if kind != "cut_off":  # a host that hears no other host cannot know
+        incomplete = attempt_of(launch(outcome="failed", culprit=report), launch(), observations=DONE[:1])
+        assert [*incomplete.culprits()] == ["h2"], "a rank that ends early completes no benchmark"
+
+
 def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
     """Return a launch in which hosts are `dead` (they leave no record), `cut` off by their link, or fine.
 

@@ -153,6 +153,28 @@ def test_port_whose_pairs_all_fail_is_named() -> None:
     assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_errors_of_one_end_do_not_fail_the_other_end_that_measured(size: int) -> None:
+    fleet = Fleet(size, 2)
+
+    def sent(host: str, other: str, _: int) -> float:
+        return float((host, other) != ("h0", "h1"))
+
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    assert {item.host for item in of_layer(verdicts, "verbs") if item.verdict != "pass"} == set()
+
+
+def test_port_that_reports_errors_with_most_partners_is_named() -> None:
+    fleet = Fleet(4, 2)
+
+    def sent(host: str, _: str, rail: int) -> float:
+        return float((host, rail) != ("h2", 1))
+
+    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
+    assert named_parts(verdicts, "inconclusive") == set()
+
+
 def test_slow_cable_between_two_hosts_is_inconclusive_on_both() -> None:
     fleet = Fleet(2, 2)
     verdicts = judge_pairs(
