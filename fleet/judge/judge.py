@@ -29,6 +29,7 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
+from fleet.judge.launch_times import separate_launches
 from fleet.judge.link_faults import with_link_faults
 from fleet.judge.localization import attribute_pair_failures, judge_pairs
 from fleet.judge.manifest import judge_manifest
@@ -115,6 +116,7 @@ def judge_hosts(
         *expectations.duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),
         *expectations.contradictory_members(plan, evidence),
+        *separate_launches(plan, evidence),
     ]
 
 

@@ -1,0 +1,66 @@
+"""Test that a host whose record has a launch at another time than the other hosts is inconclusive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from fleet.judge.evidence import Evidence
+from fleet.judge.launch_times import separate_launches
+from schemas.reports import INCONCLUSIVE
+from schemas.times import epoch_seconds
+from tests import builders
+
+
+def moved(text: str, seconds: float) -> str:
+    return (datetime.fromisoformat(text) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -> list[str]:
+    """Return the hosts with a verdict; `delays`: host -> seconds by which its launch of a second is later."""
+    plan = builders.plan(*(f"h{index}" for index in range(1, len(delays) + 1)), profile="smoke", gpu_count=1)
+    evidence = {}
+    for (host, of_host), delay in zip(builders.evidence(plan).items(), delays, strict=True):
+        alone, gang = of_host.records
+        launches = tuple(
+            replace(item, number=number, outcome=outcome, began=moved(item.began, delay)) for item in gang.launches
+        )
+        evidence[host] = Evidence(records=(alone, replace(gang, launches=launches)))
+    found = list(separate_launches(plan, evidence))
+    assert {item.verdict for item in found} <= {INCONCLUSIVE}
+    return [item.host for item in found]
+
+
+YEARS = 10 * 365 * 86400
+
+
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [
+        ((0, 0, 0), []),
+        ((0, 200, -200), []),
+        ((0, YEARS, 0), ["h2"]),
+        ((0, 0, -YEARS), ["h3"]),
+        ((0, 302, 0), ["h2"]),
+        ((0, 300, 0), []),
+        ((0, YEARS), ["h1", "h2"]),
+        ((0, 0, YEARS, YEARS), []),  # two pairs: each may be right
+        ((0, 250, 500, 750), []),
+    ],
+)
+def test_host_without_another_host_at_the_time_of_its_launch_is_named(
+    delays: Sequence[float], expected: list[str]
+) -> None:
+    assert named(delays) == expected
+
+
+def test_launches_that_failed_or_have_no_number_are_not_compared() -> None:
+    assert named((0, YEARS), outcome="failed") == []
+    assert named((0, YEARS), number=0) == []
+
+
+def test_moved_time_is_valid() -> None:
+    assert epoch_seconds(moved(builders.WHEN, 5)) == epoch_seconds(builders.WHEN) + 5
