@@ -16,7 +16,7 @@ from rackproof import PACKAGES
 from rackproof.logs import configure_logging
 from rackproof.parser import Parser
 from schemas import VERSION, documents
-from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, RackproofError, UsageError
+from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, RackproofError, UsageError, printable
 
 VERBS = {
     # run a test
@@ -187,14 +187,14 @@ def _missing_package(error: ImportError) -> str:
 def _report_error(error: Exception) -> int:
     """Print what went wrong and return the exit code. If the reader of standard output has gone, print nothing."""
     if isinstance(error, RackproofError):
-        print(f"rackproof: {error}{_remedy(error.__cause__)}", file=sys.stderr)
+        print(printable(f"rackproof: {error}{_remedy(error.__cause__)}"), file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return TROUBLE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        print(f"rackproof: {where}{error.strerror or error}{_remedy(error)}", file=sys.stderr)
+        print(printable(f"rackproof: {where}{error.strerror or error}{_remedy(error)}"), file=sys.stderr)
         return TROUBLE
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in PACKAGES:
         print(f"rackproof: {_missing_package(error)}", file=sys.stderr)

@@ -52,3 +52,16 @@ def writing(directory: Path) -> Iterator[None]:
             f"{directory}: {error.strerror or error}; the report there is old or incomplete; free disk space, or use an account "
             "with write permission, then run rackproof report again"
         ) from None
+
+
+def printable(text: str) -> str:
+    """Return `text` with its control and format characters escaped, except line breaks and tabs.
+
+    Messages repeat texts and file names of hosts, which must not control the terminal of the operator.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -15,7 +15,7 @@ from fleet.records.collect import FIRST, LAST, CollectionResult, RecordCollector
 from fleet.records.collect_sources import read_source
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
-from schemas.errors import TROUBLE, RunError
+from schemas.errors import TROUBLE, RunError, printable
 from schemas.plans import Plan, plan_from_json
 from schemas.run_directory import RunDirectory
 
@@ -80,7 +80,7 @@ def _show(result: CollectionResult, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
         return
-    sys.stderr.writelines(f"rackproof: {problem}\n" for problem in result.problems)
+    sys.stderr.writelines(f"rackproof: {printable(problem)}\n" for problem in result.problems)
     sys.stdout.writelines(f"collected {path}\n" for path in result.added)
     first = ", ".join(result.missing[:8]) + (" …" if len(result.missing) > 8 else "")
     missing = f"{len(result.missing)} missing: {first}" if result.missing else "none missing"

@@ -394,3 +394,20 @@ def test_log_without_a_record_is_reported(run: Path, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, []))
     assert done.returncode == 2
     assert "pods.log: no record found: collect the whole log" in done.stderr
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\r\u202e\u2028\x9b31m"
+
+
+def test_text_of_a_log_cannot_control_the_terminal(run: Path, plan: Plan, tmp_path: Path) -> None:
+    (line,) = list(frames.lines(b"{}", run_id=plan.run_id, host=f"h{HOSTILE}", gang=f"g{HOSTILE}", node=HOSTILE))
+    frame = json.loads(line.removeprefix(frames.MARK))
+    damaged = [frames.MARK + json.dumps(frame | change) for change in ({"parts": 2}, {"crc32": "0"}, {HOSTILE: 1})]
+    folder = tmp_path / f"logs{HOSTILE}"
+    folder.mkdir()
+    (folder / f"a{HOSTILE}.log").write_text("\n".join([line, *damaged]) + "\n", encoding="utf-8")
+    (folder / "record.json").write_text("{}")
+    for arguments in ((run, folder), (run, folder, "--json"), (run, folder / f"b{HOSTILE}")):
+        done = rackproof("collect", *arguments)
+        assert done.returncode
+        assert all(character.isprintable() or character in "\n\t" for character in done.stdout + done.stderr)
