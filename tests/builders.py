@@ -34,7 +34,6 @@ HEALTHY: dict[str, tuple[str, Any]] = {
 """Reading of a healthy GPU -> its unit and value."""
 NEVER_ABSENT: dict[str, Any] = {
     "clock.synchronized": True,
-    "host.memory.total": 2 << 40,
     "host.module.nouveau": False,
     "storage.disk.count": 2,
     "storage.state.read_only": False,

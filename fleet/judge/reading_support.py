@@ -31,8 +31,8 @@ OF_SOME_HOSTS = (
     "container.", "network.bond.", "optics.", "pcie.acs.", "software.", "storage.array.", "storage.path.", "storage.pool.",
 )  # fmt: skip
 """Readings of software, arrays, bonds and modules, which an operator may install on, or connect to, only some hosts of a kind."""
-ON_EVERY_HOST = ("host.memory.total", "storage.state.read_only")
-"""Readings that Linux has on every host: the size of its memory, and the options of a mounted file system."""
+ON_EVERY_HOST = ("storage.state.read_only",)
+"""Readings that Linux has on every host: the options of a mounted file system."""
 CLOCK = "clock.synchronized"
 """Reading that every host has, except a virtual machine whose hypervisor may set the clock."""
 SLOTS = "host.dimm.populated"

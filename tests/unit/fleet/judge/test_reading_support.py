@@ -197,7 +197,7 @@ def test_reading_that_few_hosts_of_the_kind_have_is_optional() -> None:
     assert [item for item in verdicts(evidence, COUNTER, alone) if item.kind == UNSUPPORTED] == []
 
 
-@pytest.mark.parametrize("name", ["host.memory.total", "storage.state.read_only", "clock.synchronized"])
+@pytest.mark.parametrize("name", ["storage.state.read_only", "clock.synchronized"])
 @pytest.mark.parametrize("change", [unsupported, removed])
 def test_reading_that_every_host_has_is_required_of_a_single_host(
     name: str, change: Callable[[str], Callable[[Metric], Metric | None]]
