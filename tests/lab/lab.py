@@ -44,7 +44,9 @@ MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
 """Python interpreter of the hosts: /usr/bin/python3 with the common imports of Ansible's modules preloaded."""
 CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
 """Python interpreter of the control node. It runs the module `command` in a separate process."""
-CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(CONTROL_PYTHON), "ansible_pipelining": True})
+CONTROL_SHELL = MODULE_PYTHON.with_name("control_shell.sh")
+"""Shell of the control node. It runs modules by CONTROL_PYTHON, whatever interpreter the playbooks set."""
+CONTROL_NODE = yaml.safe_dump({"ansible_shell_executable": str(CONTROL_SHELL), "ansible_pipelining": True})
 """host_vars/localhost.yml beside an inventory."""
 MAX_HOSTS = 200
 READY_SECONDS = 15.0
