@@ -74,7 +74,8 @@ class Attempt:
     process: subprocess.Popen[str]
     mark: str
     lines: list[str] = field(default_factory=list)
-    observed_at: list[float] = field(default_factory=list)
+    begun: list[tuple[str, float]] = field(default_factory=list)
+    """Each task that has begun, and when (`time.monotonic`)."""
 
     def __post_init__(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -85,12 +86,12 @@ class Attempt:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
             if line.startswith("TASK ["):
-                self.observed_at.append(time.monotonic())
+                self.begun.append((line.partition("]")[0][6:], time.monotonic()))
 
     @property
     def tasks(self) -> list[str]:
         """Return the tasks that have begun."""
-        return [line.partition("]")[0][6:] for line in self.lines if line.startswith("TASK [")]
+        return [name for name, _ in self.begun]
 
     def reached(self, task: int | str, then_s: float = 0.0) -> bool:
         """Wait until `then_s` after a task (number or name) began. Return False if the playbook ended before."""
@@ -98,8 +99,7 @@ class Attempt:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 return False
-            begun = list(zip(self.tasks, self.observed_at, strict=False))
-            times = [at for number, (name, at) in enumerate(begun) if task in (number, name)]
+            times = [at for number, (name, at) in enumerate([*self.begun]) if task in (number, name)]
             if times and time.monotonic() >= times[0] + then_s:
                 return True
             time.sleep(0.01)
