@@ -19,7 +19,7 @@ from fleet.judge.judge import host_views, judge, judge_hosts
 from fleet.judge.nvlink_domains import CLIQUE, CLUSTER, CONNECTION, NO_DOMAIN, STATE
 from schemas.plans import Plan
 from schemas.readings import READINGS
-from schemas.records import Metric, Record, Value
+from schemas.records import Metric, Observation, Record, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict
 from tests import builders
 
@@ -51,6 +51,13 @@ def healthy(host: str, hosts: tuple[str, ...] = HOSTS) -> Readings:
     }
 
 
+def with_transport(item: Observation, transport: str) -> Observation:
+    """Return the figure with this transport, as its value or as its parameter."""
+    if item.name == TRANSPORT:
+        return replace(item, value=transport)
+    return replace(item, params={**item.params, "transport": transport}) if "transport" in item.params else item
+
+
 def evidence(
     plan: Plan, change: Callable[[dict[str, Readings]], None], transport: str = "P2P/MNNVL"
 ) -> dict[str, Evidence]:
@@ -62,7 +69,7 @@ def evidence(
         records = tuple(with_readings(record, readings[host]) for record in of_host.records)
         result[host] = builders.with_observations(
             replace(of_host, records=records),
-            lambda item: replace(item, value=transport) if item.name == TRANSPORT else item,
+            lambda item: with_transport(item, transport),
             gang=True,
         )
     return result
