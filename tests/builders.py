@@ -1,4 +1,4 @@
-"""Build plans and records for tests: a small healthy fleet, in which a test changes one thing."""
+"""Build the plan and the records of a small healthy fleet. A test changes one thing in them."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ def observation(
     return Observation(name=name, scope=scope, stage=stage, unit=unit, status=MEASURED, value=value, params=params)
 
 
-def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before", **over: Any) -> Snapshot:
+def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before", **changes: Any) -> Snapshot:
     """Return a snapshot of healthy GPUs.
 
     Args:
         devices: indices of the GPUs.
-        over: reading (with `__` for `.`) -> value for every GPU, or {scope: value}.
+        changes: reading (with `__` for `.`) -> value for every GPU, or {scope: value}.
     """
-    values = HEALTHY | {key.replace("__", "."): ("1", value) for key, value in over.items()}
+    values = HEALTHY | {key.replace("__", "."): ("1", value) for key, value in changes.items()}
     metrics = [
         Metric(
             name=name,
@@ -196,16 +196,16 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))
 
 
-@cache
+@cache  # most tests call it with the same arguments
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
     """Return the readings of criteria that are not in `exported`.
 
-    Those of NEVER_ABSENT have their values, those of optional criteria are unsupported. Cached, because most tests need the same.
+    Readings of NEVER_ABSENT have the values given there; readings of optional criteria are unsupported.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
         if item.name.startswith(BMC):
-            continue  # a host does not report them
+            continue  # read by the control node, not by hosts
         if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
             continue
         labels = "".join(f",{key}={value}" for key, value in item.where.items() if item.scope == "reason")
@@ -228,10 +228,14 @@ def ranks(number: int, first: int = 0) -> tuple[Rank, ...]:
     )
 
 
-def with_benchmarks(of: Plan, **stages: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """Return the plan with only these benchmarks in its stages, and the observations that these make."""
-    chosen = tuple(replace(stage, benchmarks=stages.get(stage.name, {})) for stage in of.stages)
-    return replace(of, stages=chosen, expected=expectations(chosen, rehearsal=of.rehearsal))
+def with_benchmarks(run_plan: Plan, **benchmarks: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """Return the plan with only these benchmarks.
+
+    Args:
+        benchmarks: stage -> benchmark -> settings. A stage that is not given has no benchmarks.
+    """
+    stages = tuple(replace(stage, benchmarks=benchmarks.get(stage.name, {})) for stage in run_plan.stages)
+    return replace(run_plan, stages=stages, expected=expectations(stages, rehearsal=run_plan.rehearsal))
 
 
 def launch(
@@ -257,9 +261,9 @@ def launch(
     )
 
 
-def results(of: Plan, host: str, stage: str) -> list[Observation]:
+def results(run_plan: Plan, host: str, stage: str) -> list[Observation]:
     """Return every observation that the plan expects of a stage, with figures of a healthy H200."""
-    planned = of.host(host)
+    planned = run_plan.host(host)
     expected = [
         Observation(
             name=item.name,
@@ -268,11 +272,11 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
             unit=_unit(item.name),
             status=MEASURED,
             value=_value(item.name, item.params),
-            params={**_world(of, planned, stage), **_extra_params(planned, item), **item.params},
+            params={**_world_size(run_plan, planned, stage), **_extra_params(planned, item), **item.params},
         )
-        for item in of.expected_of(planned)
+        for item in run_plan.expected_of(planned)
         if item.stage == stage
-        for scope in of.scopes_of(planned, item)
+        for scope in run_plan.scopes_of(planned, item)
     ]
     nodes = int(FIGURES["host_memory.nodes"]) if any(item.name == "host_memory.nodes" for item in expected) else 0
     return [*expected, *(item for node in range(nodes) for item in node_figures(f"numa={node}", stage))]
@@ -290,9 +294,9 @@ def node_figures(scope: str, stage: str = "benchmark") -> list[Observation]:
     ]
 
 
-def _world(of: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
-    """Return the number of ranks that take part in a stage, as a parameter."""
-    return {"world_size": of.ranks(of.gangs()[host.gang]) if stage == "gang" else len(host.devices)}
+def _world_size(run_plan: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
+    """Return the parameter `world_size`: the number of ranks that take part in a stage."""
+    return {"world_size": run_plan.ranks(run_plan.gangs()[host.gang]) if stage == "gang" else len(host.devices)}
 
 
 def _extra_params(host: PlannedHost, item: Expectation) -> Mapping[str, Any]:
@@ -328,20 +332,20 @@ def slowed_collective(observation: Observation, *, op: str) -> Observation:
     return observation
 
 
-def records(of: Plan, host: str) -> tuple[Record, ...]:
+def records(run_plan: Plan, host: str) -> tuple[Record, ...]:
     """Return the host record of a healthy host and, if it has a gang, its gang record."""
-    planned = of.host(host)
+    planned = run_plan.host(host)
     devices = range(len(planned.devices))
     common: dict[str, Any] = {
-        "run_id": of.run_id,
-        "nonce": of.nonce,
+        "run_id": run_plan.run_id,
+        "nonce": run_plan.nonce,
         "host": host,
         "began": WHEN,
         "ended": WHEN,
         "rackproof": "0",
     }
     gpus = tuple(gpu(host, index) for index in devices)
-    alone = Record(
+    host_record = Record(
         **common,
         gpus=gpus,
         software=SOFTWARE,
@@ -350,31 +354,31 @@ def records(of: Plan, host: str) -> tuple[Record, ...]:
             snapshot(devices, stage="benchmark"),
             snapshot(devices, stage="benchmark", phase="after"),
         ),
-        observations=tuple(results(of, host, "benchmark")),
+        observations=tuple(results(run_plan, host, "benchmark")),
         launches=(launch("benchmark", (host,), devices=len(devices)),),
     )
     if not planned.gang:
-        return (alone,)
-    members = of.gangs()[planned.gang]
-    together = Record(
+        return (host_record,)
+    members = run_plan.gangs()[planned.gang]
+    gang_record = Record(
         **common,
         gang=planned.gang,
         gpus=gpus,
         software=SOFTWARE,
         snapshots=(snapshot(devices, stage="gang"), snapshot(devices, stage="gang", phase="after")),
-        observations=tuple(results(of, host, "gang")),
-        launches=(launch("gang", members, devices=len(devices), first=of.ranks(members[: members.index(host)])),),
+        observations=tuple(results(run_plan, host, "gang")),
+        launches=(launch("gang", members, devices=len(devices), first=run_plan.ranks(members[: members.index(host)])),),
     )
-    return (alone, together)
+    return (host_record, gang_record)
 
 
-def evidence(of: Plan) -> dict[str, Evidence]:
+def evidence(run_plan: Plan) -> dict[str, Evidence]:
     """Return host -> evidence for a healthy fleet."""
-    return {host.name: Evidence(records=records(of, host.name)) for host in of.hosts}
+    return {host.name: Evidence(records=records(run_plan, host.name)) for host in run_plan.hosts}
 
 
 def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
-    """Return the evidence with a snapshot added to the last record, in place of those of the same stage and phase."""
+    """Return the evidence with a snapshot added to the last record; it replaces those of the same stage and phase."""
     *others, last = evidence.records
     kept = [
         snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)

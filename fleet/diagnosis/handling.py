@@ -166,7 +166,7 @@ HANDLING = {
     ),
     ("far-adapter", "inspect_hardware", ""): Handling(
         "Check that the network adapter next to the GPU is present and in its slot (nvidia-smi topo -m, lspci -t). The GPU is "
-        "not the fault.",
+        "not faulty.",
         "compare risers, cables and slots of the host with those of a healthy one.",
     ),
     ("differs", "configure", ""): Handling(

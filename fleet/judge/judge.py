@@ -31,7 +31,7 @@ from fleet.judge.gather import gather
 from fleet.judge.host_view import HostView
 from fleet.judge.launch_times import separate_launches
 from fleet.judge.link_faults import with_link_faults
-from fleet.judge.localization import attribute_pair_failures, judge_pairs
+from fleet.judge.localization import attribute_pair_failures, judge_gangs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
@@ -106,7 +106,7 @@ def judge_hosts(
     verdicts = with_link_faults(views, with_straggler_causes(views, verdicts, stats.ranks), stats.link_faults)
     with_record = [view for view in views if view.has_record]
     evidence = {view.host.name: view.evidence for view in views}
-    pair_verdicts = judge_pairs(with_record, verdicts)
+    pair_verdicts = judge_gangs(with_record, verdicts)
     return [
         *attribute_pair_failures(verdicts, pair_verdicts, views),
         *judge_digests(with_record, stats.planned, stats.digests),

@@ -22,7 +22,7 @@ from fleet.judge.localization.bisection import ProbeConclusion
 from fleet.judge.localization.faults import with_last_hosts
 from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.localization.launches import Attempt, gang_attempts, hosts_to_exclude, is_stuck, probe_result
-from fleet.judge.localization.verdicts import has_slow_collective, judge_pairs
+from fleet.judge.localization.verdicts import has_slow_collective, judge_gangs
 from fleet.judge.outliers import FleetFigures
 from schemas.plans import Plan
 from schemas.reports import FAIL, Verdict
@@ -130,7 +130,7 @@ class _LazyVerdicts:
 
         A rail, a switch or the fabric is left out: without its hosts nothing would be left to measure.
         """
-        verdicts = judge_pairs([view for host, view in self._views.items() if host in hosts], self.collectives)
+        verdicts = judge_gangs([view for host, view in self._views.items() if host in hosts], self.collectives)
         return {
             item.host: item.reason
             for item in verdicts

@@ -16,7 +16,8 @@ from fleet.report.stream import replacing, write_stream
 from schemas.errors import RunError
 
 DIRECTORY = "rma"
-_MAX_NAME_CHARACTERS = 64
+_MAX_READABLE_CHARACTERS = 64
+"""Characters of a serial or location that a file name keeps; `-` and a digest of eight characters may follow."""
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 """File names that Windows does not allow."""
@@ -41,7 +42,7 @@ def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def safe_file_name(text: str) -> str:
     """Return `text` as a file name, with `-` for `=`. If more is changed, a digest keeps different texts apart."""
-    cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_NAME_CHARACTERS].lstrip(".-")
+    cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_READABLE_CHARACTERS].lstrip(".-")
     if cleaned == text.replace("=", "-") and cleaned and not _RESERVED.match(cleaned):
         return cleaned
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -71,7 +72,11 @@ def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bo
 
 
 def _directory(path: Path) -> Path:
-    """Return the directory, which is created if it does not exist."""
+    """Create the directory if it does not exist, and return it.
+
+    Raises:
+        RunError: it is a link or not a directory.
+    """
     if not path.is_symlink() and not path.exists():
         path.mkdir()
     if path.is_symlink() or not path.is_dir():

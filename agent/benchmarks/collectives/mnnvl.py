@@ -27,10 +27,10 @@ from schemas.records import ERROR
 
 COMMAND = (sys.executable, "-m", "agent.benchmarks.collectives.mnnvl_rank")
 LIMIT_S = 120.0
-"""Time limit for the process of one measurement, which starts Python, torch and NCCL, and runs for a few seconds."""
+"""Time limit of one measurement, including the start of Python, torch and NCCL. The measurement itself takes a few seconds."""
 POLL_S = 0.05
 END_S = 5.0
-"""How long to wait for a process that was killed."""
+"""Time to wait for a killed process to end."""
 MAX_OUTPUT = 1 << 20
 Results = list[dict[str, Any]]
 
@@ -64,7 +64,7 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
     problem = ""
     try:
         results = _run_rank(context, settings, nccl_text, enabled=enabled)
-    except (MeasurementError, OSError) as error:  # the other ranks must learn of it too
+    except (MeasurementError, OSError) as error:  # reported after the other ranks have been informed
         problem = str(error)
     if not context.min_max_over_ranks(int(not problem))[0]:
         _report_absent(context, settings, problem or "another rank has no result", enabled=enabled)
@@ -150,17 +150,19 @@ def _wait(context: Context, process: subprocess.Popen[bytes], output: int, key: 
 
 
 def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
-    """Write a message to the process; one that has ended is noticed by its exit code."""
+    """Write a message to the process. A process that has ended is reported by `_wait`, with its exit code."""
     if process.stdin is not None:
         with suppress(BrokenPipeError):
             line = f"{json.dumps(message)}\n".encode()
-            os.write(process.stdin.fileno(), line)  # unbuffered: nothing is left to flush
+            os.write(process.stdin.fileno(), line)  # unbuffered, so there is nothing to flush
 
 
 def _answer(file: int) -> dict[str, Any]:
-    """Return what the process has written so far, all lines together."""
+    """Return the objects that the process has written so far, merged into one."""
     answer: dict[str, Any] = {}
-    for item in _objects(os.pread(file, MAX_OUTPUT, 0).decode(errors="replace")):  # the process shares the position
+    for item in _objects(
+        os.pread(file, MAX_OUTPUT, 0).decode(errors="replace")
+    ):  # keeps the file position, which is shared
         answer |= item
     return answer
 

@@ -1,9 +1,9 @@
-"""The seeded computations of `digest`: each one exercises another part of a GPU and has the same result, bit for bit, each time.
+"""The seeded computations of `digest`: each exercises a different part of a GPU and gives the same bits every time.
 
 Inputs are generated on the CPU, so that all GPUs get the same ones; only `rng` generates numbers on the device. The kernels are
 deterministic: one stream (cuBLAS is deterministic on one), cuDNN restricted to deterministic algorithms, a stable sort, prefix
-sums of whole numbers only (those of torch add floating-point numbers in varying order), and no backward pass of attention,
-whose fast kernels do so too. Different GPU models and software versions may choose other kernels, so
+sums of whole numbers only (torch adds floating-point numbers in varying order), and no backward pass of attention
+(its fast kernels also add in varying order). Different GPU models and software versions may choose other kernels, so
 results are compared only between GPUs of the same model with the same software.
 """
 
@@ -28,11 +28,11 @@ FP4_BLOCK = 16
 
 @dataclass(frozen=True)
 class Computation:
-    """A computation that can be repeated, and its right result if that is known without the device."""
+    """A repeatable computation, and its correct result if that is known without the device."""
 
     compute: Callable[[], torch.Tensor]
     expected: torch.Tensor | None = None
-    """The right result, on the CPU. None if only a comparison with other results can show an error."""
+    """The correct result, on the CPU. None if only a comparison with other results can show an error."""
 
 
 Prepare = Callable[[int, torch.device], Computation]
@@ -69,7 +69,7 @@ def _gemm(dtype: torch.dtype) -> Prepare:
 
 
 def _gemm_fp8(left_dtype: torch.dtype) -> Prepare:
-    """Return how to prepare the product of `left_dtype` and e4m3: cuBLAS does not multiply e5m2 by e5m2."""
+    """Return a function that prepares the product of a `left_dtype` and an e4m3 matrix: cuBLAS does not multiply e5m2 by e5m2."""
 
     def prepare(size: int, device: torch.device) -> Computation:
         left = _random(size, device, 0).to(left_dtype)
@@ -83,7 +83,7 @@ def _gemm_fp8(left_dtype: torch.dtype) -> Prepare:
 
 
 def _gemm_fp4(size: int, device: torch.device) -> Computation:
-    """Return the product of two NVFP4 matrices: e2m1, two elements in a byte, with a scale in e4m3 for each FP4_BLOCK elements.
+    """Prepare the product of two NVFP4 matrices: e2m1, two elements in a byte, with a scale in e4m3 for each FP4_BLOCK elements.
 
     `size` must be a multiple of 128. Every byte is a pair of finite numbers. The scales are 0.5 to 1.9.
     """
@@ -108,7 +108,7 @@ def _gemm_int8(size: int, device: torch.device) -> Computation:
 
 
 def _attention(size: int, device: torch.device) -> Computation:
-    """Return causal attention over `size` tokens, size // HEAD heads, in fp16. It reaches exponentials and shared memory."""
+    """Prepare causal attention over `size` tokens with size // HEAD heads in fp16. It uses exponentials and shared memory."""
     head = min(HEAD, size)
     heads = size // head
     query, key, value = (
@@ -119,7 +119,7 @@ def _attention(size: int, device: torch.device) -> Computation:
 
 
 def _convolution(size: int, device: torch.device) -> Computation:
-    """Return a 3×3 convolution in fp16 and the gradient of its weights."""
+    """Prepare a 3×3 convolution in fp16 and the gradient of its weights."""
     channels, side = max(4, size // 16), max(4, size // 128)
     batch = size * size // (channels * side * side)
     images = _random(size, device, 10).half().view(-1)[: batch * channels * side * side]
@@ -142,7 +142,7 @@ def _softmax(size: int, device: torch.device) -> Computation:
 
 
 def _sort(size: int, device: torch.device) -> Computation:
-    """Return all size² numbers in order, and where each one was."""
+    """Prepare a stable sort of size² numbers. The result has the sorted numbers and the original position of each."""
     numbers = _random(size, device, 13).view(-1)
 
     def compute() -> torch.Tensor:
@@ -153,7 +153,7 @@ def _sort(size: int, device: torch.device) -> Computation:
 
 
 def _rng(size: int, device: torch.device) -> Computation:
-    """Return normal numbers and random words of the device's own generator: Philox on GPUs."""
+    """Prepare the generation of normal numbers and random words by the device's own generator (Philox on GPUs)."""
     generator = torch.Generator(device)
 
     def compute() -> torch.Tensor:
@@ -168,7 +168,7 @@ def _rng(size: int, device: torch.device) -> Computation:
 
 
 def _reduction(size: int, device: torch.device) -> Computation:
-    """Return the sums of the rows and of the columns, and the prefix sums of whole numbers, as words."""
+    """Prepare the sums of rows and columns, and the prefix sums of whole numbers. The result has their bits as int32."""
     numbers = _random(size, device, 2)
     whole = (1000 * numbers[0]).to(torch.int32)
 
@@ -180,7 +180,7 @@ def _reduction(size: int, device: torch.device) -> Computation:
 
 
 def _training_step(size: int, device: torch.device) -> Computation:
-    """Return the training of a small network for a few steps; the result is its weights."""
+    """Prepare STEPS training steps of a small network. The result is its weights."""
     width = max(16, size // 4)
     initial = [_random(width, device, number) / width**0.5 for number in (3, 4)]
     inputs, target = _random(width, device, 5), _random(width, device, 6)
@@ -200,20 +200,20 @@ def _training_step(size: int, device: torch.device) -> Computation:
 
 
 def _copy(size: int, device: torch.device) -> Computation:
-    """Return copies to pinned memory of the host, back to the device, and within the device."""
+    """Prepare copies to pinned memory of the host, back to the device, and within the device."""
     return _round_trip(size, device, torch.empty(size, size, dtype=torch.int32, pin_memory=device.type == "cuda"))
 
 
 def peer_copy(size: int, device: torch.device, peer: torch.device) -> Computation:
-    """Return copies to another GPU, back, and within the device."""
+    """Prepare copies to another GPU, back, and within the device."""
     return _round_trip(size, device, torch.empty(size, size, dtype=torch.int32, device=peer))
 
 
-def _round_trip(size: int, device: torch.device, there: torch.Tensor) -> Computation:
-    """Return copies of random words through the buffer `there`; the result is what came back.
+def _round_trip(size: int, device: torch.device, buffer: torch.Tensor) -> Computation:
+    """Prepare copies of random words to `buffer` and back. The result has the words that were read back.
 
-    The inverse of the words precedes them, so that every data line carries both values of every bit, and a copy that did not take
-    place leaves wrong words in the buffer.
+    The inverted words are copied before the words. So every data line carries both values of every bit, and if a copy does not
+    take place, wrong words remain in the buffer.
     """
     words = _random_words(size, size, 14)
     expected = torch.stack([~words, words])
@@ -222,8 +222,8 @@ def _round_trip(size: int, device: torch.device, there: torch.Tensor) -> Computa
 
     def compute() -> torch.Tensor:
         for words, target in zip(source, result, strict=True):
-            there.copy_(words, non_blocking=True)
-            back.copy_(there, non_blocking=True)
+            buffer.copy_(words, non_blocking=True)
+            back.copy_(buffer, non_blocking=True)
             target.copy_(back)
         return result
 

@@ -6,7 +6,7 @@ from fleet.judge.localization.bisection import Bisection, GroupOutcome, History,
 from fleet.judge.localization.matrix import Pair, PairKind, Suspect, Tolerance
 from fleet.judge.localization.pair_parts import attribute_pair_failures
 from fleet.judge.localization.suspects import find_suspects
-from fleet.judge.localization.verdicts import judge_pairs
+from fleet.judge.localization.verdicts import judge_gangs
 
 __all__ = [
     "Bisection",
@@ -19,5 +19,5 @@ __all__ = [
     "Tolerance",
     "attribute_pair_failures",
     "find_suspects",
-    "judge_pairs",
+    "judge_gangs",
 ]

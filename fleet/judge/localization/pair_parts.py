@@ -31,7 +31,7 @@ def attribute_pair_failures(
 
     Args:
         verdicts: the verdicts of all criteria on all hosts.
-        pair_verdicts: the verdicts on suspects, from the pair matrix (`judge_pairs`).
+        pair_verdicts: the verdicts on suspects, from the pair matrix (`judge_gangs`).
         views: the hosts with valid records.
     """
     suspects: dict[str, list[Verdict]] = defaultdict(list)

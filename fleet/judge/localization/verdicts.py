@@ -19,7 +19,7 @@ from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
 
-def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts on the hosts of each gang: hosts that stopped a launch, slow parts, and passes.
 
     Each host is judged by the last launch that it took part in. An excluded host is judged by the launch before its exclusion,

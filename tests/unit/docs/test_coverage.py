@@ -19,7 +19,7 @@ KNOWN = {*READINGS, *(output.name for entry in BENCHMARKS for output in outputs(
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the names that a pattern such as `stress.{power,clock}` stands for; `{op}` is a parameter and stays."""
+    """Return the names that match a pattern such as `stress.{power,clock}`. `{op}` is a parameter and is kept."""
     pieces = re.split(r"\{([a-z0-9_]+(?:,[a-z0-9_]+)+)\}", pattern)
     choices = [piece.split(",") if index % 2 else [piece] for index, piece in enumerate(pieces)]
     return ["".join(choice) for choice in itertools.product(*choices)]
@@ -43,5 +43,5 @@ def test_names_on_the_page_exist() -> None:
 @pytest.mark.parametrize(
     "text", ["`gpu.inforom.valed`", "`stress.{power,noise}`", "`pulses.*`", "`collective.{op}.speed`"]
 )
-def test_unknown_names_are_found(text: str) -> None:
+def test_unknown_name_is_detected(text: str) -> None:
     assert any(not is_known(name) for name in named_observations(text))

@@ -169,7 +169,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def script_problems(text: str) -> list[str]:
-    """Return the problems of a script."""
+    """Return the syntax errors of a script and the problems of its commands."""
     problems = []
     checked = subprocess.run(
         ["bash", "-n"], input=re.sub(r"<(\w+)>", r"\1", text), capture_output=True, text=True, check=False

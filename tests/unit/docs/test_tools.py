@@ -1,4 +1,4 @@
-"""Every file and function that the tools of the developers name exists."""
+"""Files and functions that are listed in the developer tools exist."""
 
 from __future__ import annotations
 

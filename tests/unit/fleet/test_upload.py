@@ -1,4 +1,4 @@
-"""Test `rackproof upload` with moto's S3 server over HTTP: what is uploaded, in which order, and what a failure changes."""
+"""Test `rackproof upload` with moto's S3 server over HTTP: the uploaded files, their order, and failures."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_only_changed_files_are_uploaded_again_and_nothing_is_deleted(run: Path,
     assert objects(store)["site-a/2026/r1/report.md"] == (run / "report.md").read_bytes()
 
 
-def test_more_objects_than_a_page_of_the_list_holds(
+def test_objects_on_all_pages_of_a_listing_are_recognized(
     run: Path, store: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = uploaded(run, server, "s3://acceptance")["uploaded"]
@@ -156,7 +156,7 @@ def test_more_objects_than_a_page_of_the_list_holds(
 
 
 @pytest.mark.parametrize("fault", ["no bucket", "no server", "no credentials"])
-def test_failure_is_one_line_and_changes_nothing(
+def test_failure_is_reported_in_one_line_and_changes_no_file(
     run: Path, store: Any, server: str, closed_port: int, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(run)
@@ -193,15 +193,15 @@ def test_interrupted_upload_has_no_report_and_is_continued(
     monkeypatch.setattr(upload_module, "_content_type", disconnect)
     done = rackproof("upload", run, URL, "--endpoint", server)
     assert done.returncode == 74
-    there = objects(store)
-    assert f"({len(there)} of {len(files(run))} files are there)" in done.stderr
-    assert not {"site-a/2026/r1/report.html", "site-a/2026/r1/report.json"} & there.keys()
+    stored = objects(store)
+    assert f"({len(stored)} of {len(files(run))} files are there)" in done.stderr
+    assert not {"site-a/2026/r1/report.html", "site-a/2026/r1/report.json"} & stored.keys()
     monkeypatch.setattr(upload_module, "_content_type", content_type)
-    assert sorted(uploaded(run, server)["unchanged"]) == sorted(there)
+    assert sorted(uploaded(run, server)["unchanged"]) == sorted(stored)
 
 
 @pytest.mark.parametrize("kind", ["link", "directory link", "control character", "fifo"])
-def test_file_that_leads_elsewhere_is_refused_before_anything_is_uploaded(
+def test_link_fifo_or_unprintable_name_is_refused_before_any_upload(
     run: Path, store: Any, server: str, kind: str, tmp_path: Path
 ) -> None:
     (tmp_path / "outside").mkdir()
@@ -245,14 +245,14 @@ ENDPOINTS = (
 
 
 @pytest.mark.parametrize(("url", "endpoint"), [*((url, "") for url in URLS), *((URL, item) for item in ENDPOINTS)])
-def test_invalid_url_is_refused_and_not_repeated(tmp_path: Path, url: str, endpoint: str) -> None:
+def test_invalid_url_is_refused_and_not_printed(tmp_path: Path, url: str, endpoint: str) -> None:
     with pytest.raises(UsageError, match="without credentials") as error:
         upload(tmp_path, url, endpoint)
     assert "SECRET" not in str(error.value)
 
 
 @pytest.mark.parametrize("endpoint", ["http://key:SECRET@127.0.0.1:9", "minio:9000"])
-def test_invalid_endpoint_of_the_environment_is_not_repeated(
+def test_invalid_endpoint_of_the_environment_is_refused_and_not_printed(
     run: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
@@ -269,7 +269,7 @@ def test_invalid_endpoint_of_the_environment_is_not_repeated(
         ("rackproof_upload_endpoint", "http://key:SEC/RET@SECRET@minio"),
     ],
 )
-def test_inventory_with_an_invalid_url_is_refused_and_no_password_is_repeated(name: str, value: str) -> None:
+def test_invalid_url_in_the_inventory_is_refused_and_not_printed(name: str, value: str) -> None:
     valid = {"rackproof_gpu_count": 1, "rackproof_upload": URL, "rackproof_upload_endpoint": "https://minio:9000"}
     check_variables({"h1": valid})
     with pytest.raises(UsageError, match=f"{name}: ") as error:
@@ -277,7 +277,7 @@ def test_inventory_with_an_invalid_url_is_refused_and_no_password_is_repeated(na
     assert "SECRET" not in str(error.value)
 
 
-def test_missing_package_is_named_with_the_remedy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_with_the_remedy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
     done = rackproof("upload", run, URL)
     assert (done.returncode, done.stdout) == (2, "")
@@ -285,7 +285,7 @@ def test_missing_package_is_named_with_the_remedy(run: Path, monkeypatch: pytest
 
 
 def test_object_of_another_size_or_checksum_is_replaced(run: Path, store: Any, server: str) -> None:
-    """A store that encrypts with keys of its own has other ETags: the file is uploaded again, never wrongly left out."""
+    """With server-side encryption the ETag is not the MD5 checksum. Then the file is uploaded again, not skipped."""
     plan = (run / "plan.json").read_bytes()
     store.put_object(Bucket=BUCKET, Key="site-a/2026/r1/plan.json", Body=b"x" * len(plan))
     uploaded(run, server)
@@ -301,7 +301,7 @@ def test_playbook_uploads_the_run_before_it_shows_the_decision(endpoint: str, op
     by_name = {task["name"]: task for task in tasks}
     names = list(by_name)
     assert names.index("Judge the run") < names.index("Upload the run") < names.index("Show the decision")
-    assert names[-1] == "Check that the run was uploaded", "a failed upload hides no decision"
+    assert names[-1] == "Check that the run was uploaded", "if the upload fails, the decision has already been shown"
     values = {"_rackproof_command": ["rackproof"], "_rackproof_run_dir": "runs/r1", "rackproof_upload": URL}
     template = NativeEnvironment().from_string(by_name["Upload the run"]["ansible.builtin.command"]["argv"])
     rendered: Any = template.render(**values, rackproof_upload_endpoint=endpoint)

@@ -186,8 +186,8 @@ def test_same_letters_limits_suggestions_to_names_with_the_same_letters() -> Non
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/new"])
-def test_device_is_no_file_to_replace(path: str) -> None:
-    """Only the check is called: the tests may run as root, for whom a replacement would succeed."""
+def test_device_file_is_not_replaced(path: str) -> None:
+    """Only the check is called: for root, who may run the tests, the replacement itself would succeed."""
     with pytest.raises(OSError, match="not a regular file"):
         documents.refuse_special(Path(path))
 

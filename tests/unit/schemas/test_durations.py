@@ -1,4 +1,4 @@
-"""Replay the launches of real hardware: the share that is shown and the time left are right within 10 % of the launch."""
+"""Replay recorded launches of real GPUs: the errors of progress and time left are at most 10 % of the launch's duration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import ROOT, builders
 MEASUREMENTS = ROOT / "docs" / "measurements"
 TOLERANCE = 0.10
 WITHOUT_A_FABRIC = ("h100x2-two-hosts", "h200x2-two-hosts")
-"""Their gang launches communicate over loopback sockets: without an earlier run no table has their times."""
+"""Runs whose gang launches use loopback sockets. Their times can only be expected from an earlier run."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Replay:
     measured: dict[str, float]
 
     def errors(self, plan: Plan) -> Iterator[float]:
-        """Yield the errors of share and time left at each begin of a benchmark and at the end, as shares of the launch."""
+        """Yield the errors of progress and time left when each benchmark begins and at the end, as shares of the duration."""
         durations = expected_durations(plan, plan.host(self.host), plan.stage(self.stage))
         for at in (0.0, *self.began.values(), self.total_s):
             left_s = remaining_s(durations, {name: begin for name, begin in self.began.items() if begin <= at}, at)
@@ -42,7 +42,7 @@ class Replay:
 
 
 def replays(run: str) -> Iterator[Replay]:
-    """Yield the launches of a run that have the times at which the benchmarks began."""
+    """Yield the launches of a run that recorded when each benchmark began."""
     plan = plan_from_json(json.loads((MEASUREMENTS / run / "plan.json").read_text()))
     for path in sorted((MEASUREMENTS / run).glob("hosts/*.json")) + sorted((MEASUREMENTS / run).glob("gangs/*/*.json")):
         record = json.loads(path.read_text())
@@ -56,7 +56,7 @@ def replays(run: str) -> Iterator[Replay]:
                 yield Replay(plan, record["host"], launch["stage"], began, launch["duration_s"], measured)
 
 
-KEPT = [  # not h100x1-extended: its time budgets are shorter than one pass of a memory test
+RUNS = [  # not h100x1-extended: its time budgets are shorter than one pass of a memory test
     *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-compared"),
     *("h200x1-extended", "h200x2-extended", "h200x2-standard", "h200x2-standard-again", "h200x1-standard-twice"),
     *("h100x1-standard", "h100x1-standard-again"),
@@ -64,7 +64,7 @@ KEPT = [  # not h100x1-extended: its time budgets are shorter than one pass of a
 ]
 
 
-@pytest.mark.parametrize("run", KEPT)
+@pytest.mark.parametrize("run", RUNS)
 def test_progress_and_time_left_are_right_within_ten_percent(run: str) -> None:
     launches = [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage != "gang"]
     assert launches
@@ -74,7 +74,7 @@ def test_progress_and_time_left_are_right_within_ten_percent(run: str) -> None:
 
 @pytest.mark.parametrize("run", ["h100x1", "h100x2", "h200x1", "h200x2", *WITHOUT_A_FABRIC])
 def test_times_of_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
-    """Also of a gang without a fabric: the earlier run is one in which each benchmark took 3 % longer."""
+    """In the earlier run each benchmark took 3 % longer. Of the runs without a fabric only the gang launch is replayed."""
     for launch in [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage == "gang"]:
         earlier = {name: seconds * 1.03 for name, seconds in launch.measured.items()}
         assert max(launch.errors(replace(launch.plan, durations_s={launch.stage: earlier}))) <= TOLERANCE
@@ -84,7 +84,7 @@ def test_times_of_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
 @pytest.mark.parametrize("gpu_count", [1, 2, 8])
 @pytest.mark.parametrize("duration", ["30m", "1h", "8h"])
 def test_time_left_of_extended_is_right_within_ten_percent(duration: str, gpu_count: int, slower: float) -> None:
-    """A clock that runs through the launch. Time budgets are used up; all other benchmarks take a quarter less, or more."""
+    """Benchmarks with a time budget take exactly that; the others take a quarter more or less than expected."""
     plan = builders.plan(
         "h1", profile="extended", gpu_count=gpu_count, rackproof_gang="none", rackproof_extended_duration=duration
     )
@@ -103,13 +103,13 @@ def test_time_left_of_extended_is_right_within_ten_percent(duration: str, gpu_co
         assert abs(at / (at + left_s) - at / total_s) <= TOLERANCE, f"at {percent} %"
 
 
-def test_host_orders_benchmarks_as_its_ranks_run_them() -> None:
+def test_expected_durations_are_in_the_order_of_execution() -> None:
     for launch in replays("h200x2"):
         durations = expected_durations(launch.plan, launch.plan.host(launch.host), launch.plan.stage(launch.stage))
         assert list(durations) == list(launch.began)
 
 
-def test_rehearsal_has_no_times_until_a_run_has_measured_all() -> None:
+def test_rehearsal_has_no_expected_times_until_a_run_measured_all_benchmarks() -> None:
     plan = builders.plan("h1", "h2", profile="rehearsal")
     stage = plan.stage("benchmark")
     assert expected_durations(plan, plan.hosts[0], stage) == {}
@@ -119,7 +119,7 @@ def test_rehearsal_has_no_times_until_a_run_has_measured_all() -> None:
     assert set(expected_durations(every, plan.hosts[0], stage).values()) == {1.0}
 
 
-def test_time_left_never_falls_below_what_has_not_begun() -> None:
+def test_time_left_includes_all_benchmarks_that_have_not_begun() -> None:
     durations = {"gemm": 4.0, "stress": 30.0}
     assert remaining_s(durations, {}, 0.0) == stage_s(durations) == START_S + 34.0 + END_S
     assert remaining_s(durations, {}, 100.0) == 34.0 + END_S
@@ -153,7 +153,7 @@ def test_costs_name_settings_of_the_benchmark(name: str) -> None:
         ("shared_storage", {"seconds": 0.6, "metadata_seconds": 0.2}, Size(gpus=2, hosts=3), 6.5),
     ],
 )
-def test_times_of_ports_and_file_systems_are_those_that_were_measured(
+def test_expected_times_for_ports_and_file_systems_match_measured_ones(
     name: str, chosen: dict[str, object], size: Size, seconds: float
 ) -> None:
     assert expected_s(name, chosen, size) == pytest.approx(seconds, rel=0.1)

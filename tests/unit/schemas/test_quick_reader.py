@@ -136,7 +136,9 @@ def test_reader_reads_valid_records_and_reuses_equal_metrics() -> None:
     first, second = (reader.record(TEXT.encode()) for _ in range(2))
     assert first
     assert second
-    assert all(one is other for one, other in zip(first.snapshots[0].metrics, second.snapshots[0].metrics, strict=True))
+    assert all(
+        metric is reused for metric, reused in zip(first.snapshots[0].metrics, second.snapshots[0].metrics, strict=True)
+    )
 
 
 @pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
@@ -188,7 +190,7 @@ def make_verdict(host: str, value: float, verdict: str = PASS) -> Verdict:
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_tally_does_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, chance: random.Random) -> None:
+def test_tally_does_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, draw: random.Random) -> None:
     values = {f"h{at}": at for at in range(len(items))}
     verdicts = [make_verdict(f"h{at}", value, verdict) for at, (value, verdict) in enumerate(items)]
     planned = Planned(builders.plan())
@@ -196,9 +198,9 @@ def test_tally_does_not_depend_on_the_order(items: list[tuple[float, str]], part
     for verdict in verdicts:
         whole.add(verdict)
     tallies = [Tally(planned, values) for _ in range(parts)]
-    chance.shuffle(verdicts)
+    draw.shuffle(verdicts)
     for verdict in verdicts:
-        chance.choice(tallies).add(verdict)
+        draw.choice(tallies).add(verdict)
     first, *others = tallies
     for other in others:
         first.update(other)

@@ -83,7 +83,7 @@ def test_no_other_code_splits_scopes() -> None:
     assert matches == []
 
 
-def test_scope_around_a_label() -> None:
+def test_label_is_removed_from_a_scope() -> None:
     assert Scope.parse("hca=a,port=1,lane=3").without("lane") == "hca=a,port=1"
     assert Scope.parse("hca=a,port=1").without("lane") == "hca=a,port=1"
     assert Scope.parse("lane=3").without("lane") == "lane=3"

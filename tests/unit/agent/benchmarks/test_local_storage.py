@@ -78,7 +78,7 @@ def test_one_flipped_bit_is_found_and_located(tmp_path: Path, monkeypatch: pytes
     assert (wrong["status"], wrong["value"], wrong["params"]["first_wrong"]) == ("measured", 1, "offset 1232896")
 
 
-def test_directory_that_cannot_be_used_costs_only_its_own_figures(
+def test_unusable_directory_has_a_reason_and_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nprint('not JSON')\n")
@@ -138,7 +138,7 @@ def test_failed_preparation_of_a_directory_leaves_no_files(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directories_that_other_hosts_use_are_kept_by_a_host_whose_clock_is_wrong(
+def test_host_with_a_wrong_clock_keeps_the_directories_of_other_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rackproof-storage-other").mkdir()

@@ -24,7 +24,7 @@ Fixes = dict[str, dict[str, str]]
 
 def bulletin(product: str, fixes: Fixes, *, score: float = 7.8, date: str = "2026-05-21") -> dict[str, Any]:
     """Return a CSAF bulletin on one product."""
-    versions = {(platform, fixed) for of_one in fixes.values() for platform, fixed in of_one.items()}
+    versions = {(platform, fixed) for by_platform in fixes.values() for platform, fixed in by_platform.items()}
     branches = [
         {
             "category": "architecture",
@@ -51,10 +51,10 @@ def bulletin(product: str, fixes: Fixes, *, score: float = 7.8, date: str = "202
         "vulnerabilities": [
             {
                 "cve": cve,
-                "product_status": {"fixed": [f"{platform} {fixed}" for platform, fixed in of_one.items()]},
+                "product_status": {"fixed": [f"{platform} {fixed}" for platform, fixed in by_platform.items()]},
                 "scores": [{"cvss_v3": {"baseScore": score, "baseSeverity": "HIGH"}}],
             }
-            for cve, of_one in fixes.items()
+            for cve, by_platform in fixes.items()
         ],
     }
 
@@ -95,7 +95,9 @@ def test_a_branch_without_a_fix_in_a_bulletin_that_lists_it_is_not_affected() ->
         ("Hopper HGX 8-GPU", "HMC", "1.6.0 and later", ("hgx_firmware", "Hopper HGX 8-GPU, HMC", "1.6.0")),
     ],
 )
-def test_other_products_of_bulletins(product: str, platform: str, fixed: str, expected: tuple[str, str, str]) -> None:
+def test_bulletin_on_another_known_product_has_its_range(
+    product: str, platform: str, fixed: str, expected: tuple[str, str, str]
+) -> None:
     document = bulletin(product, {"CVE-2026-1": {platform: fixed}})
     (found,) = ranges(list(bulletin_advisories(document, Path("2026/1/1.json"))))
     assert (found[0], *found[2][0][::2]) == expected
@@ -104,7 +106,7 @@ def test_other_products_of_bulletins(product: str, platform: str, fixed: str, ex
 @pytest.mark.parametrize(
     "product", ["GeForce", "Guest driver", "NVIDIA GPU Operator", "ConnectX-4", "BlueField GA", "TensorRT"]
 )
-def test_bulletins_on_other_products_give_nothing(product: str) -> None:
+def test_bulletins_on_unknown_products_are_ignored(product: str) -> None:
     document = bulletin(product, {"CVE-2026-1": {"Linux": "1.2.3"}})
     assert list(bulletin_advisories(document, Path("2026/1/1.json"))) == []
 
@@ -194,7 +196,7 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         "https://github.com/NVIDIA/product-security",
         "https://github.com/golang/vulndb",
     ]
-    # Without a date of publication, that of the commit counts.
+    # The document has no date of publication, so the date of its commit is used.
     assert built.date == runc.date == built.sources[0]["date"]
 
 
@@ -214,7 +216,7 @@ def test_a_directory_without_advisories_is_refused(
         rebuild(checkout(tmp_path, "https://example.com", files), checkouts[1])
 
 
-def test_a_vulnerability_without_a_date_is_not_dropped_without_a_word(tmp_path: Path) -> None:
+def test_vulnerability_without_any_date_is_an_error(tmp_path: Path) -> None:
     document = vulnerability(RUNC, *FIXED, published="0001-01-01T00:00:00Z")
     with pytest.raises(UsageError, match="not a git checkout, or an incomplete one"):
         list(document_advisories(document, tmp_path / "GO-2026-1.json"))
@@ -225,7 +227,7 @@ def test_a_vulnerability_without_a_date_is_not_dropped_without_a_word(tmp_path: 
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 60)])
-def test_git_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_error_says_that_git_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
     with pytest.raises(UsageError, match="git does not run"):
         rebuild_git(tmp_path, "log")

@@ -35,7 +35,7 @@ PACKS = read_packs(())
 
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
-    """SuperBench takes the 10 000 among nineteen values of 401 as the baseline."""
+    """SuperBench would choose the outlier, 10 000, as the baseline."""
     result = robust_level([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
@@ -62,7 +62,7 @@ def test_level_stays_near_the_correct_values_despite_wrong_ones(right: list[floa
     assert 396.0 <= robust_level(right + wrong).value <= 406.0
 
 
-def test_three_values_that_differ_much_give_their_median_and_large_noise() -> None:
+def test_three_different_values_give_their_median_and_a_large_sigma() -> None:
     result = robust_level([400.0, 401.0, 500.0])
     assert (result.value, result.left_out) == (401.0, 0)
     assert result.sigma > 50
@@ -77,13 +77,14 @@ def test_level_of_empty_or_infinite_values_is_an_error(values: list[float]) -> N
 # Precision of samples
 
 
-def samples(p50: float, cv: float, n: int = 25, exact: float | None = None) -> Samples:
-    return Samples(n=n, min=p50 * 0.9, p50=p50, max=p50 * 1.1, cv=cv, precision=exact)
+def sample_statistics(p50: float, cv: float, n: int = 25, recorded: float | None = None) -> Samples:
+    """Return the statistics of `n` samples; `recorded` is the precision in the record."""
+    return Samples(n=n, min=p50 * 0.9, p50=p50, max=p50 * 1.1, cv=cv, precision=recorded)
 
 
-def test_recorded_precision_takes_precedence_over_a_normal_model() -> None:
-    assert precision(samples(100.0, 0.5, exact=0.0196)) == pytest.approx(0.01)
-    assert precision(samples(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
+def test_recorded_precision_takes_precedence_over_one_computed_from_the_scatter() -> None:
+    assert precision(sample_statistics(100.0, 0.5, recorded=0.0196)) == pytest.approx(0.01)
+    assert precision(sample_statistics(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
 
 
 # Limits
@@ -117,7 +118,9 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
         ("le", 1.10, 0.01, 110.0),
     ],
 )
-def test_limit_is_outside_the_noise(operator: str, fraction: float, sigma: float | None, expected: float) -> None:
+def test_limit_is_at_least_as_far_away_as_the_noise(
+    operator: str, fraction: float, sigma: float | None, expected: float
+) -> None:
     result = limit(criterion(operator, fraction=fraction), level(sigma))
     assert result is not None
     assert result[0] == pytest.approx(expected)
@@ -127,7 +130,7 @@ def test_noisy_runs_give_no_limit() -> None:
     assert limit(criterion(fraction=0.98), level(0.10)) is None
 
 
-def test_limit_in_sigmas_alone_needs_a_known_noise() -> None:
+def test_limit_in_sigmas_needs_a_known_noise() -> None:
     result = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
     assert result is not None
     assert result[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
@@ -236,7 +239,7 @@ def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
-def test_rehearsal_and_simulation_have_baselines_of_their_own(kind: str, base: Path, tmp_path: Path) -> None:
+def test_rehearsals_and_simulations_do_not_use_the_baseline_of_gpus(kind: str, base: Path, tmp_path: Path) -> None:
     reference = baseline_store.snapshot_baseline(base, "gpu", ["h1"], tmp_path / "after")
     plan = replace(small_plan("h1"), baseline=reference)
     other = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
@@ -254,7 +257,7 @@ def test_baseline_of_another_kind_is_refused(base: Path, tmp_path: Path) -> None
 
 
 def accept_runs(base: Path, runs: Path, shares: list[float]) -> None:
-    """Accept runs in which the copy bandwidth of GPU 0 of h1 is these shares of the normal one."""
+    """Accept one run for each share, in which GPU 0 of h1 has this share of the normal copy bandwidth."""
     for number, share in enumerate(shares):
         run = run_directory(runs / f"run{number}", change=slowed("memory.bandwidth", share, **COPY))
         assert call("report", run) == 0
@@ -273,7 +276,9 @@ def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
     assert stored_level["value"] == pytest.approx(4.27e12)
     assert stored_level["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
     again = tmp_path / "runs" / "run1"
-    assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0  # accepted again, but counted once
+    assert (
+        call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0
+    )  # a run that is accepted twice counts once
     assert set(copy_level(tmp_path / "base")["values"]) == {"run0", "run1", "run2"}  # type: ignore[call-overload]
     assert call("baseline", "accept", again, "--baseline", tmp_path / "base", "--replace") == 0
     assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]
@@ -313,7 +318,7 @@ def test_show_names_the_kind_of_an_existing_baseline(
         capsys.readouterr().err
     )
     assert call("baseline", "show", "s1", "--baseline", base, "--kind", "simulated") == 0
-    assert call("baseline", "show", "nobody", "--baseline", base) == 64
+    assert call("baseline", "show", "h9", "--baseline", base) == 64
     assert f"rackproof baseline list --baseline {base} --kind gpu" in capsys.readouterr().err
 
 
@@ -330,7 +335,7 @@ def test_serial_cannot_escape_the_baseline_directory(serial: str) -> None:
 
 
 def judge_with_baseline(base: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
-    """Write a run that is compared with the baseline, and judge it; return the verdicts that are not passes."""
+    """Write a run to `directory`, judge it with the baseline, and return the verdicts other than passes."""
     baseline = baseline_store.snapshot_baseline(base, "gpu", ["h1", "h2"], directory)
     run = load(run_directory(directory, change=change, baseline=baseline))
     return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
@@ -352,7 +357,7 @@ def test_slow_part_fails_even_if_its_samples_are_noisy(base: Path, tmp_path: Pat
 
     def change(record: Record) -> Record:
         noisy = tuple(
-            replace(observation, samples=samples(1.0, 0.5, n=6))
+            replace(observation, samples=sample_statistics(1.0, 0.5, n=6))
             if observation.name == "stress.throughput"
             else observation
             for observation in slow(record).observations

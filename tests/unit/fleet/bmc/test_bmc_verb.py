@@ -1,4 +1,4 @@
-"""`rackproof bmc` against sushy-tools: readings in the run directory, verdicts in the report, and credentials nowhere."""
+"""`rackproof bmc` against sushy-tools: readings in the run directory, verdicts in the report, and no stored credentials."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CANARIES = (bmc.USER, bmc.PASSWORD)
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return the directory of a run of one healthy host, whose plan has a BMC."""
-    directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",), change=of_today)
+    directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",), change=began_a_minute_ago)
     plan = plan_of(directory)
     changed = replace(plan, created=now(), hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
     documents.write(directory / "plan.json", to_json(changed))
     return directory
 
 
-def of_today(record: Record) -> Record:
+def began_a_minute_ago(record: Record) -> Record:
     """Return the record with the times of a run that began a minute ago, since these tests read BMCs now."""
     began = time.time() - 60
     at = [
@@ -75,15 +75,16 @@ def sushy(directory: Path, certificate: Path) -> Iterator[int]:
         process.wait()
 
 
-def accounts(port: int, certificate: Path) -> str:
-    own = {"address": f"127.0.0.1:{port}", "user": bmc.USER, "password": bmc.PASSWORD, "ca": str(certificate)}
-    return json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in own.items()}})
+def bmc_variables(port: int, certificate: Path) -> str:
+    """Return the inventory variables of the BMC of h1, as JSON."""
+    fields = {"address": f"127.0.0.1:{port}", "user": bmc.USER, "password": bmc.PASSWORD, "ca": str(certificate)}
+    return json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in fields.items()}})
 
 
 def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path: Path, run: Path) -> None:
     certificate, resources = bmc.make_certificate(tmp_path), bmc.old_schema()
     with sushy(bmc.write_mockup(resources, tmp_path / "mockup"), certificate) as port:
-        text = accounts(port, certificate)
+        text = bmc_variables(port, certificate)
         command = [sys.executable, ROOT / "rackproof", "bmc", run, "--stage", "preflight", "--phase", "before"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         proc = Path(f"/proc/{process.pid}")
@@ -109,7 +110,7 @@ def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path:
 def test_refused_and_missing_bmcs_are_inconclusive(tmp_path: Path, run: Path) -> None:
     certificate = bmc.make_certificate(tmp_path)
     with bmc.serve(bmc.Service(bmc.old_schema()), certificate) as served:
-        text = accounts(served.port, certificate).replace(bmc.PASSWORD, "wrong-canary")
+        text = bmc_variables(served.port, certificate).replace(bmc.PASSWORD, "wrong-canary")
         done = accepted.rackproof("bmc", run, "--stage", "preflight", "--phase", "before", stdin=text)
     assert done.stderr == "rackproof: BMC of h1: credentials refused (HTTP 401)\n"
     assert "canary" not in (run / "bmcs" / "h1.json").read_text() + done.stdout + done.stderr
@@ -118,7 +119,7 @@ def test_refused_and_missing_bmcs_are_inconclusive(tmp_path: Path, run: Path) ->
     assert reasons >= {"error: credentials refused (HTTP 401)", "the BMC was not read after benchmark"}
 
 
-def test_input_that_is_not_valid_is_refused_without_its_content(run: Path) -> None:
+def test_invalid_input_is_refused_and_not_printed(run: Path) -> None:
     for text in ("canary", "[]", '{"h1": {"rackproof_bmc_password": 1234, "rackproof_bmc_user": "canary"}}'):
         done = accepted.rackproof("bmc", run, "--stage", "preflight", "--phase", "before", stdin=text)
         assert done.returncode == 64
@@ -132,10 +133,10 @@ def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
     return Snapshot(stage=stage, phase=phase, at=now(), duration_s=1.0, metrics=metrics)
 
 
-def test_resumed_run_replaces_failed_readings_only(run: Path) -> None:
+def test_resumed_run_replaces_only_failed_readings(run: Path) -> None:
     plan = plan_of(run)
-    moments = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]
-    for stage, phase, readable in [*moments, ("preflight", "before", True), ("benchmark", "after", False)]:
+    first_attempt = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]
+    for stage, phase, readable in [*first_attempt, ("preflight", "before", True), ("benchmark", "after", False)]:
         record = add_snapshot(run, plan, "h1", snapshot(stage, phase, readable=readable))
     assert [(item.stage, is_readable(item)) for item in record.snapshots] == [
         ("preflight", True), ("benchmark", True), ("preflight", True), ("benchmark", False),

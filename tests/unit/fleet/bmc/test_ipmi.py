@@ -117,7 +117,7 @@ def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
     return readings
 
 
-def test_entries_of_a_full_or_cleared_log_are_counted() -> None:
+def test_new_entries_are_counted_in_a_full_and_in_a_cleared_log() -> None:
     events = [event(number) for number in range(1, 1001)]
     metrics = {item.name: item for item in read_log(events, "none").metrics()}
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 201}
@@ -135,7 +135,7 @@ def test_end_of_a_condition_is_ok_and_unknown_severity_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("timecode", [1_780_000_000, 75, 0xFFFFFFFF, None])
-def test_event_that_is_read_again_later_is_the_same(timecode: int | None) -> None:
+def test_event_has_the_same_mark_when_it_is_read_again(timecode: int | None) -> None:
     event = {"record_id": 7, "timecode": timecode, "component": "Fan 1", "event": "Low", "severity": 2}
     marks = {_entry({**event, "timestamp": f"2026-11-03T04:05:0{second}"}).mark for second in (6, 7)}
     assert len(marks) == 1

@@ -1,4 +1,4 @@
-"""Read BMCs by Redfish: shapes of several vendors, and services that answer badly."""
+"""Read BMCs by Redfish: the documents of several vendors, and services with invalid answers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_old_schema_is_read_in_full(certificate: Path) -> None:
 
 
 def test_new_schema_is_read_in_full(certificate: Path) -> None:
-    """The tray has no power supply of its own, and a HealthRollup that an old log entry made bad."""
+    """The tray has no power supply of its own, and its HealthRollup is bad because of an old log entry."""
     with service(certificate, bmc.new_schema()) as served:
         metrics = read(served.target(certificate))
     assert values(metrics, "power_supply.fitted") == {"host": 0}
@@ -159,7 +159,7 @@ def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str,
                                     "Backup_BMC", "Staged_BIOS", "bmc_standby", "HGX_FW_ERoT_Rollback", "Golden_BIOS")),
     ],
 )  # fmt: skip
-def test_only_firmware_that_runs_is_read_by_component(certificate: Path, component: str, expected: str) -> None:
+def test_firmware_that_is_not_installed_is_ignored(certificate: Path, component: str, expected: str) -> None:
     resources = bmc.old_schema()
     resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] |= {"Id": component, "Version": "2.10.2"}
     with service(certificate, resources) as served:
@@ -194,8 +194,8 @@ def test_unknown_health_of_all_power_supplies_is_an_error(certificate: Path, sta
     assert {*metric.absent.values()} == {"error: the BMC reports no health status for this part"}
 
 
-def test_bmc_that_reports_no_health_of_any_supply_is_not_asked_for_it(certificate: Path) -> None:
-    """ASUS, Gigabyte and Cisco: bb-Ricardo/check_redfish issues 154, 53 and 12. A supply without input still fails."""
+def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(certificate: Path) -> None:
+    """Such BMCs: ASUS, Gigabyte, Cisco (bb-Ricardo/check_redfish issues 154, 53, 12). A supply without input still fails."""
     resources = bmc.old_schema()
     supplies = resources[POWER]["PowerSupplies"]
     for supply in supplies:
@@ -285,7 +285,7 @@ def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certifi
     assert [text.partition(" ")[2] for text in found.values()] == ["event 12", "event 11"]
 
 
-def test_log_that_lost_its_newest_entry_and_has_older_ones_only_is_not_without_news(certificate: Path) -> None:
+def test_log_without_the_last_entry_read_is_an_error_if_all_others_are_older(certificate: Path) -> None:
     resources = log_of([bmc.entry(number) for number in range(1, 4)])
     with service(certificate, resources) as served:
         new = read(served.target(certificate), {LOG: "9 2026-11-04T00:00:00Z"})["bmc.log.new_entries"]
@@ -308,8 +308,8 @@ def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
     assert [text.partition(" ")[2] for text in found.values()] == ["AC lost", "log cleared"]
 
 
-def test_severity_is_that_of_the_state_and_is_never_invented(certificate: Path) -> None:
-    """Assertion and deassertion have the same text; an entry without severity is an error, not a pass."""
+def test_end_of_a_condition_is_ok_and_a_missing_severity_is_an_error(certificate: Path) -> None:
+    """The entries for the begin and the end of a condition (Assert, Deassert) have the same text."""
     entries = [
         bmc.entry(1),
         bmc.entry(2, "AC lost", "Critical", EntryCode="Assert"),
@@ -344,7 +344,7 @@ def only_at(path: str, answer: bmc.Answer) -> bmc.Answer:
 
 
 def drip(request: BaseHTTPRequestHandler) -> bool:
-    """Answer without end, a byte at a time."""
+    """Send one byte every 20 ms, without end."""
     request.send_response(200)
     request.end_headers()
     while True:
@@ -395,7 +395,7 @@ def test_wrong_password_is_tried_once(certificate: Path) -> None:
 
 @pytest.mark.parametrize("named", ["other.example", "127.0.0.1"])
 def test_certificate_of_another_name_or_authority_is_refused(certificate: Path, tmp_path: Path, named: str) -> None:
-    """Without a check, whoever answers at the address receives the password."""
+    """Without this check, any server at this address would receive the password."""
     other = bmc.make_certificate(tmp_path, named)
     with service(other) as served:
         metrics = read(served.target(other if named == "other.example" else certificate))
@@ -421,7 +421,7 @@ def test_certificate_is_not_checked_on_request(tmp_path: Path) -> None:
         None,
     ],
 )
-def test_links_lead_nowhere_else(certificate: Path, path: Any) -> None:
+def test_links_outside_the_service_are_not_followed(certificate: Path, path: Any) -> None:
     resources = bmc.old_schema()
     resources[f"{V1}/Systems"]["Members"] = [{"@odata.id": path}]
     with service(certificate, resources) as served:
@@ -431,7 +431,7 @@ def test_links_lead_nowhere_else(certificate: Path, path: Any) -> None:
 
 
 @pytest.mark.parametrize("garbage", [None, 7, "text", [], [[]], [None, "x", {}], {"a": {}}, True])
-def test_any_value_in_place_of_a_resource_or_list_is_survived(certificate: Path, garbage: Any) -> None:
+def test_unexpected_value_in_place_of_a_list_raises_no_error(certificate: Path, garbage: Any) -> None:
     for path, name in ((POWER, "PowerSupplies"), (THERMAL, "Fans"), (SEL, "Members"), (f"{V1}/Chassis", "Members")):
         resources = bmc.old_schema()
         resources[path][name] = garbage
@@ -440,7 +440,7 @@ def test_any_value_in_place_of_a_resource_or_list_is_survived(certificate: Path,
 
 
 def test_collection_with_too_many_members_is_an_error(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is beyond the limit was not read, so the BMC does not pass."""
+    """Members beyond the limit are not read, so the BMC must not pass."""
     monkeypatch.setattr(client, "MAX_MEMBERS", 3)
     resources = bmc.old_schema()
     resources[f"{V1}/Systems"]["Members"] = [{"@odata.id": f"{V1}/Systems/1"}] * 4
@@ -467,7 +467,7 @@ def test_slow_bmc_costs_only_its_own_reading(certificate: Path) -> None:
     assert len(results["slow"]) == 1
 
 
-def test_names_and_texts_of_a_bmc_are_harmless() -> None:
+def test_names_and_texts_of_a_bmc_are_sanitized() -> None:
     hostile = "\x00../../etc\x1b]0;title\x07\u202eevil\n" + 5000 * "é"
     assert re.fullmatch(r"[A-Za-z0-9_.:-]{1,60}", label(hostile))
     assert label("///") == label("") == "unnamed"
@@ -492,7 +492,7 @@ def metric(readings: Readings, name: str) -> Metric:
 
 
 @pytest.mark.parametrize("limits", [(0, 0), (None, 0), (10, 10), (10, 5)])
-def test_limits_that_are_not_set_raise_no_alarm(limits: tuple[int | None, int]) -> None:
+def test_unset_limits_raise_no_alarm(limits: tuple[int | None, int]) -> None:
     readings = sensor(LowerThresholdCritical=limits[0], UpperThresholdCritical=limits[1])
     assert metric(readings, "sensor.alarm").values == {}
 
@@ -505,7 +505,7 @@ def test_limits_that_are_not_set_raise_no_alarm(limits: tuple[int | None, int]) 
         (12.1, 0, 11, "12.1, above its critical limit 11"),
     ],
 )  # fmt: skip
-def test_limit_is_used_if_the_other_one_is_not_set(volts: float, low: float, high: float, alarm: str) -> None:
+def test_one_limit_is_used_if_the_other_is_unset(volts: float, low: float, high: float, alarm: str) -> None:
     readings = sensor(Name="12V", ReadingCelsius=volts, LowerThresholdCritical=low, UpperThresholdCritical=high)
     (value,) = metric(readings, "sensor.alarm").values.values()
     assert value == alarm
@@ -520,12 +520,14 @@ def test_limit_is_used_if_the_other_one_is_not_set(volts: float, low: float, hig
         ("Inlet", "LiquidInlet", False), ("OCP_NIC_Ambient", None, False), ("VRM inlet", None, False),
     ],
 )  # fmt: skip
-def test_only_air_of_the_chassis_is_inlet_temperature(name: str, context: str | None, is_inlet: bool) -> None:
+def test_inlet_temperature_is_that_of_the_air_that_enters_the_chassis(
+    name: str, context: str | None, is_inlet: bool
+) -> None:
     readings = sensor(Name=name, PhysicalContext=context, ReadingCelsius=48)
     assert bool(metric(readings, "inlet.temperature").values) is is_inlet
 
 
-def test_sensor_that_currently_has_no_value_is_not_missing() -> None:
+def test_sensor_without_a_current_value_is_unsupported() -> None:
     readings = sensor(ReadingCelsius=None, UpperThresholdCritical=45)
     for name in ("sensor.alarm", "inlet.temperature"):
         (reason,) = metric(readings, name).absent.values()

@@ -19,7 +19,8 @@ SHEET = {
 }  # fmt: skip
 
 
-def rule(name: str = "memory.bandwidth", **over: Any) -> Criterion:
+def rule(name: str = "memory.bandwidth", **changes: Any) -> Criterion:
+    """Return a criterion on `name`, with `changes` to its fields."""
     fields = {
         "id": "c",
         "name": name,
@@ -29,10 +30,10 @@ def rule(name: str = "memory.bandwidth", **over: Any) -> Criterion:
         "source": "x",
         "origin": "mine",
     }
-    return Criterion(**{**fields, **over})
+    return Criterion(**{**fields, **changes})
 
 
-def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
+def datasheet_findings(criterion: Criterion, **sheet: Any) -> list[str]:
     pack = Pack(name="mine", gpu_names=("X",), criteria=(criterion,), datasheet={**SHEET, **sheet})
     return [item.why for item in check_physics(criterion, pack)]
 
@@ -53,38 +54,38 @@ def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
     name: str, position: Any, low: float, high: float
 ) -> None:
     def findings(value: float) -> list[str]:
-        return against_sheet(rule(name, where=position, value=value))
+        return datasheet_findings(rule(name, where=position, value=value))
 
     assert findings(low) == findings(high) == []
     assert findings(high * 1.001)[0].startswith("above the peak, 1 of it")
     assert not low > 1 or findings(low * 0.999)[0].startswith("far too low")
-    assert against_sheet(rule(name, where=position, expected=high * 1.001, fraction=0.9))[0].startswith(
+    assert datasheet_findings(rule(name, where=position, expected=high * 1.001, fraction=0.9))[0].startswith(
         "above the peak"
     )
     # Only numeric floors are compared with the peak.
-    assert against_sheet(rule(name, where=position, value=high * 9, operator="le")) == []
+    assert datasheet_findings(rule(name, where=position, value=high * 9, operator="le")) == []
     assert (
-        against_sheet(rule(name, where=position, value=True))
-        == against_sheet(rule(name, where=position, value="x"))
+        datasheet_findings(rule(name, where=position, value=True))
+        == datasheet_findings(rule(name, where=position, value="x"))
         == []
     )
-    assert against_sheet(rule(name, where=position)) == []
+    assert datasheet_findings(rule(name, where=position)) == []
 
 
 @pytest.mark.parametrize("part", ["flops", "memory_bandwidth", "power", "pcie", "nvlink"])
-def test_figures_missing_in_the_datasheet_limit_nothing(part: str) -> None:
+def test_figures_missing_in_the_datasheet_are_not_compared(part: str) -> None:
     names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
              "collective.all_reduce.busbw")  # fmt: skip
-    findings = {name: against_sheet(rule(name, value=1e9), **{part: {}}) for name in names}
+    findings = {name: datasheet_findings(rule(name, value=1e9), **{part: {}}) for name in names}
     bound = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
     unlimited = {names[bound[part]], *(names[5:] if part == "nvlink" else ())}
     assert {name for name, result in findings.items() if not result} == unlimited
 
 
 def test_fabric_and_precisions_missing_in_the_datasheet_have_no_peak() -> None:
-    assert against_sheet(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
-    assert against_sheet(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
-    assert against_sheet(rule("digest.value", value=1e9)) == []
+    assert datasheet_findings(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
+    assert datasheet_findings(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
+    assert datasheet_findings(rule("digest.value", value=1e9)) == []
 
 
 @pytest.mark.parametrize(
@@ -98,22 +99,22 @@ def test_fabric_and_precisions_missing_in_the_datasheet_have_no_peak() -> None:
     ],
 )  # fmt: skip
 def test_unit_mistake_is_named(ratio: float, mistake: str) -> None:
-    (findings,) = against_sheet(rule(value=1000.0 * ratio))
+    (findings,) = datasheet_findings(rule(value=1000.0 * ratio))
     assert (mistake in findings) if mistake else ("looks like" not in findings)
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [("gpu.pcie.generation", 5), ("gpu.pcie.width", 16), ("gpu.nvlink.active_links", 18)]
+    ("name", "number"), [("gpu.pcie.generation", 5), ("gpu.pcie.width", 16), ("gpu.nvlink.active_links", 18)]
 )
-def test_limit_of_links_must_be_the_number_or_generation_in_the_datasheet(name: str, own: int) -> None:
+def test_limit_of_links_must_equal_the_datasheet(name: str, number: int) -> None:
     for operator in ("eq", "ge"):
-        assert against_sheet(rule(name, value=own, operator=operator)) == []
-        assert against_sheet(rule(name, value=own - 1, operator=operator))[0].startswith("under the part's")
-        assert against_sheet(rule(name, value=own + 1, operator=operator))[0].startswith("over the part's")
-    assert against_sheet(rule(name, value=own - 1, operator="le")) == []
-    assert against_sheet(rule(name, value="x", operator="eq")) == []
-    assert against_sheet(rule(name, value=1), pcie={}, nvlink={}) == []
-    assert len(against_sheet(rule(name.rpartition(".")[0] + ".*", value=own - 1))) > 0
+        assert datasheet_findings(rule(name, value=number, operator=operator)) == []
+        assert datasheet_findings(rule(name, value=number - 1, operator=operator))[0].startswith("under the part's")
+        assert datasheet_findings(rule(name, value=number + 1, operator=operator))[0].startswith("over the part's")
+    assert datasheet_findings(rule(name, value=number - 1, operator="le")) == []
+    assert datasheet_findings(rule(name, value="x", operator="eq")) == []
+    assert datasheet_findings(rule(name, value=1), pcie={}, nvlink={}) == []
+    assert len(datasheet_findings(rule(name.rpartition(".")[0] + ".*", value=number - 1))) > 0
 
 
 def plausibility_findings(name: str, **over: Any) -> list[str]:
@@ -161,8 +162,8 @@ def test_limit_that_cannot_be_intended_is_a_finding(name: str, over: Any, findin
 
 
 @pytest.mark.parametrize("dtype", [{"ge": 1}, 8, "int3", ""])
-def test_floor_of_a_precision_that_the_datasheet_lacks_is_not_compared(dtype: Any) -> None:
-    assert against_sheet(rule("gemm.throughput", where={"dtype": dtype}, value=1e9)) == []
+def test_floor_of_a_precision_that_the_datasheet_lacks_has_no_finding(dtype: Any) -> None:
+    assert datasheet_findings(rule("gemm.throughput", where={"dtype": dtype}, value=1e9)) == []
 
 
 def findings(*, criteria: Any = None, **over: Any) -> list[str]:
@@ -365,7 +366,7 @@ def parameters(name: str, **where: Any) -> list[str]:
         ("gpu.throttle.active", {"raeson": "x"}, "no such parameter"),
     ],
 )
-def test_parameters_are_those_of_the_observation(name: str, where: Any, why: str) -> None:
+def test_unknown_parameters_and_values_of_an_observation_are_findings(name: str, where: Any, why: str) -> None:
     result = [text for text in parameters(name, **where) if "unit" not in text and "better" not in text]
     assert bool(result) is bool(why), result
     assert not why or why in result[0]

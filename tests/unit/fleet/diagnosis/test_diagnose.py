@@ -1,4 +1,4 @@
-"""Test that every verdict that does not pass has one cause: the right part is named, and effects are not causes."""
+"""Every verdict that does not pass belongs to one cause. The cause names the right part, and effects are not separate causes."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ SCOPES = ("host", "gpu=0", "gpu=1", "gpu=1,xid=79", "gpu=1,reason=hw_thermal", "
 WAIVER = Waiver(criterion="x", who="Ann", why="known", until="2026-12-31", host="a")
 
 
-def failed(name: str, scope: str = "gpu=1", host: str = "a", **over: Any) -> Verdict:
+def failed(name: str, scope: str = "gpu=1", host: str = "a", **changes: Any) -> Verdict:
     """Return a failed verdict."""
-    values = {"value": 1, "limit": 0, "operator": "eq", "unit": "1", "action": "inspect_hardware"} | over
+    values = {"value": 1, "limit": 0, "operator": "eq", "unit": "1", "action": "inspect_hardware"} | changes
     return Verdict(
         host=host, scope=scope, name=name, verdict=FAIL, criterion=name, reason=f"found {values['value']}", **values
     )
 
 
-def missing(name: str, scope: str = "host", host: str = "a", **over: Any) -> Verdict:
+def missing(name: str, scope: str = "host", host: str = "a", **changes: Any) -> Verdict:
     """Return an inconclusive verdict without a value."""
-    fields = {"kind": VerdictKind.MISSING, "reason": "not observed"} | over
+    fields = {"kind": VerdictKind.MISSING, "reason": "not observed"} | changes
     return Verdict(host=host, scope=scope, name=name, verdict=INCONCLUSIVE, criterion="plan", **fields)
 
 
@@ -59,7 +59,7 @@ def summary(causes: Sequence[Cause]) -> list[tuple[str, str, str, int]]:
     return [(cause.problem, cause.host, cause.part, len(cause.verdicts)) for cause in causes]
 
 
-def test_everything_on_a_lost_gpu_and_everything_it_stopped_is_one_cause() -> None:
+def test_all_consequences_of_a_lost_gpu_are_one_cause() -> None:
     verdicts = [
         missing("stage.benchmark", kind=VerdictKind.UNFINISHED),
         missing("collective.all_reduce.busbw", kind=SKIPPED),
@@ -76,7 +76,7 @@ def test_everything_on_a_lost_gpu_and_everything_it_stopped_is_one_cause() -> No
     assert len(cause.verdicts) == len(verdicts)
 
 
-def test_heat_explains_slow_figures_of_its_gpu_only() -> None:
+def test_heat_explains_only_slow_figures_of_its_gpu() -> None:
     slow = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "FLOP/s"}
     verdicts = [
         failed("stress.throughput", "gpu=1", params={"dtype": "bf16"}, **slow),
@@ -108,12 +108,12 @@ def test_hosts_with_the_same_deviation_share_a_cause() -> None:
     old = {"kind": VerdictKind.PEERS, "value": "570.1", "limit": "580.2"}
     verdicts = [failed("driver.version", "host", host, **old) for host in "abc"]
     verdicts += [failed("driver.version", "host", "d", **(old | {"value": "565.3"}))]
-    three, one = diagnose(verdicts, {})
-    assert (three.hosts, one.hosts) == (("a", "b", "c"), ("d",))
-    assert three.title == "3 hosts (a, b, c): each has driver version 570.1, most have 580.2"
+    of_three, of_one = diagnose(verdicts, {})
+    assert (of_three.hosts, of_one.hosts) == (("a", "b", "c"), ("d",))
+    assert of_three.title == "3 hosts (a, b, c): each has driver version 570.1, most have 580.2"
 
 
-def test_slow_figure_of_several_hosts_is_one_cause_that_starts_with_the_worst() -> None:
+def test_slow_figure_of_several_hosts_is_one_cause_with_the_worst_host_first() -> None:
     verdicts = [
         failed("variants.throughput", "host", f"h{number}", value=6e14 - number * 1e13, limit=7e14, operator="ge")
         for number in range(5)
@@ -204,7 +204,7 @@ def test_gpu_with_wrong_transfers_is_not_returned_before_the_links_are_inspected
     assert not handling(cause).if_it_returns.startswith("return")
 
 
-def test_copies_of_a_gpu_with_wrong_memory_are_no_cause_of_their_own() -> None:
+def test_wrong_copies_of_a_gpu_with_wrong_memory_are_not_a_separate_cause() -> None:
     verdicts = [
         failed("digest.mismatches", params={"workload": "copy"}),
         failed("peer_copy.wrong_bytes", "gpu=0,peer=1"),
@@ -217,7 +217,7 @@ def test_copies_of_a_gpu_with_wrong_memory_are_no_cause_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["collective.all_reduce.wrong_elements", "checkpoint.identical"])
-def test_wrong_data_that_passed_several_parts_names_them(name: str) -> None:
+def test_wrong_data_that_crossed_several_parts_names_them(name: str) -> None:
     (cause,) = diagnose([failed(name, "host", value=3, limit=0)], {})
     assert (cause.problem, "not known whether a GPU" in cause.title) == ("wrong-results", True)
 
@@ -232,7 +232,7 @@ NIC_DOWN = {"network.carrier": (False, True), "network.operstate": ("down", "up"
 
 @pytest.mark.parametrize("readings", [PORT_DOWN, NIC_DOWN, PORT_DOWN | NIC_DOWN])
 def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) -> None:
-    """An InfiniBand port, an Ethernet interface, and a RoCE port, which is both: its interface is attributed to the adapter."""
+    """An InfiniBand port, an Ethernet interface, and a RoCE port, whose interface is attributed to the adapter."""
     adapter = any(name in PORT_DOWN for name in readings)
     verdicts = [
         failed(name, "hca=mlx5_1,port=1" if name in PORT_DOWN else "nic=eth1", part="hca=mlx5_1" if adapter else "", value=value,
@@ -250,7 +250,7 @@ def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) 
     assert (of_other.part, len(of_other.verdicts)) == ("hca=mlx5_2", 1)
 
 
-def test_port_that_was_not_measured_because_that_of_the_only_partner_is_down_has_no_cause_of_its_own() -> None:
+def test_port_whose_only_partner_is_down_is_not_a_separate_cause() -> None:
     lost = {"stage": "gang", "reason": "b measures no port on this rail", "params": {PARTNER_PARAM: "b"}}
     verdicts = [
         failed("infiniband.state", "hca=mlx5_1,port=1", "b", value="DOWN", limit="ACTIVE", kind=VerdictKind.PEERS),
@@ -278,8 +278,8 @@ def test_fault_of_a_port_does_not_explain_the_other_port_of_the_adapter(name: st
     assert causes == {(0, 1): (problem, "leaf2"), (2,): ("infiniband.symbol_error", "leaf1")}
 
 
-def test_port_that_was_not_measured_belongs_to_the_fault_of_the_same_adapter() -> None:
-    """Both ports of the only partner have a fault. Other protocols come before ports that are down in the list of problems."""
+def test_unmeasured_port_is_attributed_to_the_faulty_port_of_its_partner_with_the_same_name() -> None:
+    """Both ports of the only partner have a fault. A wrong protocol precedes a port that is down in the list of problems."""
     peers = {"kind": VerdictKind.PEERS, "host": "b"}
     verdicts = [
         failed("infiniband.link_layer", "hca=mlx5_0,port=1", value="Ethernet", limit="InfiniBand", **peers),
@@ -429,7 +429,7 @@ VERDICTS = st.builds(
 
 
 @given(st.lists(VERDICTS, max_size=40), st.randoms(use_true_random=False))
-def test_every_verdict_has_one_cause_whatever_the_order(verdicts: list[Verdict], rng: random.Random) -> None:
+def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: random.Random) -> None:
     causes = diagnose(verdicts, GANGS)
     explained = sorted(position for cause in causes for position in cause.verdicts)
     assert explained == [position for position, verdict in enumerate(verdicts) if verdict.verdict != PASS]
@@ -445,7 +445,7 @@ def test_every_verdict_has_one_cause_whatever_the_order(verdicts: list[Verdict],
     assert sorted(map(content, again)) == sorted(map(content, causes))
 
 
-def test_two_verdicts_that_differ_only_in_their_value_lead_in_the_same_order() -> None:
+def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
     """With a value, the first is not the same finding as that of the other host."""
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
@@ -461,7 +461,7 @@ def content(cause: Cause) -> tuple[str, list[str], int]:
     return cause.problem, sorted(cause.hosts), len(cause.verdicts)
 
 
-def test_every_action_is_explained_and_handling_names_only_known_problems() -> None:
+def test_every_action_has_a_text_and_handling_refers_to_existing_problems() -> None:
     assert set(ACTIONS) - set(OF_ACTION) == {"none"}
     ids = {problem.id for problem in PROBLEMS}
     assert {problem for problem, _, _ in HANDLING if problem} | set(WITHOUT_EVIDENCE) <= ids
@@ -510,8 +510,8 @@ def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
     assert "power supplies" in handling(cause).now
 
 
-def test_adapter_that_fails_alone_does_not_follow_from_its_slow_host() -> None:
-    """A slow host explains that its adapters are slow with other hosts. What one is with itself is a fault of its own."""
+def test_adapter_that_is_slow_on_its_own_is_not_explained_by_its_slow_host() -> None:
+    """A slow host explains slow transfers to other hosts, but not those of an adapter within the host (stage `benchmark`)."""
     share = {"value": 0.5, "limit": 0.8, "operator": "ge"}
     verdicts = [
         failed(
@@ -527,7 +527,7 @@ def test_adapter_that_fails_alone_does_not_follow_from_its_slow_host() -> None:
     ]
 
 
-def test_dark_lane_explains_what_follows_at_its_port_and_in_its_gang() -> None:
+def test_dark_lane_explains_errors_of_its_port_and_slow_collectives() -> None:
     port = "hca=mlx5_2,port=1"
     verdicts = [
         failed("port.symbol_errors", port, action="reseat"),
@@ -561,7 +561,7 @@ def test_title_of_a_module_says_what_is_wrong(name: str, scope: str, value: Any,
     assert text in cause.title
 
 
-def test_accuracy_that_is_too_low_is_a_wrong_result_and_not_slow() -> None:
+def test_low_accuracy_is_a_wrong_result() -> None:
     (cause,) = diagnose([failed("fashion_mnist.accuracy", "host", value=0.3, limit=0.9, action="inspect_hardware")], {})
     assert cause.problem == "wrong-results"
 
@@ -598,7 +598,7 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
         ("shared_storage.wrong_bytes", {}, "2 wrong bytes"),
     ],
 )
-def test_wrong_data_is_located_only_if_the_place_is_known(name: str, params: dict[str, Any], text: str) -> None:
+def test_title_locates_wrong_data_if_the_record_has_the_place(name: str, params: dict[str, Any], text: str) -> None:
     (cause,) = diagnose([failed(name, "directory=scratch", value=2, params=params)], {})
     assert cause.title.endswith(text)
 
@@ -615,8 +615,8 @@ WRONG_RESULTS = sorted(
 
 
 @pytest.mark.parametrize("name", WRONG_RESULTS)
-def test_wrong_results_are_never_slowness_or_a_consequence_of_heat(name: str) -> None:
-    """A GPU that computes wrongly is returned also if it is hot."""
+def test_wrong_results_are_not_attributed_to_heat_or_called_slow(name: str) -> None:
+    """A GPU with wrong results is returned even if it is hot."""
     wrong = failed(name, "gpu=1", value=3, limit=0, action="rma")
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     for verdicts in ([wrong], [wrong, hot]):

@@ -1,4 +1,4 @@
-"""Test the comparison of two runs: parts, versions, and figures that changed by more than their noise."""
+"""Test `rackproof diff`: parts, versions, and figures that changed by more than their noise."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         ({"h1": ["A", ""]}, {"h1": ["A", "B"]}, [("new", "h1", "gpu=1")]),
         ({"h1": ["A", "B"]}, {"h1": ["B", "A"]}, [("moved", "h1", "gpu=0"), ("moved", "h1", "gpu=1")]),
         ({"h1": ["A"], "h2": ["B"]}, {"h1": ["B"], "h2": ["A"]}, [("moved", "h1", "gpu=0"), ("moved", "h2", "gpu=0")]),
-        # the GPU of h2 replaces that of h1, and h2 has a new one
+        # the GPU of h2 moved to h1, and h2 has a new one
         (
             {"h1": ["A"], "h2": ["B"]},
             {"h1": ["B"], "h2": ["C"]},
@@ -103,7 +103,7 @@ def test_gpus_are_compared_by_slot_and_serial(
     assert listed_changes(before, {name: host(serials) for name, serials in new.items()}) == expected
 
 
-def test_missing_gpu_does_not_change_the_gpus_after_it() -> None:
+def test_gpus_with_higher_indices_than_a_missing_one_are_unchanged() -> None:
     """The NVML indices of the other GPUs change, but their slots do not."""
     old = host(["A", "B", "C"])
     new = replace(old, gpus=(gpu("A", 0), replace(gpu("C", 2), index=1)))
@@ -169,7 +169,7 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
         (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # 4 sigma of the noise: 4.5 %
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
-        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large for a judgement
+        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large to tell
         (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),
         (figure(100.0, name="host_copy.bandwidth"), figure(60.0, name="host_copy.bandwidth"), ["changed"]),
         (figure(16.0, name="gpu.pcie.width"), figure(8.0, name="gpu.pcie.width"), ["regressed"]),
@@ -180,13 +180,15 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         ),
     ],
 )
-def test_figure_is_listed_only_beyond_its_noise(before: Figure, after: Figure, expected: list[str]) -> None:
+def test_figure_is_listed_only_if_it_changed_by_more_than_its_noise(
+    before: Figure, after: Figure, expected: list[str]
+) -> None:
     old, new = host(figures=[("S1", before)]), host(figures=[("S1", after)])
     assert [kind for kind, _, _ in listed_changes({"h1": old}, {"h1": new})] == expected
 
 
 @pytest.mark.parametrize(("operator", "kind"), [("ge", "regressed"), ("le", "improved"), ("eq", "changed")])
-def test_operator_of_the_criterion_decides_if_the_unit_does_not(operator: str, kind: str) -> None:
+def test_operator_of_the_criterion_gives_the_direction_if_the_unit_does_not(operator: str, kind: str) -> None:
     before, after = (
         replace(item, level=replace(item.level, unit="W", name="stress.power"))
         for item in (figure(700.0), figure(500.0))
@@ -200,7 +202,7 @@ def test_operator_of_the_criterion_decides_if_the_unit_does_not(operator: str, k
     (1, {"h1: 1 earlier figure was not measured this time (a)", "h1: 1 figure has no earlier value to compare with"}),
     (2, {"h1: 2 earlier figures were not measured this time (a)", "h1: 2 figures have no earlier value to compare with"}),
 ])  # fmt: skip
-def test_figures_of_one_side_are_counted(count: int, texts: set[str]) -> None:
+def test_figures_that_only_one_run_has_are_counted(count: int, texts: set[str]) -> None:
     old, new = (
         host(
             figures=[
@@ -238,7 +240,7 @@ def test_figures_of_a_moved_gpu_are_compared_on_its_new_host() -> None:
     ]
 
 
-def test_unmeasured_figures_are_counted_and_not_regressions() -> None:
+def test_unmeasured_figures_are_counted_but_are_not_regressions() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     new = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="gemm.throughput"))])
     listed = changes({"h1": old}, {"h1": new})
@@ -254,7 +256,7 @@ def test_part_without_any_of_its_earlier_figures_is_listed() -> None:
 
 
 def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
-    """Return three hosts with their pair bandwidths and that of their gang: 1.0, or `share` if the slow host takes part."""
+    """Return three hosts with the bandwidths of their pairs and their gang: 1.0, or `share` if host `slow` takes part."""
     names = ("h1", "h2", "h3")
     return {
         name: host(
@@ -373,13 +375,13 @@ def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytes
         call("diff", before, run_directory(tmp_path / "both", change=lambda record: slow(with_only_stress(record))))
         == 1
     )
-    assert call("diff", tmp_path / "less", before) == 0  # additional figures are not a loss
+    assert call("diff", tmp_path / "less", before) == 0  # no earlier figure is missing
 
 
 def report_against_baseline(tmp_path: Path, name: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-    """Return exit code and report of a run that equals its baseline.
+    """Return exit code and report of a run that is compared with a baseline of equal figures.
 
-    In the files of the baseline that match the pattern `name`, `fields` are replaced before the comparison.
+    In the baseline files that match the pattern `name`, `fields` are replaced before the comparison.
     """
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")

@@ -1,4 +1,4 @@
-"""A history in memory, with the tables that a test gives: thousands of rows in milliseconds."""
+"""A history in memory, whose tables a test fills: faster than files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet.history import tables
 from fleet.history.database import History
 
 Level = tuple[str, str, float, str, float, str]
-"""Level, id, day, driver, logarithm, reference."""
+"""Level (`host` or `rack`), id, day, driver, logarithm of the figure relative to VALUE, reference."""
 VALUE = 7e14
 
 
@@ -44,7 +44,7 @@ class MemoryHistory:
 
 
 def memory_history(levels: Iterable[Level]) -> History:
-    """Return a history with one figure of hosts or racks, one run a row, on days after 2024-01-01."""
+    """Return a history of one figure of hosts or racks: each row is a run, `day` days after 2024-01-01."""
     history = MemoryHistory()
     for table in ("figures", "levels"):
         columns = ", ".join(f'"{name}" {kind}' for name, kind in tables.COLUMNS[table].items())

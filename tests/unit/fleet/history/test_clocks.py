@@ -1,4 +1,4 @@
-"""A run whose date cannot be right has a note and is in no trend, however the clock was wrong."""
+"""A run with an implausible date has a note and is in no trend, whether the clock was fast, slow or reset."""
 
 from __future__ import annotations
 
@@ -45,51 +45,51 @@ ADDED = [entry(f"2026-0{month}-01 00:00:00", added=f"2026-0{month}-02 00:00:00")
         ("2024-03-01 00:00:00", "", "2025-01-01 01:00:00", ""),  # the clock is wrong now, but was right then
     ],
 )
-def test_wrong_date_is_noticed(began: str, ended: str, now: str, reason: str) -> None:
+def test_implausible_date_is_detected(began: str, ended: str, now: str, reason: str) -> None:
     fault = clock_fault("f" * 32, entry(began, ended), (), index_of(*ADDED), now)
     assert bool(fault) == bool(reason)
     assert reason in fault
 
 
-def test_wrong_clock_of_one_host_makes_no_run_wrong() -> None:
+def test_wrong_clock_of_one_host_does_not_make_the_date_implausible() -> None:
     run = entry("2026-05-30 00:00:00", "2099-01-01 00:00:00")
     right, wrong = "2026-05-30 01:00:00", "2099-01-01 00:00:00"
     assert clock_fault("f" * 32, run, (wrong, right, right), None, NOW) == ""
     assert "ended at 2099" in clock_fault("f" * 32, run, (wrong, wrong, right), None, NOW)
 
 
-def test_one_run_that_was_added_by_a_clock_ahead_makes_no_other_run_wrong() -> None:
+def test_run_added_with_a_fast_clock_does_not_affect_other_runs() -> None:
     ahead = entry("2099-01-01 00:00:00", added="2099-01-01 01:00:00")
     index = index_of(*ADDED, ahead)
     assert clock_fault("f" * 32, entry("2026-06-01 00:00:00"), (), index, NOW) == ""
     assert clock_notes(index, NOW) == ["1 runs began after the present time: a clock was or is wrong: 2099-01-01"]
 
 
-def test_many_runs_that_were_imported_by_a_clock_ahead_make_no_other_run_wrong() -> None:
+def test_runs_imported_with_a_fast_clock_do_not_affect_other_runs() -> None:
     imported = [entry(f"2026-0{month}-01 00:00:00", added="2030-01-01 00:00:00") for month in range(1, 6)]
     assert clock_fault("f" * 32, entry("2026-05-30 00:00:00"), (), index_of(*imported), NOW) == ""
 
 
-def test_clock_of_the_machine_that_asks_is_noticed() -> None:
+def test_wrong_clock_of_this_machine_is_noted() -> None:
     (note,) = clock_notes(index_of(*ADDED), "2020-01-01 00:00:00")
     assert "the clock of this machine shows 2020-01-01 00:00:00 UTC" in note
 
 
-def test_run_long_before_every_other_one_is_noticed() -> None:
+def test_run_long_before_all_others_is_noted() -> None:
     notes = clock_notes(index_of(entry("2024-06-01 00:00:00"), *ADDED), NOW)
     assert notes == ["2024-06-01 began more than a year before every other run: is its date right?"]
 
 
-def test_date_stays_wrong_if_the_run_is_added_again_by_a_right_clock(tmp_path: Path) -> None:
+def test_date_remains_implausible_if_the_run_is_added_again_with_a_correct_clock(tmp_path: Path) -> None:
     def add(number: int, began: str, now: datetime) -> list[str]:
         rows = RunRows(kind=REAL, nonce=f"{number:032x}", entry=entry(began), causes=(), hosts=())
         return add_run(tmp_path, rows, now)[0]
 
     for month in (1, 2, 3):
         assert add(month, f"2026-0{month}-01 00:00:00", datetime(2026, month, 2, tzinfo=UTC)) == []
-    back = "2025-03-01 00:00:00"
+    set_back = "2025-03-01 00:00:00"
     for now in (datetime(2025, 3, 1, 1, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)):
-        assert "a clock is wrong" in add(9, back, now)[0]
+        assert "a clock is wrong" in add(9, set_back, now)[0]
     index = read_index(tmp_path, REAL)
     assert index
     assert [run["added"] for run in index.runs.values() if run.get("clock")] == ["2025-03-01 01:00:00"]

@@ -1,4 +1,4 @@
-"""Writers whose locks do not work lose nothing, and what a killed writer left is removed."""
+"""Concurrent writers lose no run even without working locks, and files of killed writers are removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def names(directory: Path) -> set[str]:
 
 
 def without_lock(*_: object) -> None:
-    """A lock that is local to each machine does not stop a writer on another one."""
+    """Grant every lock: as on file systems where locks are local to each machine."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unlocked")
-def test_writer_that_reads_before_another_one_commits_loses_nothing(tmp_path: Path) -> None:
+def test_writer_that_was_overtaken_by_another_loses_no_run(tmp_path: Path) -> None:
     add(tmp_path, 0)
     attempts = []
 
@@ -72,7 +72,7 @@ def test_writer_that_reads_before_another_one_commits_loses_nothing(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("unlocked")
-def test_many_writers_without_a_lock_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_writers_without_locks_lose_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "RETRY_S", 0.02)
     threads = [threading.Thread(target=add, args=(tmp_path, number)) for number in range(12)]
     for thread in threads:
@@ -84,18 +84,18 @@ def test_many_writers_without_a_lock_lose_nothing(tmp_path: Path, monkeypatch: p
     assert int(newest.name.removeprefix("index-")) >= 12  # a writer that was overtaken makes its change again
 
 
-def test_version_that_was_committed_by_a_killed_writer_is_read(tmp_path: Path) -> None:
+def test_index_committed_by_a_killed_writer_is_read(tmp_path: Path) -> None:
     add(tmp_path, 0)
     copy = tmp_path / REAL / "index.json"
     older = copy.read_bytes()
     add(tmp_path, 1)
-    copy.write_bytes(older)  # it was killed between the two steps
+    copy.write_bytes(older)  # as if killed before it wrote the copy
     assert names(tmp_path) == {"r0", "r1"}
     add(tmp_path, 2)
     assert names(tmp_path) == {"r0", "r1", "r2"}
 
 
-def test_writer_that_is_far_behind_does_not_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_with_an_outdated_index_does_not_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", without_lock)
     for number in range(3):
         add(tmp_path, number)
@@ -106,7 +106,9 @@ def test_writer_that_is_far_behind_does_not_commit(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_file_system_without_locks_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_history_on_a_file_system_without_locks_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def refused(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -145,9 +147,7 @@ def test_directories_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -
     assert {path.name for path in place.iterdir() if path.is_dir()} == {".new-now", "old", "index-2"}
 
 
-def test_disk_that_is_full_after_the_version_was_committed_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_after_the_commit_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(tmp_path, 0)
     write = documents.write_text
 

@@ -1,4 +1,4 @@
-"""A change is the driver's only if it is clear beside the scatter between runs, whose hosts all share one fate."""
+"""A change is attributed to a driver only if it exceeds the scatter between runs, since a run affects all its hosts alike."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.unit.fleet.history.memory import memory_history
 
 HOSTS, OLD, NEW = 40, "560", "570"
 Effect = Callable[[float, bool], float]
-"""Day and whether the driver is new -> logarithm that all hosts share."""
+"""Day, whether the driver is new -> change of the logarithm on all hosts."""
 
 
-def history_of(days: list[float], changed: float, shared: Effect, *, run_sigma: float, seed: int) -> History:
-    """Return a history in memory: all hosts in each run, with a level of their own and little noise."""
+def history_of(days: list[float], changed_on: float, shared: Effect, *, run_sigma: float, seed: int) -> History:
+    """Return a history of runs of all hosts. Each host has its own level and little noise; `run_sigma` is the scatter of runs."""
     generator = random.Random(seed)  # noqa: S311
     levels = [generator.gauss(0, 0.02) for _ in range(HOSTS)]
     rows = []
     for day in days:
-        is_new = day >= changed
+        is_new = day >= changed_on
         run = shared(day, is_new) + generator.gauss(0, run_sigma)
         for host, level in enumerate(levels):
             rows.append(
@@ -34,9 +34,9 @@ def history_of(days: list[float], changed: float, shared: Effect, *, run_sigma: 
 
 
 def found(
-    days: list[float], changed: float, shared: Effect, *, run_sigma: float = 0.003, seed: int = 0
+    days: list[float], changed_on: float, shared: Effect, *, run_sigma: float = 0.003, seed: int = 0
 ) -> list[DriverEffect]:
-    return driver_effects(history_of(days, changed, shared, run_sigma=run_sigma, seed=seed))
+    return driver_effects(history_of(days, changed_on, shared, run_sigma=run_sigma, seed=seed))
 
 
 WEEKS = [7.0 * number for number in range(20)]
@@ -56,12 +56,12 @@ def test_step_of_a_driver_is_found_with_its_interval(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_scatter_that_all_hosts_of_a_run_share_is_no_driver(seed: int) -> None:
-    """Each of 40 hosts changed in the same way, which 40 independent hosts would not do by chance."""
+def test_scatter_between_runs_is_not_attributed_to_a_driver(seed: int) -> None:
+    """The 40 hosts are not 40 independent samples: all change together from run to run."""
     assert found(WEEKS, 70, lambda *_: 0.0, run_sigma=0.02, seed=seed) == []
 
 
-def test_slow_drift_of_the_whole_fleet_is_no_driver() -> None:
+def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
     assert found(WEEKS, 70, lambda day, _: -0.05 * day / 140, run_sigma=0.001) == []
 
 
@@ -73,7 +73,7 @@ def test_slow_drift_of_the_whole_fleet_is_no_driver() -> None:
         [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],  # a run for each rack
     ],
 )
-def test_few_weeks_are_confounded_with_the_date(days: list[float]) -> None:
+def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]) -> None:
     (effect,) = found(days, 70, step)
     assert (effect.finding, effect.error) == (CONFOUNDED, None)
     assert effect.change == pytest.approx(0.02, abs=0.01)
@@ -94,12 +94,12 @@ def test_interval_of_a_step_contains_the_step_as_often_as_stated() -> None:
     assert alarms / 2000 < 0.006
 
 
-def test_quantile_of_t_is_that_of_the_tables() -> None:
+def test_quantiles_of_student_t_match_published_tables() -> None:
     for freedom, expected in ((3, 3.182), (5, 2.571), (10, 2.228), (100, 1.984)):
         assert t_quantile(1.96, freedom) == pytest.approx(expected, rel=0.02)
 
 
-def test_drift_that_one_point_makes_is_weak_without_it() -> None:
+def test_significance_of_a_drift_is_that_without_its_most_extreme_point() -> None:
     generator = random.Random(3)  # noqa: S311
     noise = [generator.gauss(0, 0.003) for _ in range(20)]
     years = [("", 30.0 * number, value) for number, value in enumerate(noise)]
@@ -108,5 +108,5 @@ def test_drift_that_one_point_makes_is_weak_without_it() -> None:
     assert weakest_z(odd, -1.0) < 3
     assert weakest_z(drift, -1.0) > 5
     eras = [("old" if day < 300 else "new", day, value + 0.5 * (day >= 300)) for _, day, value in drift]
-    assert weakest_z(eras, -1.0) > 3, "the level of each driver is its own"
+    assert weakest_z(eras, -1.0) > 3, "each driver has its own level"
     assert weakest_z(years[:3], 1.0) == 0

@@ -1,4 +1,4 @@
-"""A part counts once for each run, however many links, peers or adapters it has."""
+"""In percentiles a part counts once for each run, even if it has many values (one for each link, peer or adapter)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.baselines import REAL
 
 NAME, MODEL, DRIVER = "peer_copy.bandwidth", "NVIDIA H200", "570"
 HOSTS = {"a": (4, 1.0e11), "b": (2, 2.0e11), "c": (2, 2.0e11)}
-"""Host -> GPUs, and the value of each of its pairs: 12 pairs of 4 GPUs are slower than 4 pairs of 4 GPUs."""
+"""Host -> number of GPUs, value of each pair. Four GPUs have 12 slow pairs, the other four GPUs have 4 fast ones."""
 
 
 def host_rows(name: str) -> HostRows:
@@ -26,11 +26,11 @@ def host_rows(name: str) -> HostRows:
     parts: list[Row] = [{**place, "slot": "", "serial": "", "part": "host", "decision": "accepted"}]
     figures: list[Row] = []
     for gpu in range(count):
-        mine = {"slot": f"gpu={gpu}", "serial": f"{name}-{gpu}"}
-        parts.append({**place, **mine, "part": "gpu", "decision": "accepted"})
+        gpu_place = {"slot": f"gpu={gpu}", "serial": f"{name}-{gpu}"}
+        parts.append({**place, **gpu_place, "part": "gpu", "decision": "accepted"})
         peers = [peer for peer in range(count) if peer != gpu]
-        figures += [{**common, **mine, "within": f"peer={peer}", "value": value} for peer in peers]
-        figures.append({**common, **mine, "within": "", "value": 9e11})  # of the whole GPU: another figure
+        figures += [{**common, **gpu_place, "within": f"peer={peer}", "value": value} for peer in peers]
+        figures.append({**common, **gpu_place, "within": "", "value": 9e11})  # of the whole GPU: compared separately
     return HostRows(parts=tuple(parts), figures=tuple(figures))
 
 

@@ -1,4 +1,4 @@
-"""What was planted in a simulated fleet over almost two years is found, and nothing else."""
+"""In a simulated fleet over 20 months, exactly the planted faults are found."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from schemas.baselines import SIMULATED
 from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, STEP, FleetHistory, Planted, found_faults
 
 
-def test_planted_faults_are_found_and_nothing_else(fleet: tuple[Planted, Path]) -> None:
+def test_exactly_the_planted_faults_are_found(fleet: tuple[Planted, Path]) -> None:
     planted, directory = fleet
     assert found_faults(History(directory, SIMULATED)) == planted
 
 
-def test_slope_is_the_planted_one_and_its_interval_is_narrow(fleet: tuple[Planted, Path]) -> None:
+def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Planted, Path]) -> None:
     history = History(fleet[1], SIMULATED)
     found_drifts = drifts(history)
     aging = [item for item in found_drifts if item.level == "gpu" and item.shape == "drift"]
     assert len(aging) == 3
     (stepped,) = (item for item in found_drifts if item.shape == "step")
     assert (stepped.per_year, stepped.error) == (None, None)
-    assert stepped.change == pytest.approx(math.expm1(STEP), abs=0.003), "its size, not that of a line"
+    assert stepped.change == pytest.approx(math.expm1(STEP), abs=0.003), "the size of the step, not the slope of a line"
     for item in aging:
         assert item.error
         assert item.per_year == pytest.approx(math.expm1(AGING_PER_YEAR), abs=0.008)
@@ -48,7 +48,7 @@ def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Planted, Path]) ->
     assert slot.episodes == len(slot.serials) == 5
 
 
-def test_life_of_a_replaced_part(fleet: tuple[Planted, Path]) -> None:
+def test_history_of_a_replaced_part_has_its_place_causes_and_repair(fleet: tuple[Planted, Path]) -> None:
     history = History(fleet[1], SIMULATED)
     (slot,) = (item for item in lemons(history) if item.kind == "slot" and item.serials and item.is_lemon)
     sections = {section.name: section.rows for section in part_answer(history, slot.serials[0], values=True).sections}
@@ -96,14 +96,17 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert low is not None
     assert middle is not None
     assert high is not None
-    assert (low.below, high.below) == (pytest.approx(0.0), pytest.approx(1.0))  # sums of shares, in any order
+    assert (low.below, high.below) == (
+        pytest.approx(0.0),
+        pytest.approx(1.0),
+    )  # sums, rounded differently
     assert (low.values, low.parts) == (len(values), high.parts)
     assert middle.below == pytest.approx(0.25, abs=0.01)
     assert others == [None] * 4
 
 
 def test_rack_that_drifts_is_found_if_each_rack_has_runs_of_its_own(tmp_path: Path) -> None:
-    """Then no other rack is in the run, and summer alone changes the figure by 2 %."""
+    """A run then has no other rack to compare with, and the seasons change the figure by 2 %."""
     simulated = FleetHistory(racks=6, hosts=3, gpus=4, months=10, seed=2)
     for rows in simulated.rack_runs():
         add_run(tmp_path, rows)

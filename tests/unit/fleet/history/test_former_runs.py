@@ -1,4 +1,4 @@
-"""A report with a history shows percentiles, earlier values and causes seen before, and decides as without it."""
+"""A report with a history shows percentiles, earlier values and causes seen before. Its decisions are the same as without."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script
 
 
 def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
-    """Write the run of a day."""
+    """Write a run of the day in DATES, with the changes applied to each record."""
 
     def change(record: Record) -> Record:
         for each in changes:
@@ -79,14 +79,14 @@ def report(runs: Path, judged: tuple[Run, FleetReport]) -> FleetReport:
 
 
 def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1") -> tuple[Any, Any]:
-    """Return a figure, and the entry of one part."""
-    (found,) = (item for item in section.figures if item.name == name)
-    (entry,) = (item for item in found.parts if (item.host, item.part) == (host, part))
-    return found, entry
+    """Return a figure and its entry for one part."""
+    (compared_figure,) = (item for item in section.figures if item.name == name)
+    (entry,) = (item for item in compared_figure.parts if (item.host, item.part) == (host, part))
+    return compared_figure, entry
 
 
 def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path) -> None:
-    """The report is the same but for its own section, and so after the store is deleted."""
+    """Only the section `history` of the report differs. Without the store the report is the same as before."""
     run, store = tmp_path / "r5", tmp_path / "h"
     shutil.copytree(runs / "r5", run)
     shutil.copytree(runs / "h", store)
@@ -126,7 +126,7 @@ def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetRepor
     assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
 
 
-def test_values_of_hosts_that_were_not_accepted_are_in_the_trend_alone(report: FleetReport) -> None:
+def test_values_of_rejected_hosts_are_in_the_trend_but_not_in_the_percentiles(report: FleetReport) -> None:
     section = report.history
     assert section is not None
     stress, own = figure(section, "stress.throughput")
@@ -145,7 +145,7 @@ def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
 def test_figures_of_gpus_and_hosts_are_compared_over_two_years(
     fleet: tuple[Planted, Path], judged: tuple[Run, FleetReport]
 ) -> None:
-    """The place of a figure is that among the newest accepted values; of many message sizes the largest counts."""
+    """A figure is compared with the newest accepted value of each part. Of several message sizes the largest is compared."""
     history, driver = History(fleet[1], SIMULATED), DRIVERS[2]
     newest = history.rows(
         "select serial, arg_max(value, began) from figures where name = 'memory.bandwidth' and driver = $driver and accepted "
@@ -179,7 +179,7 @@ def test_figures_of_gpus_and_hosts_are_compared_over_two_years(
     assert len(of_host.parts[0].values) == MAX_VALUES + 1
 
 
-def test_part_is_known_by_its_serial_in_whatever_slot(runs: Path, tmp_path: Path) -> None:
+def test_part_is_identified_by_its_serial_in_any_slot(runs: Path, tmp_path: Path) -> None:
     run = run_at(
         tmp_path, "r5", swapped("h1", 0, "new"), swapped("h2", 1, "h1-0"),
         slowed("stress.throughput", 0.5), slowed("stress.throughput", 0.5, host="h2", scope="gpu=1"),
@@ -193,7 +193,7 @@ def test_part_is_known_by_its_serial_in_whatever_slot(runs: Path, tmp_path: Path
     assert seen == {"h1-0": 2}, "the new GPU has no former cause, though the slot has"
 
 
-def test_runs_that_began_later_are_no_former_runs(runs: Path) -> None:
+def test_runs_that_began_later_are_ignored(runs: Path) -> None:
     plan, plain = _judged(runs / "r1")
     report, problem = with_history(runs / "h", plan, plain)
     assert (report.history, problem) == (RunHistory(runs=0), "")
@@ -219,7 +219,7 @@ def test_equal_values_count_half(value: float, expected: float) -> None:
     assert percentile([1.0, 2.0, 2.0, 3.0], value) == expected
 
 
-def test_simulated_run_is_compared_with_simulated_runs_alone(runs: Path, tmp_path: Path) -> None:
+def test_simulated_run_is_compared_only_with_simulated_runs(runs: Path, tmp_path: Path) -> None:
     def simulated(record: Record) -> Record:
         return replace(record, simulated=True)
 
@@ -234,7 +234,7 @@ def test_simulated_run_is_compared_with_simulated_runs_alone(runs: Path, tmp_pat
     assert len(History(store, SIMULATED).rows("from runs")) == 2
 
 
-def test_damaged_file_costs_one_warning_and_its_runs(runs: Path, tmp_path: Path) -> None:
+def test_damaged_file_gives_one_warning_and_its_figures_are_ignored(runs: Path, tmp_path: Path) -> None:
     store, run = tmp_path / "h", tmp_path / "r5"
     shutil.copytree(runs / "h", store)
     shutil.copytree(runs / "r5", run)
@@ -248,7 +248,7 @@ def test_damaged_file_costs_one_warning_and_its_runs(runs: Path, tmp_path: Path)
     assert (section.get("figures"), section["causes"][0]["runs"]) == (None, 2)
 
 
-def test_section_is_read_from_the_report_as_it_was_written(report: FleetReport) -> None:
+def test_history_section_is_unchanged_after_writing_and_reading(report: FleetReport) -> None:
     document = json.loads(json.dumps(to_json(report)))
     documents.validate(document, "report", source="test")
     assert history_from_json(document["history"]) == report.history
@@ -270,7 +270,7 @@ def test_tables_show_the_percentile_and_pages_of_hosts_the_last_runs(report: Fle
     assert texts[reason[-1]] == "2 times, last on 2026-10-04 in r4"
 
 
-def test_without_a_history_the_views_have_nothing_of_it(judged: tuple[Run, FleetReport]) -> None:
+def test_views_without_a_history_do_not_mention_it(judged: tuple[Run, FleetReport]) -> None:
     page, markdown = render_html(judged[1]), render_markdown(judged[1])
     assert "ercentile" not in markdown
     assert "Seen before" not in markdown
@@ -278,7 +278,7 @@ def test_without_a_history_the_views_have_nothing_of_it(judged: tuple[Run, Fleet
     assert "Seen before:" not in page
 
 
-def test_comparisons_are_left_out_first_if_the_page_is_too_large(
+def test_comparisons_are_the_first_to_be_omitted_if_the_page_is_too_large(
     report: FleetReport, judged: tuple[Run, FleetReport]
 ) -> None:
     size = len(embedded_data(judged[1], MAX_BYTES).encode())
@@ -297,7 +297,7 @@ def test_page_of_one_host_has_the_comparison(runs: Path, tmp_path: Path) -> None
     assert section["causes"][0]["runs"] == 2
 
 
-def test_text_from_the_history_is_no_markup(report: FleetReport) -> None:
+def test_text_from_the_history_is_escaped(report: FleetReport) -> None:
     assert report.history is not None
     hostile = SeenBefore(cause=0, parts=1, runs=1, last="2026-01-01", run="<img src=x> `](http://x)`" + "x" * 5000)
     changed = replace(report, history=replace(report.history, causes=(hostile, replace(hostile, cause=99))))
@@ -307,7 +307,7 @@ def test_text_from_the_history_is_no_markup(report: FleetReport) -> None:
     assert len(render_html(changed)) < len(render_html(report)) + 5000
 
 
-def test_three_queries_answer_for_the_whole_report(
+def test_whole_report_needs_only_three_queries(
     runs: Path, judged: tuple[Run, FleetReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = []
@@ -320,7 +320,7 @@ def test_three_queries_answer_for_the_whole_report(
 
 @pytest.mark.parametrize("section", [RunHistory(runs=-1), RunHistory(runs=0, figures=(FigureHistory(
     name="x", stage="", params={}, unit="", model="", driver="", accepted=3, median=math.nan, parts=()),))])  # fmt: skip
-def test_comparison_that_the_schema_refuses_costs_one_warning(
+def test_comparison_that_the_schema_refuses_is_omitted_with_a_warning(
     runs: Path, monkeypatch: pytest.MonkeyPatch, section: RunHistory
 ) -> None:
     run, report = judge_run(runs / "r5", [])

@@ -1,4 +1,4 @@
-"""A time budget selects the same tests from the history of the fleet as from the directories of the same runs."""
+"""A time budget selects the same benchmarks from the fleet's history as from the directories of the same runs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ NOW = "2026-11-21T04:00:00Z"
 FIGURES = ("gemm.throughput", "memory.bandwidth", "stress.throughput", "collective.all_reduce.busbw")
 
 
-def generated_run(directory: Path, name: str, day: int, chance: random.Random) -> Path:
+def generated_run(directory: Path, name: str, day: int, draw: random.Random) -> Path:
     """Write a run with random durations, in which figures of some hosts are bad or missing."""
-    plan = builders.plan(*HOSTS, profile=chance.choice(("revalidate", "smoke")))
+    plan = builders.plan(*HOSTS, profile=draw.choice(("revalidate", "smoke")))
     plan = replace(plan, run_id=name, nonce=nonce(name), created=f"2026-10-{day:02}T04:00:00Z")
     run = directory / name
     documents.write(run / "plan.json", to_json(plan))
     for host in plan.hosts:
-        bad, missing = ({chance.choice(FIGURES)} if chance.random() < 0.5 else set() for _ in range(2))
+        bad, missing = ({draw.choice(FIGURES)} if draw.random() < 0.5 else set() for _ in range(2))
         for record in builders.records(plan, host.name):
-            changed = (altered(item, bad, missing, chance) for item in record.observations)
+            changed = (altered(item, bad, missing, draw) for item in record.observations)
             whole = replace(record, observations=tuple(item for item in changed if item))
             path = record_name(host.name, host.gang if whole.observations[0].stage == "gang" else "")
             documents.write(run / path, to_json(whole))
@@ -55,25 +55,25 @@ def generated_run(directory: Path, name: str, day: int, chance: random.Random) -
     return run
 
 
-def altered(item: Observation, bad: set[str], missing: set[str], chance: random.Random) -> Observation | None:
+def altered(item: Observation, bad: set[str], missing: set[str], draw: random.Random) -> Observation | None:
     if item.name in missing:
         return None
     if item.name == "benchmark.duration":
-        return replace(item, value=chance.uniform(1, 60))
+        return replace(item, value=draw.uniform(1, 60))
     return replace(item, value=1.0) if item.name in bad else item
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the directories `runs` of four runs, and their history `h`."""
-    directory, chance = tmp_path_factory.mktemp("former_tests"), random.Random(4)  # noqa: S311
+    directory, draw = tmp_path_factory.mktemp("former_tests"), random.Random(4)  # noqa: S311
     for number in range(4):
-        generated_run(directory / "runs", f"r{number}", 3 * number + 1, chance)
+        generated_run(directory / "runs", f"r{number}", 3 * number + 1, draw)
     return directory
 
 
 def without_plans(runs: Sequence[PastRun]) -> list[PastRun]:
-    """Return the runs, oldest first, without what only the estimate of a duration uses."""
+    """Return the runs, oldest first, without the fields that only estimates of durations use."""
     plain = [replace(run, settings={}, devices=0) for run in runs]
     return sorted(plain, key=lambda run: run.began)
 
@@ -108,7 +108,7 @@ def test_generated_runs_have_findings_gaps_and_gangs(fleet: Path) -> None:
     assert {key[0] for run in runs for key in run.cost_s} == {BENCHMARK, "gang"}
 
 
-def test_all_runs_of_the_history_count_and_the_newest_costs(tmp_path: Path) -> None:
+def test_all_runs_count_for_findings_and_the_newest_ones_for_costs(tmp_path: Path) -> None:
     for number in range(RUNS):
         test: Row = {"host": "h1", "stage": BENCHMARK, "benchmark": "gemm", "measured": True}
         tests = (
@@ -146,7 +146,7 @@ def test_all_runs_of_the_history_count_and_the_newest_costs(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("stderr", "message"), [("", "run r1"), ("warning: history", "run r1\nwarning: history")])
-def test_playbook_shows_the_warning(stderr: str, message: str) -> None:
+def test_playbook_prints_the_warning(stderr: str, message: str) -> None:
     tasks = yaml.safe_load((ROOT / "roles/plan/tasks/begin.yml").read_text())[1]["block"]
     (shown,) = (task["ansible.builtin.assert"]["success_msg"] for task in tasks if "ansible.builtin.assert" in task)
     assert (

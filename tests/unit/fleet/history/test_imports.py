@@ -1,4 +1,4 @@
-"""Outputs of other tools become figures with Rackproof's names and SI units, and garbage becomes an error."""
+"""Outputs of other tools are imported with Rackproof's names and SI units. Files of unknown content are errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_output_of_the_reference_measurements_is_read(path: Path) -> None:
     assert not [row for row in imported.rows if "unknown" in row["name"]]
 
 
-def test_figures_of_nccl_tests_are_in_si_units_with_our_settings() -> None:
+def test_figures_of_nccl_tests_have_rackproof_settings_and_si_units() -> None:
     imported, _ = read_output(REFERENCE / "reference" / "nccl" / "all_reduce.txt")
     settings = "backend=nccl dtype=fp32 placement=in_place size_bytes=8589934592 world_size=4"
     values = {row["name"]: row["value"] for row in imported.rows if row["settings"] == settings}
@@ -74,14 +74,14 @@ def test_figures_of_nccl_tests_are_in_si_units_with_our_settings() -> None:
     )
 
 
-def test_figures_of_nvbandwidth_are_those_that_the_measurements_were_compared_with() -> None:
+def test_bidirectional_figures_of_nvbandwidth_are_sums_of_both_directions() -> None:
     imported, _ = read_output(REFERENCE / "reference" / "nvbandwidth" / "peer.json")
     both = [row["value"] for row in imported.rows if row["settings"] == "direction=both_ways"]
     assert len(both) == 12
-    assert min(both) > 7.7e11, "the sum of both directions, not one of them"
+    assert min(both) > 7.7e11
 
 
-def test_wrong_results_and_the_environment_are_left_out(tmp_path: Path) -> None:
+def test_figures_with_wrong_results_and_the_environment_are_omitted(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, NCCL_JSON)
     assert [(row["name"], row["value"]) for row in rows] == [
         ("collective.all_reduce.latency", pytest.approx(0.0310005)),
@@ -91,7 +91,7 @@ def test_wrong_results_and_the_environment_are_left_out(tmp_path: Path) -> None:
     assert "secret" not in str(rows)
 
 
-def test_superbench_metrics_have_our_names_or_their_own(tmp_path: Path) -> None:
+def test_superbench_metrics_have_rackproof_names_where_they_exist(tmp_path: Path) -> None:
     rows = {row["tool_name"]: row for row in rows_of(tmp_path, json.dumps(SUPERBENCH) + "\n", "results-summary.jsonl")}
     assert {name: (row["name"], row["settings"], row["value"], row["slot"]) for name, row in rows.items()} == {
         "kernel-launch/event_time": ("superbench.kernel-launch/event_time", "", 0.0059, "gpu=0"),
@@ -124,13 +124,13 @@ GARBAGE = ["", "text", "[]", "{}", "null", '{"nvbandwidth": {}}', '{"nvbandwidth
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_an_error_of_the_operator(tmp_path: Path, text: str) -> None:
+def test_file_of_unknown_content_is_a_usage_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"neither a run directory nor|without a figure"):
         rows_of(tmp_path, text)
 
 
 @pytest.mark.parametrize("path", OUTPUTS[:: len(OUTPUTS) // 4], ids=lambda path: path.name)
-def test_output_that_was_cut_off_gives_the_rows_before_or_an_error(tmp_path: Path, path: Path) -> None:
+def test_truncated_output_gives_its_complete_rows_or_an_error(tmp_path: Path, path: Path) -> None:
     text = path.read_text()
     complete = len(read_output(path)[0].rows)
     for share in (0.1, 0.5, 0.9):
@@ -176,7 +176,7 @@ def test_wrong_model_is_corrected_by_importing_again(tmp_path: Path) -> None:
     assert History(store).rows("select count(*) from imported") == [(len(SUPERBENCH) - 2,)]
 
 
-def test_model_in_the_file_is_kept_and_the_option_is_noted(tmp_path: Path) -> None:
+def test_model_in_the_file_takes_precedence_over_the_option(tmp_path: Path) -> None:
     path = REFERENCE / "reference" / "nccl" / "all_reduce.txt"
     done, stored = models(tmp_path / "h", path, "--model", "NVIDIA B200")
     assert stored == ["NVIDIA H200"]

@@ -1,4 +1,4 @@
-"""The rack, host, slot or part that fails again and again is named, and not what shares its fate."""
+"""The rack, host, slot or part that fails repeatedly is reported, but not the others that fail only because of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ Failures = Iterator[tuple[int, str, str, str]]
 
 
 def history_of(
-    failures: Failures, *, often: str = "", wrong: tuple[int, ...] = (), short: tuple[int, ...] = ()
+    failures: Failures, *, nightly_rack: str = "", wrong: tuple[int, ...] = (), short: tuple[int, ...] = ()
 ) -> History:
-    """Return a history in memory: a fleet that is measured once a month, one rack of it much more often.
+    """Return the history of a fleet that is measured once a month.
 
-    Failures are of the benchmark `peer_copy`, which runs in `short` leave out.
+    Args:
+        failures: failures of the benchmark `peer_copy`.
+        nightly_rack: number of a rack with 1000 additional runs.
+        wrong: runs with a wrong date.
+        short: runs without `peer_copy`.
     """
     history, failed = MemoryHistory(), list(failures)
     failing = {(str(number), host) for number, host, *_ in failed}
@@ -34,7 +38,7 @@ def history_of(
     }.items():  # fmt: skip
         history.database.execute(f"create table {table} ({place}, {more})")
     runs = [(number, rack) for number in range(RUNS) for rack in range(RACKS)]
-    runs += [(RUNS + number, int(often)) for number in range(1000) if often]
+    runs += [(RUNS + number, int(nightly_rack)) for number in range(1000) if nightly_rack]
     parts: list[tuple[Any, ...]] = []
     for number, rack in runs:
         for host in range(HOSTS):
@@ -123,13 +127,13 @@ def of_rack(*numbers: int) -> Failures:
         (lambda: iter(()), set()),
     ],
 )  # fmt: skip
-def test_the_widest_cause_is_named_alone(
+def test_only_the_widest_cause_is_reported(
     failures: Callable[[], Failures], expected_lemons: set[tuple[str, str, int]]
 ) -> None:
     assert certain(failures(), chance()) == expected_lemons
 
 
-def test_bad_gpu_in_a_bad_host_is_named_too() -> None:
+def test_bad_gpu_in_a_bad_host_is_also_reported() -> None:
     result = certain(of_host(2, 8, 14, 20), of_part(4, 6, 10, 12, 16, slot="gpu=3", serial="r0-h0-3"), chance())
     assert result == {("host", "r0-h0", 4), ("part", "r0-h0-3", 5)} or result == {
         ("host", "r0-h0", 5),
@@ -137,7 +141,7 @@ def test_bad_gpu_in_a_bad_host_is_named_too() -> None:
     }
 
 
-def test_power_lost_in_the_whole_fleet_is_no_property_of_a_rack() -> None:
+def test_failures_of_the_whole_fleet_are_not_attributed_to_racks() -> None:
     everywhere = [
         (number, f"r{rack}-h{host}", "", "")
         for number in (2, 8, 14, 20)
@@ -147,7 +151,7 @@ def test_power_lost_in_the_whole_fleet_is_no_property_of_a_rack() -> None:
     assert certain(iter(everywhere)) == set()
 
 
-def test_rack_that_is_tested_every_night_is_not_suspicious_for_it() -> None:
+def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> None:
     """A failure in one of a thousand tests of a host is no more than in the other racks."""
     rate = [
         (number, f"r{rack}-h{rack % 4}", "gpu=1", f"x-{number}-{rack}")
@@ -155,27 +159,27 @@ def test_rack_that_is_tested_every_night_is_not_suspicious_for_it() -> None:
         for rack in range(RACKS)
     ]
     nightly = [(RUNS + 111 * at, f"r0-h{at % 4}", "gpu=1", f"r0-h{at % 4}-1") for at in range(8)]
-    assert certain(iter(rate), iter(nightly), often="0") == set()
+    assert certain(iter(rate), iter(nightly), nightly_rack="0") == set()
 
 
-def test_run_with_a_wrong_date_counts_for_nothing() -> None:
+def test_run_with_a_wrong_date_is_ignored() -> None:
     assert [item.episodes for item in found(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
 
 
-def test_short_run_between_complete_ones_repairs_nothing() -> None:
-    """A GPU with a broken link fails in each complete run, and the runs between do not measure the link."""
+def test_run_without_the_failed_benchmark_does_not_end_a_failure() -> None:
+    """A GPU with a broken link fails in each complete run. The runs in between do not measure the link."""
     short = tuple(number for number in range(RUNS) if number % 4)
     assert found(of_part(0, 4, 8, 12, 16, 20), short=short) == []
     assert [item.episodes for item in found(of_part(0, 4, 12, 20), short=short)] == [3]
 
 
-def test_failures_of_a_gpu_and_without_its_serial_count_once() -> None:
+def test_failures_with_and_without_the_serial_are_those_of_one_gpu() -> None:
     (item,) = found(of_part(2, 8), of_part(2, 8, serial=""))
     assert (item.kind, item.episodes) == ("part", 2)
 
 
-def test_chance_is_that_of_the_fleet() -> None:
-    """Failures at random over a year: the expected number of parts with two or more is met on average."""
+def test_expected_number_of_repeated_failures_matches_a_simulation() -> None:
+    """The simulation distributes 30 failures at random over 300 parts in a year, and counts the parts with two or more."""
     generator = random.Random(4)  # noqa: S311
     parts, total, trials = 300, 30, 200
     hits = 0

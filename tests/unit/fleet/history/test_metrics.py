@@ -1,4 +1,4 @@
-"""The metrics show the newest state of each host, whatever the order in which runs were added, and promtool accepts them."""
+"""The metrics show the state of each host in its newest run, in whatever order runs were imported. promtool accepts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def slow(record: Record) -> Record:
 
 
 def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
-    """Return metric without its prefix -> values of the labels in alphabetic order -> value; and the text."""
+    """Return the metrics and their text. Metric without prefix -> label values, sorted by label -> value."""
     done = rackproof("history", "metrics", "--history", history, *options)
     assert (done.returncode, done.stderr) == (0, "")
     families = {
@@ -38,7 +38,7 @@ def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
 
 
 def test_state_is_that_of_the_newest_run_of_each_host(tmp_path: Path) -> None:
-    """r2 rejects h1, r3 tests only h2, and r1, in which all were accepted, is added last."""
+    """Run r2 rejects h1, r3 tests only h2. The oldest, r1, accepts both hosts and is imported last."""
     history = tmp_path / "history"
     runs = [
         run_directory(tmp_path / "r2", created="2026-10-02T00:00:00Z", change=slow),
@@ -46,14 +46,14 @@ def test_state_is_that_of_the_newest_run_of_each_host(tmp_path: Path) -> None:
         run_directory(tmp_path / "r1", created="2026-10-01T00:00:00Z"),
     ]
     assert rackproof("history", "import", *runs, "--history", history).returncode == 0
-    found, text = metrics(history)
-    assert found["hosts"] == {("accepted", "r1"): 1, ("rejected", "r1"): 1, ("incomplete", "r1"): 0}
-    assert sum(found["causes"].values()) == 1
-    assert found["last_run_info"] == {("accepted", "smoke", "r1", "r3"): 1}
-    assert found["last_run_timestamp_seconds"] == {("r1",): 1790985600}
+    families, text = metrics(history)
+    assert families["hosts"] == {("accepted", "r1"): 1, ("rejected", "r1"): 1, ("incomplete", "r1"): 0}
+    assert sum(families["causes"].values()) == 1
+    assert families["last_run_info"] == {("accepted", "smoke", "r1", "r3"): 1}
+    assert families["last_run_timestamp_seconds"] == {("r1",): 1790985600}
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
     assert text.endswith("# EOF\n")
-    assert found["rackproof_history_unreadable_files"] == {(): 0}
+    assert families["rackproof_history_unreadable_files"] == {(): 0}
     file = tmp_path / "fleet.prom"
     assert rackproof("history", "metrics", file, "--history", history).stdout == f"metrics: {file}\n"
     assert file.read_text() == text
@@ -66,12 +66,12 @@ def test_simulated_run_is_not_exported_as_accepted(tmp_path: Path) -> None:
     history = tmp_path / "history"
     run = run_directory(tmp_path / "r1", simulated=True)
     assert rackproof("history", "import", run, "--history", history).returncode == 0
-    found, text = metrics(history, "--kind", "simulated")
+    families, text = metrics(history, "--kind", "simulated")
     names = {f"SIMULATED {decision}" for decision in ("accepted", "rejected", "incomplete")}
-    assert {decision for decision, _ in found["hosts"]} == names
-    assert sum(found["hosts"].values()) == 2
+    assert {decision for decision, _ in families["hosts"]} == names
+    assert sum(families["hosts"].values()) == 2
     assert all("SIMULATED" in line for line in text.splitlines() if line.startswith("# HELP rackproof_history_rack"))
-    assert rackproof("history", "metrics", "--history", history).returncode == 2, "no real run"
+    assert rackproof("history", "metrics", "--history", history).returncode == 2, "the history has no run of real GPUs"
 
 
 def test_run_with_a_wrong_date_is_not_the_newest(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page over months names what was found, runs nothing, loads nothing, and escapes what hosts say."""
+"""The HTML page of the history lists all findings, has no scripts and no external resources, and escapes text of hosts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from schemas.baselines import SIMULATED
 from tests.accepted import rackproof
 from tests.histories import DRIVERS, FleetHistory, Planted
 
-EVIL = "<script>alert(1)</script>"
+HOSTILE = "<script>alert(1)</script>"
 
 
 class Page(HTMLParser):
-    """The tags and attributes of the page."""
+    """Collects the tags and attributes of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def test_page_shows_every_finding_rack_and_month(fleet: tuple[Planted, Path], te
     assert text == render_page(history)
 
 
-def test_page_runs_nothing_loads_nothing_and_is_well_formed(text: str) -> None:
+def test_page_has_no_scripts_or_external_resources_and_is_well_formed(text: str) -> None:
     page = Page(text)
     assert not page.open
     assert not [tag for tag, _ in page.tags if tag in ("script", "link", "img", "iframe", "object")]
@@ -99,8 +99,8 @@ def test_plots_stay_in_their_frames(text: str) -> None:
 def test_text_of_hosts_is_escaped(tmp_path: Path) -> None:
     for rows in FleetHistory(racks=6, hosts=3, gpus=4, months=2).runs():
         hosts = [
-            type(host)(parts=tuple({**part, "rack": EVIL, "driver": EVIL} for part in host.parts),
-                       figures=tuple({**figure, "name": EVIL, "rack": EVIL} for figure in host.figures))
+            type(host)(parts=tuple({**part, "rack": HOSTILE, "driver": HOSTILE} for part in host.parts),
+                       figures=tuple({**figure, "name": HOSTILE, "rack": HOSTILE} for figure in host.figures))
             for host in rows.hosts
         ]  # fmt: skip
         add_run(
@@ -108,7 +108,7 @@ def test_text_of_hosts_is_escaped(tmp_path: Path) -> None:
             type(rows)(kind=rows.kind, nonce=rows.nonce, entry=rows.entry, causes=rows.causes, hosts=iter(hosts)),
         )
     text = render_page(History(tmp_path, SIMULATED))
-    assert EVIL not in text
+    assert HOSTILE not in text
     assert text.count("&lt;script&gt;") > 3
 
 

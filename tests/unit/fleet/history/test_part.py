@@ -1,4 +1,4 @@
-"""The life of parts that are not one GPU in one slot: a chassis, and a serial in two slots."""
+"""The history of parts other than a GPU in one slot: a chassis, a serial in two slots, and parts without a serial."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def store(directory: Path, change: Callable[[int, HostRows], HostRows], months: int = 3) -> History:
-    """Add runs whose hosts are changed, with the number of the run."""
+    """Add runs, with `change` (number of the run, host -> host) applied to each host."""
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=months).runs()):
         hosts = [change(number, host) for host in rows.hosts]
         add_run(directory, replace(rows, causes=(), hosts=tuple(hosts)))
@@ -49,7 +49,7 @@ def test_chassis_is_found_by_its_serial_under_each_name(tmp_path: Path) -> None:
 
 
 def test_one_serial_in_two_slots_of_a_host_has_one_place(tmp_path: Path) -> None:
-    """Two ports of an adapter, or a bond."""
+    """As with two ports of an adapter, or a bond."""
 
     def bond(_: int, host: HostRows) -> HostRows:
         ports = [{**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": BOND} for name in ("eth0", "eth1")]
@@ -62,7 +62,7 @@ def test_one_serial_in_two_slots_of_a_host_has_one_place(tmp_path: Path) -> None
 
 
 def test_cause_of_a_part_that_is_no_gpu_is_found_by_its_serial(tmp_path: Path) -> None:
-    """Causes of such parts have host and slot only."""
+    """Causes of such parts have a host and a slot, but no serial."""
     fleet = FleetHistory(racks=6, hosts=3, gpus=3, months=1)
     (rows,) = fleet.runs()
     first, *others = rows.hosts
@@ -83,7 +83,7 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
         hosts = [
             replace(host, tests=(*host.tests, {**copies, "failed": number == 0})) if number in (0, 2) else host
             for host in rows.hosts
-        ]  # the host of each row is that of the test
+        ]  # the store sets the host of each test
         add_run(tmp_path, replace(rows, causes=(cause,) if number == 0 else (), hosts=tuple(hosts)))
     history = History(tmp_path, SIMULATED)
     ((_, third),) = history.rows("select began, run from runs order by began limit 1 offset 2")

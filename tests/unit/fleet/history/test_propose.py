@@ -1,4 +1,4 @@
-"""Proposed limits have the stated false alarms and power, even if 40 % of the parts are bad, and are a pack that lints."""
+"""Proposed limits have the stated rate of false alarms and power, even if 40 % of the parts are bad. The pack passes the lint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATENCY = 2e-5
 
 
 def runs(bad_share: float, seed: int) -> Iterator[RunRows]:
-    """Yield accepted runs of hosts with a GPU each, a share of which is 10 to 40 % slower."""
+    """Yield accepted runs of hosts with one GPU each. A share of the GPUs is 10 to 40 % slower."""
     generator = random.Random(seed)  # noqa: S311
     parts = [LEVEL * generator.gauss(1, PART_SIGMA) for _ in range(HOSTS)]
     parts = [
@@ -45,11 +45,17 @@ def runs(bad_share: float, seed: int) -> Iterator[RunRows]:
             }
             host = {**place, "slot": "", "serial": "", "name": "collective.all_reduce.latency",
                     "settings": "backend=nccl dtype=fp32 placement=in_place size_bytes=8"}  # fmt: skip
-            few = {**gpu, "name": "memory.bandwidth", "settings": "op=copy", "unit": "B/s", "value": 4e12 + number}
+            on_four_hosts = {
+                **gpu,
+                "name": "memory.bandwidth",
+                "settings": "op=copy",
+                "unit": "B/s",
+                "value": 4e12 + number,
+            }
             figures = [
                 {**gpu, "unit": "FLOP/s", "value": value * generator.gauss(1, RUN_SIGMA)},
                 {**host, "unit": "s", "value": LATENCY * generator.gauss(1, 0.02)},
-                *([few] if number < 4 else []),
+                *([on_four_hosts] if number < 4 else []),
             ]
             hosts.append(HostRows(parts=(), figures=tuple(figures)))
         began = f"2026-01-0{run + 1}"
@@ -77,15 +83,13 @@ def floors(history: History, **options: float) -> dict[str, Floor]:
 
 
 @pytest.mark.parametrize(("count", "factor"), [(20, 3.295), (50, 2.862), (100, 2.684)])
-def test_tolerance_factor_is_that_of_the_tables(count: int, factor: float) -> None:
+def test_tolerance_factor_matches_published_tables(count: int, factor: float) -> None:
     """One-sided, 99 % of the population with 95 % confidence: table A.7 of NBS Handbook 91."""
     assert tolerance_factor(count, 0.99) == pytest.approx(factor, rel=0.02)
 
 
 @pytest.mark.parametrize("bad_share", [0.2, 0.4])
-def test_floor_is_right_for_healthy_parts_with_any_share_of_bad_ones_up_to_40_percent(
-    tmp_path: Path, bad_share: float
-) -> None:
+def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path, bad_share: float) -> None:
     floor = floors(history_of(tmp_path, bad_share))["gemm.throughput"]
     sigma = (PART_SIGMA**2 + RUN_SIGMA**2) ** 0.5
     assert floor.left_out >= bad_share * HOSTS
@@ -97,7 +101,7 @@ def test_floor_is_right_for_healthy_parts_with_any_share_of_bad_ones_up_to_40_pe
     assert floor.finds < 0.12
 
 
-def test_stated_loss_is_found_with_the_stated_power_and_false_alarms_are_as_rare_as_stated(healthy: Path) -> None:
+def test_floor_has_the_stated_power_and_rate_of_false_alarms(healthy: Path) -> None:
     floor = floors(History(healthy), power=0.99, false_alarm=0.001)["gemm.throughput"]
     generator = random.Random(7)  # noqa: S311
 
@@ -111,14 +115,14 @@ def test_stated_loss_is_found_with_the_stated_power_and_false_alarms_are_as_rare
     assert failing(1 - floor.finds) >= 0.98
 
 
-def test_less_false_alarms_cost_power(healthy: Path) -> None:
+def test_fewer_false_alarms_reduce_the_power(healthy: Path) -> None:
     history = History(healthy)
     strict, lenient = (floors(history, false_alarm=share)["gemm.throughput"] for share in (0.01, 1e-6))
     assert lenient.limit < strict.limit
     assert lenient.finds > strict.finds
 
 
-def test_latency_has_a_ceiling_and_few_parts_have_none(healthy: Path) -> None:
+def test_latency_gets_an_upper_limit_and_a_figure_of_few_parts_no_limit(healthy: Path) -> None:
     proposal = propose(History(healthy), MODEL)
     limits = {item.name: item for item in proposal.floors}
     assert limits["collective.all_reduce.latency"].operator == "le"
@@ -128,7 +132,7 @@ def test_latency_has_a_ceiling_and_few_parts_have_none(healthy: Path) -> None:
     assert reason.startswith("memory.bandwidth op=copy benchmark: 4 parts with 3 or more runs")
 
 
-def test_proposal_is_a_pack_without_findings_that_no_host_uses_by_itself(tmp_path: Path, healthy: Path) -> None:
+def test_proposal_is_a_valid_pack_that_is_not_selected_automatically(tmp_path: Path, healthy: Path) -> None:
     done = rackproof("criteria", "propose", "--model", MODEL, "--history", healthy)
     assert (done.returncode, done.stderr) == (0, "")
     path = tmp_path / "proposed.yml"

@@ -1,4 +1,4 @@
-"""Questions of the operator: unknown names, SQL that cannot write, JSON and CSV."""
+"""`rackproof history` queries: unknown names, read-only SQL, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_sql_answers_in_text_json_and_csv(store: Path) -> None:
     assert ask(store, "sql", query, "--csv").stdout == "run,decision\nr1,accepted\nr2,rejected\n"
 
 
-def test_cell_of_csv_is_no_formula(store: Path) -> None:
+def test_formula_in_a_csv_cell_is_escaped(store: Path) -> None:
     assert "'=1+1" in ask(store, "sql", "select '=1+1' as cell", "--csv").stdout
 
 
 @pytest.mark.parametrize(
     "question", [["part", "h1-0"], ["figure", "stress.throughput"], ["lemons"], ["drivers"], ["racks"]]
 )
-def test_each_question_answers_in_json_and_csv(store: Path, question: list[str]) -> None:
+def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) -> None:
     document = json.loads(ask(store, *question, "--json").stdout)
     assert document["kind"] == "gpu"
     assert "notes" in document
@@ -95,13 +95,13 @@ def test_part_has_its_causes_and_values(store: Path) -> None:
     assert (last["percentile"], last["peers"]) == (0.0, 4)
 
 
-def test_host_has_a_life_too(store: Path) -> None:
+def test_host_has_a_history_as_a_part(store: Path) -> None:
     document = json.loads(ask(store, "part", "h1", "--json").stdout)
     assert document["places"][0]["part"] == "host"
     assert [cause["slot"] for cause in document["causes"]] == ["gpu=0"]
 
 
-def test_figure_of_hosts_that_were_not_accepted_is_left_out_unless_asked_for(store: Path) -> None:
+def test_figures_of_rejected_hosts_are_included_only_with_all(store: Path) -> None:
     def values(*options: str) -> int:
         return int(
             json.loads(ask(store, "figure", "stress.throughput", "--json", *options).stdout)["figures"][0]["values"]
@@ -130,7 +130,7 @@ def test_figure_of_hosts_that_were_not_accepted_is_left_out_unless_asked_for(sto
         (["import"], "give run directories"),
     ],
 )
-def test_wrong_question_is_explained(store: Path, question: list[str], message: str) -> None:
+def test_invalid_arguments_are_explained(store: Path, question: list[str], message: str) -> None:
     done = ask(store, *question)
     assert (done.returncode, done.stdout) == (64, "")
     assert message in done.stderr
@@ -146,7 +146,7 @@ def test_equal_names_of_columns_keep_their_values(store: Path) -> None:
 @pytest.mark.parametrize(
     "question", [["part", "h1-0"], ["figure", "stress.throughput"], ["sql", "select 1"], ["page", "{out}"], ["metrics"]]
 )
-def test_every_question_notes_a_wrong_clock(store: Path, tmp_path: Path, question: list[str]) -> None:
+def test_every_query_notes_a_wrong_clock(store: Path, tmp_path: Path, question: list[str]) -> None:
     copy = tmp_path / "h"
     shutil.copytree(store, copy)
     run = run_directory(tmp_path / "r0", created="1970-01-01T00:10:00Z")

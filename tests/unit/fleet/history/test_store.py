@@ -1,4 +1,4 @@
-"""Runs are added once, kinds are never mixed, and no damage, lock or missing package stops a report or changes a decision."""
+"""Runs are added once and kinds are not mixed. Damage, locks and missing packages neither stop a report nor change a decision."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_run_is_added_with_its_figures_parts_and_decision(tmp_path: Path) -> Non
     assert value == pytest.approx(3.5e14)
 
 
-def test_same_run_counts_once_judged_again_copied_or_merged(tmp_path: Path) -> None:
+def test_run_counts_once_after_a_second_import_from_a_copy_and_after_merging(tmp_path: Path) -> None:
     store = tmp_path / "h"
     run = run_directory(tmp_path / "r1", change=slowed("stress.throughput", 0.5))
     import_runs(store, run)
@@ -112,7 +112,7 @@ def test_merging_changes_no_answer(tmp_path: Path, judged: dict[str, Judged]) ->
     assert merge_runs(store, REAL) == 0
 
 
-def test_many_runs_are_merged_without_being_asked(
+def test_many_runs_are_merged_automatically(
     tmp_path: Path, judged: dict[str, Judged], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)
@@ -160,9 +160,9 @@ def test_damaged_file_is_named_and_left_out(
     )
     damage(file)
     query = "select distinct run from figures where value > 0"
-    by_us, by_operator = History(store), History(store)
-    assert by_us.rows(query) == by_operator.select(query)[1] == [("r2",)]
-    for history in (by_us, by_operator):
+    for_product, for_operator = History(store), History(store)
+    assert for_product.rows(query) == for_operator.select(query)[1] == [("r2",)]
+    for history in (for_product, for_operator):
         assert [
             problem
             for problem in history.problems
@@ -208,7 +208,7 @@ NEWER: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_index_of_a_newer_version_is_not_called_damaged(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], judged: dict[str, Judged]
 ) -> None:
-    """A restored backup or a new import would lose what the newer version has added."""
+    """If the user restored a backup or imported the runs again, the data that the newer version added would be lost."""
     add(tmp_path / "h", judged["r1"])
     version = tmp_path / "h" / REAL / "index-1" / "index.json"
     for path in (version, tmp_path / "h" / REAL / "index.json"):
@@ -238,7 +238,7 @@ def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, 
 def test_two_writers_at_once_both_succeed(
     tmp_path: Path, judged: dict[str, Judged], monkeypatch: pytest.MonkeyPatch, has_locks: bool
 ) -> None:
-    """On NFS with `nolock` a lock is local to each machine."""
+    """Without locks as on NFS with `nolock`, where a lock is local to each machine."""
     monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)  # the second writer merges what the first one added
     if not has_locks:
         monkeypatch.setattr(commit.fcntl, "flock", lambda *_: None)
@@ -280,7 +280,7 @@ def test_killed_writer_leaves_the_earlier_history(tmp_path: Path, judged: dict[s
     assert counts(tmp_path / "h") == before
     add(tmp_path / "h", judged["r1"])
     assert counts(tmp_path / "h") == before
-    assert orphan.exists(), "no index has listed it, so it may be of another program"
+    assert orphan.exists(), "no index has listed it, so it may belong to another program"
 
 
 def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None
     assert History(tmp_path / "h").rows("select count(*) from series where id = 'h1-0'") == [(0,)]
 
 
-def test_clock_that_went_back_is_reported(tmp_path: Path) -> None:
+def test_run_from_the_future_is_reported_and_in_no_trend(tmp_path: Path) -> None:
     ahead = run_directory(tmp_path / "r1", created="2099-01-01T00:00:00Z")
     done = rackproof("history", "import", ahead, "--history", tmp_path / "h")
     assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
@@ -315,9 +315,9 @@ def test_part_in_overlapping_runs_of_two_hosts_is_reported(tmp_path: Path) -> No
     assert [note for note in json.loads(done.stdout)["notes"] if "overlap" in note]
 
 
-def test_text_of_a_host_is_cleaned_and_cut(tmp_path: Path) -> None:
-    evil = "\x1b[31m'; drop table figures; --\n" + "x" * 400
-    run = run_directory(tmp_path / "r1", change=swapped("h1", 0, evil))
+def test_text_of_a_host_is_sanitized_and_truncated(tmp_path: Path) -> None:
+    hostile = "\x1b[31m'; drop table figures; --\n" + "x" * 400
+    run = run_directory(tmp_path / "r1", change=swapped("h1", 0, hostile))
     import_runs(tmp_path / "h", run)
     ((serial,),) = History(tmp_path / "h").rows(
         "select serial from parts where part = 'gpu' and starts_with(serial, '[31m')"
@@ -327,18 +327,18 @@ def test_text_of_a_host_is_cleaned_and_cut(tmp_path: Path) -> None:
     assert rackproof("history", "part", serial, "--history", tmp_path / "h").returncode == 0
 
 
-def test_report_feeds_the_history(tmp_path: Path) -> None:
+def test_report_adds_the_run_to_the_history(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1")
     plain = rackproof("report", run)
     fed = rackproof("report", run, "--history", tmp_path / "h")
     assert (fed.returncode, fed.stdout) == (0, plain.stdout)
-    assert fed.stderr.startswith("rackproof: note: no history in "), "a wrong path would be noticed"
+    assert fed.stderr.startswith("rackproof: note: no history in "), "the note makes a wrong path visible"
     assert rackproof("report", run, "--history", tmp_path / "h").stderr == ""
     assert counts(tmp_path / "h")["runs"] == 1
 
 
 @pytest.mark.parametrize("fault", ["no duckdb", "damaged index", "not a directory"])
-def test_fault_of_the_history_costs_one_warning_and_no_decision(
+def test_fault_of_the_history_gives_one_warning_and_changes_no_decision(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, store = run_directory(tmp_path / "r1"), tmp_path / "h"
@@ -390,9 +390,7 @@ def test_directory_without_a_run_is_not_added_and_the_others_are(tmp_path: Path)
     assert counts(tmp_path / "h")["runs"] == 1
 
 
-def test_figures_relative_to_peers_ignore_what_all_share(tmp_path: Path) -> None:
-    """A run in which every GPU is slower has the same relative figures."""
-
+def test_relative_figures_do_not_change_if_all_gpus_are_slower(tmp_path: Path) -> None:
     def slower(record: Record) -> Record:
         return replace(record, observations=tuple(
             replace(item, value=float(item.value or 0) * 0.9) if item.name == "memory.bandwidth" else item
@@ -407,7 +405,7 @@ def test_figures_relative_to_peers_ignore_what_all_share(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("directory", "options"), [("", []), ("/srv/history", ["--history", "/srv/history"])])
-def test_playbook_feeds_the_history_that_the_inventory_names(directory: str, options: list[str]) -> None:
+def test_playbook_passes_the_history_of_the_inventory(directory: str, options: list[str]) -> None:
     tasks = yaml.safe_load((ROOT / "roles" / "report" / "tasks" / "judge.yml").read_text())[0]["block"]
     command = next(task["ansible.builtin.command"]["argv"] for task in tasks if "ansible.builtin.command" in task)
     values = {"_rackproof_command": ["rackproof"], "_rackproof_run_dir": "runs/r1", "rackproof_history": directory}
@@ -458,7 +456,7 @@ def test_damaged_footer_is_named(tmp_path: Path, judged: dict[str, Judged]) -> N
 
 
 def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: dict[str, Judged]) -> None:
-    """Otherwise the damage would get a new checksum."""
+    """A merged file that contained the damage would have a valid checksum."""
     add(tmp_path, judged["r1"])
     index = read_index(tmp_path, REAL)
     assert index
@@ -473,7 +471,7 @@ def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: 
 
 
 def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -> None:
-    """Write files of a table as an older version of Rackproof did, without a column."""
+    """Write the files of a table at the positions `chosen` without a column, as an older version of Rackproof did."""
     place = home(history, REAL)
     with writer(history, REAL) as index:
         files = [item for item in index.files if item.table == table]
@@ -484,7 +482,7 @@ def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -
 
 
 @pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1)])
-def test_months_that_an_older_version_merged_are_compared(
+def test_months_merged_by_an_older_version_give_the_same_percentiles(
     tmp_path: Path, judged: dict[str, Judged], chosen: tuple[int, ...]
 ) -> None:
     add(tmp_path, *judged.values())
@@ -528,7 +526,7 @@ def test_imports_of_an_older_version_are_read(tmp_path: Path) -> None:
     assert imported == [("", 1.0), ("b" * 64, 1.0)]
 
 
-def test_settings_that_are_cut_stay_different() -> None:
+def test_truncated_settings_remain_distinct() -> None:
     long = {f"key{number:03}": "v" * 20 for number in range(40)}
     first, second = settings_text(long), settings_text({**long, "key039": "other"})
     assert first != second

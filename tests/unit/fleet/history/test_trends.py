@@ -1,4 +1,4 @@
-"""A drift is one that no single run makes, also of racks that are alone in their runs."""
+"""A drift must be visible without any single run. This also applies to racks that are measured in separate runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ MONTHS, FAR = 16, 900.0
 
 
 def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str = "") -> list[Level]:
-    """Return racks with a run of their own each month; rack 0 drifts, or has one more run with another date.
+    """Return racks, each measured in a separate run every month.
 
-    With a reference they were compared with peers that are no longer in the history.
+    Args:
+        per_year: drift of rack 0, as a change of the logarithm.
+        odd: change in one additional run of rack 0, on day FAR; 0 for no such run.
+        reference: what the figures are relative to; `run` if the peers of that run are no longer in the history.
     """
     generator = random.Random(7)  # noqa: S311
     rows: list[Level] = []
@@ -39,5 +42,5 @@ def test_rack_that_drifts_is_found(count: int, reference: str) -> None:
 @pytest.mark.parametrize("reference", ["", "run"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_one_run_with_a_wrong_date_is_no_drift(count: int, reference: str) -> None:
-    """Two years after the others, and 5 % slower: the rack was cold, or waited for parts."""
+    """One run, two years after the others, is 5 % slower. Its date or the state of the rack may explain that."""
     assert drifts(memory_history(racks(count, odd=-0.05, reference=reference))) == []

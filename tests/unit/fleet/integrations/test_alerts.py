@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, dict[str, str]]] = yaml.load((RULES.parent / "cases.y
 SHIPPED = [read_pack(name) for name in PACKS]
 CRITERIA = criteria_of(SHIPPED)
 ALERTS = [alert for group in read_table() for alert in group.alerts]
-EVERY = [rule for alert in ALERTS for rule in rules_of(alert, CRITERIA)]
+ALL_RULES = [rule for alert in ALERTS for rule in rules_of(alert, CRITERIA)]
 MINUTES = 75
 METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
 
@@ -102,12 +102,12 @@ def test_every_alert_has_severity_action_and_annotations() -> None:
 
 
 def test_every_rule_without_a_criterion_has_a_source() -> None:
-    assert [rule.alert.alert for rule in EVERY if not rule.criteria and not rule.alert.source] == []
+    assert [rule.alert.alert for rule in ALL_RULES if not rule.criteria and not rule.alert.source] == []
 
 
 def test_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
     assert rackproof("criteria", "alerts").stdout == RULES.read_text()
-    own = tmp_path / "mine.yml"
+    site_pack = tmp_path / "mine.yml"
     criterion = {
         "id": "pcie-replay",
         "replaces": "pcie-replay",
@@ -118,8 +118,8 @@ def test_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
         "delta": True,
     }
     criterion |= {"unit": "1", "action": "reseat", "source": "ours: seven", "basis": "policy"}
-    own.write_text(yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [criterion]}))
-    printed = rackproof("criteria", "alerts", own, "--runbook", "https://wiki.example/alerts").stdout
+    site_pack.write_text(yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [criterion]}))
+    printed = rackproof("criteria", "alerts", site_pack, "--runbook", "https://wiki.example/alerts").stdout
     assert "increase(rackproof_gpu_pcie_replays_total[1h]) > 7" in printed
     assert "https://wiki.example/alerts#rackproofpciereplays" in printed
 
@@ -135,9 +135,9 @@ def test_only_rules_without_a_criterion_have_a_duration() -> None:
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal", "sxid.count"])
 def test_every_fatal_code_of_the_packs_has_a_rule_with_its_action(name: str) -> None:
     wanted = {(item.id, item.action) for item in CRITERIA.values() if item.name == name}
-    covered = {(item.id, rule.action) for rule in EVERY for item in rule.criteria if item.name == name}
+    covered = {(item.id, rule.action) for rule in ALL_RULES for item in rule.criteria if item.name == name}
     assert covered == wanted != set()
-    for rule in EVERY:
+    for rule in ALL_RULES:
         for item in rule.criteria:
             assert all(str(value) in re.split(r"[\"|]", rule.expr) for value in item.where.values())
 
@@ -225,7 +225,7 @@ def scraped(scraped_text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a scrape of a complete GPU host, as `rackproof export` makes it. Readings that only a snapshot takes are absent."""
+    """Return the metrics page of a complete GPU host, as `rackproof export` serves it: without readings only in snapshots."""
     directory = tmp_path_factory.mktemp("host")
     root = whole.build_host(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
@@ -239,9 +239,9 @@ def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
-    """Metrics that only other GPU models or drivers export count as well."""
+    """Metrics that other GPU models or drivers export are allowed too."""
     other_models = {exported(kind[0]) for kind in reading_kinds(full_snapshot=False)}
-    used = {name for rule in EVERY for name in METRIC.findall(rule.expr)}
+    used = {name for rule in ALL_RULES for name in METRIC.findall(rule.expr)}
     used |= {name for group in read_table() for expr in (group.record or {}).values() for name in METRIC.findall(expr)}
     used |= {name for part in PARTS.values() for name in METRIC.findall(part.recording)}
     known = scraped | other_models | set(metric_names.EVERY)
@@ -264,9 +264,9 @@ def covers_case(rule: Rule, case: str) -> bool:
 
 
 def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
-    untested = [name_of(rule) for rule in EVERY if not any(covers_case(rule, case) for case in CASES)]
+    untested = [name_of(rule) for rule in ALL_RULES if not any(covers_case(rule, case) for case in CASES)]
     assert untested == []
-    assert [case for case in CASES if not any(covers_case(rule, case) for rule in EVERY)] == []
+    assert [case for case in CASES if not any(covers_case(rule, case) for rule in ALL_RULES)] == []
     assert all(case["fires"] and case["quiet"] for case in CASES.values())
 
 
@@ -309,13 +309,13 @@ def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
 
 
 def firing(minute: int, *hosts: str) -> dict[str, Any]:
-    """Return a check that after `minute` minutes the alerts of exactly these hosts fire."""
+    """Return a check that exactly the alerts of these hosts fire after `minute` minutes."""
     samples = [{"labels": f"{{host={host!r}}}", "value": 1} for host in hosts]
     return {"expr": 'group by (host) (ALERTS{alertstate="firing"})', "eval_time": f"{minute}m", "exp_samples": samples}
 
 
 def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
-    """h0: the count disappears, the host is up. h1: the target disappears, as after a run. h2: a new run changes the labels."""
+    """h0 is up, but its count disappears. The target h1 disappears, as after a run. On h2 a new run changes the labels."""
     count_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x35"}
     target_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x5 stale _x30"}
     next_run = {
@@ -382,8 +382,8 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     play(tmp_path, inputs, alert_rule_test=[test | {"eval_time": "9m", "exp_alerts": []}, test])
 
 
-def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
-    """Check that after `minute` minutes exactly these alerts of h0 fire: `wanted` has the labels that identify their parts."""
+def check_alerts(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
+    """Check that exactly the alerts with the labels `wanted`, which identify parts of h0, fire after `minute` minutes."""
     check = {
         "expr": 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing"})',
         "eval_time": f"{minute}m",
@@ -395,22 +395,22 @@ def alerts_of(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: s
 def test_alert_of_a_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
     info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x20"}
     fault = {'rackproof_gpu_remapped_rows_failed{gpu="2", uuid="GPU-1"}': "1x20"}
-    alerts_of(tmp_path, info | fault, 10, 'gpu="2", serial="S2", slot="0000:5d:00.0"')
+    check_alerts(tmp_path, info | fault, 10, 'gpu="2", serial="S2", slot="0000:5d:00.0"')
 
 
 def test_alert_of_a_pci_address_has_the_gpu_and_its_serial(tmp_path: Path) -> None:
     info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20"}
     fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "1x20"}
-    alerts_of(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    check_alerts(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
 def test_lost_gpu_keeps_its_serial_and_a_replaced_one_has_the_new_serial(tmp_path: Path) -> None:
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x200"}
     fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
     for minute in (20, 150):
-        alerts_of(tmp_path, lost | fault, minute, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+        check_alerts(tmp_path, lost | fault, minute, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
     replaced = {GPU_INFO % ("2", "0000:5d:00.0", "S9"): "_x10 1x40"}
-    alerts_of(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
+    check_alerts(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
 
 
 def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host(tmp_path: Path) -> None:
@@ -419,10 +419,10 @@ def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host
         'up{run_id="s"}': "_x11 1x40",
         'rackproof_xid_errors{pci="0000:5d:00.0", xid="79", run_id="s"}': "_x11 1x40",
     }
-    alerts_of(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    check_alerts(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
-def test_identity_of_a_part_ends_when_its_target_disappears(tmp_path: Path) -> None:
+def test_identity_series_of_a_part_ends_when_its_target_disappears(tmp_path: Path) -> None:
     values = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
     check = {"expr": "count by (host) (rackproof:part:gpu)", "eval_time": "20m", "exp_samples": []}
     play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])
@@ -431,7 +431,7 @@ def test_identity_of_a_part_ends_when_its_target_disappears(tmp_path: Path) -> N
 def test_missing_gpus_are_named_by_slot_and_serial(tmp_path: Path) -> None:
     count = {"rackproof_gpus": "2x5 1x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x40"}
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
-    alerts_of(tmp_path, count | lost, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    check_alerts(tmp_path, count | lost, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
     # After a reboot the remaining GPU has another index.
     moved = {
         "rackproof_gpus": "2x5 1x40",
@@ -439,9 +439,9 @@ def test_missing_gpus_are_named_by_slot_and_serial(tmp_path: Path) -> None:
         GPU_INFO % ("1", "0000:9b:00.0", "S3"): "1x5 stale _x40",
         GPU_INFO % ("0", "0000:9b:00.0", "S3"): "_x8 1x40",
     }
-    alerts_of(tmp_path, moved, 20, 'gpu="0", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
+    check_alerts(tmp_path, moved, 20, 'gpu="0", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
     hung = {"rackproof_gpus": "2x5 stale _x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x5 stale _x40"}
-    alerts_of(
+    check_alerts(
         tmp_path,
         hung | lost,
         20,
@@ -450,8 +450,8 @@ def test_missing_gpus_are_named_by_slot_and_serial(tmp_path: Path) -> None:
     )
 
 
-def test_alert_fires_once_without_identity_of_its_part(tmp_path: Path) -> None:
-    alerts_of(tmp_path, {'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, 10, 'gpu="2"')
+def test_alert_fires_if_the_identity_of_its_part_is_unknown(tmp_path: Path) -> None:
+    check_alerts(tmp_path, {'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, 10, 'gpu="2"')
 
 
 def test_alert_of_an_adapter_has_its_guid_and_address(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_alert_of_an_adapter_has_its_guid_and_address(tmp_path: Path) -> None:
         f'rackproof_hca_info{{hca="mlx5_0", {identity}}}': "1x40",
         'rackproof_infiniband_active{hca="mlx5_0", port="1"}': "1x5 0x35",
     }
-    alerts_of(tmp_path, values, 20, 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"')
+    check_alerts(tmp_path, values, 20, 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"')
 
 
 def test_alert_of_a_nic_has_its_address_and_slot(tmp_path: Path) -> None:
@@ -468,19 +468,19 @@ def test_alert_of_a_nic_has_its_address_and_slot(tmp_path: Path) -> None:
     info = {f'rackproof_nic_info{{nic="eth0", {identity}}}': "1x40", 'rackproof_nic_info{nic="eth1"}': "1x40"}
     wanted = 'nic="eth0", serial="b8:3f:d2:00:00:a2", slot="0000:1a:00.0"'
     down = {'rackproof_network_carrier{nic="eth0"}': "1x5 0x35"}
-    alerts_of(tmp_path, info | down, 20, wanted)
+    check_alerts(tmp_path, info | down, 20, wanted)
     errors = {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}
-    alerts_of(tmp_path, info | errors, 20, wanted)
-    alerts_of(tmp_path, {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}, 20, 'nic="eth0"')
+    check_alerts(tmp_path, info | errors, 20, wanted)
+    check_alerts(tmp_path, {'rackproof_network_rx_crc_errors_total{nic="eth0"}': "0x5 500x35"}, 20, 'nic="eth0"')
 
 
 def test_alert_of_a_disk_has_its_model_serial_and_slot(tmp_path: Path) -> None:
     identity = 'storage_disk_model="MZQL2", storage_disk_serial="S64", storage_disk_pci_address="0000:80:00.0"'
     info = {f'rackproof_disk_info{{disk="nvme0n1", {identity}}}': "1x5 stale _x40"}
     fault = {'rackproof_storage_disk_online{disk="nvme0n1"}': "1x5 0x35"}
-    alerts_of(tmp_path, info | fault, 20, 'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"')
+    check_alerts(tmp_path, info | fault, 20, 'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"')
     array = {'rackproof_storage_array_missing{array="md0"}': "0x5 1x35"}
-    alerts_of(tmp_path, info | array, 20, "")
+    check_alerts(tmp_path, info | array, 20, "")
 
 
 def test_annotations_of_a_disk_name_model_serial_and_command(tmp_path: Path) -> None:

@@ -67,25 +67,26 @@ esac
 """
 
 
-class Site:
+class FakeScheduler:
     """A run directory, and a fake scheduler of two nodes that answers from files."""
 
     def __init__(self, path: Path, kind: str, program: str) -> None:
         self.run = path / "runs" / "r1"
         self.run.mkdir(parents=True)
         self.kind, self.path = kind, path
-        (path / "words").write_text(program)
-        (path / "words").chmod(0o755)
+        (path / "program").write_text(program)
+        (path / "program").chmod(0o755)
         self.put(**{"state-n1": "IDLE", "state-n2": "IDLE", "reason-n1": "", "reason-n2": "", "pods": '{"items": []}'})
         self.put(**{"cordon-n1": "", "cordon-n2": "", "mark-n1": "", "mark-n2": ""})
 
     def put(self, **files: str) -> None:
+        """Write the files (name -> text) that determine the answers of the program."""
         for name, text in files.items():
             (self.path / name).write_text(f"{text}\n")
 
     def drain_or_ask(self, *, drain: bool = True, wait_s: float = 0.0) -> dict[str, str]:
         return drain_or_ask(
-            self.run, self.kind, [str(self.path / "words")], {"h1": "n1", "h2": "n2"}, drain=drain, wait_s=wait_s
+            self.run, self.kind, [str(self.path / "program")], {"h1": "n1", "h2": "n2"}, drain=drain, wait_s=wait_s
         )
 
     def end(self) -> None:
@@ -103,17 +104,17 @@ class Site:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path, "slurm", SLURM)
-    yield site
-    site.end()
+def slurm(tmp_path: Path) -> Iterator[FakeScheduler]:
+    scheduler = FakeScheduler(tmp_path, "slurm", SLURM)
+    yield scheduler
+    scheduler.end()
 
 
 @pytest.fixture
-def kubernetes(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path, "kubernetes", KUBERNETES)
-    yield site
-    site.end()
+def kubernetes(tmp_path: Path) -> Iterator[FakeScheduler]:
+    scheduler = FakeScheduler(tmp_path, "kubernetes", KUBERNETES)
+    yield scheduler
+    scheduler.end()
 
 
 def drain(node: str) -> str:
@@ -124,7 +125,7 @@ def resume(node: str) -> str:
     return f"update nodename={node} state=resume"
 
 
-def test_host_with_a_job_is_in_use(slurm: Site) -> None:
+def test_host_with_a_job_is_in_use(slurm: FakeScheduler) -> None:
     slurm.put(**{"jobs-n2": "12_3:alice:RUNNING\n13:bob:PENDING\n14:bob:COMPLETING"})
     assert slurm.drain_or_ask(drain=False) == {
         "h2": "Slurm job 12_3 of alice (RUNNING); Slurm job 14 of bob (COMPLETING)"
@@ -132,7 +133,7 @@ def test_host_with_a_job_is_in_use(slurm: Site) -> None:
     assert slurm.changes() == []
 
 
-def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: Site) -> None:
+def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: FakeScheduler) -> None:
     slurm.put(down="")
     result = slurm.drain_or_ask(drain=False)
     assert set(result) == {"h1", "h2"}
@@ -141,7 +142,7 @@ def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: Site) -> 
     )
 
 
-def test_node_in_use_is_resumed_at_once_and_the_others_at_the_end(slurm: Site) -> None:
+def test_node_in_use_is_resumed_at_once_and_the_others_at_the_end(slurm: FakeScheduler) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     assert set(slurm.drain_or_ask()) == {"h2"}
     assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
@@ -152,7 +153,7 @@ def test_node_in_use_is_resumed_at_once_and_the_others_at_the_end(slurm: Site) -
     assert resume_all(slurm.run) == []
 
 
-def test_node_drained_by_an_administrator_is_not_in_use_and_stays_drained(slurm: Site) -> None:
+def test_node_drained_by_an_administrator_is_not_in_use_and_stays_drained(slurm: FakeScheduler) -> None:
     slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
     assert slurm.drain_or_ask() == {}
     resume_all(slurm.run)
@@ -162,16 +163,16 @@ def test_node_drained_by_an_administrator_is_not_in_use_and_stays_drained(slurm:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ("DOWN", "PSU burnt"),
+        ("DOWN", "PSU failed"),
         ("DOWN*", ""),
         ("IDLE+FAIL", "bad DIMM"),
         ("ALLOCATED+FAIL", ""),
         ("ERROR", ""),
-        ("IDLE", "look"),
+        ("IDLE", "check fans"),
     ],
 )
-def test_node_that_others_took_out_of_service_is_neither_drained_nor_resumed(
-    slurm: Site, state: str, reason: str
+def test_node_that_an_administrator_took_out_of_service_is_neither_drained_nor_resumed(
+    slurm: FakeScheduler, state: str, reason: str
 ) -> None:
     slurm.put(**{"state-n1": state, "reason-n1": reason})
     assert slurm.drain_or_ask() == {
@@ -183,15 +184,15 @@ def test_node_that_others_took_out_of_service_is_neither_drained_nor_resumed(
 
 
 @pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
-def test_healthy_node_is_drained(slurm: Site, state: str) -> None:
+def test_healthy_node_is_drained(slurm: FakeScheduler, state: str) -> None:
     slurm.put(**{"state-n1": state})
     assert slurm.drain_or_ask() == {}
     assert slurm.changes() == [drain("n1"), drain("n2")]
 
 
-def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: Site) -> None:
+def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: FakeScheduler) -> None:
     slurm.drain_or_ask()
-    slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps the reason that Rackproof set
+    slurm.put(**{"state-n1": "DOWN+DRAIN"})  # the reason is still the one that Rackproof set
     assert resume_all(slurm.run) == [
         "h1: Rackproof drained node n1, which is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
     ]
@@ -199,9 +200,16 @@ def test_node_that_went_down_while_drained_stays_drained_and_is_reported(slurm: 
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
 
 
-def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
+def test_nodes_that_a_killed_run_left_drained_are_reported(slurm: FakeScheduler) -> None:
     slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
-    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    command = [
+        *RACKPROOF,
+        "scheduler",
+        "drain",
+        "--kind=slurm",
+        f"--run-dir={slurm.run}",
+        f"--word={slurm.path}/program",
+    ]
     done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
     assert done.stdout == "no host is in use\n"
     assert done.stderr.startswith("h1: run r0 drained this host and ended without resuming it")
@@ -213,7 +221,7 @@ def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
     assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
 
 
-def test_node_drained_by_a_running_run_is_in_use(slurm: Site) -> None:
+def test_node_drained_by_a_running_run_is_in_use(slurm: FakeScheduler) -> None:
     slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
     (slurm.run.parent / "r0").mkdir()
     holder = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
@@ -222,7 +230,7 @@ def test_node_drained_by_a_running_run_is_in_use(slurm: Site) -> None:
     assert slurm.changes() == [drain("n2")]
 
 
-def test_node_that_others_drained_during_the_run_stays_drained(slurm: Site) -> None:
+def test_node_that_an_administrator_drained_during_the_run_stays_drained(slurm: FakeScheduler) -> None:
     slurm.drain_or_ask()
     slurm.put(**{"reason-n1": "kernel panic"})
     resume_all(slurm.run)
@@ -230,7 +238,7 @@ def test_node_that_others_drained_during_the_run_stays_drained(slurm: Site) -> N
     assert not (slurm.run / DRAINED).exists()
 
 
-def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: Site) -> None:
+def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: FakeScheduler) -> None:
     slurm.put(denied="")
     assert (
         slurm.drain_or_ask()["h1"]
@@ -238,17 +246,17 @@ def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: Site) -> 
     )
 
 
-def test_drain_waits_for_running_jobs(slurm: Site) -> None:
+def test_drain_waits_for_running_jobs(slurm: FakeScheduler) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     with subprocess.Popen(["sh", "-c", f"sleep 0.7; rm {slurm.path}/jobs-n2"]):
         assert slurm.drain_or_ask(wait_s=3.0) == {}
 
 
-def test_failed_resume_is_reported_and_can_be_repeated(slurm: Site) -> None:
+def test_failed_resume_is_reported_and_can_be_repeated(slurm: FakeScheduler) -> None:
     slurm.drain_or_ask()
-    (slurm.path / "words").rename(slurm.path / "away")
+    (slurm.path / "program").rename(slurm.path / "moved")
     assert len(resume_all(slurm.run)) == 2
-    (slurm.path / "away").rename(slurm.path / "words")
+    (slurm.path / "moved").rename(slurm.path / "program")
     assert resume_all(slurm.run) == []
     assert slurm.changes()[2:] == [resume("n1"), resume("n2")]
 
@@ -260,12 +268,19 @@ def wait(done: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def test_nodes_are_resumed_after_the_playbook_was_killed(slurm: Site) -> None:
-    """The background process resumes them, since a killed playbook cannot."""
+def test_nodes_are_resumed_after_the_playbook_was_killed(slurm: FakeScheduler) -> None:
+    """A background process resumes them."""
     program = (
         'import subprocess, sys, time; subprocess.run(sys.argv[1:], input=\'{"h1": "n1"}\', text=True); time.sleep(60)'
     )
-    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    command = [
+        *RACKPROOF,
+        "scheduler",
+        "drain",
+        "--kind=slurm",
+        f"--run-dir={slurm.run}",
+        f"--word={slurm.path}/program",
+    ]
     playbook = subprocess.Popen([sys.executable, "-c", program, *command])
     wait(lambda: slurm.changes() == [drain("n1")])
     time.sleep(0.3)
@@ -275,7 +290,7 @@ def test_nodes_are_resumed_after_the_playbook_was_killed(slurm: Site) -> None:
     wait(lambda: slurm.changes() == [drain("n1"), resume("n1")])
 
 
-def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: Site) -> None:
+def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: FakeScheduler) -> None:
     pod = {
         "metadata": {"namespace": "train", "name": "llm-0"},
         "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
@@ -294,7 +309,7 @@ def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: Site) -> None:
     )
 
 
-def test_nodes_are_cordoned_with_an_annotation_and_only_those_are_uncordoned(kubernetes: Site) -> None:
+def test_nodes_are_cordoned_with_an_annotation_and_only_those_are_uncordoned(kubernetes: FakeScheduler) -> None:
     kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
     assert kubernetes.drain_or_ask() == {}
     assert kubernetes.changes() == ["cordon n1", MARK]
@@ -306,7 +321,7 @@ MARK = "annotate --overwrite node n1 rackproof/drained-by=rackproof:r1"
 UNMARK = "annotate node n1 rackproof/drained-by-"
 
 
-def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) -> None:
+def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: FakeScheduler) -> None:
     """If the annotation remained, a later cordon by an administrator would be mistaken for one by Rackproof."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
     assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
@@ -316,13 +331,13 @@ def test_annotation_is_removed_if_the_node_cannot_be_cordoned(kubernetes: Site) 
     assert "uncordon n1" not in kubernetes.changes()
 
 
-def test_node_that_cannot_be_annotated_is_uncordoned(kubernetes: Site) -> None:
+def test_node_that_cannot_be_annotated_is_uncordoned(kubernetes: FakeScheduler) -> None:
     kubernetes.put(**{"no-annotate": ""})
     assert kubernetes.drain_or_ask()["h1"].startswith("node n1 could not be drained: kubectl exited with 1")
     assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
 
 
-def test_failed_uncordon_can_be_repeated(kubernetes: Site) -> None:
+def test_failed_uncordon_can_be_repeated(kubernetes: FakeScheduler) -> None:
     kubernetes.drain_or_ask()
     kubernetes.put(**{"no-uncordon": ""})
     assert len(resume_all(kubernetes.run)) == 2
@@ -331,7 +346,7 @@ def test_failed_uncordon_can_be_repeated(kubernetes: Site) -> None:
     assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
 
 
-def test_cordon_without_the_annotation_of_rackproof_is_reported_and_stays(kubernetes: Site) -> None:
+def test_cordon_without_the_annotation_of_rackproof_is_reported_and_stays(kubernetes: FakeScheduler) -> None:
     """Either Rackproof was killed between cordon and annotation, or an administrator removed the annotation."""
     kubernetes.drain_or_ask()
     kubernetes.put(**{"mark-n1": ""})
@@ -342,8 +357,15 @@ def test_cordon_without_the_annotation_of_rackproof_is_reported_and_stays(kubern
 
 
 @pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
-def test_node_names_that_could_be_options_or_shell_commands_are_rejected(slurm: Site, name: str) -> None:
-    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+def test_node_names_that_could_be_options_or_shell_commands_are_rejected(slurm: FakeScheduler, name: str) -> None:
+    command = [
+        *RACKPROOF,
+        "scheduler",
+        "drain",
+        "--kind=slurm",
+        f"--run-dir={slurm.run}",
+        f"--word={slurm.path}/program",
+    ]
     done = subprocess.run(command, input=json.dumps({"h1": name}), capture_output=True, text=True, check=False)
     assert (done.returncode, slurm.changes()) == (64, [])
 
@@ -432,7 +454,7 @@ def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) 
     ],
     ids=["processes cannot be read", "MIG", "shared by the inventory", "scheduler"],
 )
-def test_busy_recognizes_use_of_the_host(
+def test_busy_detects_each_kind_of_use(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -452,8 +474,8 @@ def test_host_held_by_another_run_is_in_use(tmp_path: Path, library: Path) -> No
         "--host=h1",
     ]
     subprocess.run(begin, env={**os.environ, **nvml.environment(library, scenario)}, check=True, capture_output=True)
-    claim_elsewhere = claim("r1", Path("/claim_elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
-    done = host.busy(claim=json.dumps({**vars(claim_elsewhere), "running": []}))
+    claim_of_another_run = claim("r1", Path("/elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
+    done = host.busy(claim=json.dumps({**vars(claim_of_another_run), "running": []}))
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("held by run r0 of ")
 
@@ -517,34 +539,34 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
 
 
 def test_gang_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
-    def alone(plan: Plan, directory: Path) -> None:
+    def without_gang_records(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         for path in directory.glob("gangs/*/*.json"):
             path.unlink()
 
-    report, plan = judged(tmp_path, alone)
+    report, plan = judged(tmp_path, without_gang_records)
     assert {host["decision"] for host in report["hosts"]} == {"incomplete"}
     assert state(report, plan)[0] == "busy"
 
 
 def test_run_with_a_missing_record_is_incomplete_not_busy(tmp_path: Path) -> None:
-    def lost(plan: Plan, directory: Path) -> None:
+    def without_record_of_h3(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         (directory / "hosts" / "h3.json").unlink()
 
-    report, plan = judged(tmp_path, lost, rackproof_gang="none")
+    report, plan = judged(tmp_path, without_record_of_h3, rackproof_gang="none")
     assert state(report, plan) == ("incomplete", {"h2": "job 4711"})
 
 
 def test_host_in_use_with_another_error_is_not_busy(tmp_path: Path) -> None:
-    def half(plan: Plan, directory: Path) -> None:
+    def with_one_error(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         path = directory / "hosts" / "h2.json"
         record = json.loads(path.read_text())
         record["observations"][0].update(status="error", reason="the library is gone")
         documents.write(path, record)
 
-    report, plan = judged(tmp_path, half, rackproof_gang="none")
+    report, plan = judged(tmp_path, with_one_error, rackproof_gang="none")
     assert state(report, plan) == ("incomplete", {})
 
 
@@ -585,7 +607,7 @@ def test_notification_is_printed_only_for_requested_decisions(
 
 
 def test_notification_names_every_failed_host(tmp_path: Path) -> None:
-    """Hosts that no cause names, and the reasons of an older report without causes, are not lost."""
+    """The text also has hosts without a cause, and the reasons of an older report that has no causes."""
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {
         "count": "Hosts: 0 of 3 accepted",
@@ -610,7 +632,7 @@ def test_notification_names_every_failed_host(tmp_path: Path) -> None:
 
 def test_text_from_hosts_cannot_inject_mail_headers(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
-    report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
+    report["acceptance"]["summary"] = ["text\r\nBcc: all@example.org\x1b[2J\x00"] * 40
     reported = payload(report, plan, link="", directory=tmp_path)
     text = mail(reported, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
     message = email.message_from_string(text)
@@ -680,10 +702,10 @@ if sys.argv[-1].endswith("revalidate.yml"):
     os.utime(run / "report.json")
 (run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
-"""Fake ansible-playbook: copies the directory `made` beside it into the run directory."""
+"""Fake ansible-playbook: logs its arguments, and copies the files of `made`, which is next to it, to the run directory."""
 
 
-class Timer:
+class ScheduledRevalidation:
     """Runs `rackproof revalidate` with a fake playbook that copies the files in `made` into the run directory."""
 
     def __init__(self, path: Path) -> None:
@@ -692,7 +714,7 @@ class Timer:
         (path / "bin" / "ansible-playbook").write_text(f"#!{sys.executable}{ANSIBLE}")
         (path / "bin" / "ansible-playbook").chmod(0o755)
 
-    def fire(self, inventory: str = "x,") -> int:
+    def start(self, inventory: str = "x,") -> int:
         return main(["revalidate", "-i", inventory, f"--runs={self.runs}", "--name=r", "--date=1"])
 
     def inventories(self) -> list[str]:
@@ -703,33 +725,35 @@ class Timer:
 
 
 @pytest.fixture
-def timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timer:
-    timer = Timer(tmp_path)
+def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScheduledRevalidation:
+    scheduled = ScheduledRevalidation(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr("fleet.integrations.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
-    report, _ = judged(timer.made, lambda plan, directory: None)
-    documents.write(timer.made / "report.json", report)
-    return timer
+    report, _ = judged(scheduled.made, lambda plan, directory: None)
+    documents.write(scheduled.made / "report.json", report)
+    return scheduled
 
 
-def test_second_run_of_a_day_has_its_own_run_id(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert timer.fire() == 0
-    assert timer.fire() == 0
-    first, second = (line.removeprefix("revalidate ") for line in timer.played())
+def test_second_run_of_a_day_has_its_own_run_id(
+    scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scheduled.start() == 0
+    assert scheduled.start() == 0
+    first, second = (line.removeprefix("revalidate ") for line in scheduled.played())
     assert first == "r-1"
     assert re.fullmatch(r"r-1-\d{4}", second)
     assert f"run r-1 was already accepted or rejected: starting run {second}" in capsys.readouterr().err
 
 
-def test_third_run_of_a_day_is_refused_in_the_minute_of_the_second(
-    timer: Timer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_third_run_of_a_day_is_refused_in_the_same_minute_as_the_second(
+    scheduled: ScheduledRevalidation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = SimpleNamespace(now=lambda zone: datetime(2026, 11, 21, 14, 5, tzinfo=zone))
     monkeypatch.setattr("fleet.integrations.revalidate.datetime", clock)
-    assert (timer.fire(), timer.fire()) == (0, 0)
+    assert (scheduled.start(), scheduled.start()) == (0, 0)
     capsys.readouterr()
-    assert timer.fire() == 75
-    assert timer.played() == ["revalidate r-1", "revalidate r-1-1405"]
+    assert scheduled.start() == 75
+    assert scheduled.played() == ["revalidate r-1", "revalidate r-1-1405"]
     output = capsys.readouterr().err
     assert (
         "run r-1-1405 of this minute was already accepted or rejected: nothing was done: start again in the next minute"
@@ -739,80 +763,89 @@ def test_third_run_of_a_day_is_refused_in_the_minute_of_the_second(
 
 
 def test_inventory_path_is_relative_to_the_current_directory(
-    timer: Timer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scheduled: ScheduledRevalidation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert timer.fire("rack12") == 64
+    assert scheduled.start("rack12") == 64
     assert f"-i rack12: no such file or directory: give a path relative to {tmp_path}" in capsys.readouterr().err
-    assert timer.played() == []
+    assert scheduled.played() == []
     (tmp_path / "rack12").mkdir()
-    assert timer.fire("rack12") == 0
-    assert timer.inventories() == [str(tmp_path / "rack12")]
+    assert scheduled.start("rack12") == 0
+    assert scheduled.inventories() == [str(tmp_path / "rack12")]
 
 
-def test_incomplete_second_run_of_a_day_is_resumed(timer: Timer) -> None:
-    assert timer.fire() == 0
-    report = json.loads((timer.made / "report.json").read_text())
-    documents.write(timer.runs / "r-1-0000" / "report.json", {**report, "decision": "incomplete"})
-    documents.write(timer.runs / "r-1-0000" / "plan.json", json.loads((timer.made / "plan.json").read_text()))
-    assert timer.fire() == 0
-    assert timer.played() == ["revalidate r-1", "revalidate r-1-0000"]
-    timer.fire()
-    assert timer.played().count("revalidate r-1-0000") == 1  # this run is accepted now, so the next one has another ID
+def test_incomplete_second_run_of_a_day_is_resumed(scheduled: ScheduledRevalidation) -> None:
+    assert scheduled.start() == 0
+    report = json.loads((scheduled.made / "report.json").read_text())
+    documents.write(scheduled.runs / "r-1-0000" / "report.json", {**report, "decision": "incomplete"})
+    documents.write(scheduled.runs / "r-1-0000" / "plan.json", json.loads((scheduled.made / "plan.json").read_text()))
+    assert scheduled.start() == 0
+    assert scheduled.played() == ["revalidate r-1", "revalidate r-1-0000"]
+    scheduled.start()
+    assert (
+        scheduled.played().count("revalidate r-1-0000") == 1
+    )  # this run is accepted now, so the next one has another ID
 
 
 @pytest.mark.parametrize(("length", "code"), [(57, 0), (58, 64)])
 def test_name_leaves_room_for_the_time_of_day(
-    timer: Timer, length: int, code: int, capsys: pytest.CaptureFixture[str]
+    scheduled: ScheduledRevalidation, length: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run id has at most 64 characters; here the date `-1` and the time of day, such as `-1405`, are added."""
     name = "r" * length
-    assert main(["revalidate", "-i", "x,", f"--runs={timer.runs}", f"--name={name}", "--date=1"]) == code
+    assert main(["revalidate", "-i", "x,", f"--runs={scheduled.runs}", f"--name={name}", "--date=1"]) == code
     if code:
         assert f"run id '{name}-1' has 60 characters, at most 59" in (output := capsys.readouterr().err)
         assert "give a shorter --name or --date" in output
-        assert timer.played() == []
+        assert scheduled.played() == []
 
 
-def test_incomplete_run_is_resumed(timer: Timer) -> None:
-    report = json.loads((timer.made / "report.json").read_text())
-    documents.write(timer.made / "report.json", {**report, "decision": "incomplete"})
-    assert (timer.fire(), timer.fire()) == (2, 2)
-    assert timer.played() == ["revalidate r-1"] * 2
+def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
+    report = json.loads((scheduled.made / "report.json").read_text())
+    documents.write(scheduled.made / "report.json", {**report, "decision": "incomplete"})
+    assert (scheduled.start(), scheduled.start()) == (2, 2)
+    assert scheduled.played() == ["revalidate r-1"] * 2
 
 
 def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
-    timer: Timer, capsys: pytest.CaptureFixture[str]
+    scheduled: ScheduledRevalidation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(timer.runs / "nothing")]
+    words = [str(scheduled.runs / "nothing")]
     drained_file = {
         "kind": "slurm",
         "words": words,
         "by": {"pid": os.getpid(), "start_time": "0"},
         "nodes": {"h1": "n1"},
     }
-    documents.write(timer.made / DRAINED, drained_file)
-    assert timer.fire() == 2
-    assert timer.played() == ["revalidate r-1", "notify r-1"]
+    documents.write(scheduled.made / DRAINED, drained_file)
+    assert scheduled.start() == 2
+    assert scheduled.played() == ["revalidate r-1", "notify r-1"]
     output = capsys.readouterr().err
     assert "h1: Rackproof drained node n1 and could not resume it" in output
-    assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in output
-    assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
+    assert f"rackproof scheduler resume --run-dir {scheduled.runs / 'r-1'}" in output
+    assert (
+        call(argparse.Namespace(run_dir=scheduled.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
+    )
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["drained"]) == ("accepted", ["h1"])
     assert "STILL DRAINED in the scheduler: h1: rackproof scheduler resume --run-dir /" in document["text"]
 
 
-def test_nodes_that_are_resumed_on_retry_are_not_reported(timer: Timer, slurm: Site) -> None:
-    words, nodes = [str(slurm.path / "words")], {"h1": "n1", "h2": "n2"}
+def test_nodes_that_are_resumed_on_retry_are_not_reported(
+    scheduled: ScheduledRevalidation, slurm: FakeScheduler
+) -> None:
+    words, nodes = [str(slurm.path / "program")], {"h1": "n1", "h2": "n2"}
     drained_file = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": nodes}
-    documents.write(timer.made / DRAINED, drained_file)
+    documents.write(scheduled.made / DRAINED, drained_file)
     for node in ("n1", "n2"):
         slurm.put(**{f"state-{node}": "IDLE+DRAIN", f"reason-{node}": "rackproof:r-1"})
     slurm.put(denied="")
     with subprocess.Popen(["sh", "-c", f"sleep 1; rm {slurm.path}/denied"]):
-        assert timer.fire() == 0
-    assert timer.played() == ["revalidate r-1"]
+        assert scheduled.start() == 0
+    assert scheduled.played() == ["revalidate r-1"]
     assert (slurm.path / "state-n1").read_text() == "IDLE\n"
 
 

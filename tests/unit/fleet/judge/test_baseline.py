@@ -65,12 +65,12 @@ def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **l
     [
         ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
         ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
-        # A run within 1 % of the others is never left out; one beyond 1 % is.
+        # The sigma is 0 here. A value within 1 % of the others is nevertheless kept; one farther away is left out.
         ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
         ([-100.0] * 5 + [-101.0], -100.0, 6),
-        # The shortest half decides: the larger of two clusters, else the first of minimal width.
+        # The level is in the narrowest interval with more than half of the values: here in the larger of two clusters.
         ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
-        # Kept: within five sigmas of the middle half, 5 x 2 / 1.349 = 7.41 around 101.
+        # Values within five sigmas are kept. The sigma of the middle half is 2 / 1.349, so the limits are 101 ± 7.41.
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
     ],
 )  # fmt: skip
@@ -78,8 +78,8 @@ def test_robust_level_leaves_out_outliers(values: list[float], value: float, n: 
     for ordered in (values, values[::-1]):
         result = robust_level(ordered)
         assert (result.value, result.n, result.left_out) == (value, n, len(values) - n)
-        near = sorted(values, key=lambda one: abs(one - value))[:n]
-        assert result.sigma == pytest.approx(small_sample_sigma(near))
+        kept = sorted(values, key=lambda item: abs(item - value))[:n]
+        assert result.sigma == pytest.approx(small_sample_sigma(kept))
 
 
 def test_sigma_of_few_values_is_corrected_for_sample_size() -> None:
@@ -89,17 +89,18 @@ def test_sigma_of_few_values_is_corrected_for_sample_size() -> None:
         assert small_sample_sigma(values) == pytest.approx(statistics.stdev(values) / share)
 
 
-def samples(n: int, cv: float = 0.1, exact: float | None = None) -> Samples:
-    return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=exact)
+def sample_statistics(n: int, cv: float = 0.1, recorded: float | None = None) -> Samples:
+    """Return the statistics of `n` samples; `recorded` is the precision in the record."""
+    return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=recorded)
 
 
 def test_precision_of_a_median_is_derived_from_its_samples() -> None:
     assert precision(None) is None
-    assert precision(samples(1)) is None
-    assert precision(samples(1, exact=0.1)) is None
-    assert precision(samples(2)) == pytest.approx(1.2533 * 0.1 / math.sqrt(2))
-    assert precision(samples(9, exact=0.0)) == 0.0
-    assert precision(samples(9, exact=0.196)) == pytest.approx(0.1)
+    assert precision(sample_statistics(1)) is None
+    assert precision(sample_statistics(1, recorded=0.1)) is None
+    assert precision(sample_statistics(2)) == pytest.approx(1.2533 * 0.1 / math.sqrt(2))
+    assert precision(sample_statistics(9, recorded=0.0)) == 0.0
+    assert precision(sample_statistics(9, recorded=0.196)) == pytest.approx(0.1)
 
 
 def level_of_runs(*values: float) -> Level:
@@ -124,7 +125,7 @@ def test_level_has_a_sigma_from_three_runs_on() -> None:
     assert level_of_runs(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
 
 
-def test_noise_is_that_of_a_further_measurement() -> None:
+def test_noise_is_the_scatter_of_a_new_measurement_around_the_level() -> None:
     assert noise(level()) == 0.0
     assert noise(level(runs=4, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
     assert noise(level(runs=6, left_out=2, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
@@ -152,7 +153,7 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"),
+    ("observation", "expected"),
     [
         (measure(), True), (measure(value=3), True), (measure(value=True), False), (measure(value="x"), False),
         (measure(value=float("nan")), False), (measure(value=float("inf")), False),
@@ -165,8 +166,8 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
         (measure("gpu.power.draw", unit="W", params={"phase": "before"}), False), (measure(WIDTH, unit="1"), False),
     ],
 )  # fmt: skip
-def test_baseline_figures_are_finite_measured_numbers(what: Observation, expected: bool) -> None:
-    assert is_baseline_figure(what) is expected
+def test_baseline_figures_are_finite_measured_numbers(observation: Observation, expected: bool) -> None:
+    assert is_baseline_figure(observation) is expected
 
 
 GPUS = {f"gpu={index}": builders.gpu("h1", index) for index in range(2)}
@@ -208,7 +209,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "of", "wanted"),
+    ("limits", "accepted", "expected"),
     [
         ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
         ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
@@ -222,22 +223,22 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
         ({"change": -3.0}, level(), 97.0), ({"change": 0.0}, level(precision=9.0), 100.0),
     ],
 )  # fmt: skip
-def test_limit_is_derived_from_an_accepted_figure(limits: Any, of: Level, wanted: float | None) -> None:
-    result = limit(baseline_criterion(**limits), of)
-    assert (result and result[0]) == (wanted and pytest.approx(wanted))
-    if "change" not in limits and wanted:  # a ceiling is as far above the level
-        above = limit(baseline_criterion("le", **{**limits, "fraction": 2 - limits["fraction"]}), of)
-        assert above
-        assert above[0] == pytest.approx(200 - wanted)
+def test_limit_is_derived_from_an_accepted_figure(limits: Any, accepted: Level, expected: float | None) -> None:
+    result = limit(baseline_criterion(**limits), accepted)
+    assert (result and result[0]) == (expected and pytest.approx(expected))
+    if "change" not in limits and expected:  # an upper limit is as far above the level as a lower limit is below it
+        upper = limit(baseline_criterion("le", **{**limits, "fraction": 2 - limits["fraction"]}), accepted)
+        assert upper
+        assert upper[0] == pytest.approx(200 - expected)
 
 
-def test_criterion_without_a_baseline_has_no_limit() -> None:
+def test_limit_of_a_criterion_without_a_baseline_is_an_error() -> None:
     with pytest.raises(ValueError, match="criterion c compares with no baseline"):
         limit(replace(baseline_criterion(), baseline=None), level())
 
 
 @pytest.mark.parametrize(
-    ("limits", "of", "expected_text"),
+    ("limits", "accepted", "expected_text"),
     [
         ({"fraction": 0.9}, level(), "90 % of it; 0.1 kB/s in the accepted run"),
         ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of it; 100 in 3 accepted runs"),
@@ -247,13 +248,13 @@ def test_criterion_without_a_baseline_has_no_limit() -> None:
          "96 % of it, because its noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
-def test_limit_states_its_source(limits: Any, of: Level, expected_text: str) -> None:
-    result = limit(baseline_criterion(**limits), of)
+def test_limit_states_its_source(limits: Any, accepted: Level, expected_text: str) -> None:
+    result = limit(baseline_criterion(**limits), accepted)
     assert result
     assert result[1] == expected_text
 
 
-def test_baseline_that_gives_no_limit_states_why() -> None:
+def test_reason_for_a_missing_limit_gives_the_noise() -> None:
     assert too_noisy_reason(level()).startswith("the limit depends on the noise of the accepted figure")
     assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
@@ -269,10 +270,10 @@ def part_baseline(part: str, name: str, *figures: Level, **over: Any) -> PartBas
 
 COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 1})
 HOST, GPU = part_baseline("host", "h1"), part_baseline("gpu", "h1-0", COPY)
-ASKED = baseline_criterion(fraction=0.9)
+COMPARED = baseline_criterion(fraction=0.9)
 
 
-def test_accepted_record_is_looked_up_by_part() -> None:
+def test_accepted_figure_is_found_by_part_and_settings() -> None:
     known = AcceptedRecord(HostBaseline(host=HOST, gpus={"h1-0": GPU}), list(GPUS.values()))
     figure = builders.results(PLAN, "h1", "benchmark")[0]
     assert known.level(figure) == COPY
@@ -287,9 +288,10 @@ def test_accepted_record_is_looked_up_by_part() -> None:
 
 
 def missing_baselines(
-    known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any
+    baseline: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **changes: Any
 ) -> list[tuple[str, str]]:
-    view = HostView(plan, plan.hosts[0], replace(host_evidence(plan, **over), baseline=known), [pack(*criteria)])
+    """Return scope and reason of each missing baseline in the evidence of h1, with `changes` to its record."""
+    view = HostView(plan, plan.hosts[0], replace(host_evidence(plan, **changes), baseline=baseline), [pack(*criteria)])
     reported = list(judge_presence(view))
     assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
     assert all(item.source == "the record on which the part was accepted" for item in reported)
@@ -300,11 +302,11 @@ def missing_baselines(
 
 def test_parts_without_a_baseline_are_listed() -> None:
     whole = HostBaseline(host=HOST, gpus={"h1-0": GPU})
-    assert missing_baselines(whole, ASKED) == []
+    assert missing_baselines(whole, COMPARED) == []
     assert missing_baselines(None, plan=replace(PLAN, baseline=None)) == []
     assert missing_baselines(None) == [("host", "the baseline was not read")]
     assert missing_baselines(replace(whole, problem="cut off")) == [("host", "cut off")]
-    assert missing_baselines(replace(whole, host=None), ASKED) == [("host", "no accepted record of host h1 in kept")]
+    assert missing_baselines(replace(whole, host=None), COMPARED) == [("host", "no accepted record of host h1 in kept")]
     no_host = [("host", "no accepted record of host h1 in kept"), ("gpu=0", "no accepted record of serial h1-0")]
     assert missing_baselines(HostBaseline()) == no_host
 
@@ -315,15 +317,15 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
         result = missing_baselines(HostBaseline(host=replace(HOST, gpus=gpus)))
         assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]
-    nowhere = missing_baselines(
+    without_address = missing_baselines(
         HostBaseline(host=replace(HOST, gpus=(replace(old, pci_bus_id=""),))),
         gpus=(replace(builders.gpu("h1", 0), pci_bus_id=""),),
     )
-    assert nowhere == [("gpu=0", "no accepted record of serial h1-0")], (
+    assert without_address == [("gpu=0", "no accepted record of serial h1-0")], (
         "two GPUs without an address have no common slot"
     )
-    silent = replace(builders.gpu("h1", 0), serial="", uuid="")
-    assert missing_baselines(HostBaseline(host=HOST), gpus=(silent,)) == [
+    unidentified = replace(builders.gpu("h1", 0), serial="", uuid="")
+    assert missing_baselines(HostBaseline(host=HOST), gpus=(unidentified,)) == [
         ("gpu=0", "no accepted record of serial unknown")
     ]
     assert missing_baselines(HostBaseline(host=HOST), gpus=()) == []
@@ -334,24 +336,24 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
 
 
 def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
-    bare = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
-    lacks = "has none of the figures that are compared in this run"
-    assert missing_baselines(bare, ASKED) == [("gpu=0", f"the accepted record of serial h1-0 {lacks}")]
+    without_figures = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
+    text = "has none of the figures that are compared in this run"
+    assert missing_baselines(without_figures, COMPARED) == [("gpu=0", f"the accepted record of serial h1-0 {text}")]
     # One common figure is enough; unmeasured figures and figures without a criterion do not count.
-    assert missing_baselines(bare) == []
-    assert missing_baselines(bare, replace(ASKED, baseline=None, value=1)) == []
-    assert missing_baselines(bare, replace(ASKED, scope="host")) == []
+    assert missing_baselines(without_figures) == []
+    assert missing_baselines(without_figures, replace(COMPARED, baseline=None, value=1)) == []
+    assert missing_baselines(without_figures, replace(COMPARED, scope="host")) == []
     lost = tuple(
-        replace(one, status=ERROR, value=None, reason="lost") for one in builders.results(PLAN, "h1", "benchmark")
+        replace(item, status=ERROR, value=None, reason="lost") for item in builders.results(PLAN, "h1", "benchmark")
     )
-    assert missing_baselines(bare, ASKED, observations=lost) == []
+    assert missing_baselines(without_figures, COMPARED, observations=lost) == []
     figure = builders.results(PLAN, "h1", "benchmark")[0]
     other = replace(figure, params={"op": "read"})
     for order in ((figure, other), (other, figure)):
-        assert missing_baselines(HostBaseline(host=HOST, gpus={"h1-0": GPU}), ASKED, observations=order) == []
-    own = baseline_criterion(name="memory.bandwidth", fraction=0.9)
-    assert missing_baselines(bare, own, observations=(replace(figure, scope="host"),)) == [
-        ("host", f"the accepted record of host h1 {lacks}")
+        assert missing_baselines(HostBaseline(host=HOST, gpus={"h1-0": GPU}), COMPARED, observations=order) == []
+    of_host = baseline_criterion(name="memory.bandwidth", fraction=0.9)
+    assert missing_baselines(without_figures, of_host, observations=(replace(figure, scope="host"),)) == [
+        ("host", f"the accepted record of host h1 {text}")
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import read_packs
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import judge_pairs
+from fleet.judge.localization import judge_gangs
 from fleet.judge.pack_selection import OF_PORTS, select_packs
 from fleet.judge.wiring import Wiring, judge_links
 from schemas.plans import Plan
@@ -67,7 +67,7 @@ def test_cables_of_required_ports_are_judged() -> None:
 def test_port_at_half_its_rate_fails_if_ports_are_required(required: bool, named: set[tuple[str, str]]) -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     plan = rehearsal(ports.plan_of(fleet), *(fleet.names if required else ()))
-    verdicts = judge_pairs(ports.with_ports(plan, fleet, fleet.pairs()), [])
+    verdicts = judge_gangs(ports.with_ports(plan, fleet, fleet.pairs()), [])
     assert {(item.host, item.scope) for item in ports.of_layer(verdicts, "verbs") if item.verdict == "fail"} == named
 
 

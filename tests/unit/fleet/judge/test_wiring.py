@@ -1,4 +1,4 @@
-"""Cables are judged by the manifest, or by comparison of the hosts; a swapped pair is one cause that names both cables."""
+"""Cables are compared with the manifest, or between hosts if there is none. Two swapped cables are one cause that names both."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def hosts_of(count: int) -> list[str]:
 
 
 def rail_optimized(count: int, rails: int = 8, *, pod: int = 0, hosts_in_pod: int = 999) -> Cables:
-    """Return the cables of a fleet whose rails have a leaf each; pods of hosts have leaves of their own."""
+    """Return the cables of a fleet with one leaf switch for each rail of each pod (a group of hosts)."""
     return {
         (host, rail): (f"leaf{number // hosts_in_pod + pod}-{rail}", f"swp{number % hosts_in_pod + 1}")
         for number, host in enumerate(hosts_of(count))
@@ -81,7 +81,7 @@ def two_planes(count: int, rails: int = 4) -> Cables:
 
 
 def mixed_groups(count: int, rails: int = 4) -> Cables:
-    """Return the cables of a fleet with two leaves for each rail, where the leaf differs from rail to rail."""
+    """Return the cables of a fleet with two leaves for each rail. A host uses the first for some rails, the second for others."""
     return {
         (host, rail): (f"leaf{rail}{'ab'[(number >> rail) % 2]}", f"swp{number + 1}")
         for number, host in enumerate(hosts_of(count))
@@ -94,7 +94,7 @@ def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cab
 
 
 def links(cables: Mapping[tuple[str, int], tuple[str, str]], **reasons: str) -> list[HostLinks]:
-    """Return the ports of all hosts; a cable to an empty switch was not read."""
+    """Return the ports of all hosts. An empty switch was not read, for the reason in `reasons` (host -> reason)."""
     of_host: dict[str, list[PortLink]] = {}
     for (host, rail), (switch, port) in cables.items():
         of_host.setdefault(host, []).append(
@@ -126,7 +126,8 @@ def lines_of(cables: Cables) -> list[Part]:
     ]
 
 
-def compared(cables: Cables) -> Wiring:
+def compare_hosts(cables: Cables) -> Wiring:
+    """Return the verdicts without a manifest: the hosts are compared with each other."""
     return judge_links(plan_of(hosts=len({host for host, _ in cables})), links(cables))
 
 
@@ -158,12 +159,12 @@ HEALTHY = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_regular_fabric_has_no_finding(name: str) -> None:
-    assert not_passing(compared(HEALTHY[name])) == set()
+    assert not_passing(compare_hosts(HEALTHY[name])) == set()
 
 
 @pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "planes", "three hosts", "two rails"])
 def test_regular_fabric_is_compared(name: str) -> None:
-    wiring = compared(HEALTHY[name])
+    wiring = compare_hosts(HEALTHY[name])
     assert len(wiring.verdicts) == len(HEALTHY[name])
     assert (
         wiring.summary
@@ -178,7 +179,7 @@ def test_two_swapped_cables_of_a_host_are_one_cause_that_names_both(name: str, s
     host = draw.choice(sorted({host for host, _ in cables}))
     first, second = sorted(draw.sample(sorted({rail for _, rail in cables}), 2))
     changed = swap(cables, (host, first), (host, second))
-    wiring = compared(changed)
+    wiring = compare_hosts(changed)
     assert not_passing(wiring) == {(host, f"nic=ens{rail}np0", FAIL) for rail in (first, second)}
     (cause,) = causes_of(wiring)
     ports = [f"NIC ens{rail}np0 of {host}" for rail in (first, second)]
@@ -196,7 +197,7 @@ def test_several_hosts_with_swapped_cables_have_a_cause_each(faulty: int) -> Non
     cables = HEALTHY["rails"]
     for number, host in enumerate(hosts_of(faulty)):
         cables = swap(cables, (host, number), (host, number + 1))
-    causes = causes_of(compared(cables))
+    causes = causes_of(compare_hosts(cables))
     assert [(cause.problem, len(cause.parts)) for cause in causes] == [("swapped-cables", 2)] * faulty
     assert {cause.host for cause in causes} == set(hosts_of(faulty))
 
@@ -204,7 +205,7 @@ def test_several_hosts_with_swapped_cables_have_a_cause_each(faulty: int) -> Non
 @pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "two rails", "planes"])
 def test_cable_at_a_foreign_switch_is_named(name: str) -> None:
     cables = {**HEALTHY[name], ("h02", 1): ("storage7", "swp9")}
-    wiring = compared(cables)
+    wiring = compare_hosts(cables)
     assert not_passing(wiring) == {("h02", "nic=ens1np0", FAIL)}
     (cause,) = causes_of(wiring)
     right = HEALTHY[name]["h02", 1][0]
@@ -212,36 +213,36 @@ def test_cable_at_a_foreign_switch_is_named(name: str) -> None:
     assert (cause.problem, cause.action) == ("wrong-cable", "recable")
 
 
-def test_host_with_all_cables_at_one_switch_is_named_where_others_have_one_per_rail() -> None:
+def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch_per_rail() -> None:
     cables = {**HEALTHY["rails"], **{("h05", rail): ("tor9", f"swp{rail}") for rail in range(8)}}
-    assert not_passing(compared(cables)) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
+    assert not_passing(compare_hosts(cables)) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
 
 
-def test_hosts_of_another_pod_are_not_compared_with_it() -> None:
+def test_host_of_another_pod_is_not_compared_with_the_others() -> None:
     cables = {**rail_optimized(4), **{(f"x{key[0]}", key[1]): value for key, value in rail_optimized(1, pod=7).items()}}
-    assert not_passing(compared(cables)) == set()
+    assert not_passing(compare_hosts(cables)) == set()
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_fewer_than_three_hosts_conclude_nothing_and_say_so(count: int) -> None:
-    wiring = compared(swap(rail_optimized(count), ("h01", 0), ("h01", 1)))
+def test_fewer_than_three_hosts_are_not_compared(count: int) -> None:
+    wiring = compare_hosts(swap(rail_optimized(count), ("h01", 0), ("h01", 1)))
     assert wiring.verdicts == ()
     assert wiring.summary == (
         f"NOT COMPARED ({count} of at least 3 hosts have known switches); list the cables in the manifest (kind link)"
     )
 
 
-def test_fabric_without_a_majority_concludes_nothing_and_says_so() -> None:
+def test_fabric_without_a_majority_is_not_compared() -> None:
     draw = random.Random(1)  # noqa: S311 - no secret
     cables = {(host, rail): (f"leaf{draw.randrange(1000)}", "swp1") for host in hosts_of(6) for rail in range(4)}
-    wiring = compared(cables)
+    wiring = compare_hosts(cables)
     assert wiring.verdicts == ()
     assert wiring.summary.startswith("NOT COMPARED (no slot has a switch that most hosts share)")
 
 
-def test_port_that_was_not_read_is_inconclusive_where_most_hosts_have_a_switch() -> None:
+def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() -> None:
     cables = {**HEALTHY["rails"], ("h03", 2): ("", "")}
-    (verdict,) = [item for item in compared(cables).verdicts if item.verdict != PASS]
+    (verdict,) = [item for item in compare_hosts(cables).verdicts if item.verdict != PASS]
     assert (verdict.host, verdict.scope, verdict.verdict) == ("h03", "nic=ens2np0", INCONCLUSIVE)
     assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; here it was not read: no answer"
 
@@ -266,7 +267,7 @@ def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Ev
     ],
 )
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_host_is_asked_for_its_cables_only_if_it_has_the_program_and_most_hosts_have_a_switch(
+def test_unread_switch_makes_a_host_incomplete_only_if_it_has_lldpd_and_most_hosts_report_a_switch(
     hosts: int, why: str, decision: str
 ) -> None:
     plan, cables = plan_of(hosts=hosts), rail_optimized(hosts, rails=2)
@@ -274,7 +275,7 @@ def test_host_is_asked_for_its_cables_only_if_it_has_the_program_and_most_hosts_
     assert report.hosts[0].decision == (decision if hosts == 4 else ACCEPTED)
 
 
-def test_port_without_a_link_has_no_finding_of_its_own() -> None:
+def test_port_without_a_link_has_no_cabling_verdict() -> None:
     of_hosts = links({**HEALTHY["rails"], ("h03", 2): ("", "")})
     down = [
         replace(host, links=tuple(replace(link, has_link=bool(link.switch_id)) for link in host.links))
@@ -283,18 +284,18 @@ def test_port_without_a_link_has_no_finding_of_its_own() -> None:
     assert not_passing(judge_links(plan_of(hosts=16), down)) == set()
 
 
-def test_slower_ports_are_no_rail() -> None:
-    """A management port goes to the switch of its rack, whatever the fabric does."""
+def test_management_ports_are_not_compared() -> None:
+    """A management port, which is slower, goes to the switch of its rack and not to the leaf of a rail."""
     management = {(host, 99): (f"mgmt{number // 5}", f"{number}") for number, host in enumerate(hosts_of(16))}
-    assert not_passing(compared({**HEALTHY["rails"], **management})) == set()
+    assert not_passing(compare_hosts({**HEALTHY["rails"], **management})) == set()
 
 
 def test_order_of_the_hosts_does_not_matter() -> None:
     cables = swap(HEALTHY["rails"], ("h04", 1), ("h04", 6))
-    expected = compared(cables)
+    expected = compare_hosts(cables)
     shuffled = list(cables.items())
     random.Random(3).shuffle(shuffled)  # noqa: S311 - no secret
-    assert not_passing(compared(dict(shuffled))) == not_passing(expected)
+    assert not_passing(compare_hosts(dict(shuffled))) == not_passing(expected)
 
 
 def test_rehearsal_judges_no_cable() -> None:
@@ -325,13 +326,13 @@ def test_swapped_cables_of_one_adapter_with_two_ports_are_one_cause() -> None:
 # ---- with a manifest ----
 
 
-def planned(cables: Cables, found: Cables) -> Wiring:
-    return judge_links(plan_of(*lines_of(cables), hosts=4), links(found))
+def compare_with_manifest(ordered: Cables, found: Cables) -> Wiring:
+    return judge_links(plan_of(*lines_of(ordered), hosts=4), links(found))
 
 
 def test_cables_as_ordered_pass() -> None:
     cables = rail_optimized(4, rails=2)
-    wiring = planned(cables, cables)
+    wiring = compare_with_manifest(cables, cables)
     assert not_passing(wiring) == set()
     assert wiring.summary == "8 of 8 cables as in the manifest"
     assert {(item.criterion, item.source) for item in wiring.verdicts} == {("manifest-link", "manifest: order.csv")}
@@ -343,7 +344,7 @@ def test_cables_as_ordered_pass() -> None:
 def test_cables_swapped_against_the_manifest_are_one_cause(first: tuple[str, int], second: tuple[str, int]) -> None:
     cables = rail_optimized(4, rails=2)
     found = swap(cables, first, second)
-    wiring = planned(cables, found)
+    wiring = compare_with_manifest(cables, found)
     assert len(not_passing(wiring)) == 2
     (cause,) = causes_of(wiring)
     assert cause.problem == "swapped-cables"
@@ -358,7 +359,7 @@ def test_cables_swapped_against_the_manifest_are_one_cause(first: tuple[str, int
 def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
     cables = rail_optimized(4, rails=2)
     found = {**cables, ("h02", 0): ("leaf9", "swp40"), ("h03", 1): ("leaf0-1", "swp40")}
-    causes = {cause.host: cause for cause in causes_of(planned(cables, found))}
+    causes = {cause.host: cause for cause in causes_of(compare_with_manifest(cables, found))}
     assert causes["h02"].title == "NIC ens0np0 of h02 is cabled to leaf9 swp40; it belongs at leaf0-0 swp2"
     assert causes["h03"].title == "NIC ens1np0 of h03 is cabled to leaf0-1 swp40; it belongs at leaf0-1 swp3"
     assert {cause.problem for cause in causes.values()} == {"wrong-cable"}
@@ -390,24 +391,26 @@ def test_cable_that_was_not_read_is_inconclusive(hosts: list[HostLinks], reason:
 
 
 @pytest.mark.parametrize("sent", ["", "00:1f:46:ab:cd:ef", "537"])
-def test_port_that_the_switch_does_not_name_is_inconclusive_at_the_right_switch_only(sent: str) -> None:
-    """netbox-community/netbox issue 5818: a switch that sends an address is no wrong cable."""
+def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_switch(sent: str) -> None:
+    """netbox-community/netbox issue 5818: an address sent as the name of a port is no evidence of a wrong cable."""
     cables = rail_optimized(4, rails=2)
     found = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
-    verdicts = {item.host: item for item in planned(cables, found).verdicts if item.verdict != PASS}
+    verdicts = {item.host: item for item in compare_with_manifest(cables, found).verdicts if item.verdict != PASS}
     assert {host: item.verdict for host, item in verdicts.items()} == {"h01": INCONCLUSIVE, "h02": FAIL}
     assert "could not be verified: the switch does not name the port" in verdicts["h01"].reason
     assert verdicts["h02"].value == f"leaf9 {sent or '(unnamed port)'}"
-    assert not_passing(compared({**HEALTHY["rails"], ("h03", 2): (HEALTHY["rails"]["h03", 2][0], sent)})) == set()
+    assert not_passing(compare_hosts({**HEALTHY["rails"], ("h03", 2): (HEALTHY["rails"]["h03", 2][0], sent)})) == set()
 
 
 @pytest.mark.parametrize("ordered", ["00:1f:46:ab:cd:ef", "12"])
 def test_port_that_the_manifest_names_as_the_switch_does_is_compared(ordered: str) -> None:
     cables = {("h01", 0): ("leaf01", ordered)}
     others = {"00:1f:46:ab:cd:00", "7"} - {"7" if ":" in ordered else "00:1f:46:ab:cd:00"}
-    assert not_passing(planned(cables, cables)) == set()
+    assert not_passing(compare_with_manifest(cables, cables)) == set()
     for other in others:
-        assert not_passing(planned(cables, {("h01", 0): ("leaf01", other)})) == {("h01", "nic=ens0np0", FAIL)}
+        assert not_passing(compare_with_manifest(cables, {("h01", 0): ("leaf01", other)})) == {
+            ("h01", "nic=ens0np0", FAIL)
+        }
 
 
 @pytest.mark.parametrize(
@@ -474,7 +477,7 @@ def test_cause_of_a_faulty_port_names_its_cable(name: str, scope: str, kind: Ver
 @pytest.mark.parametrize("kind", ["hca", "nic"])
 @pytest.mark.parametrize("known_by", ["switch", "manifest", "one read"])
 def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_port(kind: str, known_by: str) -> None:
-    """D10: the technician pulls the cable that the cause names."""
+    """A technician pulls the cable that the cause names, so it must not be that of the other port."""
 
     def link(number: int) -> PortLink:
         is_read = known_by == "switch" or (known_by == "one read" and number == 1)
@@ -510,13 +513,13 @@ def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_port(kin
             assert named("network.carrier", f"nic=eth{number}") == end
     both = " and ".join(filter(None, ends.values()))
     assert named("infiniband.state", "hca=mlx5_0,port=1", "hca=mlx5_0,port=2") == both
-    assert named("verbs.bandwidth", "hca=mlx5_0") == both, "no port is named"
+    assert named("verbs.bandwidth", "hca=mlx5_0") == both, "the verdict is about the whole adapter"
 
 
 @pytest.mark.parametrize(
     ("name", "scope"), [("infiniband.hca.firmware_version", "hca=mlx5_0"), ("gpu.temperature", "gpu=0")]
 )
-def test_cause_that_is_not_of_a_port_names_no_cable(name: str, scope: str) -> None:
+def test_cause_of_firmware_or_a_gpu_names_no_cable(name: str, scope: str) -> None:
     fleet = [replace(host, links=(replace(host.links[0], adapter="mlx5_0"),)) for host in links(rail_optimized(1))]
     failed = Verdict(host="h01", scope=scope, name=name, verdict=FAIL, criterion="x", reason="bad")
     (cause,) = diagnose([failed], {}, cable_ends([], fleet))
@@ -524,7 +527,7 @@ def test_cause_that_is_not_of_a_port_names_no_cable(name: str, scope: str) -> No
 
 
 def test_interfaces_of_an_adapter_with_two_ports_have_the_names_of_its_ports() -> None:
-    """Otherwise the line of the manifest for `mlx5_0`, the first port, would also be for the second one."""
+    """Otherwise the line of the manifest for `mlx5_0`, the first port, would also match the second port."""
     plan = plan_of(hosts=1)
     readings = [
         Metric(name=f"network.{name}", unit="1", values={f"nic=eth{number}": f"{text}{number}" for number in (1, 2)})
@@ -576,7 +579,7 @@ def report_on(plan: Plan, cables: Cables, kind: str = "nic") -> FleetReport:
     return merge(plan, evidence(plan, cables, kind), (FAST,))
 
 
-def test_cable_that_a_port_without_link_cannot_name_is_no_cause_of_its_own() -> None:
+def test_unverified_cable_of_a_port_without_a_link_is_not_a_second_cause() -> None:
     """The Ethernet interface of an RDMA adapter is down: one cause, with the cable of the manifest."""
     cables = rail_optimized(2, rails=2)
     fleet = links({**cables, ("h02", 1): ("", "")}, h02="the port has no link")
@@ -609,7 +612,7 @@ def test_report_names_the_cable_of_a_faulty_port_in_title_and_json() -> None:
     assert document["causes"][0]["parts"] == [{"host": "h02", "scope": "nic=dev1", "cable": f"{switch} {port}"}]
 
 
-def of_cables(report: FleetReport) -> list[Verdict]:
+def cable_verdicts(report: FleetReport) -> list[Verdict]:
     return [item for item in report.verdicts if ".switch_" in item.name]
 
 
@@ -639,11 +642,11 @@ def test_host_that_did_not_report_its_cables_is_incomplete_under_a_manifest() ->
     assert [host.decision for host in report.hosts] == [ACCEPTED, INCOMPLETE]
 
 
-def test_run_without_these_readings_has_no_line_and_no_verdict() -> None:
+def test_run_without_cable_readings_has_no_cabling_line_and_no_verdict() -> None:
     plan = plan_of(hosts=4)
     report = merge(plan, {host.name: host_evidence(plan, host.name) for host in plan.hosts}, (FAST,))
     assert report.decision == ACCEPTED
-    assert not of_cables(report)
+    assert not cable_verdicts(report)
     assert not [line for line in report.acceptance.summary if line.startswith("Cabling")]
 
 
@@ -655,7 +658,7 @@ def test_port_of_an_adapter_may_be_named_in_several_ways() -> None:
         for name in names:
             line = Part(host="h01", kind=LINK, slot=name, switch="leaf", switch_port="7", origin="a line 1")
             report = merge(replace(plan, manifest=(line,)), {"h01": of_host}, (FAST,))
-            assert [item.verdict for item in of_cables(report)] == [PASS], (kind, name)
+            assert [item.verdict for item in cable_verdicts(report)] == [PASS], (kind, name)
 
 
 def test_cable_that_was_moved_during_the_run_is_not_verified() -> None:
@@ -667,7 +670,7 @@ def test_cable_that_was_moved_during_the_run_is_not_verified() -> None:
     of_fleet["h02"] = Evidence(records=(replace(record, snapshots=(first, *record.snapshots[1:])),))
     report = merge(plan, of_fleet, (FAST,))
     assert [host.decision for host in report.hosts] == [ACCEPTED, INCOMPLETE, ACCEPTED, ACCEPTED]
-    reasons = [item.reason for item in of_cables(report) if item.verdict != PASS]
+    reasons = [item.reason for item in cable_verdicts(report) if item.verdict != PASS]
     assert len(reasons) == 2
     assert "the switch changed during the run: id-leaf0-3, then id-leaf0-1" in reasons[0]
 
@@ -719,20 +722,20 @@ def test_manifest_file_may_list_only_cables(tmp_path: Path) -> None:
         ("h1,link,,,ens9,LEAF01,swp1s0", "LEAF01 swp1s0 has a cable already"),
     ],
 )
-def test_wrong_line_about_a_cable_is_refused(tmp_path: Path, row: str, message: str) -> None:
+def test_invalid_line_for_a_cable_is_refused(tmp_path: Path, row: str, message: str) -> None:
     (tmp_path / "order.csv").write_text(f"{CSV}{row}\n")
     with pytest.raises(UsageError, match=f"order.csv line 5: .*{message}"):
         read_manifest(str(tmp_path / "order.csv"), ["h1"])
 
 
-def test_plan_with_cables_is_valid_and_unchanged_by_its_file() -> None:
+def test_plan_with_cables_is_valid_and_read_unchanged() -> None:
     plan = replace(plan_of(hosts=1), manifest=tuple(lines_of({("h01", 0): ("leaf01", "swp1")})))
     document = to_json(plan)
     documents.validate(document, "plan", source="the plan")
     assert plan_from_json(document).manifest == plan.manifest
 
 
-def test_gpu_that_is_far_from_an_adapter_is_named_and_is_not_the_fault() -> None:
+def test_gpu_far_from_an_adapter_is_a_cause_that_does_not_call_the_gpu_faulty() -> None:
     plan, packs = plan_of(hosts=4), [item for item in read_packs([]) if item.name == "h200-sxm"]
     criteria = tuple(item for item in packs[0].criteria if item.id == "uniform-pcie-nic-path")
     scope = f"pci={pci_address(builders.gpu('h01', 0).pci_bus_id)}"
@@ -746,13 +749,13 @@ def test_gpu_that_is_far_from_an_adapter_is_named_and_is_not_the_fault() -> None
     assert (
         cause.title == "GPU 0 of h02 is not next to a network adapter as most are: its PCIe path is NODE instead of PIX"
     )
-    assert "The GPU is not the fault" in handling(cause).now
+    assert "The GPU is not faulty" in handling(cause).now
 
 
 # ---- the command ----
 
 
-def test_cables_as_found_are_lines_that_the_manifest_reads(tmp_path: Path) -> None:
+def test_listed_cables_can_be_read_as_a_manifest(tmp_path: Path) -> None:
     cables = rail_optimized(3, rails=2)
     rows, missing = cable_rows(links(cables))
     assert missing == []
@@ -765,7 +768,7 @@ def test_cables_as_found_are_lines_that_the_manifest_reads(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@x", "a\nb", "x" * 81, ""])
-def test_text_that_a_spreadsheet_would_evaluate_or_a_manifest_cannot_have_is_not_listed(text: str) -> None:
+def test_port_name_that_is_a_spreadsheet_formula_or_invalid_in_a_manifest_is_not_listed(text: str) -> None:
     rows, missing = cable_rows(links({("h01", 0): ("leaf", text), ("h01", 1): ("leaf", "swp1")}))
     assert [row[-1] for row in rows] == ["swp1"]
     assert missing[0].startswith("NIC ens0np0 of h01: the switch sends a text that a manifest cannot have")
@@ -796,7 +799,7 @@ def test_switches_that_share_a_name_are_listed_by_their_id() -> None:
 @pytest.mark.parametrize(
     ("scope", "name"), [("nic=ens8", "ens8"), ("hca=mlx5_0,port=1", "mlx5_0"), ("hca=mlx5_0,port=2", "mlx5_0/2")]
 )
-def test_port_has_one_name_in_a_manifest(scope: str, name: str) -> None:
+def test_port_is_listed_under_its_manifest_name(scope: str, name: str) -> None:
     link = PortLink(host="h01", scope=scope, slot="a", names=frozenset(), is_fastest=True)
     assert link.name == name
 

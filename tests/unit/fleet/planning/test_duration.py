@@ -29,7 +29,7 @@ PAST = PastRun(
 LAUNCH_S = START_S + END_S
 
 
-def test_without_earlier_runs_the_catalogue_gives_the_times() -> None:
+def test_times_of_the_catalogue_are_used_without_an_earlier_run() -> None:
     estimate = estimate_duration(PLAN, None)
     assert estimate.stages_s == {
         stage.name: stage_s(expected_durations(PLAN, PLAN.hosts[0], stage)) for stage in PLAN.stages
@@ -46,7 +46,7 @@ def test_times_of_an_earlier_run_replace_the_catalogue() -> None:
     assert str(estimate).endswith("; times of run r0")
 
 
-def test_earlier_times_count_for_the_same_settings_and_devices_only() -> None:
+def test_earlier_times_are_used_only_for_the_same_settings_and_devices() -> None:
     assert earlier_durations(PLAN, None) == {}
     assert earlier_durations(PLAN, replace(PAST, devices=8)) == {}
     other = {**PAST.settings, ("benchmark", "stress"): {"seconds": 600.0}}
@@ -55,7 +55,7 @@ def test_earlier_times_count_for_the_same_settings_and_devices_only() -> None:
     assert durations["benchmark"]["gemm"] == 2.0
 
 
-def test_soak_takes_its_duration_and_a_rehearsal_has_only_deadlines() -> None:
+def test_estimate_of_a_soak_is_its_duration_and_that_of_a_rehearsal_its_deadlines() -> None:
     soak = replace(PLAN.stages[0], duration_s=3600.0)
     assert estimate_duration(replace(PLAN, stages=(soak,)), None).stages_s == {soak.name: LAUNCH_S + 3600.0}
     rehearsal = estimate_duration(replace(PLAN, rehearsal=True), None)
@@ -63,7 +63,7 @@ def test_soak_takes_its_duration_and_a_rehearsal_has_only_deadlines() -> None:
     assert str(rehearsal).startswith("at most ")
 
 
-def test_resumed_run_keeps_the_times_that_it_began_with(tmp_path: Any) -> None:
+def test_resumed_run_keeps_its_expected_times(tmp_path: Any) -> None:
     first = to_json(replace(PLAN, durations_s={"benchmark": {"gemm": 3.0}}))
     assert begin(tmp_path / "r1", first)["durations_s"] == {"benchmark": {"gemm": 3.0}}
     (tmp_path / "r1" / "lock.json").unlink()
@@ -130,12 +130,12 @@ def test_duration_out_of_range_is_refused(duration: str) -> None:
         extended(8, duration)
 
 
-def test_other_profiles_have_no_duration() -> None:
+def test_extended_duration_does_not_change_other_profiles() -> None:
     assert builders.plan(rackproof_extended_duration="8h").stages == builders.plan().stages
 
 
 @pytest.mark.parametrize("scaled", [{"gemm": ["seconds"]}, {"stress": ["size"]}, {"no_such": ["seconds"]}])
-def test_profile_that_scales_what_is_no_time_budget_is_refused(scaled: Any, tmp_path: Any) -> None:
+def test_profile_that_scales_a_setting_other_than_a_time_budget_is_refused(scaled: Any, tmp_path: Any) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(
         "---\nschema: rackproof.profile/1\nsummary: mine\ndevice: gpu\nduration_s: 600\nstages:\n  benchmark:\n"
@@ -154,8 +154,8 @@ def test_profile_with_a_duration_must_scale_something() -> None:
         )
 
 
-def test_budget_in_whole_seconds_stays_whole() -> None:
-    """The tests of `verbs` take whole seconds: perftest refuses others."""
+def test_time_budget_of_verbs_is_scaled_to_whole_seconds() -> None:
+    """perftest, which `verbs` runs, refuses fractions of a second."""
     stage = {
         "deadline_s": 900,
         "collective_timeout_s": 60,

@@ -1,4 +1,4 @@
-"""Test which launches of a gang are next, in simulated fleets whose hosts write records as real hosts do."""
+"""Test which launches of a gang (the hosts of one multi-node launch) are next, with simulated fleets that write real records."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ GBPS = 400.0
 
 
 def plan(*names: str) -> Plan:
-    """Return a plan with the benchmarks that can end, slow down or divide a launch, and one that each host runs alone."""
-    of = builders.plan(*names, rackproof_fabric_gbps=GBPS)
-    planned = of.stage("gang").benchmarks
+    """Return a plan with one benchmark for single hosts and two for the gang: collectives and pairs of hosts."""
+    standard = builders.plan(*names, rackproof_fabric_gbps=GBPS)
+    planned = standard.stage("gang").benchmarks
     collective = {**planned["collective"], "ops": ["all_reduce"], "graph_ops": []}
     collective["sizes_bytes"] = planned["collective"]["sizes_bytes"][-1:]
-    alone = {"memory": of.stage("benchmark").benchmarks["memory"]}
-    return builders.with_benchmarks(of, benchmark=alone, gang={"collective": collective, "pairs": planned["pairs"]})
+    gang = {"collective": collective, "pairs": planned["pairs"]}
+    single = {"memory": standard.stage("benchmark").benchmarks["memory"]}
+    return builders.with_benchmarks(standard, benchmark=single, gang=gang)
 
 
 @dataclass
-class Site:
-    """A simulated fleet with its faults, the launches so far, and the records of its hosts."""
+class SimulatedGang:
+    """The hosts of a plan with their faults, the launches so far, and the records of the hosts."""
 
     plan: Plan
     bad: set[str] = field(default_factory=set)
-    """Hosts with which every launch fails without a culprit."""
+    """Every launch with one of these hosts fails, and no culprit is reported."""
     links: list[frozenset[str]] = field(default_factory=list)
-    """Pairs of hosts with which every launch fails without a culprit."""
+    """Every launch with both hosts of a pair fails, and no culprit is reported."""
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
     """The culprit that the heartbeats report for a launch."""
     unable: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Site:
     """Hosts whose records cannot be fetched."""
     minimum: int = 2
     flaky: int = 0
-    """Number of first launches that fail by chance."""
+    """The first launches fail by chance: how many."""
     started: list[LaunchPlan] = field(default_factory=list)
     launches: dict[str, list[Launch]] = field(default_factory=dict)
     _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Site:
             if not decision.launches:
                 return decision
             hosts = [host for start in decision.launches for host in start.members]
-            assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
+            assert len(hosts) == len(set(hosts)), "two simultaneous launches share a host"
             for start in decision.launches:
                 self.launch(start)
         raise AssertionError(f"the search does not end: {self.started}")
@@ -129,7 +130,7 @@ class Site:
         return {"value": 1e9} if is_slow and observation.name.endswith(("busbw", "algbw")) else {}
 
     def evidence(self) -> dict[str, Evidence]:
-        """Return the fetched records. Those of a gang hold the figures of its last launch."""
+        """Return the fetched records. A gang record has the figures of the last launch."""
         by_host = {}
         for host in self.names:
             host_record, gang_record = self._host_records(host)
@@ -155,8 +156,8 @@ class Site:
     def report(self) -> FleetReport:
         return merge(self.plan, self.evidence(), PACKS)
 
-    def full(self) -> list[tuple[str, ...]]:
-        """Return the members of every launch, without the probes."""
+    def full_launches(self) -> list[tuple[str, ...]]:
+        """Return the members of every launch that is not a probe."""
         return [start.members for start in self.started if not start.probe]
 
 
@@ -178,17 +179,17 @@ def faults(report: FleetReport) -> set[tuple[str, str, str]]:
 
 
 def test_healthy_gang_is_launched_once() -> None:
-    site = Site(plan("h1", "h2", "h3"))
-    decision = site.run_all()
-    assert site.started == [LaunchPlan(gang="r1", members=("h1", "h2", "h3"), number=1)]
+    gang = SimulatedGang(plan("h1", "h2", "h3"))
+    decision = gang.run_all()
+    assert gang.started == [LaunchPlan(gang="r1", members=("h1", "h2", "h3"), number=1)]
     assert decision == Decision(launches=(), excluded={})
-    assert site.report().decision == "accepted"
+    assert gang.report().decision == "accepted"
 
 
 def test_several_gangs_start_at_once() -> None:
-    of = plan("a1", "a2", "b1", "b2")
-    of = replace(of, hosts=tuple(replace(host, gang=host.name[0]) for host in of.hosts))
-    first = Site(of).decide()
+    one_gang = plan("a1", "a2", "b1", "b2")
+    two_gangs = replace(one_gang, hosts=tuple(replace(host, gang=host.name[0]) for host in one_gang.hosts))
+    first = SimulatedGang(two_gangs).decide()
     assert [(start.gang, start.members, start.number) for start in first.launches] == [
         ("a", ("a1", "a2"), 1),
         ("b", ("b1", "b2"), 1),
@@ -197,11 +198,11 @@ def test_several_gangs_start_at_once() -> None:
 
 def test_culprit_is_excluded_and_the_rest_is_measured() -> None:
     dead = culprit_of("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
-    decision = site.run_all()
-    assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
+    decision = gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3"), ("h1", "h3")]
     assert decision.excluded == {"h2": dead.text}
-    report = site.report()
+    report = gang.report()
     assert decisions(report) == {"h1": "accepted", "h2": "rejected", "h3": "accepted"}
     assert (report.decision, faults(report)) == ("rejected", {("h2", "gpu=1", "fail")})
     verdict = next(item for item in report.verdicts if item.name == "gang.fault")
@@ -211,26 +212,26 @@ def test_culprit_is_excluded_and_the_rest_is_measured() -> None:
 
 def test_every_launch_stays_in_the_record() -> None:
     dead = culprit_of("rank_ended", "h2")
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
-    site.run_all()
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
+    gang.run_all()
     launches = {
         host.name: [launch.outcome for launch in host.launches if launch.stage == "gang"]
-        for host in site.report().hosts
+        for host in gang.report().hosts
     }
     assert launches == {"h1": ["failed", "finished"], "h2": ["failed"], "h3": ["failed", "finished"]}
 
 
 def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
     lost = culprit_of("host_silent", "h3")
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost))
-    first = site.decide()
-    site.unreachable = {"h3"}
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(lost))
+    first = gang.decide()
+    gang.unreachable = {"h3"}
     for start in first.launches:
-        site.launch(start)
-    decision = site.run_all()
-    assert site.full() == [("h1", "h2", "h3"), ("h1", "h2")]
+        gang.launch(start)
+    decision = gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3"), ("h1", "h2")]
     assert decision.excluded == {}
-    report = site.report()
+    report = gang.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected"}
     assert faults(report) == {("h3", "host", "fail")}
     (stage,) = (item for item in report.verdicts if item.name == "stage.gang")
@@ -238,10 +239,10 @@ def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
 
 
 def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
-    site = Site(plan("h1", "h2", "h3"), unreachable={"h3"})
-    site.run_all()
-    assert site.full() == [("h1", "h2")]
-    report = site.report()
+    gang = SimulatedGang(plan("h1", "h2", "h3"), unreachable={"h3"})
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2")]
+    report = gang.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "incomplete"}
     assert report.decision == "incomplete"
     assert "Gang r1: 2 of 3 hosts were measured together (h1, h2), without h3" in report.acceptance.summary
@@ -250,50 +251,50 @@ def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
 @pytest.mark.parametrize("raised", [("h2",), ("h1", "h2", "h3")])
 def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised: tuple[str, ...]) -> None:
     text = 'host h2 rank 2 in phase "join": RuntimeError: Unable to find interface bond0'
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_raised", *raised, text=text)))
-    site.run_all()
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_raised", *raised, text=text)))
+    gang.run_all()
     others = tuple(host for host in ("h1", "h2", "h3") if host not in raised)
-    assert site.full() == [("h1", "h2", "h3"), *([others] if others else [])], "no probe launches"
-    report = site.report()
+    assert gang.full_launches() == [("h1", "h2", "h3"), *([others] if others else [])], "no probe launches"
+    report = gang.report()
     assert decisions(report) == {host: "incomplete" if host in raised else "accepted" for host in ("h1", "h2", "h3")}
     assert faults(report) == {(host, "host", "inconclusive") for host in raised}
     assert {item.reason for item in report.verdicts if item.name == "gang.fault"} == {text}
     assert not any("inspect hardware" in line for line in report.acceptance.summary)
     (line,) = (line for line in report.acceptance.summary if "gang.fault" in line)
-    who = raised[0] if len(raised) == 1 else f"{len(raised)} hosts ({', '.join(raised)}): each"
-    failed = f"INCOMPLETE: {who} took part in a launch of several hosts that failed: {text}; Measure again"
+    subject = raised[0] if len(raised) == 1 else f"{len(raised)} hosts ({', '.join(raised)}): each"
+    failed = f"INCOMPLETE: {subject} took part in a launch of several hosts that failed: {text}; Measure again"
     assert line.partition(" [")[0] == failed, "one cause, one line"
 
 
 def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
-    site = Site(plan("h1", "h2"), culprit=stopped_by(culprit_of("host_silent", "h1", "h2")))
-    decision = site.run_all()
-    assert site.full() == [("h1", "h2")] * 2
+    gang = SimulatedGang(plan("h1", "h2"), culprit=stopped_by(culprit_of("host_silent", "h1", "h2")))
+    decision = gang.run_all()
+    assert gang.full_launches() == [("h1", "h2")] * 2
     assert set(decision.excluded) == {"h1", "h2"}
-    assert decisions(site.report()) == {"h1": "incomplete", "h2": "incomplete"}
-    assert {verdict for _, _, verdict in faults(site.report())} == {"inconclusive"}
+    assert decisions(gang.report()) == {"h1": "incomplete", "h2": "incomplete"}
+    assert {verdict for _, _, verdict in faults(gang.report())} == {"inconclusive"}
 
 
 def test_silent_half_of_the_hosts_is_excluded_but_not_rejected() -> None:
-    site = Site(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(culprit_of("host_silent", "h3", "h4")))
-    site.run_all()
-    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
-    assert faults(site.report()) == {("h3", "host", "inconclusive"), ("h4", "host", "inconclusive")}
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(culprit_of("host_silent", "h3", "h4")))
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
+    assert faults(gang.report()) == {("h3", "host", "inconclusive"), ("h4", "host", "inconclusive")}
 
 
 def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_ended", "h3")), minimum=3)
-    site.run_all()
-    assert site.full() == [("h1", "h2", "h3")]
-    report = site.report()
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_ended", "h3")), minimum=3)
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3")]
+    report = gang.report()
     assert decisions(report) == {"h1": "incomplete", "h2": "incomplete", "h3": "rejected"}
     assert "Gang r1: no launch of its 3 hosts finished with a result" in report.acceptance.summary
 
 
-def with_few_figures(of: Plan) -> Plan:
+def with_few_figures(planned: Plan) -> Plan:
     """Return the plan with fewer expected observations, to save time."""
     collective = {"ops": ["broadcast"], "sizes_bytes": [8], "graph_ops": []}
-    return builders.with_benchmarks(of, gang={"collective": collective})
+    return builders.with_benchmarks(planned, gang={"collective": collective})
 
 
 @pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
@@ -301,23 +302,23 @@ def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
     names = [f"h{number}" for number in range(size)]
     max_probes = 0
     for bad in names if size <= 16 else names[::13]:
-        site = Site(plan(*names) if size <= 4 else with_few_figures(plan(*names)), bad={bad})
-        assert bad in site.run_all().excluded
+        gang = SimulatedGang(plan(*names) if size <= 4 else with_few_figures(plan(*names)), bad={bad})
+        assert bad in gang.run_all().excluded
         if size <= 4:
-            report = site.report()
+            report = gang.report()
             assert decisions(report) == {name: "rejected" if name == bad else "accepted" for name in names}
             assert faults(report) == {(bad, "host", "fail")}
-        assert site.full() == [tuple(names), tuple(name for name in names if name != bad)]
-        max_probes = max(max_probes, len({start.number for start in site.started if start.probe}))
+        assert gang.full_launches() == [tuple(names), tuple(name for name in names if name != bad)]
+        max_probes = max(max_probes, len({start.number for start in gang.started if start.probe}))
     print(f"{size} hosts, 1 bad: at most {max_probes} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
     assert max_probes <= math.log2(size) + 3
 
 
 def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
-    site = Site(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
-    site.run_all()
-    assert site.full() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
-    report = site.report()
+    gang = SimulatedGang(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
+    gang.run_all()
+    assert gang.full_launches() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
+    report = gang.report()
     assert faults(report) == {("h1", "gang=r1", "fail"), ("h4", "gang=r1", "fail")}
     assert {host for host, decision in decisions(report).items() if decision == "accepted"} == {"h0", "h2", "h3", "h5"}
 
@@ -325,49 +326,49 @@ def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
 @pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
 def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
     """A gang of two hosts has no probes."""
-    site = Site(plan(*names), flaky=1)
-    assert site.run_all().excluded == {}
-    assert site.full() == [names] * 2
-    assert len(site.started) == 2 or len(names) > 2
-    assert site.report().decision == "accepted"
+    gang = SimulatedGang(plan(*names), flaky=1)
+    assert gang.run_all().excluded == {}
+    assert gang.full_launches() == [names] * 2
+    assert len(gang.started) == 2 or len(names) > 2
+    assert gang.report().decision == "accepted"
 
 
-def test_probe_that_fails_by_chance_suspects_no_link() -> None:
-    site = Site(plan("h1", "h2", "h3", "h4"), flaky=2)
-    assert site.run_all().excluded == {}
-    assert site.full() == [("h1", "h2", "h3", "h4")] * 2
-    assert site.report().decision == "accepted"
+def test_probe_that_fails_by_chance_excludes_no_host() -> None:
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), flaky=2)
+    assert gang.run_all().excluded == {}
+    assert gang.full_launches() == [("h1", "h2", "h3", "h4")] * 2
+    assert gang.report().decision == "accepted"
 
 
 def test_gang_without_a_working_pair_ends_without_a_culprit() -> None:
     names = ("h1", "h2", "h3", "h4")
-    site = Site(plan(*names), bad=set(names))
-    assert set(site.run_all().excluded) == set(names)
-    assert site.full() == [names]
-    assert decisions(site.report()) == dict.fromkeys(names, "incomplete")
-    assert faults(site.report()) == {(name, "gang=r1", "inconclusive") for name in names}
+    gang = SimulatedGang(plan(*names), bad=set(names))
+    assert set(gang.run_all().excluded) == set(names)
+    assert gang.full_launches() == [names]
+    assert decisions(gang.report()) == dict.fromkeys(names, "incomplete")
+    assert faults(gang.report()) == {(name, "gang=r1", "inconclusive") for name in names}
 
 
 def test_finished_launch_with_only_errors_counts_as_failed() -> None:
     """If NCCL cannot start, every rank records an error and finishes."""
-    site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), bad={"h2"})
 
     def without_figures(launch: Launch) -> Launch:
         return replace(launch, outcome="finished", reason="") if launch.stage == "gang" else launch
 
-    for start in site.decide().launches:
-        site.launch(start)
-    site.launches = {host: [without_figures(launch) for launch in result] for host, result in site.launches.items()}
-    site.run_all()
-    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]
-    assert faults(site.report()) == {("h2", "host", "fail")}
+    for start in gang.decide().launches:
+        gang.launch(start)
+    gang.launches = {host: [without_figures(launch) for launch in result] for host, result in gang.launches.items()}
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]
+    assert faults(gang.report()) == {("h2", "host", "fail")}
 
 
 def test_host_that_slows_the_collectives_is_excluded() -> None:
-    site = Site(plan("h1", "h2", "h3", "h4"), slow={"h3"})
-    assert site.run_all().excluded == {}
-    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
-    report = site.report()
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), slow={"h3"})
+    assert gang.run_all().excluded == {}
+    assert gang.full_launches() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
+    report = gang.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected", "h4": "accepted"}
     result = {
         (item.host, item.name) for item in report.verdicts if item.verdict == "fail" and item.name.startswith("pairs")
@@ -377,27 +378,27 @@ def test_host_that_slows_the_collectives_is_excluded() -> None:
 
 
 def test_slow_host_is_kept_if_the_collectives_pass() -> None:
-    site = Site(replace(plan("h1", "h2", "h3", "h4"), criteria=()), slow={"h3"})
-    site.plan = replace(site.plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in site.plan.hosts))
-    site.run_all()
-    assert site.full() == [("h1", "h2", "h3", "h4")]
+    gang = SimulatedGang(replace(plan("h1", "h2", "h3", "h4"), criteria=()), slow={"h3"})
+    gang.plan = replace(gang.plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in gang.plan.hosts))
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3", "h4")]
 
 
 @pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
-def test_host_that_started_no_rank_is_excluded_with_its_reason(kind: str) -> None:
+def test_host_that_started_no_rank_is_excluded_for_the_reason_in_its_record(kind: str) -> None:
     """Its launcher was not started, or exited before any rank started."""
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of(kind, "h2")))
-    for start in site.decide().launches:
-        site.launch(start)
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of(kind, "h2")))
+    for start in gang.decide().launches:
+        gang.launch(start)
     busy = "GPU 0 is used by process 4711"
-    (launch,) = site.launches["h2"]
-    site.launches["h2"] = [
+    (launch,) = gang.launches["h2"]
+    gang.launches["h2"] = [
         replace(launch, ranks=(), culprit=launch.culprit if kind == "rank_ended" else None, reason=busy)
     ]
-    assert site.run_all().excluded == {"h2": busy}
-    assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
-    assert faults(site.report()) == set(), "the report of the host itself does not prove a fault"
-    assert decisions(site.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
+    assert gang.run_all().excluded == {"h2": busy}
+    assert gang.full_launches() == [("h1", "h2", "h3"), ("h1", "h3")]
+    assert faults(gang.report()) == set(), "only other hosts can report a fault of the launch"
+    assert decisions(gang.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
 
 
 @pytest.mark.parametrize(
@@ -411,10 +412,10 @@ def test_host_that_started_no_rank_is_excluded_with_its_reason(kind: str) -> Non
 def test_host_with_a_rank_without_device_is_excluded_at_once(
     unable: Mapping[str, int], launches: Sequence[tuple[str, ...]]
 ) -> None:
-    site = Site(plan("h1", "h2", "h3", "h4"), unable=unable)
-    site.run_all()
-    assert [start.members for start in site.started] == launches
-    report = site.report()
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), unable=unable)
+    gang.run_all()
+    assert [start.members for start in gang.started] == launches
+    report = gang.report()
     assert faults(report) == {(host, "gpu=1", "inconclusive") for host in unable}
     assert decisions(report) == {
         host: "incomplete" if host in unable else "accepted" for host in ("h1", "h2", "h3", "h4")
@@ -422,93 +423,93 @@ def test_host_with_a_rank_without_device_is_excluded_at_once(
 
 
 @pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
-def test_probe_with_a_missing_device_suspects_no_host(host: str, since: int) -> None:
+def test_probe_with_a_missing_device_excludes_only_that_host(host: str, since: int) -> None:
     """The first launch fails without a culprit, as when a GPU dies. In a later probe the host reports the missing device."""
-    site = Site(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
-    assert site.run_all().excluded == {host: f"host {host}: rank_unable"}
-    assert decisions(site.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
-    assert faults(site.report()) == {(host, "gpu=1", "inconclusive")}
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
+    assert gang.run_all().excluded == {host: f"host {host}: rank_unable"}
+    assert decisions(gang.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
+    assert faults(gang.report()) == {(host, "gpu=1", "inconclusive")}
 
 
 def test_launch_without_measurements_does_not_count_as_measured_together() -> None:
-    """The launch of the hosts that have all of their devices finishes without measurements."""
+    """On hosts with all of their devices, the launch finishes without measurements."""
     for names, unable in ((("h1", "h2"), {"h2": 1}), (("h1", "h2", "h3"), {"h3": 1, "h2": 2})):
-        site = Site(plan(*names), unable=unable)
-        site.run_all()
-        (line,) = [line for line in site.report().acceptance.summary if line.startswith("Gang ")]
+        gang = SimulatedGang(plan(*names), unable=unable)
+        gang.run_all()
+        (line,) = [line for line in gang.report().acceptance.summary if line.startswith("Gang ")]
         assert line == f"Gang r1: no launch of its {len(names)} hosts finished with a result"
 
 
-def test_missing_device_of_renumbered_gpus_is_reported_on_the_host() -> None:
+def test_missing_device_is_attributed_to_the_host_if_its_gpus_were_renumbered() -> None:
     """The GPUs are renumbered between the host record and the gang record: gpu=0 is another part."""
-    site = Site(plan("h1", "h2", "h3"), unable={"h2": 1})
-    site.run_all()
-    evidence = site.evidence()
+    gang = SimulatedGang(plan("h1", "h2", "h3"), unable={"h2": 1})
+    gang.run_all()
+    evidence = gang.evidence()
     host_record, gang_record = evidence["h2"].records
     gpus = tuple(replace(gpu, index=gpu.index - 1) for gpu in gang_record.gpus if gpu.index)
     renumbered = replace(gang_record, gpus=gpus)
-    report = merge(site.plan, {**evidence, "h2": Evidence(records=(host_record, renumbered))}, PACKS)
+    report = merge(gang.plan, {**evidence, "h2": Evidence(records=(host_record, renumbered))}, PACKS)
     (reported,) = [item for item in report.verdicts if item.name == "gang.fault"]
     assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
 
 
 def test_launch_interrupted_by_the_control_node_excludes_no_host() -> None:
     """The control node was killed while it started the launch, so the started hosts waited for the others in vain."""
-    site = Site(plan("h1", "h2", "h3"))
-    (first,) = site.decide().launches
-    site.culprit = stopped_by(culprit_of("host_absent", "h3"))
-    site.launch(first)
-    del site.launches["h3"]
-    site.culprit = lambda start: None
-    site.run_all()
-    assert site.full() == [("h1", "h2", "h3")] * 2
-    assert site.report().decision == "accepted"
+    gang = SimulatedGang(plan("h1", "h2", "h3"))
+    (first,) = gang.decide().launches
+    gang.culprit = stopped_by(culprit_of("host_absent", "h3"))
+    gang.launch(first)
+    del gang.launches["h3"]
+    gang.culprit = lambda start: None
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3")] * 2
+    assert gang.report().decision == "accepted"
 
 
 def test_host_absent_twice_is_excluded() -> None:
     absent = culprit_of("host_absent", "h3")
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
+    gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
     for _ in range(2):
-        for start in site.decide().launches:
-            site.launch(start)
-        site.launches.pop("h3")
-    site.run_all()
-    assert site.full() == [("h1", "h2", "h3")] * 2 + [("h1", "h2")]
+        for start in gang.decide().launches:
+            gang.launch(start)
+        gang.launches.pop("h3")
+    gang.run_all()
+    assert gang.full_launches() == [("h1", "h2", "h3")] * 2 + [("h1", "h2")]
 
 
-def test_equal_records_give_equal_decisions_and_a_finished_gang_is_done() -> None:
-    site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
-    while starts := site.decide().launches:
-        assert site.decide().launches == starts
+def test_decision_depends_only_on_the_records_and_a_finished_gang_is_not_launched_again() -> None:
+    gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), bad={"h2"})
+    while starts := gang.decide().launches:
+        assert gang.decide().launches == starts
         for start in starts:
-            site.launch(start)
-    assert site.decide().launches == ()
-    site.unreachable = {"h4"}  # after its figures were fetched
-    assert site.decide().launches == ()
+            gang.launch(start)
+    assert gang.decide().launches == ()
+    gang.unreachable = {"h4"}  # after its figures were fetched
+    assert gang.decide().launches == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_search_ends_without_rejecting_a_healthy_host(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311
-    names = [f"h{number}" for number in range(chance.randint(3, 9))]
-    sick = chance.sample(names, chance.randint(1, max(1, (len(names) - 1) // 2)))
-    dead, bad = sick[: len(sick) // 2], sick[len(sick) // 2 :]
-    site = Site(
+    draw = random.Random(seed)  # noqa: S311
+    names = [f"h{number}" for number in range(draw.randint(3, 9))]
+    faulty = draw.sample(names, draw.randint(1, max(1, (len(names) - 1) // 2)))
+    dead, bad = faulty[: len(faulty) // 2], faulty[len(faulty) // 2 :]
+    gang = SimulatedGang(
         with_few_figures(plan(*names)),
         bad=set(bad),
         culprit=lambda start: next((culprit_of("rank_ended", host) for host in start.members if host in dead), None),
     )
-    site.run_all()
-    assert all(site.full().count(members) <= 2 for members in site.full())
-    healthy = tuple(name for name in names if name not in sick)
-    assert site.full()[-1] == healthy
-    assert decisions(site.report()) == {name: "accepted" if name in healthy else "rejected" for name in names}
+    gang.run_all()
+    assert all(gang.full_launches().count(members) <= 2 for members in gang.full_launches())
+    healthy = tuple(name for name in names if name not in faulty)
+    assert gang.full_launches()[-1] == healthy
+    assert decisions(gang.report()) == {name: "accepted" if name in healthy else "rejected" for name in names}
 
 
-def write_run(site: Site, directory: Path) -> Path:
+def write_run(gang: SimulatedGang, directory: Path) -> Path:
     """Write the run directory as the playbooks do, and return it."""
-    documents.write(directory / "plan.json", json.loads(json.dumps(to_json(site.plan))))
-    for host, evidence in site.evidence().items():
+    documents.write(directory / "plan.json", json.loads(json.dumps(to_json(gang.plan))))
+    for host, evidence in gang.evidence().items():
         for record in evidence.records:
             path = directory / (f"gangs/{record.gang}" if record.gang else "hosts") / f"{host}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -523,23 +524,23 @@ def rackproof(*arguments: str | Path, stdin: str = "") -> str:
 
 
 def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
-    site = Site(with_few_figures(plan("h1", "h2", "h3")), culprit=stopped_by(culprit_of("rank_ended", "h2")))
-    run = write_run(site, tmp_path)
+    gang = SimulatedGang(with_few_figures(plan("h1", "h2", "h3")), culprit=stopped_by(culprit_of("rank_ended", "h2")))
+    run = write_run(gang, tmp_path)
     assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
         "launches": [["--members=h1,h2,h3", "--number=1"]],
         "hosts": {"h1": 0, "h2": 0, "h3": 0},
         "excluded": {},
         "awaited": [],
     }
-    assert (run / "gangs" / "r1").is_dir(), "a resumed control node looks for records in it first"
-    for start in site.decide().launches:
-        site.launch(start)
-    run = write_run(site, tmp_path)
+    assert (run / "gangs" / "r1").is_dir(), "a resumed control node first searches it for records"
+    for start in gang.decide().launches:
+        gang.launch(start)
+    run = write_run(gang, tmp_path)
     reported = rackproof("gangs", "--run-dir", run).splitlines()
     assert reported == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
-    site.run_all()
-    last = site.launches["h3"].pop()  # h3 is still finishing when the interrupted control node resumes
-    run = write_run(site, tmp_path)
+    gang.run_all()
+    last = gang.launches["h3"].pop()  # h3 is still finishing when the interrupted control node resumes
+    run = write_run(gang, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == "wait for h3 first\n"
     assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
         "launches": [],
@@ -547,18 +548,18 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
         "excluded": {},
         "awaited": ["h3"],
     }
-    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "h3 is out of reach"
-    site.launches["h3"].append(last)
-    run = write_run(site, tmp_path)
+    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "h3 is not reachable"
+    gang.launches["h3"].append(last)
+    run = write_run(gang, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)
     assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
 
 
 def test_launch_survives_the_round_trip_through_a_record() -> None:
-    site = Site(plan("h1", "h2"))
-    site.run_all()
-    launch = replace(site.launches["h1"][0], culprit=culprit_of("rank_ended", "h2"))
-    record = replace(builders.records(site.plan, "h1")[1], launches=(launch,))
+    gang = SimulatedGang(plan("h1", "h2"))
+    gang.run_all()
+    launch = replace(gang.launches["h1"][0], culprit=culprit_of("rank_ended", "h2"))
+    record = replace(builders.records(gang.plan, "h1")[1], launches=(launch,))
     document = json.loads(json.dumps(to_json(record)))
     documents.validate(document, "record", source="the record")
     assert record_from_json(document) == record

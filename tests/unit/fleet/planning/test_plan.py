@@ -63,7 +63,7 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
         ({"rackproof_prefix": "{{ here }}", "rackproof_gpu_cuont": 8}, "did you mean rackproof_gpu_count?"),
     ],
 )
-def test_wrong_variable_names_host_and_variable(variables: dict[str, Any], message: str) -> None:
+def test_error_of_a_variable_names_host_and_variable(variables: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_variables({"h1": variables})
     assert message in str(caught.value)
@@ -223,11 +223,11 @@ def test_run_wide_variable_must_be_equal_on_all_hosts() -> None:
 def test_training_variables_reach_the_plan() -> None:
     plan = builders.plan(rackproof_epochs=7, rackproof_batch_size=32)
     assert all(stage.benchmarks["training"] == {"epochs": 7, "batch_size": 32} for stage in plan.stages)
-    only = builders.plan(rackproof_validation_only=True)
-    assert not any(item.name.startswith("training.") for item in only.expected)
+    validation = builders.plan(rackproof_validation_only=True)
+    assert not any(item.name.startswith("training.") for item in validation.expected)
 
 
-def test_single_gpu_host_is_expected_to_run_gang_collectives_only() -> None:
+def test_host_with_one_gpu_has_collectives_only_in_the_gang_stage() -> None:
     plan = builders.plan(gpu_count=1)
     stages = {item.stage for item in plan.expected_of(plan.hosts[0]) if item.name.startswith("collective.")}
     assert stages == {"gang"}
@@ -339,7 +339,7 @@ def test_real_inventory_is_read_through_ansible(tmp_path: Path) -> None:
     assert hosts == {"a": {"ansible_host": "10.0.0.1", "rackproof_rack": "rack1"}}
 
 
-def test_run_is_resumed_with_its_plan_and_refused_with_another(tmp_path: Path) -> None:
+def test_run_is_resumed_with_the_same_hosts_and_refused_with_others(tmp_path: Path) -> None:
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", "rackproof_profile": "rehearsal"} for name in ("h1", "h2")}
 
     def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -361,7 +361,7 @@ def test_run_is_resumed_with_its_plan_and_refused_with_another(tmp_path: Path) -
     )
 
 
-def test_pairs_are_planned_on_the_gpus_that_both_hosts_have() -> None:
+def test_pairs_of_hosts_are_measured_on_the_gpu_indices_that_both_have() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=4)
     hosts["h3"]["rackproof_gpu_count"] = 2
     plan = make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
@@ -374,7 +374,7 @@ def test_pairs_are_planned_on_the_gpus_that_both_hosts_have() -> None:
         assert set(plan.scopes_of(plan.host(name), item)) == scopes
 
 
-def test_collectives_without_nvlink_between_hosts_are_planned_only_with_a_domain_in_the_inventory() -> None:
+def test_mnnvl_benchmark_is_planned_only_if_the_inventory_has_an_nvlink_domain() -> None:
     for variables, is_planned in (({}, False), ({"rackproof_nvlink_domain": "nvl1"}, True)):
         plan = builders.plan("h1", "h2", profile="standard", **variables)
         assert ("mnnvl" in plan.stage("gang").benchmarks) is is_planned
@@ -382,7 +382,7 @@ def test_collectives_without_nvlink_between_hosts_are_planned_only_with_a_domain
         assert not any(item.name.startswith("mnnvl.") for item in plan.expected)
 
 
-def test_launch_is_in_a_domain_if_the_inventory_names_the_same_one_for_all_of_its_hosts() -> None:
+def test_nvlink_domain_of_a_launch_is_the_one_that_all_its_hosts_share() -> None:
     plan = builders.plan("h1", "h2", "h3", profile="standard", rackproof_nvlink_domain="nvl1")
     other = replace(plan, hosts=(*plan.hosts[:2], replace(plan.hosts[2], nvlink_domain="")))
     assert common_domain(plan, ["h1", "h2", "h3"]) == "nvl1"

@@ -1,4 +1,4 @@
-"""Test that inventory variables and profile settings reach the plan, also at the limits of their ranges."""
+"""Inventory variables and profile settings are in the plan, including values at the limits of their ranges."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_host_variables_reach_the_plan() -> None:
         rackproof_share_gpus=True,
     )
     hosts["h2"]["rackproof_fabric_address"] = "fd00::2"
-    one, two = plan_of(hosts).hosts
-    assert (one.name, one.address, two.address) == ("h1", "10.0.0.1", "fd00::2")
-    assert (one.devices, one.scopes) == ((1, 4, 6), ("gpu=1", "gpu=4", "gpu=6"))
-    assert (one.rack, one.gang, one.device) == ("r1", "r1", "gpu")
-    assert (one.gpu_model, one.fabric_gbps, one.share_gpus) == ("h100-sxm", 400.0, True)
-    assert one.environment == {"NCCL_IB_HCA": "mlx5"}
+    first, second = plan_of(hosts).hosts
+    assert (first.name, first.address, second.address) == ("h1", "10.0.0.1", "fd00::2")
+    assert (first.devices, first.scopes) == ((1, 4, 6), ("gpu=1", "gpu=4", "gpu=6"))
+    assert (first.rack, first.gang, first.device) == ("r1", "r1", "gpu")
+    assert (first.gpu_model, first.fabric_gbps, first.share_gpus) == ("h100-sxm", 400.0, True)
+    assert first.environment == {"NCCL_IB_HCA": "mlx5"}
 
 
 def test_missing_host_variables_have_defaults() -> None:
@@ -84,7 +84,7 @@ def test_run_wide_settings_reach_the_plan() -> None:
     assert (plan.profile, plan.rehearsal) == ("smoke", False)
 
 
-def test_gang_is_a_rack_or_all_hosts_or_none() -> None:
+def test_gang_contains_a_rack_or_all_hosts_or_no_host() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=1)
     for name in ("h3", "h4"):
         hosts[name]["rackproof_rack"] = "r2"
@@ -140,14 +140,14 @@ def test_rehearsal_plans_processes_and_no_gpu_observations() -> None:
         "rackproof_profile",
     ],
 )
-def test_run_wide_variable_on_one_host_only_is_refused(key: str) -> None:
+def test_run_wide_variable_that_only_one_host_has_is_refused(key: str) -> None:
     hosts = builders.inventory(rackproof_gpu_count=1)
     hosts["h2"][key] = "x"
     with pytest.raises(UsageError, match=f"{key} is None on host h1 and 'x' on host h2"):
         plan_of(hosts)
 
 
-def test_training_variables_change_training_only() -> None:
+def test_training_variables_change_only_training() -> None:
     plan = builders.plan(profile="smoke", rackproof_epochs=7)
     assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
     assert "epochs" not in plan.stage("gang").benchmarks["collective"]
@@ -238,7 +238,7 @@ def test_settings_at_their_limits_are_accepted(tmp_path: Path, settings: str) ->
 # Round trip and queries of a plan
 
 
-def test_whole_plan_survives_the_round_trip() -> None:
+def test_plan_is_unchanged_after_writing_and_reading_it() -> None:
     item = BenchmarkChoice(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the cheapest")
     choice = BudgetSelection(budget_s=60.0, cost_s=3.0, runs=2, items=(item,))
     plan = plan_of(
@@ -333,23 +333,27 @@ def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
         read_inventory(["no/such"])
 
 
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, beside: bool = True) -> None:
-    """Install a script as ansible-inventory: next to this Python, or on PATH only."""
+def install_ansible_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, next_to_python: bool = True
+) -> None:
+    """Install a shell script as ansible-inventory, either next to this Python or on PATH."""
     (tmp_path / "bin").mkdir()
     path = tmp_path / "bin" / "ansible-inventory"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str((path.parent if beside else tmp_path) / "python"))
-    monkeypatch.setenv("PATH", "/nowhere" if beside else str(path.parent))
+    monkeypatch.setattr(sys, "executable", str((path.parent if next_to_python else tmp_path) / "python"))
+    monkeypatch.setenv("PATH", "/nowhere" if next_to_python else str(path.parent))
 
 
-@pytest.mark.parametrize("nearby", [True, False])
+@pytest.mark.parametrize("next_to_python", [True, False])
 def test_other_inventories_are_read_by_ansible_inventory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearby: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_to_python: bool
 ) -> None:
     arguments_file = tmp_path / "arguments"
     listing = json.dumps({"gpu_hosts": {"hosts": ["a"]}})
-    program(tmp_path, monkeypatch, f"echo \"$@\" > {arguments_file}; echo '{listing}'", beside=nearby)
+    install_ansible_inventory(
+        tmp_path, monkeypatch, f"echo \"$@\" > {arguments_file}; echo '{listing}'", next_to_python=next_to_python
+    )
     paths = [str(tmp_path / name) for name in ("one.json", "two.json")]
     for path in paths:
         Path(path).write_text("{}")
@@ -357,8 +361,8 @@ def test_other_inventories_are_read_by_ansible_inventory(
     assert arguments_file.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
 
 
-def test_ansible_error_is_reported_by_its_cause_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(
+def test_ansible_error_is_shortened_to_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_ansible_inventory(
         tmp_path,
         monkeypatch,
         "echo '[ERROR]: no parser <<< caused by >>> did not find a key. Origin: /x/hosts.yml:3:1 and so on' >&2; exit 4",
@@ -393,13 +397,13 @@ def test_mistake_in_one_file_of_an_inventory_is_an_error(tmp_path: Path, name: s
         read_inventory([str(tmp_path)])
 
 
-def test_manifest_beside_an_inventory_is_no_inventory(tmp_path: Path) -> None:
+def test_manifest_in_the_inventory_directory_is_not_read_as_an_inventory(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text("gpu_hosts:\n  hosts: {h1: }\n")
     (tmp_path / "order.csv").write_text("host,kind,slot,serial\nh1,module,mlx5_0,MT 2601\n")
     assert list(read_inventory([str(tmp_path)])) == ["h1"]
 
 
-def test_settings_of_ansible_inventory_are_those_of_the_playbooks() -> None:
+def test_ansible_inventory_runs_with_the_settings_of_ansible_cfg() -> None:
     config = ConfigParser()
     config.read(ROOT / "ansible.cfg")
     assert {
@@ -410,7 +414,7 @@ def test_settings_of_ansible_inventory_are_those_of_the_playbooks() -> None:
 
 
 def test_ansible_that_does_not_finish_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path, monkeypatch, "exec /bin/sleep 30")
+    install_ansible_inventory(tmp_path, monkeypatch, "exec /bin/sleep 30")
     monkeypatch.setattr("fleet.inventory.ansible.DEADLINE_S", 0.05)
     with pytest.raises(UsageError, match=r"ansible-inventory did not finish within 0\.05 s: run"):
         read_inventory(["a,"])
@@ -429,19 +433,19 @@ def test_ansible_that_does_not_finish_is_reported(tmp_path: Path, monkeypatch: p
         ({"_meta": {"names": 3}}, "_meta.names is not a list of names"),
     ],
 )
-def test_listing_of_another_shape_is_refused_with_the_place(changed: dict[str, Any], message: str) -> None:
+def test_error_names_the_invalid_key_of_a_json_inventory(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"{message}.*: write it as `ansible-inventory --list` prints it"):
         check_listing({"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {}}} | changed)
 
 
-def test_missing_ansible_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_says_what_to_install_if_ansible_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"install rackproof\[control\]"):
         read_inventory(["a,"])
 
 
-def test_cyclic_groups_are_read_once() -> None:
+def test_hosts_of_cyclic_groups_are_listed_once() -> None:
     result = hosts_of(
         {
             "_meta": {"hostvars": {"a": {"rackproof_rack": "r1"}}},

@@ -41,7 +41,7 @@ def ago(days: float) -> str:
 
 
 def past(days: float, hosts: int = 10, **changes: Any) -> PastRun:
-    """Return a run of every test, `days` ago, without findings, at 10 s a test."""
+    """Return a run, `days` ago, in which each benchmark ran without findings and took 10 s."""
     whole = PastRun(
         run_id=f"r{days}",
         began=ago(days),
@@ -60,7 +60,7 @@ def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> Budget
     return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
-def test_without_history_cheapest_tests_come_first() -> None:
+def test_cheapest_benchmarks_come_first_without_history() -> None:
     choice = pick(10_000)
     assert set(chosen(choice)) == set(EACH)
     assert [name for _, name in chosen(choice)][:4] == ["memory", "gemm", "pairs", "peer_copy"]
@@ -69,7 +69,7 @@ def test_without_history_cheapest_tests_come_first() -> None:
     assert choice.cost_s == pytest.approx(sum(costs_s) + 2 * LAUNCH_S, abs=0.1)
 
 
-def test_skipped_test_reports_its_cost() -> None:
+def test_skipped_benchmark_states_its_cost() -> None:
     choice = pick(20)
     assert chosen(choice) == [(BENCHMARK, "memory"), (BENCHMARK, "gemm")]
     skipped = {item.benchmark: item.why for item in choice.items if not item.chosen}
@@ -83,7 +83,7 @@ def test_benchmark_with_findings_comes_first() -> None:
     assert chosen(pick(26, failed)) == [(BENCHMARK, "peer_copy")]
 
 
-def test_expensive_benchmark_needs_more_risk() -> None:
+def test_cheaper_benchmark_is_preferred_at_equal_findings() -> None:
     history_ = past(
         1,
         findings={(BENCHMARK, "gemm"): 2, (BENCHMARK, "memory"): 2},
@@ -97,8 +97,8 @@ def test_part_already_covered_counts_less() -> None:
     assert order.index((BENCHMARK, "memory")) < order.index((BENCHMARK, "gemm"))  # stress already covers compute
 
 
-def test_every_benchmark_runs_within_some_weeks() -> None:
-    """Two of six tests fit into the budget of each week."""
+def test_every_benchmark_runs_within_nine_weeks() -> None:
+    """The weekly budget is enough for two of six benchmarks."""
     runs, covered = [past(70)], set()
     for week in range(9, 0, -1):
         choice = select_tests(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
@@ -108,9 +108,9 @@ def test_every_benchmark_runs_within_some_weeks() -> None:
     assert covered == set(EACH)
 
 
-def test_benchmark_that_never_ran_counts_as_run_long_ago() -> None:
-    half = past(1, measured=dict.fromkeys(EACH[1:], 10))
-    choice = pick(26, half)
+def test_benchmark_that_never_ran_comes_first() -> None:
+    without_gemm = past(1, measured=dict.fromkeys(EACH[1:], 10))
+    choice = pick(26, without_gemm)
     assert chosen(choice) == [(BENCHMARK, "gemm")]
     assert choice.items[0].why == "0 findings in 0 measurements, never run; covers compute"
 
@@ -141,8 +141,8 @@ def with_long_launches(record: Record) -> Record:
     return replace(record, launches=tuple(replace(launch, duration_s=170.0) for launch in record.launches))
 
 
-def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = "") -> Path:
-    """Write a run of three hosts and its report. Each benchmark took TOOK_S; on host `wrong` every matrix product is slow."""
+def run_of(runs: Path, name: str, *, began: str = builders.WHEN, slow_host: str = "") -> Path:
+    """Write a run of three hosts and its report. Each benchmark took TOOK_S. On `slow_host` all matrix products are slow."""
     plan = replace(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none"), run_id=name, created=began)
     directory = runs / name
     documents.write(directory / "plan.json", json.loads(json.dumps(to_json(plan))))
@@ -153,9 +153,9 @@ def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = ""
         )
         for host, of_host in builders.evidence(plan).items()
     }
-    if wrong:
-        evidence[wrong] = builders.with_observations(
-            evidence[wrong], lambda item: replace(item, value=1.0) if item.name == "gemm.throughput" else item
+    if slow_host:
+        evidence[slow_host] = builders.with_observations(
+            evidence[slow_host], lambda item: replace(item, value=1.0) if item.name == "gemm.throughput" else item
         )
     for host, host_evidence in evidence.items():
         documents.write(directory / "hosts" / f"{host}.json", to_json(host_evidence.records[0]))
@@ -167,7 +167,7 @@ def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = ""
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    run_of(runs, "first", wrong="h2")
+    run_of(runs, "first", slow_host="h2")
     run_of(runs, "second")
     return runs
 
@@ -247,7 +247,7 @@ def test_plan_without_a_budget_is_the_whole_profile() -> None:
 
 
 @pytest.mark.parametrize("domain", ["", "d1"])
-def test_budget_is_not_spent_on_tests_that_the_plan_leaves_out(domain: str) -> None:
+def test_budget_is_not_spent_on_benchmarks_that_the_plan_omits(domain: str) -> None:
     more = {"rackproof_nvlink_domain": domain} if domain else {}
     profile = {**read_profile("standard"), "may_choose": True}
     hosts = builders.inventory("h1", "h2", **more)
@@ -285,22 +285,22 @@ def test_invalid_budget_is_refused(budget: str, message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("how", ["--budget", "rackproof_budget_s"])
-def test_acceptance_profile_refuses_a_budget(how: str) -> None:
-    arguments = ("--budget", "60") if how == "--budget" else ()
-    done = plan_of(*arguments, "--profile", "standard", **({} if arguments else {how: 60}))
+@pytest.mark.parametrize("given_as", ["--budget", "rackproof_budget_s"])
+def test_acceptance_profile_refuses_a_budget(given_as: str) -> None:
+    arguments = ("--budget", "60") if given_as == "--budget" else ()
+    done = plan_of(*arguments, "--profile", "standard", **({} if arguments else {given_as: 60}))
     assert (done.returncode, done.stdout) == (64, "")
     assert "rackproof_budget_s (--budget) is 60, but profile standard always runs completely" in done.stderr
     assert "omit the budget, or use a profile with `may_choose: true`" in done.stderr
 
 
 def test_custom_profile_may_accept_a_budget(tmp_path: Path) -> None:
-    own = tmp_path / "own.yml"
+    custom = tmp_path / "custom.yml"
     text = (ROOT / "fleet/planning/profiles/smoke.yml").read_text()
-    own.write_text(text)
-    assert plan_of("--budget", "60", "--profile", own).returncode == 64
-    own.write_text(f"{text}may_choose: true\n")
-    done = plan_of("--budget", "60", "--profile", own)
+    custom.write_text(text)
+    assert plan_of("--budget", "60", "--profile", custom).returncode == 64
+    custom.write_text(f"{text}may_choose: true\n")
+    done = plan_of("--budget", "60", "--profile", custom)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -346,7 +346,7 @@ def test_every_view_shows_the_selection() -> None:
         assert f'<property name="caveat.{number}" value="{line}"/>' in xml
 
 
-def test_whole_profile_has_no_suffix() -> None:
+def test_status_of_a_whole_profile_is_only_pass() -> None:
     plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
     whole = BudgetSelection(
         budget_s=600,
@@ -369,13 +369,13 @@ def test_burn_in_refuses_a_budget() -> None:
 
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
 def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
-    """The baseline has every figure, measured with the same settings. Only the amount of work may differ."""
+    """So the baseline of the acceptance has every figure. Only settings for the amount of work may differ."""
     both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
     revalidated, accepted = (
         {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both
     )
     assert revalidated <= accepted
-    free = {"seconds", "settle_seconds", "precision", "rounds", "max_steps"}
+    may_differ = {"seconds", "settle_seconds", "precision", "rounds", "max_steps"}
     for stage in both[0].stages:
         for benchmark, settings in stage.benchmarks.items():
             accepted_settings = both[1].stage(stage.name).benchmarks[benchmark]
@@ -383,5 +383,7 @@ def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str)
             for key, value in {**defaults, **settings}.items():
                 reference = {**defaults, **accepted_settings}[key]
                 assert (
-                    key in free or value == reference or (isinstance(value, list) and set(value) <= set(reference))
+                    key in may_differ
+                    or value == reference
+                    or (isinstance(value, list) and set(value) <= set(reference))
                 ), key

@@ -1,4 +1,4 @@
-"""Test how records are collected from logs and volumes: damaged records are rejected, those of other runs quarantined."""
+"""Collect records from logs and volumes. Damaged records are rejected, records of other runs are quarantined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan() -> Plan:
 
 @pytest.fixture
 def run(tmp_path: Path, plan: Plan) -> Path:
-    """Write a run directory with a plan only."""
+    """Write a run directory that contains only a plan."""
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(plan))
     return tmp_path / "runs" / "r1"
 
@@ -42,16 +42,16 @@ def text_of(record: Record) -> bytes:
     return (json.dumps(to_json(record), default=dict) + "\n").encode()
 
 
-def lines_of(plan: Plan, *hosts: str, node: str = "", **over: Any) -> list[str]:
-    """Return the lines in the logs of these hosts. `over` replaces fields of their records."""
+def lines_of(plan: Plan, *hosts: str, node: str = "", **changes: Any) -> list[str]:
+    """Return the lines in the logs of these hosts. `changes` replaces fields of their records."""
     return [
         line
         for host in hosts
         for record in builders.records(plan, host)
         for line in frames.lines(
-            text_of(replace(record, **over)),
-            run_id=over.get("run_id", record.run_id),
-            host=over.get("host", record.host),
+            text_of(replace(record, **changes)),
+            run_id=changes.get("run_id", record.run_id),
+            host=changes.get("host", record.host),
             gang=record.gang,
             node=node,
         )
@@ -93,7 +93,7 @@ def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "around",
+    "wrap",
     [
         lambda line: f"[pod/rackproof-0-x7k2p/rackproof] {line}",
         lambda line: f"2026-11-21T04:00:00.123456789Z stdout F {line}",
@@ -103,9 +103,9 @@ def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan) -> None:
     ids=["kubectl --prefix", "containerd's file", "mpirun --tag-output", "Docker's file"],
 )
 def test_prefixes_and_wrappers_of_log_lines_are_ignored(
-    around: Callable[[str], str], run: Path, plan: Plan, tmp_path: Path
+    wrap: Callable[[str], str], run: Path, plan: Plan, tmp_path: Path
 ) -> None:
-    done = rackproof("collect", run, log_of(tmp_path, [around(line) for line in lines_of(plan, *HOSTS)]))
+    done = rackproof("collect", run, log_of(tmp_path, [wrap(line) for line in lines_of(plan, *HOSTS)]))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -169,7 +169,7 @@ def change_size(lines: list[str]) -> list[str]:
         (change_size, "does not match its checksum"),
     ],
 )
-def test_damaged_log_line_rejects_its_record_only(
+def test_damaged_log_line_rejects_only_its_record(
     damage: Callable[[list[str]], list[str]], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     many = {str(number): hashlib.sha256(str(number).encode()).hexdigest() for number in range(200)}
@@ -181,7 +181,7 @@ def test_damaged_log_line_rejects_its_record_only(
     assert message in done.stderr
     assert all(line.startswith("rackproof: ") for line in done.stderr.splitlines())
     assert not (run / "hosts" / "h1.json").exists()
-    assert (run / "hosts" / "h2.json").exists(), "the record of the other host is undamaged"
+    assert (run / "hosts" / "h2.json").exists(), "the other record is undamaged, so it is collected"
 
 
 def without_checksum(line: str) -> str:
@@ -190,7 +190,7 @@ def without_checksum(line: str) -> str:
     return frames.MARK + json.dumps(frame)
 
 
-def beyond_ascii(line: str) -> str:
+def with_non_ascii_data(line: str) -> str:
     frame = json.loads(line.removeprefix(frames.MARK))
     frame["data"] = "é" + frame["data"][1:]
     frame["crc32"] = frames._check(frame["sha256"], frame["part"], frame["data"])
@@ -201,7 +201,7 @@ def beyond_ascii(line: str) -> str:
     ("damage", "message"),
     [
         (without_checksum, "line 2: a line of a record lacks fields, or has invalid ones"),
-        (beyond_ascii, "line 2: a line of a record lacks fields, or has invalid ones"),
+        (with_non_ascii_data, "line 2: a line of a record lacks fields, or has invalid ones"),
         (lambda line: '{"log":' + "[" * 200_000 + line, "line 2: nested deeper than"),
     ],
     ids=["no checksum", "not ASCII", "nested"],
@@ -228,7 +228,7 @@ def test_decompression_bomb_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "message"),
+    ("changes", "message"),
     [
         ({"run_id": "r0"}, "a record of run r0 (host h1), not of r1"),
         ({"nonce": "f" * 32}, "was made with another plan named r1"),
@@ -236,9 +236,9 @@ def test_decompression_bomb_is_rejected() -> None:
     ],
 )
 def test_foreign_record_is_quarantined(
-    over: dict[str, str], message: str, run: Path, plan: Plan, tmp_path: Path
+    changes: dict[str, str], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
-    done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1", **over)))
+    done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1", **changes)))
     assert done.returncode == 2
     assert message in done.stderr
     assert not list(run.glob("hosts/*")) + list(run.glob("gangs/*/*"))
@@ -348,7 +348,7 @@ def test_damaged_record_on_a_volume_is_rejected_and_others_are_collected(run: Pa
     assert "collected hosts/h2.json" in done.stdout
 
 
-def test_log_or_folder_that_cannot_be_read_is_a_problem_and_others_are_read(
+def test_unreadable_log_or_folder_is_reported_and_others_are_read(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "locked").mkdir()
@@ -357,7 +357,7 @@ def test_log_or_folder_that_cannot_be_read_is_a_problem_and_others_are_read(
     refused = {str(tmp_path / name) for name in ("locked", "unreadable.log")}
 
     def unless_refused(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse access as for another user: root may read everything, whatever the mode of a file."""
+        """Refuse access in the function, because root, who may run the tests, can read files of any mode."""
 
         def call(path: Any, *arguments: Any) -> Any:
             if str(path) in refused:

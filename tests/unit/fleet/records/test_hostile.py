@@ -1,4 +1,4 @@
-"""Damaged and forged run directories: commands report them in one line, without a traceback and without a pass."""
+"""Damaged and forged run directories: commands report one line without a traceback, and accept no host."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ SPECIAL_FILES = [fifo, directory, endless_link, link_to_itself, sparse, *([devic
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["hosts/h1.json", "events.jsonl", "plan.json"])
-def test_special_file_is_rejected_as_evidence(
+def test_special_file_in_place_of_a_record_or_plan_is_rejected(
     run: Path, name: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if damage is device:
@@ -120,7 +120,7 @@ def test_special_file_is_rejected_as_evidence(
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
-def test_special_file_is_rejected_as_report(
+def test_special_file_in_place_of_the_report_is_rejected(
     run: Path, verb: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run / "report.json")
@@ -152,6 +152,8 @@ def test_symlinked_report_is_replaced_not_followed(run: Path, name: str, capsys:
 
 
 def record(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Return a function that changes the JSON document of h1's record."""
+
     def damage(run: Path) -> None:
         document = json.loads((run / "hosts" / "h1.json").read_text())
         change(document)
@@ -161,6 +163,8 @@ def record(change: Callable[[dict[str, Any]], object]) -> Damage:
 
 
 def raw(change: Callable[[bytes], bytes]) -> Damage:
+    """Return a function that changes the bytes of h1's record."""
+
     def damage(run: Path) -> None:
         path = run / "hosts" / "h1.json"
         path.write_bytes(change(path.read_bytes()))
@@ -169,17 +173,17 @@ def raw(change: Callable[[bytes], bytes]) -> Damage:
 
 
 HALF = "\ud800"
-"""Half of a surrogate pair, which is no character."""
+"""Half of a surrogate pair, which is not a character."""
 
 
 def observation(**fields: Any) -> Damage:
-    """Add an observation to the record."""
+    """Return a function that adds an observation to h1's record."""
     common = {"name": "memory.bandwidth", "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": "measured"}
     return record(lambda document: document["observations"].append(common | fields))
 
 
 def soak(**columns: list[float]) -> Damage:
-    """Add an unplanned soak with one series to the record."""
+    """Return a function that adds an unplanned soak with one series to h1's record."""
     columns = {"at": [0, 1], "n": [1, 1], "low": [1, 1], "mean": [1, 1], "high": [1, 1]} | columns
     series = {"name": "stress.throughput", "scope": "gpu=0", "unit": "FLOP/s", **columns}
     values = {"began": builders.WHEN, "planned_s": 10, "soaked_s": 10}
@@ -247,7 +251,7 @@ def soak(**columns: list[float]) -> Damage:
         (soak(n=[2**63, 2**63]), "figures in one bucket"),
     ],
 )
-def test_invalid_record_affects_its_host_only(
+def test_invalid_record_affects_only_its_host(
     run: Path, damage: Damage, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run)
@@ -296,7 +300,7 @@ def test_impossible_soak_figures_give_a_report(run: Path, capsys: pytest.Capture
     assert [host["decision"] == "accepted" for host in reported["hosts"]] == [False, True]
 
 
-def test_text_counter_fails_its_host_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_in_place_of_a_counter_fails_only_its_host(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def damage(document: dict[str, Any]) -> None:
         for metric in (metric for snapshot in document["snapshots"] for metric in snapshot["metrics"]):
             if metric["name"] == "gpu.pcie.replays":
@@ -326,6 +330,8 @@ def test_invalid_text_in_events_still_gives_a_report(run: Path, capsys: pytest.C
 
 
 def plan(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Return a function that changes the JSON document of the plan."""
+
     def damage(run: Path) -> None:
         document = json.loads((run / "plan.json").read_text())
         change(document)
@@ -472,18 +478,18 @@ def test_resumed_run_keeps_complete_journal_lines(tmp_path: Path) -> None:
 
 WAIVERS = """schema: rackproof.waivers/1
 waivers:
-- {criterion: hbm-copy, host: h1, scope: gpu=0, who: somebody, why: it is to be replaced, until: 2027-01-31}
+- {criterion: hbm-copy, host: h1, scope: gpu=0, who: Ada, why: it is to be replaced, until: 2027-01-31}
 - criterion: hbm-copy
   host: h2
   name: memory.bandwidth
   absent: true
-  who: somebody
+  who: Ada
   until: 2027-01-31
   why: it is to be replaced
 """
 
 
-def test_truncated_waiver_file_waives_nothing_more(tmp_path: Path) -> None:
+def test_truncated_waiver_file_waives_no_more_than_the_whole_one(tmp_path: Path) -> None:
     path = tmp_path / "waivers.yml"
     path.write_text(WAIVERS)
     whole = read_waivers(str(path), ("h1", "h2"))
@@ -540,7 +546,7 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 
 def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
     """The mutations are the same in every run. `make fuzz` and its weekly job try new ones."""
-    signal.alarm(3600)  # the mutations compete with the other tests for two processors
+    signal.alarm(3600)  # other tests run at the same time, on two CPU cores
     counts, reported = fuzz.run(10_000, jobs=2, seed=1, report=lambda _: None)
     assert reported == []
     assert not any(counts[name] for name in fuzz.FAILURES)
@@ -551,13 +557,13 @@ def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
     assert counts["gang records"] > 1_000
 
 
-def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
-    """Each change of a valid run must be detected as a wrong accept."""
+def test_check_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
+    """The check that the fuzzer uses must reject each of these changes of a valid run, and give the reason."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
-    original, own, shared = trial.originals, "hosts/h1.json", "gangs/r1/h1.json"
+    valid, host_record, gang_record = trial.originals, "hosts/h1.json", "gangs/r1/h1.json"
     criteria = fuzz.H200_PACK.criteria
-    assert fuzz.rejection_reason(document, original, criteria) == ""
+    assert fuzz.rejection_reason(document, valid, criteria) == ""
     for old, new, why in (
         (b'"status": "measured"', b'"status": "measurd"', "no valid record"),
         (b'"nonce": "0', b'"nonce": "1', "a record of"),
@@ -566,8 +572,10 @@ def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
         (b'"h1-0"', b'"h2-0"', "in two slots"),
         (b"4270000000000.0", b"1270000000000.0", "wanted ge"),
     ):
-        assert old in original[own]
-        assert why in fuzz.rejection_reason(document, original | {own: original[own].replace(old, new)}, criteria)
+        assert old in valid[host_record]
+        assert why in fuzz.rejection_reason(
+            document, valid | {host_record: valid[host_record].replace(old, new)}, criteria
+        )
     for old, new, why in (
         (b'"gang": "r1"', b'"gang": "r2"', "a record of"),
         (b'"h1-0"', b'"h1-1"', "in two slots, or two GPUs in one"),
@@ -577,8 +585,10 @@ def test_fuzz_oracle_detects_wrong_accepts(tmp_path: Path) -> None:
         (b'"value": 0,', b'"value": 3,', "wanted eq 0"),
         (b'"name": "collective.all_reduce.wrong_elements",\n   "scope": "gang=r1",', b"", "no valid record"),
     ):
-        assert old in original[shared], old
-        assert why in fuzz.rejection_reason(document, original | {shared: original[shared].replace(old, new)}, criteria)
+        assert old in valid[gang_record], old
+        assert why in fuzz.rejection_reason(
+            document, valid | {gang_record: valid[gang_record].replace(old, new)}, criteria
+        )
 
 
 def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:

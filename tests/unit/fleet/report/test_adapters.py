@@ -1,4 +1,4 @@
-"""Pages of network adapters: everything that a host reports about an adapter is on its page, and nothing about another."""
+"""Pages of network adapters: the page has everything that the host reports about this adapter, and only that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes import adapters
 
 @pytest.fixture(scope="module")
 def report() -> FleetReport:
-    """Return the report on two hosts; on `h1`, a lane of the first adapter became dark, and its port has lost data."""
+    """Return the report on two hosts; on `h1`, a lane of the first adapter lost its light, and its port lost data."""
     plan = builders.plan("h1", "h2", profile="smoke")
     evidence = dict(builders.evidence(plan))
     before, after = adapters.metrics(1, symbol_errors=2000), adapters.metrics(1, adapters.DARK, symbol_errors=5000)
@@ -51,7 +51,7 @@ def data_of(report: FleetReport) -> dict[str, Any]:
 
 
 def texts(data: dict[str, Any], item: Any) -> Any:
-    """Return the item of the data with its texts in place of their numbers."""
+    """Return the item with its indices into `data["texts"]` replaced by the texts."""
     if isinstance(item, list):
         return [texts(data, each) for each in item]
     return data["texts"][item] if isinstance(item, int) else item
@@ -84,8 +84,8 @@ def test_counter_has_its_increase_and_its_rate_before_the_run(report: FleetRepor
     counter = readings["infiniband.symbol_error", "hca=mlx5_0,port=1"]
     assert (counter.value, counter.increase) == (5000, 3000)
     assert counter.per_hour == pytest.approx(2000 / 240)  # 864 000 s of uptime
-    (quiet,) = (item for item in host(report, "h2").adapters[0].readings if item.name == "infiniband.symbol_error")
-    assert (quiet.increase, quiet.per_hour) == (None, None)
+    (unchanged,) = (item for item in host(report, "h2").adapters[0].readings if item.name == "infiniband.symbol_error")
+    assert (unchanged.increase, unchanged.per_hour) == (None, None)
 
 
 def test_page_of_an_adapter_has_causes_limits_lanes_and_figures(report: FleetReport) -> None:
@@ -116,7 +116,7 @@ def test_page_of_an_adapter_has_causes_limits_lanes_and_figures(report: FleetRep
     ]  # fmt: skip
 
 
-def test_healthy_adapter_beside_it_has_no_finding(report: FleetReport) -> None:
+def test_healthy_adapters_have_no_finding(report: FleetReport) -> None:
     page = data_of(report)["pages"]
     assert page["0"]["adapters"][1][1] == "p"
     assert page["0"]["adapters"][1][4] == []
@@ -148,7 +148,7 @@ def test_hosts_without_adapters_have_no_pages_of_adapters() -> None:
     assert "adapters" not in data_of(report)["pages"]["0"]
 
 
-def test_pages_of_adapters_are_left_out_before_pages_of_hosts(report: FleetReport) -> None:
+def test_pages_of_adapters_are_omitted_before_pages_of_hosts(report: FleetReport) -> None:
     size = len(embedded_data(report, MAX_BYTES).encode())
     pages = json.loads(embedded_data(report, size - 200))["pages"]
     assert len(pages) == 2

@@ -10,10 +10,10 @@ from fleet.report.terminal import render_blocks
 from schemas.baselines import Change
 
 
-def change(**over: Any) -> Change:
-    """Return a regression of a GPU; `over` replaces fields."""
-    fields = {"kind": "regressed", "host": "h1", "scope": "gpu=0", "what": "gemm.throughput", "text": "slower"}
-    return Change(**{**fields, "unit": "FLOP/s", "old": 8e14, "new": 6e14, **over})
+def change(**fields: Any) -> Change:
+    """Return a regression of a GPU, with `fields` replaced."""
+    default = {"kind": "regressed", "host": "h1", "scope": "gpu=0", "what": "gemm.throughput", "text": "slower"}
+    return Change(**{**default, "unit": "FLOP/s", "old": 8e14, "new": 6e14, **fields})
 
 
 def terminal_text(*changes: Change) -> str:

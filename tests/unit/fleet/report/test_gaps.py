@@ -1,4 +1,4 @@
-"""Test that the report shows what could not be measured or does not fit, and never as a good result."""
+"""The report shows that something could not be measured, or does not fit into a table, and never shows it as a good result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_unmeasured_throttle_reason_is_not_read_as_no_throttling() -> None:
     ]
 
 
-def verdict(**over: Any) -> Verdict:
+def verdict(**fields: Any) -> Verdict:
+    """Return a failure of the copies from GPU 0 to GPU 1, with `fields` replaced."""
     defaults: dict[str, Any] = {
         "host": "gpu-00",
         "scope": "gpu=0,peer=1",
@@ -77,7 +78,7 @@ def verdict(**over: Any) -> Verdict:
         "criterion": "peer",
         "reason": "too slow",
     }
-    return Verdict(**{**defaults, **over})
+    return Verdict(**{**defaults, **fields})
 
 
 def test_only_the_failing_figure_of_a_pair_is_marked_in_its_matrix() -> None:
@@ -101,12 +102,12 @@ def test_failure_in_a_range_over_many_hosts_is_marked() -> None:
     assert cells["mfu"].css == ""
 
 
-def test_inconclusive_verdicts_are_counted_whatever_the_order_of_hosts() -> None:
+def test_inconclusive_verdicts_are_counted_in_any_order_of_hosts() -> None:
     report = rejected()
     listed = [item for item in report.verdicts if item.name == "gemm.throughput"]
-    gap = replace(listed[-1], host="gpu-00", verdict=INCONCLUSIVE, value=None, limit=None, operator="")
-    valued = replace(listed[-1], verdict=INCONCLUSIVE)
-    for verdicts in ((gap, *listed[:-1], valued), (*listed[:-1], valued, gap)):
+    without_value = replace(listed[-1], host="gpu-00", verdict=INCONCLUSIVE, value=None, limit=None, operator="")
+    with_value = replace(listed[-1], verdict=INCONCLUSIVE)
+    for verdicts in ((without_value, *listed[:-1], with_value), (*listed[:-1], with_value, without_value)):
         (figure,) = [
             item
             for item in distributions(replace(report, verdicts=verdicts))
@@ -115,7 +116,7 @@ def test_inconclusive_verdicts_are_counted_whatever_the_order_of_hosts() -> None
         assert (figure.inconclusive, figure.failed) == (2, 0)
 
 
-def test_failures_that_have_no_dot_are_in_the_histogram() -> None:
+def test_failures_beyond_the_number_of_dots_are_in_the_histogram() -> None:
     marks = [Mark(float(index), FAIL, "") for index in range(MAX_DOTS + 30)]
     dots, bars = draw_strip([*marks, Mark(500.0, PASS, "")], (), Axis.around([0.0, 500.0]))
     assert len(dots) == MAX_DOTS
@@ -131,7 +132,7 @@ def test_time_of_every_launch_of_a_stage_is_counted() -> None:
     assert rest == pytest.approx(once + 300.0)
 
 
-def test_median_of_pairs_without_any_rate_is_no_number() -> None:
+def test_median_of_pairs_without_any_rate_is_a_dash() -> None:
     report = accepted()
     first, second = report.hosts
     pair = measured("pairs.bandwidth", 1.0, "1", "nic=rail0,partner=gpu-01")
@@ -142,7 +143,7 @@ def test_median_of_pairs_without_any_rate_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("size", ["a text", True, 1e300, None])
-def test_soak_series_with_an_odd_message_size_is_no_error(size: Any) -> None:
+def test_soak_series_with_an_invalid_message_size_is_shown(size: Any) -> None:
     full: dict[str, Any] = {"at": (0,), "n": (1,), "low": (1e9,), "mean": (2e9,), "high": (3e9,)}
     rate = {"name": "collective.all_reduce.busbw", "scope": "host", "unit": "B/s"}
     series = (Series(**rate, params={"size_bytes": size}, **full),)
@@ -161,7 +162,7 @@ def test_soak_series_with_an_odd_message_size_is_no_error(size: Any) -> None:
     assert "collective" in render_html(report)
 
 
-def test_change_without_values_has_its_sentence_in_markdown() -> None:
+def test_change_without_values_is_described_in_markdown() -> None:
     change = Change(
         kind=FIGURES_GONE, host="h1", scope="host", what="figures", old=7, new=None, text="7 figures are gone"
     )
@@ -177,7 +178,7 @@ def test_numbers_include_failures_that_the_report_does_not_list() -> None:
     assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in render_prometheus(large)
 
 
-def test_command_says_when_it_does_not_name_all_hosts() -> None:
+def test_sentence_before_the_command_says_if_it_names_only_the_first_hosts() -> None:
     report = rejected()
     [reason] = [item for item in reasons.reasons(report.verdicts, report.causes, {}) if item.verdict == FAIL][:1]
     for count, sentence in ((20, "Then measure again"), (21, "Then measure again (the first 20 of 21 hosts)")):
@@ -185,7 +186,7 @@ def test_command_says_when_it_does_not_name_all_hosts() -> None:
         assert reasons.next_command(many, report.run_id)[0] == sentence
 
 
-def test_limits_with_the_same_value_or_that_do_not_fit_are_stated() -> None:
+def test_table_shows_three_limits_and_counts_the_others() -> None:
     report = two_hosts()
     row = devices.device_figures(report)[0]
     passed = next(item for item in report.verdicts if item.name == row.name and item.verdict == PASS and item.limit)

@@ -1,4 +1,4 @@
-"""Test the Grafana dashboards: the files match the generator, are valid for Grafana, and query only existing series."""
+"""The Grafana dashboards: the files match the generator, are valid, and query only series that exist."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.unit.fleet.report.test_report import write_run
 
 HERE = ROOT / "deploy" / "grafana"
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((HERE / "dashboards").glob("*.json"))}
-GRAFANAS_OWN = {"dateTimeAsIso", "dateTimeFromNow"}
-PROMETHEUS_OWN = {"up", "ALERTS", "ALERTS_FOR_STATE"}
+OTHER_GRAFANA_UNITS = {"dateTimeAsIso", "dateTimeFromNow"}
+PROMETHEUS_SERIES = {"up", "ALERTS", "ALERTS_FOR_STATE"}
 SERIES = re.compile(r"(?<![\w.])(rackproof[:_][\w:]+|up|ALERTS\w*)(?=[{\[ )]|$)")
 
 
@@ -63,7 +63,7 @@ def report() -> FleetReport:
 def series(report: FleetReport) -> set[str]:
     """Return the names of all series that can exist."""
     exported = re.findall(r"^\| `(\w+)` \| (\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    names = {name for name, _ in exported} | PROMETHEUS_OWN
+    names = {name for name, _ in exported} | PROMETHEUS_SERIES
     names |= {f"{name}_{part}" for name, kind in exported if kind == "histogram" for part in ("bucket", "count", "sum")}
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rackproof.rules.yml").read_text())["groups"]
     names |= {rule["record"] for group in rules for rule in group["rules"] if "record" in rule}
@@ -157,7 +157,7 @@ def test_queries_use_only_defined_variables(name: str, panel: dict[str, Any]) ->
 
 
 def test_grafana_supports_the_units() -> None:
-    known_units = {value for value in vars(units).values() if isinstance(value, str)} | GRAFANAS_OWN
+    known_units = {value for value in vars(units).values() if isinstance(value, str)} | OTHER_GRAFANA_UNITS
     for name in FILES:
         for panel in panels(name):
             used = [panel["fieldConfig"]["defaults"].get("unit", "none"), *overrides(panel, "unit")]

@@ -1,4 +1,4 @@
-"""Test junit.xml: a CI system reads the decision from it, and text from hosts never breaks the document."""
+"""junit.xml has the decision for CI systems, and is valid whatever text hosts report."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def report() -> FleetReport:
     return merge(PLAN, builders.evidence(PLAN), read_packs([]))
 
 
-def failure(**over: object) -> Verdict:
-    facts = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
-    facts |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found True, wanted = False"}
-    return Verdict(**{**facts, **over})  # type: ignore[arg-type]
+def failure(**fields: object) -> Verdict:
+    default = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
+    default |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found True, wanted = False"}
+    return Verdict(**{**default, **fields})  # type: ignore[arg-type]
 
 
 def read(report: FleetReport) -> dict[str, TestSuite]:
@@ -63,7 +63,7 @@ def test_accepted_fleet_is_green(report: FleetReport) -> None:
     assert suites["h1"].hostname == "h1"
 
 
-def test_failure_is_a_case_of_its_host_and_of_the_decision(report: FleetReport) -> None:
+def test_failure_fails_a_case_of_its_host_and_the_decision(report: FleetReport) -> None:
     suites = read(
         replace(report, decision="rejected", verdicts=(*report.verdicts, failure(limit=False, operator="eq")))
     )
@@ -89,7 +89,7 @@ def test_inconclusive_is_an_error_and_never_skipped() -> None:
 
 
 def test_one_cause_is_one_failure(report: FleetReport) -> None:
-    one, two = (
+    first, second = (
         failure(),
         failure(name="gpu.memory.unrepairable", criterion="memory", host="h3", action="inspect_hardware"),
     )
@@ -100,7 +100,7 @@ def test_one_cause_is_one_failure(report: FleetReport) -> None:
         parts=(CausePart(host="h2", scope="gpu=1", serial="h2-1"),), confidence="certain",
         verdicts=(number, number + 1), serial="h2-1", action="rma",
     )  # fmt: skip
-    suites = read(replace(report, verdicts=(*report.verdicts, one, two), causes=(cause,)))
+    suites = read(replace(report, verdicts=(*report.verdicts, first, second), causes=(cause,)))
     (failed,) = results(suites.values(), Failure)
     assert failed == ("h2", "gpu-memory-errors gpu=1", cause.title)
     (case,) = [case for case in suites["h2"] if case.result]

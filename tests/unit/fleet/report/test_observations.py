@@ -128,7 +128,7 @@ def test_rehearsal_and_simulation_are_marked_in_every_row(
     assert {row["mark"] for row in healthy[1]} == {""}
 
 
-def test_large_fleet_names_the_records_of_accepted_hosts(
+def test_rows_of_accepted_hosts_in_a_large_fleet_refer_to_their_records(
     healthy: tuple[FleetReport, list[dict[str, str]]],
 ) -> None:
     first, second = healthy[0].hosts
@@ -164,7 +164,7 @@ def row_of(value: object, reason: str = "") -> str:
     ("value", "shown"),
     [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1"), ("7", "7")],
 )
-def test_numbers_stay_numbers_and_flags_are_true_or_false(value: object, shown: str) -> None:
+def test_numbers_and_texts_have_separate_columns(value: object, shown: str) -> None:
     text = row_of(value)
     (row,) = table(text)
     is_number = type(value) in (int, float)
@@ -222,7 +222,7 @@ def test_text_after_a_semicolon_is_never_a_formula() -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))
-def test_any_text_fits_one_cell_on_one_line(text: str) -> None:
+def test_any_text_is_one_line_without_a_formula(text: str) -> None:
     escaped = cell(text)
     assert isinstance(escaped, str)
     assert not {unicodedata.category(character) for character in escaped} & {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -54,13 +54,13 @@ def test_each_gpu_has_a_plot_for_each_period() -> None:
     points = re.findall(r"-?[0-9]+ -?[0-9]+", first.line)
     assert len(points) == 4, "level, one step, level"
     high = int(points[0].split()[1])
-    assert high < 10, "the load is on from the left"
+    assert high < 10, "the load is on at the left"
     assert int(points[2].split()[1]) > 20, "then the power falls"
 
 
 def test_amplitude_and_slew_are_written_below_the_plot_of_their_gpu_and_period() -> None:
     waves = [("gpu=0", 500, SQUARE), ("gpu=0", 2000, SQUARE), ("gpu=1", 2000, SQUARE)]
-    whole = report(*waves)
+    with_waves = report(*waves)
     more = [
         builders.observation(name, value, scope=scope, unit=unit, stage="benchmark", period_ms=2000)
         for name, value, scope, unit in (
@@ -69,8 +69,8 @@ def test_amplitude_and_slew_are_written_below_the_plot_of_their_gpu_and_period()
             ("pulse.amplitude", 602.0, "gpu=1", "W"),
         )
     ]
-    kept = [item for item in whole.hosts[0].measurements if item.name not in ("pulse.amplitude", "pulse.slew")]
-    host = replace(whole.hosts[0], measurements=(*kept, *more))
+    kept = [item for item in with_waves.hosts[0].measurements if item.name not in ("pulse.amplitude", "pulse.slew")]
+    host = replace(with_waves.hosts[0], measurements=(*kept, *more))
     assert [gpu.figures for gpu in power_waves(host)[0].gpus] == [
         ("90 to 690 W, mean 390", "90 to 690 W, mean 390, amplitude 587 W, slew 5413 W/s"),
         (NONE, "90 to 690 W, mean 390, amplitude 602 W"),
@@ -87,7 +87,7 @@ def test_missing_points_do_not_interrupt_the_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "<script>", "690", "1 2 -3", "690  90", 690.0, True, " ".join(["1"] * 500)])
-def test_text_that_is_no_wave_is_not_drawn(text: Any) -> None:
+def test_text_that_is_not_a_wave_is_not_drawn(text: Any) -> None:
     (host,) = report(("gpu=0", 2000, text)).hosts
     assert not has_waves(host)
 

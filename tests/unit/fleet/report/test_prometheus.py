@@ -31,10 +31,10 @@ def report() -> FleetReport:
     return report_of(builders.plan("h1", "h2", "h3"))
 
 
-def failure(**over: str) -> Verdict:
-    facts = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
-    facts |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found yes, wanted no", **over}
-    return Verdict(**facts)  # type: ignore[arg-type]
+def failure(**fields: str) -> Verdict:
+    default = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
+    default |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found yes, wanted no"}
+    return Verdict(**{**default, **fields})  # type: ignore[arg-type]
 
 
 def series(text: str) -> Series:

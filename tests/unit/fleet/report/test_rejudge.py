@@ -1,4 +1,4 @@
-"""Test `rackproof judge`: another pack changes only its own verdicts, and nothing is written without --write."""
+"""Test `rackproof judge`: another pack changes only the verdicts of its criteria, and no file is written without --write."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def without_criterion(verdicts: list[dict[str, object]], criterion: str) -> list
     return [verdict for verdict in verdicts if verdict["criterion"] != criterion]
 
 
-def test_tighter_pack_changes_only_its_own_verdicts(
+def test_tighter_criterion_changes_only_its_own_verdicts(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (run / "report.json").read_bytes()

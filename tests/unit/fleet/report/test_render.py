@@ -131,7 +131,14 @@ def plan(hosts: int = 2, devices: int = 2, rehearsal: bool = False) -> Plan:
     )
 
 
-def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] = (), **over: Any) -> Record:
+def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] = (), **changes: Any) -> Record:
+    """Return the record of the host at position `number`.
+
+    Args:
+        slow: index of a GPU that is 20 % slower; -1 for none.
+        more: additional observations.
+        changes: fields of the record to replace.
+    """
     host = plan.hosts[number]
     world: dict[str, Any] = {"scope": "host", "stage": "benchmark", "status": MEASURED}
     observations = [
@@ -189,7 +196,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         observations=tuple(observations),
         launches=(launch,),
     )
-    return replace(default, **over)
+    return replace(default, **changes)
 
 
 def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
@@ -215,7 +222,7 @@ def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **para
 
 
 def other_benchmarks(number: int = 0) -> list[Observation]:
-    """Return the observations of the benchmarks that `record` leaves out, on a host of two GPUs."""
+    """Return the observations of the benchmarks that `record` omits, for a host with two GPUs."""
     observations = []
     for gpu in ("gpu=0", "gpu=1"):
         offset = 1e9 * number
@@ -312,7 +319,7 @@ RENDERERS = (render_html, render_markdown, render_summary)
 
 
 class Page(HTMLParser):
-    """A parsed page: its elements with their attributes, in order, its text, and the text of some elements."""
+    """A parsed page: its elements with their attributes, its text, and the text inside some elements (`inside`)."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -390,7 +397,7 @@ def test_summary_shows_status_and_lines() -> None:
 
 
 @pytest.mark.parametrize("wrong_status", [False, True], ids=["status of the merge", "status without REHEARSAL"])
-def test_rehearsal_never_reads_as_accepted(wrong_status: bool) -> None:
+def test_rehearsal_is_never_shown_as_accepted(wrong_status: bool) -> None:
     report = rehearsal()
     if wrong_status:
         report = replace(report, acceptance=replace(report.acceptance, status="PASS"))
@@ -424,7 +431,7 @@ def test_rejection_names_part_value_and_action() -> None:
     assert command in Page(html).text
 
 
-def test_missing_host_is_named_without_charts() -> None:
+def test_report_without_records_has_no_charts() -> None:
     fleet_plan = plan(hosts=1)
     report = judge_records(fleet_plan, {}, quarantined=[Quarantined(path="hosts/x.json", reason="wrong run")])
     html = render_html(report)
@@ -459,7 +466,7 @@ def test_large_fleet_without_exceptions_is_a_pass() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "shown"), [(64, False), (65, True)])
-def test_page_says_if_it_leaves_out_figures_of_accepted_hosts(hosts: int, shown: bool) -> None:
+def test_page_states_that_it_omits_figures_of_accepted_hosts(hosts: int, shown: bool) -> None:
     note = "Because of the size of this fleet, only hosts that did not pass are included, at most 64."
     assert (note in render_html(accepted(hosts=hosts, devices=1))) == shown
 
@@ -694,7 +701,7 @@ def test_quantities_are_readable(value: Any, unit: str, text: str) -> None:
     assert formatting.quantity(value, unit) == text
 
 
-def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
+def verdict(value: Any, limit: Any, **fields: Any) -> Verdict:
     common: dict[str, Any] = {
         "host": "h",
         "scope": "gpu=0",
@@ -705,7 +712,7 @@ def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
         "operator": "ge",
         "unit": "FLOP/s",
     }
-    return Verdict(**{**common, "value": value, "limit": limit, **over})
+    return Verdict(**{**common, "value": value, "limit": limit, **fields})
 
 
 def test_value_just_below_its_limit_is_shown_with_more_digits() -> None:
@@ -1038,7 +1045,7 @@ def test_detail_of_a_finding_is_shown() -> None:
     assert detail in render_markdown(report)
 
 
-def test_exact_passes_share_one_row() -> None:
+def test_equal_passes_share_one_row() -> None:
     same: dict[str, Any] = {"unit": "1", "operator": "eq", "criterion": "zero"}
     rows = verdict_rows.merge_verdicts(
         [
@@ -1062,7 +1069,7 @@ def test_exact_passes_share_one_row() -> None:
     ]
 
 
-def one_of_everything() -> FleetReport:
+def report_with_every_section() -> FleetReport:
     fleet_plan = plan()
     failed = replace(
         record(fleet_plan, 1).launches[0],
@@ -1092,7 +1099,7 @@ def one_of_everything() -> FleetReport:
 @pytest.mark.parametrize(("name", "render"), [("report.md", render_markdown), ("report.html", render_html)])
 def test_report_matches_its_golden_file(name: str, render: Any) -> None:
     """UPDATE_GOLDEN=1 rewrites the files."""
-    text = render(one_of_everything())
+    text = render(report_with_every_section())
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text, encoding="utf-8")
     assert (GOLDEN / name).read_text(encoding="utf-8") == text
@@ -1276,7 +1283,7 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
 
 
 def test_log_keeps_its_lines_in_the_page_data() -> None:
-    data = Page(render_html(one_of_everything())).data
+    data = Page(render_html(report_with_every_section())).data
     assert "NCCL WARN\n  peer is gone" in data["texts"]
 
 
@@ -1297,15 +1304,15 @@ def test_certificate_names_the_order_and_the_part_to_return() -> None:
     assert "Purchase order" not in Page(render_html(rejected())).text
 
 
-def test_gpu_is_no_pass_if_gaps_of_its_host_have_no_verdict() -> None:
+def test_gpu_is_inconclusive_if_measurements_of_its_host_are_missing() -> None:
     host = rejected().hosts[0]
     gap = replace(host, coverage=replace(host.coverage, expected=host.coverage.measured + 3))
     assert {item.state for item in gpu_states(host, (), passes_left_out=True)} == {PASS}
     assert {item.state for item in gpu_states(gap, (), passes_left_out=True)} == {"inconclusive"}
 
 
-def test_waived_gap_leaves_gpus_without_verdicts_passed() -> None:
-    """A report that leaves out passes has no verdict on a healthy GPU of a rejected host."""
+def test_gpu_without_verdicts_passes_if_the_missing_reading_of_its_host_is_waived() -> None:
+    """A report that omits passes has no verdict on the healthy GPU of the rejected host."""
     report = rejected()
     host = next(host for host in report.hosts if host.decision == "rejected")
     failed = next(item for item in report.verdicts if item.host == host.name and item.verdict == "fail")
@@ -1321,10 +1328,10 @@ def test_waived_gap_leaves_gpus_without_verdicts_passed() -> None:
     assert [gpu[0] for gpu in data["pages"]["0"]["gpus"]] == ["f", "p"]
 
 
-def test_no_text_of_ours_is_cut() -> None:
-    """`clean` cuts texts from hosts. The texts of packs, readings, benchmarks and causes pass through it too."""
-    ways = (*handling.HANDLING.values(), *handling.WITHOUT_EVIDENCE.values(), *handling.OF_ACTION.values())
-    texts = [text for way in ways for text in way]
+def test_texts_of_rackproof_are_not_truncated() -> None:
+    """`clean` truncates texts from hosts. It is also applied to the texts of packs, readings, benchmarks and causes."""
+    handlings = (*handling.HANDLING.values(), *handling.WITHOUT_EVIDENCE.values(), *handling.OF_ACTION.values())
+    texts = [text for item in handlings for text in item]
     texts += [text for pack in read_packs([]) for item in pack.criteria for text in (item.source, wanted_text(item))]
     texts += [reading.help for reading in READINGS.values()] + [item.summary for item in BENCHMARKS.values()]
     assert [text for text in texts if formatting.clean(text) != text] == []
@@ -1340,9 +1347,9 @@ def test_margin_far_beyond_a_limit_is_a_multiple_of_it() -> None:
     ]
 
 
-def test_time_per_host_is_that_of_the_hosts_with_durations() -> None:
+def test_time_per_host_ignores_hosts_without_durations() -> None:
     report = rejected()
-    quiet = replace(
+    with_silent_hosts = replace(
         report, hosts=(*report.hosts, *(replace(report.hosts[0], name=f"q{i}", measurements=()) for i in range(9)))
     )
-    assert timing.summary_line(quiet) == timing.summary_line(report)
+    assert timing.summary_line(with_silent_hosts) == timing.summary_line(report)

@@ -133,7 +133,7 @@ def linked(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere.json")
 
 
-def enormous(path: Path) -> None:
+def sparse(path: Path) -> None:
     with path.open("ab") as file:
         file.truncate(10_000_000_000)
 
@@ -147,7 +147,7 @@ def enormous(path: Path) -> None:
         (other_version, "rackproof.record/9"),
         (truncated, "not JSON at offset"),
         (linked, "symbolic links"),
-        (enormous, f"more than the allowed {documents.MAX_BYTES}"),
+        (sparse, f"more than the allowed {documents.MAX_BYTES}"),
     ],
 )
 def test_invalid_record_is_quarantined(run: Path, corrupt: Callable[[Path], None], reason: str) -> None:
@@ -284,8 +284,8 @@ def summary_after(run: Path, change: Callable[[Observation], Observation | None]
     return merge(loaded.plan, evidence, PACKS).acceptance.summary
 
 
-def test_unjudged_speed_is_not_a_plain_pass(tmp_path: Path) -> None:
-    """The run has one host: no criterion limits its training rates, but one limits its host copies."""
+def test_check_whose_speed_is_not_judged_is_marked(tmp_path: Path) -> None:
+    """With one host no criterion applies to training rates, but one applies to host copies."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary
@@ -427,8 +427,8 @@ def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--host=h1"]])
-def test_unwritable_report_is_not_a_decision(run: Path, options: list[str]) -> None:
-    """A report that cannot be written exits 74, so that no script takes it for an incomplete fleet (2)."""
+def test_report_that_cannot_be_written_exits_74(run: Path, options: list[str]) -> None:
+    """Exit code 2 would mean that the fleet is incomplete."""
     page = run / ("pages/h1.html" if options else "report.html")
     page.mkdir(parents=True)
     process = rackproof("report", run, *options)

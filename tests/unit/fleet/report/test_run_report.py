@@ -1,4 +1,4 @@
-"""Test that a run's report does not depend on fleet size, number of processes or order of records."""
+"""The findings in a report do not depend on the size of the fleet, the number of processes or the order of records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKS = read_packs(())
 Change = Callable[[Record], Record]
 
 
-def on_observations(change: Callable[[Observation], Observation]) -> Change:
+def for_observations(change: Callable[[Observation], Observation]) -> Change:
     """Return a change of a record that changes each of its observations."""
     return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
@@ -45,7 +45,7 @@ def set_to(name: str, scope: str, value: Any) -> Change:
             replace(observation, value=value) if (observation.name, observation.scope) == (name, scope) else observation
         )
 
-    return on_observations(change)
+    return for_observations(change)
 
 
 def with_error(record: Record) -> Record:
@@ -77,7 +77,7 @@ def with_ecc_error(record: Record) -> Record:
 
 
 def with_duplicate_serial(record: Record) -> Record:
-    """Return the record with the serial of a GPU of the first host."""
+    """Return the record with a GPU that has the serial of a GPU of the first host."""
     first, *others = record.gpus
     return replace(record, gpus=(replace(first, serial="r00000-h0-0"), *others))
 
@@ -117,7 +117,7 @@ FAULTY_PORTS = {"port.status_opcode": ("hca=mlx5_0,port=1", 15), "optics.rx_los"
 
 
 def with_two_faulty_ports(record: Record) -> Record:
-    """Return the record with another fault at each port of one adapter."""
+    """Return the record with two ports of one adapter that have different faults."""
     metrics = [Metric(name=name, unit="1", values={scope: value}) for name, (scope, value) in FAULTY_PORTS.items()]
     snapshots = (replace(item, metrics=(*item.metrics, *metrics)) for item in record.snapshots)
     return replace(record, snapshots=tuple(snapshots))
@@ -229,10 +229,10 @@ def test_brief_report_names_hosts_measured_together(tmp_path: Path, case: str) -
 
 
 @pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("in_full", [True, False])
-def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, in_full: bool) -> None:
-    run = small_fleet(tmp_path, "slower than the datasheet", 3 if in_full else 10)
-    slow, healthy = run.plan.hosts[2 if in_full else 5].name, run.plan.hosts[0].name
+@pytest.mark.parametrize("is_small", [True, False])
+def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, is_small: bool) -> None:
+    run = small_fleet(tmp_path, "slower than the datasheet", 3 if is_small else 10)
+    slow, healthy = run.plan.hosts[2 if is_small else 5].name, run.plan.hosts[0].name
     (criterion,) = {item.criterion for item in full_report(run).verdicts if item.verdict == FAIL and item.host == slow}
     waiver = Waiver(criterion=criterion, host=slow, who="Ada Example", why="agreed in annex 3", until="2099-12-31")
     items = [
@@ -260,7 +260,7 @@ def test_report_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("case", ["only logs", "rejected by the manifest"])
-def test_the_same_hosts_keep_their_measurements_with_any_number_of_processes(
+def test_same_hosts_have_measurements_with_any_number_of_processes(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (hosts, merge_module):
@@ -274,24 +274,24 @@ def test_the_same_hosts_keep_their_measurements_with_any_number_of_processes(
     change = without_measurements if case == "only logs" else with_error
     fleets.write(tmp_path, plan, dict.fromkeys(names, change))
     run = load(tmp_path)
-    one, two = (report_of(run, PACKS, jobs=jobs) for jobs in (1, 2))
-    assert one.hosts == two.hosts
-    shown = [host.name for host in one.hosts if host.measurements or any(launch.log_tail for launch in host.launches)]
+    first, second = (report_of(run, PACKS, jobs=jobs) for jobs in (1, 2))
+    assert first.hosts == second.hosts
+    shown = [host.name for host in first.hosts if host.measurements or any(launch.log_tail for launch in host.launches)]
     assert shown == names[:2]
-    assert (one.hosts[3].decision == "rejected") == (case == "rejected by the manifest")
+    assert (first.hosts[3].decision == "rejected") == (case == "rejected by the manifest")
 
 
-def _end_itself(context: Run, share: Share) -> None:
+def _kill_own_process(context: Run, share: Share) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_process_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> None:
+def test_killed_process_is_an_error(tmp_path: Path) -> None:
     run = small_fleet(tmp_path, count=3)
     with pytest.raises(RunError, match="one of the 2 processes that judge the hosts was killed"):
-        map_shares(_end_itself, run, [[("h1",)], [("h2",)]])
+        map_shares(_kill_own_process, run, [[("h1",)], [("h2",)]])
 
 
-def test_page_of_a_host_names_the_cable_of_each_faulty_port_as_the_report_does(tmp_path: Path) -> None:
+def test_report_and_page_of_a_host_name_the_cable_of_each_faulty_port(tmp_path: Path) -> None:
     plan = fleets.plan(3, gpu_count=2, gangs=False)
     name = plan.hosts[1].name
     ends = {"mlx5_0": ("leaf1", "swp1"), "mlx5_0/2": ("leaf2", "swp9")}
@@ -309,12 +309,14 @@ def test_page_of_a_host_names_the_cable_of_each_faulty_port_as_the_report_does(t
 
 
 @pytest.mark.usefixtures("brief")
-def test_page_of_one_host_has_everything_that_the_report_leaves_out(tmp_path: Path) -> None:
+def test_page_of_one_host_has_the_verdicts_and_figures_that_the_report_omits(tmp_path: Path) -> None:
     run = small_fleet(tmp_path, "slower than the fleet")
     report, full = report_of(run, PACKS, jobs=1), full_report(run)
     assert not any(host.measurements for host in report.hosts if host.decision == "accepted")
     for name in (run.plan.hosts[5].name, run.plan.hosts[6].name):
-        alone = report_on_host(run, PACKS, name, jobs=1)
-        assert alone.detail == ALL
-        assert sorted(map(str, alone.verdicts)) == sorted(str(item) for item in full.verdicts if item.host == name)
-        assert alone.hosts == tuple(host for host in full.hosts if host.name == name)
+        host_report = report_on_host(run, PACKS, name, jobs=1)
+        assert host_report.detail == ALL
+        assert sorted(map(str, host_report.verdicts)) == sorted(
+            str(item) for item in full.verdicts if item.host == name
+        )
+        assert host_report.hosts == tuple(host for host in full.hosts if host.name == name)

@@ -1,4 +1,4 @@
-"""Test that a host whose record is cut short is inconclusive in every output, in a fleet of any size."""
+"""A host whose record is truncated is inconclusive in every output, in fleets of any size."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests import builders
 from tests.accepted import rackproof, report_of
 
 BROKEN = 2
-"""Position in the plan of the host whose record is cut short."""
+"""Position in the plan of the host whose record is truncated."""
 RACK = 4
 
 
 def write_run(directory: Path, hosts: int, measured: int) -> str:
-    """Write the run of a fleet in racks of four hosts, with records of the first `measured` hosts. Return the broken host."""
+    """Write a run of a fleet in racks of four hosts, with records of the first `measured` hosts. Return the host at BROKEN."""
     fleet = Fleet(hosts=hosts, racks=-(-hosts // RACK), gpus=2, profile="smoke", readings=JUDGED)
     plan = fleet.plan(directory.name, "2026-11-21T04:00:00Z")
     broken = plan.hosts[BROKEN].name
@@ -76,7 +76,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
 
 
 def embedded(run: Path) -> dict[str, Any]:
-    """Return the data of the page, with its columns in full."""
+    """Return the data in the page, with its compressed columns expanded."""
     text = (run / "report.html").read_text().partition('<script type="application/json" id="data">')[2]
     data: dict[str, Any] = json.loads(text.partition("</script>")[0])
     for column in ("gpus", "measured", "rack"):
@@ -118,7 +118,7 @@ def check_tables(run: Path, broken: str) -> None:
     (missing,) = [row for row in rows if row["name"] == "record"]
     assert (missing["verdict"], missing["status"]) == ("inconclusive", "missing")
     assert {row["verdict"] for row in rows if row["name"] != "record"} == {""}
-    assert len(rows) > 1, "the record of the gang is whole"
+    assert len(rows) > 1, "the gang record is complete"
     if (run / "observations.parquet").exists():
         table = importlib.import_module("pyarrow.parquet").read_table(run / "observations.parquet").to_pylist()
         verdicts = {row["verdict"] for row in table if row["host"] == broken}

@@ -61,7 +61,7 @@ def test_the_most_severe_is_first_and_parts_of_a_host_are_compared_one_by_one() 
     assert [(item.severity, item.version) for item in vulnerable] == [("critical", "28.43.1014"), ("high", "580.95.05")]
 
 
-def test_a_package_of_the_distribution_is_listed_as_not_compared() -> None:
+def test_package_of_a_distribution_is_listed_as_not_compared() -> None:
     runc = {"container.runc.version": "1.1.12", "container.runc.package_version": "runc 1.1.12-0ubuntu3.1"}
     vulnerable, lines = found(host("h1", **runc))
     assert vulnerable == ()
@@ -71,7 +71,7 @@ def test_a_package_of_the_distribution_is_listed_as_not_compared() -> None:
     ]
 
 
-def test_an_old_list_is_a_caveat_of_runs_that_were_compared_with_it() -> None:
+def test_old_list_of_advisories_is_a_caveat_if_a_version_was_compared() -> None:
     _, lines = found(host("h1", driver__version="580.159.03"), plan=LATER)
     assert lines == [f"Old advisories: {OLD}rackproof criteria versions --rebuild renews it"]
     assert found(host("h1", driver__version="580.159.03")) == ((), [])

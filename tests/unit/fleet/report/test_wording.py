@@ -1,4 +1,4 @@
-"""Test that no code parses the judge's sentences: with random texts, everything else in reports and notifications is the same."""
+"""No code parses the sentences of verdicts: with random texts in their place, the rest of reports and notifications is equal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAULTS = (
     *("hung", "ecc", "duplicate_serial", "missing_observations", "slow_hbm"),
 )
 SEEDS = (1, 2)
-TITLES = (LineKind.CHECK,)
+FIXED_LINES = (LineKind.CHECK,)
 """Kinds of lines whose title and text are fixed terms, not sentences. They are not replaced."""
 
 
@@ -55,7 +55,7 @@ class RandomTexts:
 def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
     """Return the report with every sentence replaced."""
     lines = tuple(
-        line if line.kind in TITLES else replace(line, title=texts(line.title), text=texts(line.text))
+        line if line.kind in FIXED_LINES else replace(line, title=texts(line.title), text=texts(line.text))
         for line in report.acceptance.lines
     )
     return replace(
@@ -129,7 +129,7 @@ def test_reworded_report_shows_the_same(report: FleetReport, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_reworded_reasons_of_another_version_are_no_change(report: FleetReport, seed: int) -> None:
+def test_reworded_reasons_of_another_version_are_not_a_change(report: FleetReport, seed: int) -> None:
     old = document(replace(reworded(report, RandomTexts(seed)), rackproof="0.9.0"))
     assert changed_verdicts(old, report) == ()
 
@@ -157,7 +157,7 @@ def test_reworded_notification_has_the_same_state(tmp_path: Path, seed: int, in_
 
 
 def test_fleet_has_many_kinds_of_verdicts_and_lines(report: FleetReport) -> None:
-    """The report that the other tests reword has many kinds of verdicts."""
+    """Otherwise the tests above would prove little."""
     kinds = {verdict.kind for verdict in report.verdicts}
     assert kinds >= {
         *(VerdictKind.LIMIT, VerdictKind.CHANGE, VerdictKind.PEERS, VerdictKind.IDENTITY),

@@ -130,7 +130,7 @@ def test_findings_have_value_limit_and_values_of_siblings(run: Path) -> None:
     assert {item["scope"] for item in findings.values()} == {"gpu=1"}
 
 
-def test_counters_errors_and_logs_are_those_of_the_part(run: Path) -> None:
+def test_package_has_counters_errors_and_logs_of_only_this_part(run: Path) -> None:
     part_document = package(run)
     replays = {"name": "gpu.pcie.replays", "scope": "gpu=1", "unit": "1", "before": 0, "after": 7, "rose_by": 7}
     assert replays in part_document["counters"]
@@ -141,7 +141,7 @@ def test_counters_errors_and_logs_are_those_of_the_part(run: Path) -> None:
     assert "\x1b" not in json.dumps(part_document)
 
 
-def test_observations_are_those_of_the_part(run: Path) -> None:
+def test_package_has_the_observations_of_only_this_part(run: Path) -> None:
     package(run)
     rows = list(csv.DictReader(io.StringIO((run / "rma/h2-1/observations.csv").read_text(), newline="")))
     assert {(row["host"], row["serial"], row["scope"].split(",")[0]) for row in rows} == {("h2", "h2-1", "gpu=1")}
@@ -206,7 +206,7 @@ def test_parts_are_selected_by_serial_or_host(run: Path, capsys: pytest.CaptureF
     assert main(["rma", str(run), "--host", "h2"]) == 0
 
 
-def test_part_without_a_failure_is_returned_for_the_reason_that_the_operator_gives(
+def test_part_without_a_failure_is_returned_with_the_reason_of_the_operator(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -227,7 +227,7 @@ def test_part_without_a_failure_is_returned_for_the_reason_that_the_operator_giv
 
 def test_reason_is_added_to_the_failures_of_the_run(run: Path) -> None:
     causes = package(run)["causes"]
-    assert package(run, "--serial", "h2-1", "--reason", "it smells")["causes"][1:] == causes
+    assert package(run, "--serial", "h2-1", "--reason", "burn marks")["causes"][1:] == causes
 
 
 def test_reason_needs_a_part_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +288,7 @@ def test_accepted_run_has_no_package_and_unreported_run_is_an_error(
 
 
 @pytest.mark.parametrize("link", ["rma", "rma/h2-1"])
-def test_nothing_is_written_through_a_link(
+def test_symbolic_link_in_place_of_a_directory_is_not_followed(
     run: Path, tmp_path: Path, link: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outside = tmp_path / "outside"
@@ -349,7 +349,7 @@ def test_different_serials_have_different_directories(serials: list[str]) -> Non
     assert all(name and "/" not in name and name[0] not in ".-" for name in directories)
 
 
-def test_same_serial_of_two_parts_is_two_packages() -> None:
+def test_two_parts_with_the_same_serial_have_two_packages() -> None:
     directories = package_names([document("1650", "h1", "gpu=0"), document("1650", "h2", "gpu=3"), document("1651")])
     assert directories == ["1650-h1-gpu-0", "1650-h2-gpu-3", "1651"]
 
@@ -392,7 +392,7 @@ def test_consequence_of_a_cause_does_not_change_its_action() -> None:
     assert (part.action, part.needs_part_work, len(part.findings)) == ("reboot", False, 3)
 
 
-def test_identifiers_are_readings_of_the_collectors() -> None:
+def test_identity_readings_exist() -> None:
     assert {name for readings in IDENTITY_READINGS.values() for name in readings.values()} <= set(READINGS)
 
 
@@ -405,7 +405,7 @@ def test_rehearsal_is_marked_in_the_title(run: Path) -> None:
     assert "No GPU was tested" in text
 
 
-def test_counter_that_was_reset_rose_by_what_it_counted_since() -> None:
+def test_increase_of_a_reset_counter_is_its_value_since_the_reset() -> None:
     counter = "gpu.pcie.replays"
 
     def reading(phase: str, value: int) -> Observation:

@@ -51,10 +51,10 @@ PROFILE: dict[str, Any] = {
 REHEARSAL = {**PROFILE, "device": "cpu", "processes_per_host": 2}
 
 
-def study(tmp_path: Path, *hosts: str, profile: dict[str, Any] = PROFILE, gpu_count: int = 2, **over: Any) -> Plan:
-    """Return the plan of a study; `over` replaces settings of the study."""
+def study(tmp_path: Path, *hosts: str, profile: dict[str, Any] = PROFILE, gpu_count: int = 2, **settings: Any) -> Plan:
+    """Return the plan of a study; `settings` replaces settings of the study."""
     path = tmp_path / "study.yml"
-    path.write_text(yaml.safe_dump({**profile, "study": {**profile["study"], **over}}))
+    path.write_text(yaml.safe_dump({**profile, "study": {**profile["study"], **settings}}))
     return planned(path, *hosts, gpu_count=gpu_count)
 
 
@@ -174,13 +174,13 @@ def test_shipped_studies_can_be_planned(name: str) -> None:
 
 
 @dataclass
-class Site:
-    """Hosts that launch cells. Each doubling of the ranks reduces the throughput per rank by a tenth."""
+class SimulatedHosts:
+    """Simulated hosts that run the cells. Each doubling of the ranks reduces the throughput per rank by a tenth."""
 
     plan: Plan
     unreachable: set[str] = field(default_factory=set)
     change: Callable[[int, str, Launch], Launch | None] = lambda number, host, launch: launch
-    """Change the launch that a host reports; None: the host has no record of it."""
+    """Function that changes the launch that a host records, or returns None if the host has no record of it."""
     begun: list[int] = field(default_factory=list)
     launches: dict[str, list[Launch]] = field(default_factory=dict)
 
@@ -190,7 +190,7 @@ class Site:
         }
 
     def run_study(self) -> StudyResults:
-        """Launch cells until there is no next one."""
+        """Launch cells until there is no next cell, and return the results."""
         present = [host.name for host in self.plan.hosts if host.name not in self.unreachable]
         while launches := next_cell(self.plan, self.evidence(), present).launches:
             (start,) = launches
@@ -243,9 +243,9 @@ def states(results: StudyResults) -> list[str]:
 
 
 def test_cells_are_measured_once_and_oversized_ones_reported(tmp_path: Path) -> None:
-    site = Site(study(tmp_path))
-    results = site.run_study()
-    assert site.begun == [1, 2, 3, 4, 7, 8]
+    simulated = SimulatedHosts(study(tmp_path))
+    results = simulated.run_study()
+    assert simulated.begun == [1, 2, 3, 4, 7, 8]
     assert states(results) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
     assert results.rows[4].reason == "capacity: hosts with 2 GPUs: 4 needed, 2 in the inventory"
     assert [row.members for row in results.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
@@ -254,34 +254,38 @@ def test_cells_are_measured_once_and_oversized_ones_reported(tmp_path: Path) -> 
 
 
 def test_efficiency_is_per_rank_relative_to_the_smallest_cell_of_the_series(tmp_path: Path) -> None:
-    rows = Site(study(tmp_path)).run_study().rows
+    rows = SimulatedHosts(study(tmp_path)).run_study().rows
     values = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
     # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 starts with cell 2. Cell 8 is the only one with one CPU.
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
 def test_cell_with_limited_cpus_is_compared_with_that_with_all_cpus(tmp_path: Path) -> None:
-    results = Site(study(tmp_path)).run_study()
+    results = SimulatedHosts(study(tmp_path)).run_study()
     values = {row.number: (row.share, row.unconfined) for row in results.rows if row.share is not None}
     assert values == {8: (pytest.approx(1 / 3), 7)}
     assert render_lines(results, "").endswith(", 33 % of the images/s of cell 7")
     block = {"gpus": [2], "batch_size": [64]}
-    rows = Site(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
+    rows = SimulatedHosts(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
     assert rows[1].unconfined == 1, "the rate does not depend on the number of epochs"
-    rows = Site(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}])).run_study().rows
+    rows = (
+        SimulatedHosts(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}]))
+        .run_study()
+        .rows
+    )
     assert rows[1].share is None
 
 
 def test_cost_counts_only_the_hosts_of_each_launch(tmp_path: Path) -> None:
     plan = study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"})
-    site = Site(plan)
-    results = site.run_study()
+    simulated = SimulatedHosts(plan)
+    results = simulated.run_study()
     assert [row.cost for row in results.rows] == pytest.approx([0.2, 0.2, 0.4, 0.4, None, None, 0.2, 0.2])
     assert results.cost == pytest.approx(1.6)
     assert results.hours == pytest.approx(6 * 72 / 3600)
-    at_new_price = evaluate_study(plan, site.evidence(), price=20)
+    at_new_price = evaluate_study(plan, simulated.evidence(), price=20)
     assert at_new_price.cost == pytest.approx(3.2)
-    assert evaluate_study(study(tmp_path), site.evidence()).cost is None, "without a price"
+    assert evaluate_study(study(tmp_path), simulated.evidence()).cost is None, "without a price"
 
 
 @pytest.mark.parametrize(
@@ -292,9 +296,9 @@ def test_cost_counts_only_the_hosts_of_each_launch(tmp_path: Path) -> None:
     ],
 )
 def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], message: str) -> None:
-    site = Site(study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"}, stop=stop))
-    results = site.run_study()
-    assert site.begun == [1, 2, 3]
+    simulated = SimulatedHosts(study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"}, stop=stop))
+    results = simulated.run_study()
+    assert simulated.begun == [1, 2, 3]
     assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
     assert results.rows[3].reason == results.stopped == message
     assert results.rows[4].reason.startswith("capacity"), "capacity is reported before the budget"
@@ -306,8 +310,8 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
         out_of_memory = replace(launch, outcome="failed", reason="rank 0 in scaling (exit code 1): out of memory")
         return out_of_memory if number == 2 else launch
 
-    site = Site(study(tmp_path, price={"per_host_hour": 10}), change=change)
-    results = site.run_study()
+    simulated = SimulatedHosts(study(tmp_path, price={"per_host_hour": 10}), change=change)
+    results = simulated.run_study()
     assert states(results) == [MEASURED, FAILED, MEASURED, MEASURED, SKIPPED, SKIPPED, MEASURED, MEASURED]
     row = results.rows[1]
     assert row.reason == "rank 0 in scaling (exit code 1): out of memory"
@@ -352,55 +356,57 @@ def test_cell_with_missing_or_invalid_figures_fails(
     tmp_path: Path, change: Callable[[Launch], Launch], message: str
 ) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2]}])
-    results = Site(plan, change=lambda number, host, launch: change(launch)).run_study()
+    results = SimulatedHosts(plan, change=lambda number, host, launch: change(launch)).run_study()
     (row,) = results.rows
     assert (row.state, row.reason) == (FAILED, message)
     assert not results.is_complete
 
 
 def test_cell_fails_without_the_record_of_one_host(tmp_path: Path) -> None:
-    site = Site(study(tmp_path), change=lambda number, host, launch: None if (number, host) == (3, "h2") else launch)
-    results = site.run_study()
+    simulated = SimulatedHosts(
+        study(tmp_path), change=lambda number, host, launch: None if (number, host) == (3, "h2") else launch
+    )
+    results = simulated.run_study()
     assert (results.rows[2].state, results.rows[2].reason) == (FAILED, "no record of this launch from h2")
 
 
 def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> None:
-    site = Site(study(tmp_path, "h1", "h2", "h3"), unreachable={"h1", "h3"})
-    results = site.run_study()
-    assert site.begun == [1, 2, 7, 8]
+    simulated = SimulatedHosts(study(tmp_path, "h1", "h2", "h3"), unreachable={"h1", "h3"})
+    results = simulated.run_study()
+    assert simulated.begun == [1, 2, 7, 8]
     assert {row.members for row in results.rows if row.members} == {("h2",)}
     assert (results.rows[2].state, results.rows[2].reason) == (OPEN, NOT_YET)
     assert not results.is_complete
-    site.unreachable.clear()
-    assert site.run_study().is_complete
-    assert site.begun == [1, 2, 7, 8, 3, 4]
+    simulated.unreachable.clear()
+    assert simulated.run_study().is_complete
+    assert simulated.begun == [1, 2, 7, 8, 3, 4]
 
 
 def test_relaunched_cell_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
-    """The records of the first launch could not be fetched when the study continued with other hosts, but can be now."""
+    """The failed first launch was unreachable when the study continued with another host. Now both records are there."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
     lost = replace(
         launched(1, ("h1",), plan.study.cells[0]), outcome="failed", reason="the link went down", duration_s=300
     )
-    site = Site(plan, launches={"h1": [lost], "h2": [launched(1, ("h2",), plan.study.cells[0])]})
-    (row,) = site.run_study().rows
-    assert site.begun == []
+    simulated = SimulatedHosts(plan, launches={"h1": [lost], "h2": [launched(1, ("h2",), plan.study.cells[0])]})
+    (row,) = simulated.run_study().rows
+    assert simulated.begun == []
     assert (row.state, row.members, row.wall_s) == (MEASURED, ("h2",), 72.0)
     assert row.cost == pytest.approx(372), "both launches cost"
-    assert evaluate_study(plan, site.evidence()).hours == pytest.approx(372 / 3600)
+    assert evaluate_study(plan, simulated.evidence()).hours == pytest.approx(372 / 3600)
 
 
 def test_study_without_measured_cells_is_incomplete(tmp_path: Path) -> None:
-    results = Site(study(tmp_path, matrix=[{"gpus": [4]}])).run_study()
+    results = SimulatedHosts(study(tmp_path, matrix=[{"gpus": [4]}])).run_study()
     assert states(results) == [SKIPPED]
     assert not results.is_complete
 
 
 def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) -> None:
     plan, message = study(tmp_path, "h1"), "ended by max_steps before its epochs were over"
-    whole = Site(plan).run_study()
-    cut = Site(plan, change=lambda number, host, launch: with_params(launch, {"max_steps": 20})).run_study()
+    whole = SimulatedHosts(plan).run_study()
+    cut = SimulatedHosts(plan, change=lambda number, host, launch: with_params(launch, {"max_steps": 20})).run_study()
     for render in (render_html, render_markdown, lambda _, results, currency: render_lines(results, currency)):
         assert message not in render(plan, whole, "")
         assert render(plan, cut, "").count(message) == len(cut.rows) - cut.count(SKIPPED)
@@ -419,15 +425,15 @@ def test_launch_without_the_reporting_host_is_ignored(tmp_path: Path) -> None:
 
 def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    rows = Site(plan).run_study().rows
+    rows = SimulatedHosts(plan).run_study().rows
     small, large = RUNS[0], RUNS[2]
     assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
     assert closest_cell(large, rows) == rows[0], "one host with two GPUs"
     assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs"
     assert closest_cell(RUNS[-1], rows) is None, "no cell has twenty epochs"
     for params in ({"data": "synthetic"}, {"max_steps": 20}):
-        site = Site(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
-        assert closest_cell(large, site.run_study().rows) is None
+        simulated = SimulatedHosts(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
+        assert closest_cell(large, simulated.run_study().rows) is None
 
 
 def with_params(launch: Launch, params: dict[str, Any]) -> Launch:
@@ -446,14 +452,16 @@ def run(tmp_path: Path) -> Path:
         hostile = "<script>alert(1)</script> | \x1b[31mred"
         return replace(launch, outcome="failed", reason=hostile) if number == 2 else launch
 
-    return write_study(tmp_path, Site(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), change=change))
+    return write_study(
+        tmp_path, SimulatedHosts(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), change=change)
+    )
 
 
-def write_study(tmp_path: Path, site: Site) -> Path:
-    site.run_study()
+def write_study(tmp_path: Path, simulated: SimulatedHosts) -> Path:
+    simulated.run_study()
     directory = tmp_path / "runs" / "s1"
-    begin(directory, json.loads(json.dumps(to_json(site.plan))))
-    for host, evidence in site.evidence().items():
+    begin(directory, json.loads(json.dumps(to_json(simulated.plan))))
+    for host, evidence in simulated.evidence().items():
         documents.write(directory / "gangs" / "all" / f"{host}.json", to_json(evidence.records[0]))
     return directory
 
@@ -468,7 +476,7 @@ def test_page_has_every_cell_and_escapes_text_from_hosts(run: Path) -> None:
     assert "default-src &#39;none&#39;" in page
     assert "REHEARSAL" not in page
     assert page.count("<figure>") == 3
-    assert "characters)" not in page, "a text of ours is cut"
+    assert "characters)" not in page, "no text of Rackproof is truncated"
     assert all(note in page for note in (COLUMN_NOTES, GKE_NOTES))
     markdown = (run / "scaling.md").read_text()
     assert "‹script›alert(1)‹/script› ¦ red" in markdown
@@ -499,12 +507,12 @@ def test_price_option_replaces_the_price_of_the_study(run: Path, capsys: pytest.
 
 
 def test_complete_study_exits_0(tmp_path: Path) -> None:
-    assert main(["scaling", str(write_study(tmp_path, Site(study(tmp_path))))]) == 0
+    assert main(["scaling", str(write_study(tmp_path, SimulatedHosts(study(tmp_path))))]) == 0
 
 
 def test_rehearsal_is_marked_in_every_format(tmp_path: Path) -> None:
     plan = study(tmp_path, profile=REHEARSAL)
-    results = Site(plan).run_study()
+    results = SimulatedHosts(plan).run_study()
     assert "REHEARSAL" in render_html(plan, results, "")
     assert "REHEARSAL" in render_markdown(plan, results, "")
     assert "hosts with 2 processes: 4 needed, 2 in the inventory" in render_lines(results, "")
@@ -520,7 +528,9 @@ def test_page_without_measured_cells_says_so(tmp_path: Path) -> None:
 
 def test_synthetic_images_are_reported(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    results = Site(plan, change=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).run_study()
+    results = SimulatedHosts(
+        plan, change=lambda number, host, launch: with_params(launch, {"data": "synthetic"})
+    ).run_study()
     assert "accuracy and loss do not apply" in render_html(plan, results, "")
     assert "accuracy and loss do not apply" in render_markdown(plan, results, "")
 
@@ -570,7 +580,7 @@ def test_rejected_record_is_reported_in_every_format(run: Path, capsys: pytest.C
 
 def test_control_characters_in_the_currency_are_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = study(tmp_path, price={"per_host_hour": 12, "currency": "\x1b[31m"})
-    directory = write_study(tmp_path, Site(plan))
+    directory = write_study(tmp_path, SimulatedHosts(plan))
     assert main(["scaling", str(directory)]) == 0
     texts = [capsys.readouterr().out, *((directory / f"scaling.{kind}").read_text() for kind in ("md", "html"))]
     assert "\x1b" not in "".join(texts)
@@ -598,8 +608,8 @@ def test_local_run_measures_each_cell_once_without_a_playbook(
     small = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"scaling": {"max_steps": 2, "batch_size": 8}}}}
     matrix = [{"hosts": [1, 2], "gpus": [1], "cpus": [1]}, {"gpus": [1], "cpus": [9999]}]
     profile = {**PROFILE, "device": "cpu", "processes_per_host": 1, "stages": small, "study": {"matrix": matrix}}
-    (tmp_path / "own.yml").write_text(yaml.safe_dump(profile))
-    arguments = ["run", "--profile", str(tmp_path / "own.yml"), "--run-dir", str(tmp_path / "s1"), "--host", "me"]
+    (tmp_path / "small.yml").write_text(yaml.safe_dump(profile))
+    arguments = ["run", "--profile", str(tmp_path / "small.yml"), "--run-dir", str(tmp_path / "s1"), "--host", "me"]
     assert main(arguments) == 2
     reported = capfd.readouterr()
     assert "1 of 3 cells were measured, 1 failed, 1 skipped." in reported.out
@@ -614,7 +624,7 @@ def test_local_run_measures_each_cell_once_without_a_playbook(
 
 
 def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) -> None:
-    """Without a record the cell would be launched again forever, and its cost would not count towards the budget."""
+    """Without a limit, a cell without a record would be launched forever, and its cost would not count towards the budget."""
     plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
     cell = run.for_cell(1)

@@ -123,7 +123,7 @@ def test_sha256sum_and_ssh_keygen_verify_the_run(run: Path, keys: Path) -> None:
     assert subprocess.run(command, input=sums, check=False, capture_output=True).returncode == 0
 
 
-def test_all_files_are_signed_except_listed_exceptions(run: Path) -> None:
+def test_all_files_are_signed_except_those_in_unsigned_files(run: Path) -> None:
     listed = set(parse_sums((run / "SHA256SUMS").read_text()))
     present = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert present - listed == {"SHA256SUMS", "SHA256SUMS.sig"}
@@ -240,7 +240,7 @@ def test_large_fleet_is_signed_with_and_without_all_observations(
     assert verify(tmp_path / "r1")[0] == 0
 
 
-def test_forged_view_is_detected_despite_a_good_signature(run: Path, keys: Path, verify: Verify) -> None:
+def test_forged_report_page_is_detected_despite_a_valid_signature(run: Path, keys: Path, verify: Verify) -> None:
     (run / "report.html").write_text("<h1>All hosts are faster than ever</h1>")
     sign_without_judging(run, keys)
     code, output = verify(run)
@@ -290,7 +290,7 @@ def test_temporary_file_prevents_signing(path: str, run: Path, keys: Path, capsy
 
 
 def sign_without_judging(run: Path, keys: Path) -> None:
-    """Sign the run without judging it, as a dishonest owner of the key could."""
+    """Sign the run without judging it, as a dishonest key owner could do."""
     paths = sorted(parse_sums((run / "SHA256SUMS").read_text()))
     done = subprocess.run(["sha256sum", *paths], cwd=run, check=True, capture_output=True)
     (run / "SHA256SUMS").write_bytes(done.stdout)
@@ -299,7 +299,9 @@ def sign_without_judging(run: Path, keys: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_forged_report_is_detected_despite_a_good_signature(run: Path, keys: Path, verify: Verify) -> None:
+def test_report_that_contradicts_the_records_is_detected_despite_a_valid_signature(
+    run: Path, keys: Path, verify: Verify
+) -> None:
     record = json.loads((run / "hosts" / "h2.json").read_text())
     record["observations"] = [observation for observation in record["observations"] if observation["scope"] != "gpu=1"]
     documents.write(run / "hosts" / "h2.json", record)
@@ -333,7 +335,9 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_new_report_keeps_the_signature_or_warns(run: Path, verify: Verify, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_report_keeps_the_signature_valid_or_warns(
+    run: Path, verify: Verify, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().err == ""
@@ -346,7 +350,7 @@ def test_new_report_keeps_the_signature_or_warns(run: Path, verify: Verify, caps
 
 
 def sign_without_terminal(path: Path, **environment: str) -> str:
-    """Return the signature of a few bytes, or the last line of the error, without a terminal to ask for a passphrase."""
+    """Sign one byte without a terminal for a passphrase prompt. Return the signature, or the last line of the error."""
     inherited = {
         name: value for name, value in os.environ.items() if name not in ("SSH_AUTH_SOCK", "DISPLAY", "SSH_ASKPASS")
     }

@@ -1,4 +1,4 @@
-"""Test simulated fleets: healthy ones pass, only the faults are reported, and no report accepts simulated hardware."""
+"""Simulated fleets: healthy ones pass, exactly the faults are reported, and no report presents simulated hardware as accepted."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ GPU = 1
 
 def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
     """Write a simulated run and return its directory."""
-    chosen = Fleet(**{"profile": "smoke", "readings": JUDGED, "gpus": 2, **fleet})
-    plan = chosen.plan(directory.name, CREATED)
-    write_run(directory, chosen, place_faults(faults, plan, chosen.seed), plan, jobs=jobs)
+    simulated = Fleet(**{"profile": "smoke", "readings": JUDGED, "gpus": 2, **fleet})
+    plan = simulated.plan(directory.name, CREATED)
+    write_run(directory, simulated, place_faults(faults, plan, simulated.seed), plan, jobs=jobs)
     return directory
 
 
@@ -78,7 +78,7 @@ def test_assumed_figures_name_their_source() -> None:
     measured = {figure["name"] for figure in data["figures"] if "source" not in figure}
     assumed = {figure["name"] for figure in data["figures"] if "source" in figure}
     assert {"gemm.throughput", "memory.bandwidth", "stress.throughput", "peer_copy.bandwidth"} <= measured
-    of_others = (
+    without_h200_records = (
         "straggler.",
         "pairs.",
         "local_storage.",
@@ -95,10 +95,10 @@ def test_assumed_figures_name_their_source() -> None:
         "mixture_of_experts.",
         "loss_curve.",
     )
-    assert assumed - measured == {name for name in assumed if name.startswith(of_others)}
+    assert assumed - measured == {name for name in assumed if name.startswith(without_h200_records)}
 
 
-def test_values_of_healthy_parts_stay_within_the_measured_range_without_outliers() -> None:
+def test_simulated_values_are_within_the_measured_range_without_outliers() -> None:
     values = values_by_level([100.0, 97.0, 101.0, 2.0])
     assert (min(values), max(values)) == (97.0, 101.0)
     assert 98.5 < sum(values) / len(values) < 100.0  # the median is closer to the maximum
@@ -144,7 +144,7 @@ def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: P
 
 
 @pytest.mark.parametrize(("hosts", "gpus"), [(1, 1), (1, 2), (1, 3), (1, 8), (2, 1), (2, 2), (2, 8), (3, 1), (3, 3)])
-def test_small_healthy_fleet_is_accepted_and_an_equally_slow_one_is_rejected(
+def test_small_healthy_fleet_is_accepted_and_one_in_which_all_are_slow_is_rejected(
     tmp_path: Path, hosts: int, gpus: int
 ) -> None:
     gang = "none" if hosts == 1 else "rack"
@@ -173,7 +173,7 @@ SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "col
 
 
 def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> Evidence:
-    """Return the evidence with the figures of these names only, all with the same rate: every part is as slow as the others."""
+    """Return the evidence with only the figures of these names. All have the same low rate, so no part differs."""
 
     def slow_down(item: Observation) -> Observation | None:
         if item.name not in names:
@@ -185,7 +185,7 @@ def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> 
 
 
 def criteria_on(names: set[str]) -> list[Pack]:
-    """Return the packs with the criteria on these figures only, since those on others only take time."""
+    """Return the packs with only the criteria on these figures, to save time."""
     return [
         replace(pack, criteria=tuple(item for item in pack.criteria if any(map(item.matches_name, names))))
         for pack in read_packs([])
@@ -328,13 +328,13 @@ def faulty_fleet(
     return host_of_fault, verdicts_by_host, report
 
 
-def _end_itself(_: RunWriter, *__: object) -> list[Any]:
+def _kill_own_process(_: RunWriter, *__: object) -> list[Any]:
     os.kill(os.getpid(), signal.SIGKILL)
     return []
 
 
-def test_killed_process_is_an_error_and_not_an_endless_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunWriter, "write", _end_itself)
+def test_killed_process_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunWriter, "write", _kill_own_process)
     with pytest.raises(RunError, match="one of the 2 processes that write the records was killed"):
         run_of(tmp_path / "run", hosts=16, racks=2, jobs=2)
 
@@ -400,16 +400,16 @@ def test_fault_is_one_cause_with_the_right_part(
         "bmc_event": f"log={LOG}",
         "missing_dimm": FAULTY_SLOT,
         "slow_dimm": FAULTY_SLOT,
-        "wrong_clique": "gpu=0",  # the first of its GPUs, which are all in the clique
+        "wrong_clique": "gpu=0",  # the first GPU: all GPUs of the host are in the wrong clique
     }
     assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
 
 
 @pytest.mark.parametrize(("faults", "manifest"), [(1, True), (3, False), (5, True)])
-def test_swapped_cables_of_a_fleet_with_eight_rails_are_named_and_nothing_else(
+def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: int, manifest: bool
 ) -> None:
-    """Precision and recall are 1: each cause has the two adapters of one fault."""
+    """Each cause has the two adapters of one fault."""
     fleet = {"hosts": 16, "gpus": 8, "racks": 2}
     swapped = {f"r01-h{number + 2:02}": number + 1 for number in range(faults)}
     directory = run_of(tmp_path / "faulty", *(f"swapped_cables:{host}:{gpu}" for host, gpu in swapped.items()), **fleet)
@@ -434,8 +434,8 @@ def test_swapped_cables_of_a_fleet_with_eight_rails_are_named_and_nothing_else(
     assert f"Cabling: {text}" in report.acceptance.summary
 
 
-def test_slow_rail_of_a_host_with_swapped_cables_follows_from_them(tmp_path: Path) -> None:
-    """The traffic of the two rails takes the way over the spine: the NIC is not the fault."""
+def test_slow_rail_of_a_host_is_attributed_to_its_swapped_cables(tmp_path: Path) -> None:
+    """The swapped cables route the traffic of two rails over the spine switch, so the NIC is not faulty."""
     faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
     report = report_of(run_of(tmp_path / "run", *faults, hosts=8))
     assert {(cause.host, cause.problem) for cause in report.causes} == {
@@ -444,7 +444,7 @@ def test_slow_rail_of_a_host_with_swapped_cables_follows_from_them(tmp_path: Pat
     }
 
 
-def test_hosts_beyond_the_ports_of_a_leaf_have_leaves_of_their_own(tmp_path: Path) -> None:
+def test_hosts_beyond_the_ports_of_a_leaf_use_another_leaf(tmp_path: Path) -> None:
     report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h36:0", hosts=40, gpus=2))
     (cause,) = report.causes
     assert (cause.host, cause.problem) == ("r01-h36", "swapped-cables")
@@ -483,7 +483,7 @@ EXPECTED_PACKAGES = {
     "bmc_event": "inspect_hardware",
     "serial_mismatch": "inspect_hardware",
 }
-"""Fault -> action, if a part needs work. The others need a reset, a reboot, another version, or evidence."""
+"""Fault -> action of its package. Other faults need no work on a part, but a reset, a reboot, another version or evidence."""
 
 
 def test_rma_has_the_causes_parts_and_actions_of_the_report(
@@ -506,10 +506,10 @@ def test_rma_has_the_causes_parts_and_actions_of_the_report(
         for part in cause.parts
     }
     actions = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] != "identity"}
-    of_serials = ("identity", "bmc-serial")  # the BMC knows the right one of two equal serials
-    twins = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] in of_serials}
+    of_serials = ("identity", "bmc-serial")  # the BMC has the correct serial if two hosts report the same one
+    duplicates = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] in of_serials}
     for kind, host in host_of_fault.items():
-        assert (twins if kind == "duplicate_serial" else actions).get(host) == EXPECTED_PACKAGES.get(kind), kind
+        assert (duplicates if kind == "duplicate_serial" else actions).get(host) == EXPECTED_PACKAGES.get(kind), kind
     for row in rows:
         if row["path"]:
             part = documents.read(Path(row["path"]) / "part.json", "part")
@@ -537,13 +537,13 @@ def test_healthy_hosts_of_a_faulty_fleet_pass(
 ) -> None:
     host_of_fault, verdicts_by_host, report = faulty_fleet
     names = [host.name for host in report.hosts]
-    twin = names[names.index(host_of_fault["duplicate_serial"]) + 1]
-    assert set(verdicts_by_host) == set(host_of_fault.values()) | {twin}
+    host_with_the_same_serial = names[names.index(host_of_fault["duplicate_serial"]) + 1]
+    assert set(verdicts_by_host) == set(host_of_fault.values()) | {host_with_the_same_serial}
     assert {
         item.host for items in verdicts_by_host.values() for item in items if item.criterion == "identity-unique"
     } == {
         host_of_fault["duplicate_serial"],
-        twin,
+        host_with_the_same_serial,
     }
     assert report.acceptance.status == "SIMULATED FAIL"
 
@@ -621,7 +621,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_same_seed_makes_the_same_files_with_any_number_of_processes(tmp_path: Path) -> None:
+def test_files_depend_only_on_the_seed_and_not_on_the_number_of_processes(tmp_path: Path) -> None:
     faults = ("ecc", "slow_nic", "unreachable")
     by_one_process, by_two_processes = (
         files(run_of(tmp_path / name / "run", *faults, hosts=6, racks=2, jobs=jobs))

@@ -1,4 +1,4 @@
-"""RDMA ports of simulated fleets: healthy ones pass, and a slow port, cable, path, switch or rail is the only cause."""
+"""RDMA ports of simulated fleets: healthy ones pass. A slow port, cable, path, switch or rail is the only cause."""
 
 from __future__ import annotations
 
@@ -97,16 +97,18 @@ def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: st
 
 
 def test_port_that_is_down_is_the_only_cause_in_a_gang_of_two(tmp_path: Path) -> None:
-    """The healthy port has no other partner. Required to be measured, it is not the fault, and its cable needs no work."""
+    """The healthy port cannot be measured without its partner. Even if it must be measured, it is not reported as a cause."""
     fleet = Fleet(hosts=2, gpus=2, profile="standard", readings=JUDGED)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, [], plan)
     run = load(tmp_path / "run")
     evidence = {"r01-h01": with_port_down(run.evidence["r01-h01"]), "r01-h02": run.evidence["r01-h02"]}
-    alone, gang = sorted(evidence["r01-h02"].records, key=lambda record: bool(record.gang))
-    left = [item for item in gang.observations if (item.name, item.scope) != ("verbs.best_ratio", PORT)]
-    skipped = unmeasured(left, f"{PORT},partner=r01-h01", "skipped", "r01-h01 measures no port on this rail")
-    evidence["r01-h02"] = replace(evidence["r01-h02"], records=(alone, replace(gang, observations=skipped)))
+    host_record, gang_record = sorted(evidence["r01-h02"].records, key=lambda record: bool(record.gang))
+    without_ratio = [item for item in gang_record.observations if (item.name, item.scope) != ("verbs.best_ratio", PORT)]
+    skipped = unmeasured(without_ratio, f"{PORT},partner=r01-h01", "skipped", "r01-h01 measures no port on this rail")
+    evidence["r01-h02"] = replace(
+        evidence["r01-h02"], records=(host_record, replace(gang_record, observations=skipped))
+    )
     for is_required in (False, True):
         hosts = tuple(replace(host, verbs_required=is_required, infiniband_ports=2) for host in plan.hosts)
         report = merge(replace(plan, hosts=hosts), evidence, read_packs([]))
@@ -143,7 +145,7 @@ def test_slow_part_of_the_fabric_is_the_only_cause(
         assert cause.title.startswith(f"{parts.copy().pop().replace('=', ' ')} ({len(hosts)} hosts) is slow")
 
 
-def test_most_hosts_at_a_slow_switch_are_no_slow_rail(tmp_path: Path) -> None:
+def test_slow_switch_of_most_hosts_is_not_reported_as_a_slow_rail(tmp_path: Path) -> None:
     """Four of six hosts are at the slow switch. The others show that the rail is not slow."""
     report = report_of(run_of(tmp_path / "run", "slow_switch:r01-h02:1", hosts_per_leaf=4))
     (cause,) = report.causes

@@ -1,4 +1,4 @@
-"""However slow a NIC, cable, rail, switch or host or the whole fabric is, it is one cause, and no healthy GPU is blamed."""
+"""A slow NIC, cable, rail, host or fabric is the only cause, slightly or extremely slow. No healthy GPU is reported as failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST, GPU = "r01-h03", 1
 
 
 def slowed(kind: str, share: float, gpu: int) -> Effect:
-    """Return the effect of a fault of the simulator, with another share of the speed. `fabric` is every rail of every host."""
+    """Return the effect of a simulated fault that reduces the speed to `share`. `fabric` slows all rails of all hosts."""
     if kind == "fabric":
         return Effect(speed=share, rails=(), reach=RAIL)
     in_gang = FAULTS[kind].in_gang
@@ -33,7 +33,7 @@ def slowed(kind: str, share: float, gpu: int) -> Effect:
 
 
 def judged(directory: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[str, tuple[str, float]]) -> FleetReport:
-    """Return the report on one gang of four hosts: host -> kind of fault, and the share of its speed that remains."""
+    """Return the report on one gang of four hosts. `effects`: host -> kind of fault, share of the speed that remains."""
     fleet = Fleet(profile="standard", readings=JUDGED, gpus=3, hosts=4, gang="all")
     plan = fleet.plan(directory.name, CREATED)
     requests = []
@@ -59,7 +59,7 @@ def judged(directory: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[str, 
         ("fabric", {"gang=all", "rail=0", "rail=1", "rail=2"}),
     ],
 )
-def test_slow_network_is_not_blamed_on_gpus(
+def test_slow_network_is_not_attributed_to_gpus(
     kind: str, parts: set[str], share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = judged(tmp_path / "run", monkeypatch, {HOST: (kind, share)})
@@ -76,7 +76,7 @@ def test_slow_network_is_not_blamed_on_gpus(
 
 
 @pytest.mark.parametrize("share", [0.5, 0.02])
-def test_slow_path_between_two_hosts_is_one_cause_that_blames_no_part_of_a_host(
+def test_slow_path_between_two_hosts_is_one_cause_without_a_part_to_return(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collectives are slow too. The other hosts are measured again without these two, and accepted."""
@@ -88,7 +88,7 @@ def test_slow_path_between_two_hosts_is_one_cause_that_blames_no_part_of_a_host(
     assert {row.name for row in report.hosts if row.decision != "accepted"} == {HOST, "r01-h04"}
 
 
-def test_slow_path_is_not_blamed_if_a_slow_host_explains_the_collectives(
+def test_slow_path_is_not_a_network_cause_if_a_slow_host_explains_the_collectives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     effects = {"r01-h02": ("slow_host", 0.3), HOST: ("slow_path", 0.5)}
@@ -97,8 +97,8 @@ def test_slow_path_is_not_blamed_if_a_slow_host_explains_the_collectives(
     assert {cause.host for cause in failed if cause.problem == "slow-network"} == {"r01-h02"}
 
 
-def test_pair_of_two_slow_hosts_belongs_to_their_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alone is fast enough for the floor of a pair; together they are below it."""
+def test_slow_pair_of_two_slow_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a healthy partner each is above the floor of a pair. With each other they are below it."""
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [
         ("r01-h02", "host"),

@@ -145,11 +145,11 @@ def test_states_follow_the_events(run: Run) -> None:
     assert (view.task, view.pending, view.answered) == (WAIT, ("h2", "h3"), 1)
     remaining = {host.name: host.remaining_s for host in view.hosts}
     assert remaining["h1"] is None
-    waits = run.plan.stage("benchmark").deadline_s - 300
-    assert remaining["h2"] == pytest.approx(waits, abs=5)
+    until_deadline = run.plan.stage("benchmark").deadline_s - 300
+    assert remaining["h2"] == pytest.approx(until_deadline, abs=5)
 
 
-def test_nonzero_exit_code_fails_the_stage_before_the_host_leaves(run: Run) -> None:
+def test_nonzero_exit_code_fails_the_stage_before_ansible_drops_the_host(run: Run) -> None:
     run.start_benchmarks().add_event("ok", host="h2", rc=3)
     run.add_event("ok", host="h1", rc=0).add_event("ok", host="h3", rc=0)
     run.task("benchmark : Fetch the record")
@@ -157,7 +157,7 @@ def test_nonzero_exit_code_fails_the_stage_before_the_host_leaves(run: Run) -> N
 
 
 @pytest.mark.parametrize("what", [FAILED, UNREACHABLE])
-def test_failed_host_has_left_before_later_stages(what: str, run: Run) -> None:
+def test_failed_host_is_left_out_of_later_stages(what: str, run: Run) -> None:
     run.start_benchmarks().add_event(what, host="h2")
     run.add_failure("h2", what, "Connection timed out")
     run.play("Gang", "gang").task("gang : Decide", hosts=["h1", "h3"])
@@ -401,13 +401,13 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
     note = next(note for note in view.notes if note.startswith("progress unknown"))
     assert "1 more host" in note
     assert re.search(r"^h1 .* 61 % .* 1 min (10|0\d) s +stress", "\n".join(render(view, 120)), re.M)
-    beats = HeartbeatLines(0)
-    beats.due(replace(view, pending=("h1",), answered=2))
-    (line,) = beats.due(replace(view, at=view.at + 1, pending=("h1",), answered=2))
+    heartbeat = HeartbeatLines(0)
+    heartbeat.due(replace(view, pending=("h1",), answered=2))
+    (line,) = heartbeat.due(replace(view, at=view.at + 1, pending=("h1",), answered=2))
     assert re.fullmatch(r"\S+ benchmark: 2 of 3 hosts done, h1 61 %, about 1 min (10|0\d) s left", line)
 
 
-def test_time_left_of_the_run_has_the_slowest_host_and_the_stages_that_wait(run: Run) -> None:
+def test_time_left_of_the_run_is_that_of_the_slowest_host_plus_the_waiting_stages(run: Run) -> None:
     view = run.start_benchmarks().view()
     assert view.expected_s is None, "no exporter reports the end of the running stage"
     stages_s = {"benchmark": 200.0, "gang": 60.0}
@@ -416,8 +416,8 @@ def test_time_left_of_the_run_has_the_slowest_host_and_the_stages_that_wait(run:
     assert expected_s([replace(hosts[0], expected_s=None), *hosts[1:]], stages_s) is None
     done = [replace(host, cells={**host.cells, "benchmark": StageCell(state=DONE)}) for host in hosts]
     assert expected_s(done, stages_s) == 60.0
-    over = [replace(host, cells={**host.cells, "gang": StageCell(state=DONE)}) for host in done]
-    assert expected_s(over, stages_s) is None
+    all_done = [replace(host, cells={**host.cells, "gang": StageCell(state=DONE)}) for host in done]
+    assert expected_s(all_done, stages_s) is None
     assert expected_s(done, {}) is None
     assert "about 2 min 42 s left" in "\n".join(render(replace(view, expected_s=162.0), 160))
 
@@ -608,9 +608,9 @@ def test_log_prints_each_change_once(run: Run) -> None:
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
-def test_heartbeat_lines_come_at_start_on_progress_and_rarely_without(run: Run) -> None:
+def test_heartbeat_line_is_printed_at_start_on_progress_and_rarely_otherwise(run: Run) -> None:
     view = run.start_benchmarks().view()
-    begun, beats = view.task_since or 0.0, HeartbeatLines(30)
+    begun, heartbeat = view.task_since or 0.0, HeartbeatLines(30)
 
     def lines_after(after: float, share: float | None, pending: tuple[str, ...] = ("h1", "h2", "h3")) -> list[str]:
         hosts = tuple(
@@ -622,7 +622,7 @@ def test_heartbeat_lines_come_at_start_on_progress_and_rarely_without(run: Run) 
             for host in view.hosts
         )
         moment = replace(view, at=begun + after, hosts=hosts, pending=pending, answered=3 - len(pending))
-        return [line[9:] for line in beats.due(moment)]
+        return [line[9:] for line in heartbeat.due(moment)]
 
     minutes = duration(run.plan.stage("benchmark").deadline_s)
     assert lines_after(1, 0.0) == []
@@ -751,8 +751,8 @@ def test_screen_is_updated_and_the_terminal_restored_on_signals(
     first = terminal.read_until(b"now: benchmark : Run the benchmarks")
     assert first.startswith(b"\x1b[?1049h\x1b[H\x1b[?25l")
     run.add_event(FAILED, host="h3")
-    run.add_failure("h3", FAILED, "it burns")
-    frame = terminal.read_until(b"it burns")
+    run.add_failure("h3", FAILED, "out of memory")
+    frame = terminal.read_until(b"out of memory")
     assert b"\x1b[?1049h" not in frame  # updated in place
     terminal.resize(60, 10)
     terminal.read_until(b"more lines")

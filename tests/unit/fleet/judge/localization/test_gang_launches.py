@@ -24,7 +24,7 @@ from fleet.judge.localization import (
     Suspect,
     Tolerance,
     find_suspects,
-    judge_pairs,
+    judge_gangs,
 )
 from fleet.judge.localization.launches import (
     Attempt,
@@ -1382,7 +1382,7 @@ def pair_verdicts(
         gpus = tuple(builders.gpu(host.name, index) for index in range(len(host.devices)))
         host_record = replace(record("h1", *own_launches, observations=observed[host.name]), host=host.name, gpus=gpus)
         views.append(HostView(plan, host, Evidence(records=(host_record,)), [pack()]))
-    return judge_pairs(views, earlier)
+    return judge_gangs(views, earlier)
 
 
 def not_passed(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:

@@ -21,7 +21,7 @@ from fleet.judge.localization import (
     ProbeConclusion,
     Suspect,
     find_suspects,
-    judge_pairs,
+    judge_gangs,
 )
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
@@ -510,7 +510,7 @@ def named_parts(verdicts: Sequence[Verdict], kind: str) -> set[tuple[str, str]]:
 
 def test_healthy_gang_passes_in_bandwidth_and_latency() -> None:
     fleet = Fleet(4, 2)
-    verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
+    verdicts = judge_gangs(views(plan_of(fleet), fleet), [])
     assert {(item.host, item.name, item.verdict) for item in verdicts} == {
         (host, name, "pass") for host in fleet.names for name in ("pairs.bandwidth", "pairs.latency")
     }
@@ -520,7 +520,7 @@ def test_healthy_gang_passes_in_bandwidth_and_latency() -> None:
 
 def test_slow_nic_fails_without_its_gpu_or_other_hosts() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
-    verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
+    verdicts = judge_gangs(views(plan_of(fleet), fleet), [])
     (verdict,) = (item for item in verdicts if item.verdict != "pass")
     assert (verdict.verdict, verdict.host, verdict.scope, verdict.part_scope) == ("fail", "h2", "gpu=1", "nic=rail1")
     assert (verdict.serial, "; it is the NIC that GPU 1 (serial h2-1, PCI 0000:" in verdict.detail) == ("", True)
@@ -549,16 +549,16 @@ def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
         reason="slow",
         action="inspect_hardware",
     )
-    (verdict,) = (item for item in judge_pairs(views(plan, fleet), [alone]) if item.verdict == "fail")
+    (verdict,) = (item for item in judge_gangs(views(plan, fleet), [alone]) if item.verdict == "fail")
     assert "suspect GPU h2 rail 1" in verdict.reason
     attributed = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # the pair is attributed to the other GPU
-    (verdict,) = (item for item in judge_pairs(views(plan, fleet), [attributed]) if item.verdict == "fail")
+    (verdict,) = (item for item in judge_gangs(views(plan, fleet), [attributed]) if item.verdict == "fail")
     assert "suspect NIC h2 rail 1" in verdict.reason
 
 
 def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None:
     fleet = Fleet(6, 2, delays={"h1": 1e-4}, links={frozenset(("h3", "h4")): 0.4})
-    verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
+    verdicts = judge_gangs(views(plan_of(fleet), fleet), [])
     assert named_parts(verdicts, "fail") == {("h1", "host")}
     assert named_parts(verdicts, "inconclusive") == {("h3", "gang=r1"), ("h4", "gang=r1")}
     assert {item.host for item in verdicts if item.verdict == "pass"} == {"h0", "h2", "h5"}
@@ -567,7 +567,7 @@ def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None
 def test_failed_pair_fails_both_ends_if_both_work_with_others() -> None:
     fleet = Fleet(4, 2)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
-    assert named_parts(judge_pairs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert named_parts(judge_gangs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
 @pytest.mark.parametrize(
@@ -580,13 +580,13 @@ def test_error_at_one_end_of_an_exchange_that_the_other_end_measured_is_no_faile
     measured = views(plan_of(fleet), fleet)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
     mixed = [failed if failed.host.name in ends else healthy for healthy, failed in zip(measured, lost, strict=True)]
-    assert named_parts(judge_pairs(mixed, []), "fail") == expected
+    assert named_parts(judge_gangs(mixed, []), "fail") == expected
 
 
 def test_two_hosts_with_a_slow_collective_are_inconclusive() -> None:
     fleet = Fleet(2, 2)
     both = views(plan_of(fleet), fleet)
-    assert judge_pairs(both, []) == []
+    assert judge_gangs(both, []) == []
     slow = Verdict(
         host="h0",
         scope="gang=r1",
@@ -596,7 +596,7 @@ def test_two_hosts_with_a_slow_collective_are_inconclusive() -> None:
         criterion="x",
         reason="slow",
     )
-    assert named_parts(judge_pairs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert named_parts(judge_gangs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
 def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> None:
@@ -610,7 +610,7 @@ def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> N
         criterion="x",
         reason="slow",
     )
-    verdicts = judge_pairs(views(plan_of(fleet), fleet), [slow])
+    verdicts = judge_gangs(views(plan_of(fleet), fleet), [slow])
     assert named_parts(verdicts, "fail") == {(host, "gang=r1") for host in fleet.names}
     assert all("suspect fabric" in item.reason for item in verdicts)
 
@@ -618,15 +618,15 @@ def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> N
 def test_one_end_of_a_pair_suffices_and_missing_pairs_give_no_pass() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
     plan = plan_of(fleet)
-    assert named_parts(judge_pairs(views(plan, fleet, both_ends=False), []), "fail") == {("h2", "host")}
+    assert named_parts(judge_gangs(views(plan, fleet, both_ends=False), []), "fail") == {("h2", "host")}
     nothing = [HostView(plan, host, Evidence(records=(record(plan, host),)), []) for host in plan.hosts]
-    assert judge_pairs(nothing, []) == []
+    assert judge_gangs(nothing, []) == []
 
 
 def test_rehearsal_reports_gross_faults_only() -> None:
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
-        result = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])
+        result = judge_gangs(views(plan_of(fleet, "rehearsal"), fleet), [])
         assert named_parts(result, "fail") == expected
 
 
@@ -640,4 +640,4 @@ def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
         slow.evidence, records=(slow.evidence.records[0], replace(slow.evidence.records[1], observations=observed))
     )
     inflated = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in host_views]
-    assert named_parts(judge_pairs(inflated, []), "fail") == {("h2", "host")}
+    assert named_parts(judge_gangs(inflated, []), "fail") == {("h2", "host")}

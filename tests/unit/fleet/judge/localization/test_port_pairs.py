@@ -12,7 +12,7 @@ import pytest
 
 from fleet.judge.criteria import read_pack
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import Pair, find_suspects, judge_pairs
+from fleet.judge.localization import Pair, find_suspects, judge_gangs
 from fleet.judge.localization import verdicts as localization_verdicts
 from fleet.judge.localization.port_pairs import least_share
 from schemas.plans import Plan
@@ -65,7 +65,7 @@ def of_layer(verdicts: Sequence[Verdict], benchmark: str) -> list[Verdict]:
 
 def test_healthy_ports_pass_and_nothing_is_noted() -> None:
     fleet = Fleet(4, 2)
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
     assert {(item.host, item.verdict) for item in of_layer(verdicts, "verbs")} == {
         (name, "pass") for name in fleet.names
     }
@@ -75,12 +75,12 @@ def test_healthy_ports_pass_and_nothing_is_noted() -> None:
 def test_hosts_without_port_figures_are_judged_as_before() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     plan = plan_of(fleet)
-    assert judge_pairs(with_ports(plan, fleet, []), []) == judge_pairs(views(plan, fleet), [])
+    assert judge_gangs(with_ports(plan, fleet, []), []) == judge_gangs(views(plan, fleet), [])
 
 
 def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
     (port,) = (item for item in of_layer(verdicts, "verbs") if item.verdict != "pass")
     assert (port.host, port.scope, port.part_scope, port.verdict) == (
         "h2",
@@ -97,7 +97,7 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
 
 def test_slow_nccl_with_normal_ports_is_not_the_fabric() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, Fleet(4, 2).pairs()), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, Fleet(4, 2).pairs()), [])
     assert {item.verdict for item in of_layer(verdicts, "verbs")} == {"pass"}
     (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
     assert gpu.host == "h2"
@@ -106,7 +106,7 @@ def test_slow_nccl_with_normal_ports_is_not_the_fabric() -> None:
 
 def test_slow_port_that_nccl_does_not_use_says_so() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
-    verdicts = judge_pairs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
+    verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     assert {item.verdict for item in of_layer(verdicts, "pairs")} == {"pass"}
     (port,) = (item for item in verdicts if item.verdict != "pass")
     assert port.detail.endswith("NCCL is normal on this host (pairs.bandwidth): it uses another port or another path")
@@ -114,7 +114,7 @@ def test_slow_port_that_nccl_does_not_use_says_so() -> None:
 
 def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
-    verdicts = judge_pairs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
+    verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     (slow,) = (item for item in verdicts if item.verdict != "pass")
     others = [item for item in of_layer(verdicts, "pairs") if item.host != "h2"]
     assert localization_verdicts._seen_by_nccl(slow, others, ["h2"]) == ""
@@ -125,7 +125,7 @@ def test_slow_collective_with_normal_pairs_and_ports_is_not_the_fabric() -> None
     fleet = Fleet(4, 2)
     slow = Verdict(host="h0", scope="gang=r1", name="collective.all_reduce.busbw", stage="gang", verdict="fail",
                    criterion="x", reason="slow")  # fmt: skip
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [slow])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [slow])
     failed = [item for item in verdicts if item.verdict == "fail"]
     assert {item.host for item in failed} == {*fleet.names}
     assert all("not the fabric" in item.reason for item in failed)
@@ -138,7 +138,7 @@ def test_port_that_is_slow_in_one_direction_is_found(is_sender: bool) -> None:
     def sent(host: str, other: str, rail: int) -> float:
         return 0.5 if rail == 1 and (host if is_sender else other) == "h2" else 1.0
 
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
     assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
     assert named_parts(verdicts, "inconclusive") == set()
 
@@ -149,7 +149,7 @@ def test_port_whose_pairs_all_fail_is_named() -> None:
     def sent(host: str, other: str, rail: int) -> float:
         return float("h2" not in (host, other) or rail == 0)
 
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
     assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
 
 
@@ -177,7 +177,7 @@ def test_port_that_reports_errors_with_most_partners_is_named() -> None:
 
 def test_slow_cable_between_two_hosts_is_inconclusive_on_both() -> None:
     fleet = Fleet(2, 2)
-    verdicts = judge_pairs(
+    verdicts = judge_gangs(
         with_ports(plan_of(fleet), fleet, fleet.pairs(), lambda host, other, rail: 0.5 if rail else 1.0), []
     )
     assert {(item.host, item.verdict) for item in of_layer(verdicts, "verbs")} == {
@@ -196,7 +196,7 @@ def test_other_operations_and_directions_are_not_mixed_in() -> None:
             *port_figures(view.host.name, other, 0, 1.9, direction="both_ways")]])
         for view in healthy
     ]  # fmt: skip
-    assert judge_pairs(others, []) == judge_pairs(healthy, [])
+    assert judge_gangs(others, []) == judge_gangs(healthy, [])
 
 
 def test_figures_without_a_rail_or_port_are_ignored() -> None:
@@ -210,7 +210,7 @@ def test_figures_without_a_rail_or_port_are_ignored() -> None:
             *(replace(item, scope="host") for item in port_figures(view.host.name, "h1", 0, 0.1))])
         for view in healthy
     ]  # fmt: skip
-    assert judge_pairs(strange, []) == judge_pairs(healthy, [])
+    assert judge_gangs(strange, []) == judge_gangs(healthy, [])
 
 
 SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
@@ -289,7 +289,7 @@ def test_one_to_five_faults_of_sixteen_hosts_with_eight_rails_are_found() -> Non
         for count, seed in itertools.product(range(1, 4 if part == "rail" else 6), range(2)):
             fleet = broken(16, part, count, seed, 8, 0)
             score.add(
-                found(judge_pairs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts()
+                found(judge_gangs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts()
             )
         print(f"16 hosts, 8 rails, 1-5 bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}")
         assert score.right
@@ -303,7 +303,7 @@ def test_faults_of_several_kinds_are_separated() -> None:
         a, b, c, d = random.Random(seed).sample([f"h{number}" for number in range(16)], 4)  # noqa: S311
         fleet = Fleet(16, 8, seed, hosts={a: 0.5}, nics={(b, 3): 0.4}, bad_rails={6: 0.6})
         fleet.links = {frozenset((c, d)): 0.3}
-        score.add(found(judge_pairs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts())
+        score.add(found(judge_gangs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts())
     print(f"16 hosts, 8 rails, 4 parts of 4 kinds: precision {score.precision:.3f}, recall {score.recall:.3f}")
     assert score.precision >= 0.95
     assert score.recall >= 0.95
