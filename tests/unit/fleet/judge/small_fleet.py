@@ -14,7 +14,7 @@ from schemas.waivers import Waiver
 from tests import builders
 
 SNAPSHOTS = (("preflight", "before"), ("benchmark", "before"), ("benchmark", "after"))
-"""Stage and phase of the snapshots of a host that was measured alone."""
+"""Stage and phase of the snapshots in the host record."""
 
 
 def one_figure_plan(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
@@ -26,21 +26,21 @@ def one_figure_plan(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
     return replace(plan, expected=tuple(kept))
 
 
-def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -> Evidence:
+def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **fields: Any) -> Evidence:
     """Return the evidence of a host: one record with every planned figure.
 
     Args:
         plan: the plan of the run.
         host: name of the host.
         metrics: readings, the same in every snapshot.
-        over: fields of the record with other values.
+        fields: fields of the record to replace.
     """
     devices = range(len(plan.host(host).devices))
     snapshots = [
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
         for at, (stage, phase) in enumerate(SNAPSHOTS)
     ]
-    fields: dict[str, Any] = {
+    default: dict[str, Any] = {
         "run_id": plan.run_id,
         "nonce": plan.nonce,
         "host": host,
@@ -53,21 +53,21 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -
         "software": builders.SOFTWARE,
         "launches": (builders.launch("benchmark", (host,), devices=len(devices)),),
     }
-    return Evidence(records=(Record(**{**fields, **over}),))
+    return Evidence(records=(Record(**{**default, **fields}),))
 
 
-def criterion(name: str = "gpu.thing", **over: Any) -> Criterion:
-    """Return a criterion that wants a reading of each GPU to equal 1; `over` replaces fields."""
-    fields = {
+def criterion(name: str = "gpu.thing", **fields: Any) -> Criterion:
+    """Return a criterion that requires a reading of each GPU to be 1; `fields` replaces fields."""
+    default = {
         "id": "c", "name": name, "operator": "eq", "unit": "1", "action": "reseat", "source": "a test's own", "scope": "gpu",
-        "value": None if over.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
+        "value": None if fields.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
     }  # fmt: skip
-    return Criterion(**{**fields, **over})
+    return Criterion(**{**default, **fields})
 
 
-def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
-    """Return a pack of these criteria that applies to the H200."""
-    return Pack(**{"name": "h200-sxm", "gpu_names": ("NVIDIA H200",), "criteria": criteria, "chosen": chosen, **over})
+def pack(*criteria: Criterion, chosen: bool = False, **fields: Any) -> Pack:
+    """Return a pack of these criteria for the H200; `chosen`: the operator selected it. `fields` replaces fields."""
+    return Pack(**{"name": "h200-sxm", "gpu_names": ("NVIDIA H200",), "criteria": criteria, "chosen": chosen, **fields})
 
 
 def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
@@ -89,7 +89,7 @@ FAILED = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL
 """A failed verdict."""
 
 
-def waiver(**over: Any) -> Waiver:
-    """Return a waiver of criterion `c` on h1 until 2026-11-21; `over` replaces fields."""
-    fields = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
-    return Waiver(**{**fields, **over})
+def waiver(**fields: Any) -> Waiver:
+    """Return a waiver of criterion `c` on h1 until 2026-11-21; `fields` replaces fields."""
+    default = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
+    return Waiver(**{**default, **fields})

@@ -68,7 +68,7 @@ def test_versions_are_ordered_by_their_numbers(older: str, newer: str) -> None:
         ("driver", DRIVER, "580.95.05", "580.159.03"),
         ("driver", DRIVER, "580.159.03", None),
         ("driver", DRIVER, "580.159.04", None),
-        # An older branch with the fix is not affected, one without a fix needs a later branch, a later branch has all fixes.
+        # A fixed older branch is not affected. A branch without a fix needs a later branch. A later branch has all fixes.
         ("driver", DRIVER, "535.309.01", None),
         ("driver", DRIVER, "535.288.01", "535.309.01"),
         ("driver", DRIVER, "570.211.01", "580.159.03"),
@@ -106,7 +106,7 @@ def test_a_version_needs_the_fixes_of_its_branch(
         ("nic_firmware", "28.\u0664\u0663.1014"),
     ],
 )
-def test_a_text_that_is_no_version_of_the_product_is_not_compared(product: str, version: str) -> None:
+def test_text_that_is_not_a_version_of_the_product_is_not_compared(product: str, version: str) -> None:
     everything = advisory(1, ("0", "9999"))
     assert missing_fixes(PRODUCTS[product], [everything], version) is None
 
@@ -164,7 +164,7 @@ def test_shipped_list_is_complete() -> None:
             assert item.url.startswith("https://"), item
             assert item.ranges, item
             assert all(version_key(each.first) < version_key(each.fixed) for each in item.ranges), item
-        # An operator who follows the newest bulletin of a vendor is not told to update.
+        # No advisory affects the versions that the newest bulletin of a vendor recommends.
         if PRODUCTS[key].reading and key in ("driver", "container_toolkit", "nic_firmware"):
             for newest in items[0].ranges:
                 assert not any(item.range_of(newest.fixed) for item in items), (key, newest)

@@ -1,4 +1,4 @@
-"""Test criteria packs and their lint, which compares limits with data sheets and the catalogue."""
+"""Test criteria packs, and the lint that compares their limits with datasheets and the catalogue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lint_changed(**changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", shipped_packs())
-def test_shipped_packs_are_clean(name: str) -> None:
+def test_shipped_pack_has_no_lint_finding(name: str) -> None:
     assert lint(read_pack(name)) == []
 
 
@@ -73,15 +73,15 @@ def test_dcgm_floor_in_wrong_unit_is_reported() -> None:
     ],
 )
 @pytest.mark.parametrize("operator", ["eq", "ge"])
-def test_link_limit_must_match_the_data_sheet(name: str, value: int, why: str, operator: str) -> None:
+def test_link_limit_must_match_the_datasheet(name: str, value: int, why: str, operator: str) -> None:
     (finding,) = lint_changed(name=name, value=value, operator=operator, unit="1", where={})
     assert why in finding
 
 
 def test_pcie_gen3_floor_on_a_gen5_part_is_reported() -> None:
     """212 of the 226 entries of NVIDIA/DCGM nvvs/diag-skus.yaml.in accept Gen3."""
-    own = {item.id: item for item in H200.criteria}["pcie-generation"]
-    pack = replace(H200, criteria=(replace(own, value=3, operator="ge"),))
+    shipped = {item.id: item for item in H200.criteria}["pcie-generation"]
+    pack = replace(H200, criteria=(replace(shipped, value=3, operator="ge"),))
     assert any(item.criterion == "pcie-generation" and item.value == 3 for item in lint(pack))
 
 
@@ -390,7 +390,7 @@ def test_only_versions_may_be_compared_for_equality() -> None:
     assert "did you mean gpu.vbios_version?" in lint_changed(**same, name="gpu.vbios_versions", unit="1")[0]
 
 
-def test_rehearsal_judges_correctness() -> None:
+def test_every_pack_has_the_correctness_criteria() -> None:
     expected = {item.id for item in read_pack("correctness").criteria}
     for name in ("rehearsal", "common", "h200-sxm", "t4"):
         assert expected <= {item.id for item in read_pack(name).criteria}
@@ -400,7 +400,7 @@ def test_rehearsal_judges_correctness() -> None:
     assert all((item.operator, item.value) == ("gt", 0.0) for item in rates)
 
 
-def test_the_power_cap_is_not_judged() -> None:
+def test_throttling_by_the_power_cap_is_not_judged() -> None:
     judged = {item.where["reason"] for item in H200.criteria if item.name == "stress.throttled_share"}
     assert judged == {"hw_thermal", "sw_thermal", "hw_power_brake"}
 
@@ -463,7 +463,7 @@ def test_share_of_the_datasheet_is_accepted(changes: dict[str, Any]) -> None:
         ({"opp": {"ge": 1}}, "no such parameter"),
     ],
 )
-def test_bounds_that_are_never_met_are_reported(where: dict[str, Any], why: str) -> None:
+def test_bounds_that_never_match_are_reported(where: dict[str, Any], why: str) -> None:
     (finding,) = lint_changed(**BUSBW, where=where)
     assert why in finding
 

@@ -1,4 +1,4 @@
-"""Test the attribution of failed GPU pairs and of new XIDs to one GPU."""
+"""Failed pairs of GPUs and new XIDs are attributed to one GPU if the evidence is clear."""
 
 from __future__ import annotations
 

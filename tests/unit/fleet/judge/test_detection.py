@@ -1,4 +1,4 @@
-"""Test what each criterion detects: faults of figures that vary, with the promised probabilities, and what is found by logic."""
+"""Test what each criterion detects: the smallest fault of figures that vary, with its probability, and faults found by logic."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def of(detections: Sequence[Detection], criterion: str, **params: Any) -> Detect
 
 
 def spread(name: str, base: float, sigma: float, **params: Any) -> Change:
-    dice = random.Random(7)  # noqa: S311 - not used for security
+    draw = random.Random(7)  # noqa: S311 - not used for security
 
     def change(number: int, item: Observation) -> Observation:
         hit = item.name == name and item.status == MEASURED and params.items() <= item.params.items()
-        return replace(item, value=dice.gauss(base, sigma)) if hit else item
+        return replace(item, value=draw.gauss(base, sigma)) if hit else item
 
     return change
 
@@ -103,15 +103,17 @@ def test_quantiles_are_those_of_the_published_table(probability: float, freedom:
 @pytest.mark.parametrize(("parts", "repeats"), [(3, 1), (5, 1), (8, 1), (6, 3)])
 @pytest.mark.parametrize("operator", ["ge", "le"])
 def test_fault_is_found_and_false_alarms_are_as_stated(parts: int, repeats: int, operator: str) -> None:
-    """The parts differ by 1 %, the runs by 0.5 %, and the limit is 5 % from the mean: on average over many samples, a
-    part with the stated fault passes in 1 %."""
-    dice = random.Random(parts)  # noqa: S311 - not used for security
+    """The parts differ by 1 %, the runs by 0.5 %, and the limit is 5 % from the mean.
+
+    Over many samples, 1 % of the parts with the stated fault pass.
+    """
+    draw = random.Random(parts)  # noqa: S311 - not used for security
     sign = 1 if operator == "ge" else -1
     missed, failed, alarms = [], [], []
 
     def values(mean: float) -> list[float]:
-        part = dice.gauss(mean, 0.01)
-        return [part + dice.gauss(0, 0.005) for _ in range(repeats)]
+        part = draw.gauss(mean, 0.01)
+        return [part + draw.gauss(0, 0.005) for _ in range(repeats)]
 
     for _ in range(1500 if repeats == 1 else 500):
         healthy = [values(1 + sign * 0.05) for _ in range(parts)]
@@ -133,7 +135,7 @@ def test_false_alarm_of_few_parts_is_higher_than_that_of_many_with_the_same_spre
     assert _fault(few, "ge", RELATIVE)[0] > _fault(many, "ge", RELATIVE)[0]
 
 
-def test_repeated_runs_of_a_part_are_no_further_parts() -> None:
+def test_repeated_runs_of_a_part_count_as_one_part() -> None:
     once, five_times = [[1.04], [1.05], [1.06]], [[1.04] * 5, [1.05] * 5, [1.06] * 5]
     assert _fault(five_times, "ge", RELATIVE) == pytest.approx(_fault(once, "ge", RELATIVE))
 
@@ -148,7 +150,7 @@ def test_spread_of_a_figure_gives_the_fault_of_its_criterion() -> None:
     assert json.loads(item.key.settings)["ops"] == ["copy", "read", "write", "triad"]
 
 
-def test_ceilings_of_times_and_temperatures_have_faults_upwards() -> None:
+def test_faults_of_upper_limits_are_increases() -> None:
     latency = of(detection(runs(spread("peer_copy.latency", 1.2e-5, 1e-7)), PACKS), "peer-latency")
     assert latency.kind == RELATIVE
     assert fault_text(latency).endswith("times as much")
@@ -166,7 +168,7 @@ def test_same_gpu_in_two_runs_is_one_part() -> None:
     assert (item.parts, item.values) == (8, 12)
 
 
-def test_too_few_parts_state_nothing() -> None:
+def test_detectable_fault_is_not_stated_for_too_few_parts() -> None:
     found = detection(runs(spread("memory.bandwidth", 4.4e12, 2e10), count=1, gpus=2), PACKS)
     item = of(found, "hbm-copy", op="copy")
     assert MIN_PARTS > item.parts == 2
@@ -249,7 +251,7 @@ def test_criterion_without_values_has_a_reason(over: Any, why: str) -> None:
         {"name": "a.count", "operator": "le", "value": 8, "unit": "1"},
     ],
 )
-def test_criterion_without_values_is_found_by_logic_if_its_definition_shows_it(over: Any) -> None:
+def test_counts_and_versions_without_values_are_found_by_logic(over: Any) -> None:
     assert not_judged([criterion(**over)], []) == {}
     ((_, limits),) = logic_groups([], [criterion(**over)]).items()
     assert list(limits) == ["mine"]

@@ -1,4 +1,4 @@
-"""Test how soaks are judged, on timelines of a few buckets: drift of rates, when it began and ended, and incomplete soaks."""
+"""Test verdicts on soaks, with timelines of a few buckets: drift of rates, its begin and end, and incomplete soaks."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def series(
     )  # fmt: skip
 
 
-def soak(*of: Series, width: float = 60.0, planned: float = 600.0, **over: Any) -> Soak:
+def soak(*all_series: Series, width: float = 60.0, planned: float = 600.0, **over: Any) -> Soak:
     fields = {
         "began": builders.WHEN, "planned_s": planned, "soaked_s": planned, "finished": 10, "ended": builders.WHEN,
-        "timeline": Timeline(bucket_s=width, series=of),
+        "timeline": Timeline(bucket_s=width, series=all_series),
     }  # fmt: skip
     return Soak(**{**fields, **over})
 
@@ -118,7 +118,7 @@ def test_first_drop_below_the_limit_has_a_start_and_an_end(
     assert course.first_drop(0.95) == fell
 
 
-def test_drift_is_recorded_for_rates_of_benchmarks_only() -> None:
+def test_drift_is_recorded_only_for_rates_of_benchmarks() -> None:
     assert is_rate(series(1))
     assert not is_rate(series(1, unit="W"))
     assert not is_rate(series(1, name="gpu.power", unit="B/s"))
@@ -270,7 +270,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
 
 
 @pytest.mark.parametrize(
-    ("of", "over", "scopes"),
+    ("all_series", "fields", "scopes"),
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
@@ -284,8 +284,10 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
         (figures(10, 10, n=9), {"finished": 0, "failed": 0}, []),
     ],
 )  # fmt: skip
-def test_stopped_or_rare_figures_are_found(of: tuple[Series, ...], over: dict[str, Any], scopes: list[str]) -> None:
-    assert [*ended_early(soak(*of, **over))] == scopes
+def test_figures_that_stop_early_or_are_rare_are_detected(
+    all_series: tuple[Series, ...], fields: dict[str, Any], scopes: list[str]
+) -> None:
+    assert [*ended_early(soak(*all_series, **fields))] == scopes
 
 
 def test_stopped_measurement_is_reported_once_per_part() -> None:
@@ -301,6 +303,6 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
 def test_judge_reports_an_incomplete_soak() -> None:
     verdicts = judge(SOAKING, {"h1": soaked_host(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
-    short_of = judge(SOAKING, {"h1": soaked_host(replace(COMPLETE, cut=9)).evidence}, [pack()])
+    with_lost_rounds = judge(SOAKING, {"h1": soaked_host(replace(COMPLETE, cut=9)).evidence}, [pack()])
     expected_text = "9 of 19 rounds were cut off with their supervisor, for an unknown reason"
-    assert expected_text in [item.reason for item in short_of]
+    assert expected_text in [item.reason for item in with_lost_rounds]

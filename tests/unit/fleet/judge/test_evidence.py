@@ -82,13 +82,13 @@ def test_snapshots_of_all_records_are_ordered_by_time() -> None:
 
 
 def test_gpus_launches_and_versions_are_merged_from_all_records() -> None:
-    one, two = (replace(builders.gpu("h1", index), serial=serial) for index, serial in ((1, "B"), (0, "A")))
-    again = replace(one, serial="C")
+    first, second = (replace(builders.gpu("h1", index), serial=serial) for index, serial in ((1, "B"), (0, "A")))
+    replaced = replace(first, serial="C")
     records = (
         replace(
-            RECORD, gpus=(one, two), launches=(benchmark_launch("finished"),), software={"torch": "2", "nccl": "1"}
+            RECORD, gpus=(first, second), launches=(benchmark_launch("finished"),), software={"torch": "2", "nccl": "1"}
         ),
-        replace(RECORD, gang="r1", gpus=(again,), launches=(benchmark_launch("failed"),), software={"nccl": "3"}),
+        replace(RECORD, gang="r1", gpus=(replaced,), launches=(benchmark_launch("failed"),), software={"nccl": "3"}),
     )
     evidence = Evidence(records=records)
     assert [gpu.serial for gpu in evidence.gpus()] == ["A", "C"]
@@ -140,7 +140,7 @@ def test_stage_with_a_value_or_an_error_counts_as_observed() -> None:
     assert host_view(evidence).observed_stages == {"preflight", "soak", "benchmark"}
 
 
-ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", params={"op": "copy"})
+EXPECTED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", params={"op": "copy"})
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
 )  # fmt: skip
 def test_expectation_finds_its_observation(observations: list[Observation], result: int | None) -> None:
     wanted = None if result is None else observations[result]
-    assert ObservationLookup(observations).find(ASKED, "gpu=0") is wanted
+    assert ObservationLookup(observations).find(EXPECTED, "gpu=0") is wanted
     named = ObservationLookup(ObservationIndex(evidence_with(observations=tuple(observations))))
-    assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
+    assert [named.find(EXPECTED, "gpu=0") for _ in range(2)] == [wanted, wanted]
 
 
 def test_settings_have_planned_parameters_numa_and_ranks() -> None:
@@ -201,8 +201,8 @@ def test_operator_packs_are_origins_of_chosen_packs_that_are_not_shipped() -> No
 def test_expectation_is_unsupported_if_the_pack_of_the_model_lists_it() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
-        assert view.lacks(replace(ASKED, params=params)) is lacks
-    assert not view.lacks(replace(ASKED, name="memory.latency"))
+        assert view.lacks(replace(EXPECTED, params=params)) is lacks
+    assert not view.lacks(replace(EXPECTED, name="memory.latency"))
 
 
 def test_later_pack_overrides_a_criterion() -> None:

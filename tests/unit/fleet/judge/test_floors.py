@@ -1,7 +1,7 @@
-"""Test the floors of every GPU model: healthy figures pass on any number of GPUs, half of one fails, no floor needs a fleet.
+"""Test the floors (lower limits) of every GPU model: healthy figures pass on any number of GPUs, and half of them fail.
 
-Healthy figures are measured by us or published; each row has its source. The tests of all models and GPU counts derive healthy
-figures from the datasheet: `host_rates` has the shares that the weakest models reach.
+The healthy figures were measured for Rackproof or published; each row has its source. The tests of all models and GPU counts
+derive healthy figures from the datasheet: `host_rates` has the shares that the weakest models reach.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def outcomes(
     gbps: float = 0.0,
     packs: Sequence[Pack] = PACKS,
 ) -> list[str]:
-    """Return for each figure of a host: fail, inconclusive or pass, whichever is worst, or empty if no criterion judges it.
+    """Return the worst verdict on each figure (fail, inconclusive or pass), or an empty string if no criterion judges it.
 
     Args:
         model: pack of the GPU model.
@@ -123,7 +123,7 @@ H_SXM = "h100-sxm h200-sxm"
 ZZC = "zzc0721/torch-performance-test-data"
 STAS = "stas00/ml-engineering"
 MAG = "mag-/gpu_benchmark"
-OURS = "measured"
+OWN = "measured by this project"
 FRYER = "huggingface/gpu-fryer"
 GPU_FIGURES = (
     _gemm(A100_SXM, "bf16", (271.2, 267.9, 264.5, 246.3, 291.8), f"{STAS}; {MAG}; {ZZC}; FlagPerf"),
@@ -134,17 +134,17 @@ GPU_FIGURES = (
     _gemm(A100_PCIE, "bf16", (252.9, 256.4, 234.1), f"{STAS}; {MAG}; {ZZC}"),
     _gemm(A100_PCIE, "tf32", (108.3,), ZZC),
     _gemm(A100_PCIE, "fp32", (17.6,), ZZC),
-    _gemm("h100-sxm", "bf16", (794.5, 821.2, 784, 797, 789, 793), f"{STAS}; {MAG}; {ZZC}; {OURS}"),
-    _gemm("h100-sxm", "fp16", (758, 760, 759, 762), f"{ZZC}; {OURS}"),
-    _gemm("h100-sxm", "tf32", (402, 411, 413), f"{ZZC}; {OURS}"),
-    _gemm("h100-sxm", "fp8", (1402.6, 1427, 1437), f"{STAS}; {OURS}"),
-    _gemm("h100-sxm", "fp32", (51.9, 52.1, 51.7), f"{ZZC}; {OURS}"),
-    _gemm("h100-sxm", "fp64", (63.7,), OURS),
-    _gemm("h200-sxm", "bf16", (753, 790), f"{OURS}; {ZZC}"),
-    _gemm("h200-sxm", "fp16", (697, 751, 759), f"{OURS}; {ZZC}"),
-    _gemm("h200-sxm", "tf32", (342, 416), OURS),
-    _gemm("h200-sxm", "fp8", (1389, 1443, 1453.4), f"{OURS}; {STAS}"),
-    _gemm("h200-sxm", "fp64", (61.8, 62.9), OURS),
+    _gemm("h100-sxm", "bf16", (794.5, 821.2, 784, 797, 789, 793), f"{STAS}; {MAG}; {ZZC}; {OWN}"),
+    _gemm("h100-sxm", "fp16", (758, 760, 759, 762), f"{ZZC}; {OWN}"),
+    _gemm("h100-sxm", "tf32", (402, 411, 413), f"{ZZC}; {OWN}"),
+    _gemm("h100-sxm", "fp8", (1402.6, 1427, 1437), f"{STAS}; {OWN}"),
+    _gemm("h100-sxm", "fp32", (51.9, 52.1, 51.7), f"{ZZC}; {OWN}"),
+    _gemm("h100-sxm", "fp64", (63.7,), OWN),
+    _gemm("h200-sxm", "bf16", (753, 790), f"{OWN}; {ZZC}"),
+    _gemm("h200-sxm", "fp16", (697, 751, 759), f"{OWN}; {ZZC}"),
+    _gemm("h200-sxm", "tf32", (342, 416), OWN),
+    _gemm("h200-sxm", "fp8", (1389, 1443, 1453.4), f"{OWN}; {STAS}"),
+    _gemm("h200-sxm", "fp64", (61.8, 62.9), OWN),
     _gemm("h200-sxm", "fp32", (51.3,), ZZC),
     _gemm("gh200", "bf16", (852.5,), MAG),
     _gemm("gh200-144", "bf16", (828.6, 853.8), STAS),
@@ -171,8 +171,8 @@ GPU_FIGURES = (
     _gemm("rtx-pro-6000-server", "fp32", (77, 79), ZZC),
     _gemm("t4", "fp16", (41.9, 42.7), ZZC),
     _gemm("t4", "fp32", (4.17, 4.43), ZZC),
-    _gemm("h200-sxm", "bf16", (622, 678), OURS, "stress"),
-    _gemm("h100-sxm", "bf16", (680, 730), f"{OURS}; {FRYER}", "stress"),
+    _gemm("h200-sxm", "bf16", (622, 678), OWN, "stress"),
+    _gemm("h100-sxm", "bf16", (680, 730), f"{OWN}; {FRYER}", "stress"),
     _gemm("h100-sxm", "fp8", (1530, 1290, 1382), f"{FRYER}; Azure/AI-benchmarking-guide", "stress"),
     _gemm("h200-sxm", "fp8", (1301, 1366), "Azure/AI-benchmarking-guide", "stress"),
     _gemm("h100-sxm", "tf32", (373,), FRYER, "stress"),
@@ -197,9 +197,9 @@ def _memory(models: str, source: str, **rates: float) -> Iterator[Published]:
 
 
 MEMORY_FIGURES = (
-    *_memory("h200-sxm", OURS, copy=4299),
+    *_memory("h200-sxm", OWN, copy=4299),
     *_memory("h200-sxm", "Azure/AI-benchmarking-guide, BabelStream", triad=4150),
-    *_memory("h100-sxm", OURS, copy=3030, read=3100, write=3290, triad=3050),
+    *_memory("h100-sxm", OWN, copy=3030, read=3100, write=3290, triad=3050),
     *_memory("h100-sxm", "Azure/AI-benchmarking-guide; Voltage Park", copy=2900, triad=2970),
     *_memory("a100-sxm-80", "Azure/AI-benchmarking-guide", copy=1610, triad=1700),
     *_memory(
@@ -221,8 +221,8 @@ def _host_copy(models: str, source: str, to_device: Sequence[float], to_host: Se
 
 
 HOST_COPY_FIGURES = (
-    *_host_copy("h200-sxm", OURS, (52.7, 55.6), (54.1, 55.4)),
-    *_host_copy("h100-sxm", OURS, (53.7, 55.1), (54.2, 55.1)),
+    *_host_copy("h200-sxm", OWN, (52.7, 55.6), (54.1, 55.4)),
+    *_host_copy("h100-sxm", OWN, (53.7, 55.1), (54.2, 55.1)),
     *_host_copy("h100-sxm h200-sxm", "Azure/AI-benchmarking-guide", (51, 52), (52,)),
     *_host_copy("h100-sxm", "Voltage Park", (54.8,), (46.8,)),
     *_host_copy(A100_SXM, "microsoft/superbenchmark; FlagPerf", (26.28, 26.09), (25.9, 26.1)),
@@ -232,7 +232,7 @@ HOST_COPY_FIGURES = (
     *_host_copy("gh200", "microsoft/superbenchmark; NVIDIA/nvbandwidth issue 23", (369, 346, 380), (295,)),
     *_host_copy("gb200", "Azure/AI-benchmarking-guide", (201,), (193,)),
     Published(["h200-sxm"], "host_copy.bandwidth", {"direction": "both_ways", "sharing": "alone", "numa": "local"},
-              (88.5e9, 101.7e9), OURS),
+              (88.5e9, 101.7e9), OWN),
     Published(["a100-sxm-40", "a100-sxm-80"], "host_copy.bandwidth",
               {"direction": "both_ways", "sharing": "alone", "numa": "local"}, (49.4e9,), "microsoft/superbenchmark"),
 )  # fmt: skip
@@ -253,7 +253,7 @@ def test_healthy_figure_of_a_gpu_passes_and_its_half_fails(row: Published) -> No
         assert outcomes(model, halves) == [FAIL] * len(halves), (model, row.source)
 
 
-class Linked(NamedTuple):
+class BetweenGpus(NamedTuple):
     """Rates in GB/s between the GPUs of healthy hosts."""
 
     model: str
@@ -267,27 +267,27 @@ class Linked(NamedTuple):
 
 def _copies(
     model: str, path: str, one_way: Sequence[float], both_ways: Sequence[float], source: str
-) -> Iterator[Linked]:
+) -> Iterator[BetweenGpus]:
     for direction, rates in (("one_way", one_way), ("both_ways", both_ways)):
         if rates:
-            yield Linked(model, "peer_copy.bandwidth", 2, path, {"direction": direction}, rates, source)
+            yield BetweenGpus(model, "peer_copy.bandwidth", 2, path, {"direction": direction}, rates, source)
 
 
 def _busbw(
     model: str, count: int, size: int, source: str, path: str = "", **rates: float | Sequence[float]
-) -> Iterator[Linked]:
+) -> Iterator[BetweenGpus]:
     for op, rate in rates.items():
         values = [rate] if isinstance(rate, float | int) else rate
         params = {"size_bytes": size, "placement": "out_of_place", "world_size": count}
-        yield Linked(model, f"collective.{op}.busbw", count, path, params, values, source)
+        yield BetweenGpus(model, f"collective.{op}.busbw", count, path, params, values, source)
 
 
 SUPERBENCH = "microsoft/superbenchmark"
 AZURE = "Azure/AI-benchmarking-guide"
-LINKED = (
+BETWEEN_GPUS = (
     *_copies("a100-sxm-80", "NV12", (271, 277, 276, 279, 258, 262), (526, 531, 564), f"{STAS}; {SUPERBENCH}; FlagPerf"),
     *_copies("h100-sxm", "NV18", (363, 394, 380), (749,), f"{STAS}; NVIDIA/nccl issue 1264"),
-    *_copies("h200-sxm", "NV18", (392.2, 395.9, 396.4), (774.7, 783.7), f"{OURS}; {STAS}"),
+    *_copies("h200-sxm", "NV18", (392.2, 395.9, 396.4), (774.7, 783.7), f"{OWN}; {STAS}"),
     *_copies("h100-nvl", "NV12", (256.6,), (), "Azure/azurehpc-health-checks issue 162"),
     *_copies("gb200", "NV18", (744, 750, 770), (1530,), f"{STAS}; {AZURE} issue 7"),
     *_copies("b200", "NV18", (765,), (1530,), f"{STAS}"),
@@ -301,18 +301,18 @@ LINKED = (
     *_busbw("a100-sxm-80", 8, GIB, "li-plus/playground", send_recv=195),
     *_busbw("a100-sxm-40", 4, GIB, "NVIDIA/nccl-tests issue 331", path="NV4", send_recv=(71, 73)),
     *_busbw("a100-pcie-80", 2, 8 * GIB, "NVIDIA/nccl-tests issue 178", all_reduce=208),
-    *_busbw("h100-sxm", 2, GIB, OURS, all_reduce=329, all_gather=268, reduce_scatter=274, all_to_all=313, send_recv=361,
+    *_busbw("h100-sxm", 2, GIB, OWN, all_reduce=329, all_gather=268, reduce_scatter=274, all_to_all=313, send_recv=361,
             broadcast=368),
-    *_busbw("h100-sxm", 2, 8 * GIB, OURS, all_reduce=342, all_gather=(296, 333), reduce_scatter=286, all_to_all=318,
+    *_busbw("h100-sxm", 2, 8 * GIB, OWN, all_reduce=342, all_gather=(296, 333), reduce_scatter=286, all_to_all=318,
             send_recv=367,
             broadcast=368),
-    *_busbw("h200-sxm", 2, GIB, OURS, all_reduce=322.8, all_gather=268.4, reduce_scatter=271.2, all_to_all=330.8,
+    *_busbw("h200-sxm", 2, GIB, OWN, all_reduce=322.8, all_gather=268.4, reduce_scatter=271.2, all_to_all=330.8,
             send_recv=360.7),
-    *_busbw("h200-sxm", 2, 8 * GIB, OURS, all_reduce=343.4, all_gather=292.7, reduce_scatter=292.1, all_to_all=338.1,
+    *_busbw("h200-sxm", 2, 8 * GIB, OWN, all_reduce=343.4, all_gather=292.7, reduce_scatter=292.1, all_to_all=338.1,
             send_recv=366.4),
-    *_busbw("h200-sxm", 4, GIB, OURS, all_reduce=352.6, all_gather=322.7, reduce_scatter=325.8, all_to_all=332.4, send_recv=358.1,
+    *_busbw("h200-sxm", 4, GIB, OWN, all_reduce=352.6, all_gather=322.7, reduce_scatter=325.8, all_to_all=332.4, send_recv=358.1,
             broadcast=359.3, reduce=362.8, gather=370.1, scatter=366.3),
-    *_busbw("h200-sxm", 4, 8 * GIB, OURS, all_reduce=364.3, all_gather=345.7, reduce_scatter=348.1, all_to_all=351.7,
+    *_busbw("h200-sxm", 4, 8 * GIB, OWN, all_reduce=364.3, all_gather=345.7, reduce_scatter=348.1, all_to_all=351.7,
             send_recv=364.1,
             broadcast=361.6, reduce=366.5, gather=374.4, scatter=371.2, hypercube=344.1),
     *(row for count, ring in ((5, 364.4), (6, 365.1), (7, 365.7)) for row in _busbw("h200-sxm", count, 8 * GIB, STAS,
@@ -330,8 +330,8 @@ LINKED = (
     *_busbw("gb200", 4, GIB, AZURE, all_reduce=647),
     *_busbw("gb200", 4, 8 * GIB, AZURE, all_reduce=680),
 )  # fmt: skip
-SMALL = (
-    *_busbw("h200-sxm", 4, GIB, OURS, hypercube=312.9),
+WITH_LOW_FLOORS = (
+    *_busbw("h200-sxm", 4, GIB, OWN, hypercube=312.9),
     *_busbw(
         "a100-sxm-40",
         8,
@@ -347,7 +347,7 @@ SMALL = (
         "h100-sxm",
         2,
         1 << 27,
-        OURS,
+        OWN,
         all_reduce=285,
         all_gather=229,
         reduce_scatter=224,
@@ -355,7 +355,7 @@ SMALL = (
         send_recv=286,
         broadcast=342,
     ),
-    *_busbw("h200-sxm", 4, 1 << 27, OURS, send_recv=156.9, hypercube=161.6, all_to_all=278),
+    *_busbw("h200-sxm", 4, 1 << 27, OWN, send_recv=156.9, hypercube=161.6, all_to_all=278),
     *_busbw("b200", 8, 1 << 26, f"{STAS}; GKE", all_reduce=(401, 419)),
     *_busbw("rtx-pro-6000-server", 8, GIB, "local-inference-lab/rtx6kpro", all_reduce=(46.4, 37, 41, 22)),
     *_busbw("rtx-pro-6000-server", 6, GIB, "local-inference-lab/rtx6kpro", all_gather=(7.0, 8.9)),
@@ -364,10 +364,10 @@ SMALL = (
     *_copies("rtx-pro-6000-server", "PIX", (52, 56.6, 36, 40), (101, 111, 52), "local-inference-lab/rtx6kpro"),
     *_copies("a10", "NODE", (26.3, 21.8), (), "NVIDIA/nvbandwidth issue 50, A6000 with the same link"),
 )
-"""Healthy figures whose floors find only a wrong transport or a gross fault: half of such a figure may pass."""
+"""Healthy figures with low floors, which detect only a wrong transport or a gross fault. Half of such a figure may pass."""
 
 
-def linked_figures(row: Linked, factor: float) -> list[Observation]:
+def linked_figures(row: BetweenGpus, factor: float) -> list[Observation]:
     if row.name == "peer_copy.bandwidth":
         return [
             figure(row.name, value * 1e9 * factor, scope="gpu=0,peer=1", access=True, size_bytes=at + 1, **row.params)
@@ -379,15 +379,15 @@ def linked_figures(row: Linked, factor: float) -> list[Observation]:
     ]
 
 
-@pytest.mark.parametrize("row", LINKED, ids=_label)
-def test_healthy_figure_between_gpus_passes_and_its_half_fails(row: Linked) -> None:
+@pytest.mark.parametrize("row", BETWEEN_GPUS, ids=_label)
+def test_healthy_figure_between_gpus_passes_and_its_half_fails(row: BetweenGpus) -> None:
     for factor, expected in ((1.0, PASS), (0.5, FAIL)):
         figures = linked_figures(row, factor)
         assert outcomes(row.model, figures, count=row.count, path=row.path) == [expected] * len(figures), row.source
 
 
-@pytest.mark.parametrize("row", SMALL, ids=_label)
-def test_figure_that_depends_on_topology_fails_only_if_it_is_far_too_low(row: Linked) -> None:
+@pytest.mark.parametrize("row", WITH_LOW_FLOORS, ids=_label)
+def test_figure_that_depends_on_topology_fails_only_if_it_is_far_too_low(row: BetweenGpus) -> None:
     for factor, expected in ((1.0, PASS), (0.005, FAIL)):
         figures = linked_figures(row, factor)
         assert outcomes(row.model, figures, count=row.count, path=row.path) == [expected] * len(figures), row.source
@@ -482,7 +482,7 @@ def test_every_rate_of_every_model_and_count_has_a_floor(model: str, count: int)
             assert not wrong, (path, factor)
 
 
-def _finds_halves(item: Observation, links: int) -> bool:
+def _fails_at_half(item: Observation, links: int) -> bool:
     """Return whether the floors of a figure lie above half of a healthy one."""
     if item.name == "stress.throughput":
         return False
@@ -503,7 +503,7 @@ def _finds_halves(item: Observation, links: int) -> bool:
 @pytest.mark.parametrize("model", MODELS)
 def test_half_of_every_rate_with_a_high_floor_fails(model: str, count: int) -> None:
     for path, links in _paths(model, count):
-        figures = [item for item in scaled(host_rates(model, count, links), 0.5) if _finds_halves(item, links)]
+        figures = [item for item in scaled(host_rates(model, count, links), 0.5) if _fails_at_half(item, links)]
         found = outcomes(model, figures, count=count, path=path)
         passed = [
             (item.name, dict(item.params)) for item, outcome in zip(figures, found, strict=True) if outcome != FAIL
@@ -524,7 +524,7 @@ def test_nvlink_floors_do_not_apply_over_pcie(path: str) -> None:
 
 
 @pytest.mark.parametrize("model", SXM)
-def test_sxm_modules_need_nvlink_whatever_the_host_reports(model: str) -> None:
+def test_sxm_modules_fail_without_nvlink_even_if_the_host_reports_pcie_paths(model: str) -> None:
     figures = [
         figure("peer_copy.bandwidth", 5.5e10, scope="gpu=0,peer=1", direction="one_way"),
         figure("collective.all_gather.busbw", 4.6e10, scope="host", world_size=3, size_bytes=GIB),
@@ -673,7 +673,7 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             alike = [
                 rate for rate in by_name.get(item.name, ()) if all(rate.params[key] == item.params[key] for key in keys)
             ]
-            # Messages of other sizes are as fast as those of the size that is slowest: no size exceeds the rate of the link.
+            # Other sizes get the slowest rate, so that no message exceeds the rate of the link.
             alike = alike or sorted(by_name.get(item.name, ()), key=lambda rate: float(rate.value or 0))[:1]
         return replace(item, value=alike[0].value) if alike else item
 
@@ -696,7 +696,7 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("model", [model for model in MODELS if model != "t4"])
 def test_host_of_any_model_has_every_rate_judged_without_a_fleet(model: str, count: int) -> None:
-    """The profile standard on one host: no rate is inconclusive, fails, or is judged by nothing."""
+    """On one host with the profile `standard`, every rate is judged and passes."""
     plan = builders.plan("h1", gpu_count=count, rackproof_gang="none", rackproof_gpu_model=model)
     evidence = model_evidence(plan, model, count)
     report = merge(plan, evidence, PACKS)
@@ -728,7 +728,7 @@ DOMAIN_RATES = (
 
 
 @pytest.mark.parametrize(("model", "size", "rates", "source"), DOMAIN_RATES)
-def test_all_reduce_in_an_nvlink_domain_is_judged_by_nvlink_and_not_by_the_network(
+def test_floor_of_all_reduce_in_an_nvlink_domain_follows_from_nvlink(
     model: str, size: int, rates: Sequence[float], source: str
 ) -> None:
     def verdicts(factor: float, transport: str) -> set[str]:

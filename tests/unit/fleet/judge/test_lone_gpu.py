@@ -1,4 +1,4 @@
-"""A virtual machine with one GPU of an NVSwitch board has no NVLinks, which is not a fault."""
+"""A virtual machine with one GPU of an NVSwitch board has no active NVLinks. This is not a fault."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Test boundary conditions of manifest checks: identifiers, adapter ports and GPUs without a serial.
+"""Boundary conditions of `judge_manifest`: identifiers, adapter ports and GPUs without a serial.
 
-The tests call `judge_manifest` directly. `test_manifest.py` tests manifest files, the judge, the report and the command.
+`test_manifest.py` tests manifest files, verdicts, the report and the command.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
     ],
 )  # fmt: skip
 def test_unordered_adapter_fails_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
-    own = guid_reading("ffff:0000:0000:0001", "own")
-    metrics = [Metric(name=HCA, unit="1", values={**own.values, "hca=a": GUID})]
+    ordered = guid_reading("ffff:0000:0000:0001", "ordered")
+    metrics = [Metric(name=HCA, unit="1", values={**ordered.values, "hca=a": GUID})]
     for metric in ports:
         metrics.append(metric)
     merged = Metric(
@@ -75,7 +75,7 @@ def test_unordered_adapter_fails_unless_it_is_ethernet(ports: list[Metric], extr
         absent={key: value for one in ports for key, value in one.absent.items()},
     )  # fmt: skip
     verdicts = judged(ordered_plan(ORDERED), metrics[0], merged)
-    assert summarize(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
+    assert summarize(verdicts) == [(HCA, "hca=ordered", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
     for item in verdicts[1:]:
         assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
         assert item.source == "manifest: order.csv"
@@ -144,8 +144,8 @@ def test_ordered_adapter_is_unknown_if_a_guid_cannot_be_read() -> None:
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)
         (verdict, *_) = judged(plan, observed)
         assert verdict.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
-    silent = host_inventory(HostView(plan, plan.hosts[0], host_evidence(plan), [pack()]))
-    assert silent.unknown == {
+    without_readings = host_inventory(HostView(plan, plan.hosts[0], host_evidence(plan), [pack()]))
+    assert without_readings.unknown == {
         "gpu.serial": "",
         HCA: "the host did not report the GUID of any NIC",
         "network.address": "the host did not report the address of any NIC",

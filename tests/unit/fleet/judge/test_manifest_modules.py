@@ -1,4 +1,4 @@
-"""Modules and cables as lines of a manifest: each in its port, at another port, replaced, unread or not ordered."""
+"""Manifest lines of optical modules and cables: in the right port, in another port, replaced, unread, or not ordered."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_ends_of_a_splitter_cable_have_one_serial() -> None:
     assert [(host, verdict) for host, _, verdict, _ in missing] == [("h1", PASS), ("h2", FAIL), ("h2", FAIL)]
 
 
-def test_unordered_modules_of_plain_interfaces_count_only_if_the_manifest_lists_some() -> None:
+def test_unordered_modules_of_ethernet_ports_fail_only_if_the_manifest_lists_such_modules() -> None:
     ports = {FIRST: "X1", NIC: "E1"}
     assert [item[2] for item in judged([line("X1", "mlx5_0")], ports)] == [PASS]
     both = judged([line("X1", "mlx5_0"), line("E1", "eth0")], {**ports, "nic=eth1,port=1": "E2"})
@@ -120,7 +120,7 @@ def test_unordered_modules_of_plain_interfaces_count_only_if_the_manifest_lists_
     ]
 
 
-def test_manifest_without_modules_judges_none() -> None:
+def test_modules_are_not_judged_if_the_manifest_has_none() -> None:
     gpu = Part(host="h1", kind="gpu", serial="h1-0", origin="order.csv line 2")
     assert [item[2] for item in judged([gpu], {FIRST: "X1"}) if item[1] == FIRST] == []
 
@@ -131,7 +131,7 @@ def read(tmp_path: Path, *lines: str) -> list[tuple[str, str, str]]:
     return [(part.kind, part.slot, part.serial) for part in read_manifest(str(path), ["h1", "h2"])]
 
 
-def test_manifest_file_has_modules_beside_cables(tmp_path: Path) -> None:
+def test_manifest_file_may_list_modules_and_cables(tmp_path: Path) -> None:
     lines = ("h1,module,mlx5_0/1,MT2601VS00002,,,", "h1,link,,,mlx5_0,leaf1,1/1", "h1,module,1A:00.0,00AB 12,,,")
     assert read(tmp_path, *lines) == [
         ("module", "mlx5_0/1", "MT2601VS00002"), ("link", "mlx5_0", ""), ("module", "0000:1a:00.0", "00AB 12"),
@@ -149,12 +149,12 @@ def test_manifest_file_has_modules_beside_cables(tmp_path: Path) -> None:
         (("h1,module,mlx5_0,S1,,leaf1,",), "a part has no switch"),
     ],
 )
-def test_wrong_line_of_a_module_is_refused(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+def test_invalid_line_for_a_module_is_refused(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read(tmp_path, *lines)
 
 
-def test_modules_as_found_are_lines_of_a_manifest_that_passes(tmp_path: Path) -> None:
+def test_listed_modules_can_be_read_as_a_manifest(tmp_path: Path) -> None:
     ports = {FIRST: "MT2601VS00002", SECOND: "=cmd()", NIC: "E 1", "nic=eth1,port=1": NO_MODULE,
              "nic=eth2,port=1": "error: ethtool: timed out"}  # fmt: skip
     plan = one_figure_plan("h1")

@@ -1,4 +1,4 @@
-"""A wrong word of the memory test fails its GPU only, in records of this version and of older ones."""
+"""Wrong words in the memory test fail only their GPU, in records of this version and of older versions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WORDS = "integrity.wrong_words"
 NO_ERROR: dict[str, Any] = {"passes": 1, "elapsed_s": 0.2, "bytes": 1 << 30, "wrong_addresses": 0, "wrong_bits": ""}
 
 
-def described(item: Observation, faulty: bool) -> list[Observation]:
-    """Return what this version reports for a pattern: with 20 wrong words at two addresses, if the GPU is faulty."""
+def reported_by_this_version(item: Observation, faulty: bool) -> list[Observation]:
+    """Return the observations of this version for a pattern. A faulty GPU has 20 wrong words at two addresses."""
     healthy = replace(item, params={**item.params, **NO_ERROR})
     if not faulty:
         return [healthy]
@@ -38,8 +38,8 @@ def described(item: Observation, faulty: bool) -> list[Observation]:
     return [summary, *errors]
 
 
-def in_a_sentence(item: Observation, faulty: bool) -> list[Observation]:
-    """Return what versions before `integrity.error` reported."""
+def reported_by_older_versions(item: Observation, faulty: bool) -> list[Observation]:
+    """Return the observations of versions without `integrity.error`."""
     if not faulty:
         return [item]
     sentence = "address 0x1000: expected 0x0000000000000000, read 0x0000000000000008"
@@ -47,11 +47,11 @@ def in_a_sentence(item: Observation, faulty: bool) -> list[Observation]:
 
 
 @pytest.mark.parametrize(
-    ("version", "place"), [(described, " at 2 addresses, bits 3, 17"), (in_a_sentence, "")], ids=["new", "old"]
+    ("version", "place"),
+    [(reported_by_this_version, " at 2 addresses, bits 3, 17"), (reported_by_older_versions, "")],
+    ids=["new", "old"],
 )
-def test_wrong_words_fail_their_gpu_and_nothing_else(
-    version: Callable[[Observation, bool], list[Observation]], place: str
-) -> None:
+def test_wrong_words_fail_only_their_gpu(version: Callable[[Observation, bool], list[Observation]], place: str) -> None:
     plan = builders.plan("h1", "h2", profile="standard")
     evidence = builders.evidence(plan)
     for host, own in evidence.items():

@@ -1,4 +1,4 @@
-"""How the memory modules of hosts are compared with each other and with the inventory, and which part is named."""
+"""Memory modules are compared between hosts and with the inventory. The cause names the slot or the host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_TABLE = tuple(
 
 
 def causes(readings: Mapping[str, Sequence[Metric]], **variables: Any) -> list[Cause]:
-    """Return the causes of all that does not pass on hosts with these readings."""
+    """Return the causes on hosts with these readings."""
     plan = one_figure_plan(*readings, **variables)
     evidence = {host: host_evidence(plan, host, *metrics) for host, metrics in readings.items()}
     verdicts = judge(plan, evidence, (pack_of("h200-sxm", *CRITERIA),))
@@ -67,7 +67,7 @@ def causes(readings: Mapping[str, Sequence[Metric]], **variables: Any) -> list[C
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
-def test_missing_module_is_named_by_its_slot_and_nothing_else(hosts: int) -> None:
+def test_missing_module_is_one_cause_at_its_slot(hosts: int) -> None:
     fleet = {f"h{number}": HEALTHY for number in range(2, hosts + 1)}
     (cause,) = causes({"h1": MISSING, **fleet})
     assert (cause.host, cause.part, cause.action, cause.verdict) == ("h1", SLOT, "reseat", FAIL)
@@ -78,20 +78,20 @@ def test_missing_module_is_named_by_its_slot_and_nothing_else(hosts: int) -> Non
 
 
 @pytest.mark.parametrize(("stated", "found"), [(16, HEALTHY), (15, MISSING), (None, MISSING), (12, HEALTHY)])
-def test_host_alone_with_the_modules_of_the_inventory_has_no_cause(stated: int | None, found: Sequence[Metric]) -> None:
+def test_single_host_with_as_many_modules_as_stated_has_no_cause(stated: int | None, found: Sequence[Metric]) -> None:
     assert causes({"h1": found}, **({"rackproof_dimm_count": stated} if stated else {})) == []
 
 
-def test_module_that_the_inventory_states_is_missing_on_a_host_alone() -> None:
+def test_single_host_with_fewer_modules_than_stated_fails() -> None:
     (cause,) = causes({"h1": MISSING}, rackproof_dimm_count=16)
     assert (cause.part, cause.action, cause.title) == ("host", "reseat", "h1 has 15 of 16 memory modules")
 
 
-def test_module_for_a_lower_speed_is_named_and_explains_the_speed_of_the_host() -> None:
+def test_module_with_a_lower_rated_speed_explains_the_speed_of_the_host() -> None:
     (cause,) = causes({"h1": SLOW, "h2": HEALTHY})
     assert (cause.part, cause.action, len(cause.verdicts)) == (SLOT, "inspect_hardware", 2)
-    (alone,) = causes({"h1": SLOW})
-    assert (alone.part, alone.title) == (
+    (cause,) = causes({"h1": SLOW})
+    assert (cause.part, cause.title) == (
         SLOT, "memory slot P2-DIMMA1 of h1 has dimm speed rated 4400 MT/s, most have 4800 MT/s",
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_module_of_another_size_is_named() -> None:
     assert (cause.part, cause.action) == (SLOT, "inspect_hardware")
 
 
-def test_two_sizes_in_half_of_the_slots_each_are_no_fault() -> None:
+def test_two_sizes_that_are_equally_common_pass() -> None:
     sizes = {f"dimm={number}": (32 if number % 2 else 64) * GIB for number in range(16)}
     readings = (
         Metric(name="host.dimm.size", unit="B", values=sizes),
@@ -120,7 +120,9 @@ def test_lower_speed_of_all_modules_is_one_cause() -> None:
 
 
 @pytest.mark.parametrize("unread", [NOT_READ, NO_TABLE])
-def test_missing_table_is_no_finding_unless_others_or_the_inventory_have_modules(unread: Sequence[Metric]) -> None:
+def test_missing_dmi_table_is_inconclusive_only_if_other_hosts_or_the_inventory_have_modules(
+    unread: Sequence[Metric],
+) -> None:
     assert causes({"h1": unread, "h2": unread}) == []
     for readings, variables in (({"h1": unread, "h2": HEALTHY}, {}), ({"h1": unread}, {"rackproof_dimm_count": 16})):
         found = causes(readings, **variables)

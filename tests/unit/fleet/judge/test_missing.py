@@ -1,4 +1,4 @@
-"""Test which slot is reported for a missing GPU, although the driver renumbers the remaining GPUs from 0."""
+"""The slot of a missing GPU is identified, although the driver numbers the remaining GPUs from 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def host_with_slots(
     modules: Sequence[int] = (6, 8, 5, 7),
     on_bus: Sequence[int] = (),
     product: str = "SYS-821GE-TNHR",
-    of: Plan = PLAN,
+    plan: Plan = PLAN,
 ) -> Evidence:
     """Return evidence of a host with GPUs in these slots; the GPUs in the slots `on_bus` are missing in the driver."""
     devices = range(len(slots))
@@ -61,23 +61,23 @@ def host_with_slots(
     def with_gpus(record: Record) -> Record:
         shots = [with_gpu_readings(builders.snapshot(devices, stage=s.stage, phase=s.phase)) for s in record.snapshots]
         gone = {
-            f"{what}={index}" for what in ("gpu", "peer") for index in range(len(slots), len(of.host(name).devices))
+            f"{what}={index}" for what in ("gpu", "peer") for index in range(len(slots), len(plan.host(name).devices))
         }
         kept = tuple(
             observation for observation in record.observations if gone.isdisjoint(observation.scope.split(","))
         )
         return replace(record, gpus=gpus, snapshots=tuple(shots), observations=kept)
 
-    return Evidence(records=tuple(with_gpus(record) for record in builders.records(of, name)))
+    return Evidence(records=tuple(with_gpus(record) for record in builders.records(plan, name)))
 
 
 ALL = range(4)
 REMAINING = [slot for slot in ALL if slot != MISSING]
 
 
-def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
+def findings(plan: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
     evidence = {name: hosts.get(name) or host_with_slots(name, ALL) for name in ("h1", "h2", "h3")}
-    return [item for item in judge(of, evidence, read_packs([])) if item.verdict != PASS]
+    return [item for item in judge(plan, evidence, read_packs([])) if item.verdict != PASS]
 
 
 def count_details(verdicts: Sequence[Verdict]) -> dict[str, str]:
@@ -107,7 +107,7 @@ def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
         counts: number of its lines about the GPU in the first snapshot, and in all later ones; None: the log cannot be read.
     """
     evidence = host_with_slots("h2", REMAINING)
-    alone, *rest = evidence.records
+    host_record, *rest = evidence.records
     below = "xid=79" if name == "xid.count" else "message=fallen_off_the_bus"
 
     def with_log(taken: Snapshot, slots: Sequence[int], count: int | None) -> Snapshot:
@@ -117,9 +117,9 @@ def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
         kept = (item for item in taken.metrics if item.name not in (name, "gpu.pci_bus_id"))
         return replace(taken, metrics=(*kept, Metric(name="gpu.pci_bus_id", unit="1", values=addresses), *log))
 
-    first, *later = alone.snapshots
+    first, *later = host_record.snapshots
     taken = (with_log(first, ALL, counts[0]), *(with_log(item, REMAINING, counts[1]) for item in later))
-    return replace(evidence, records=(replace(alone, snapshots=taken), *rest))
+    return replace(evidence, records=(replace(host_record, snapshots=taken), *rest))
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.message"])
@@ -133,7 +133,7 @@ def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
         ((None, 1), True),
     ],
 )
-def test_line_of_the_kernel_log_after_which_the_gpu_answered_is_no_cause(
+def test_kernel_log_line_is_a_cause_only_if_the_gpu_did_not_answer_afterwards(
     name: str, counts: tuple[int | None, int], is_cause: bool
 ) -> None:
     detail = count_details(findings(h2=host_that_loses_a_gpu(name, *counts)))[DRIVER]
@@ -173,7 +173,7 @@ def test_kernel_log_names_the_cause(kept_on_bus: list[int], name: str, below: li
         (["init_failed"], "inspect_hardware", "could not be initialized"),
     ],
 )
-def test_setting_that_hides_a_gpu_is_to_be_configured(logged: list[str], action: str, text: str) -> None:
+def test_gpu_hidden_by_a_setting_has_the_action_configure(logged: list[str], action: str, text: str) -> None:
     result = host_with_slots("h2", REMAINING, on_bus=[MISSING])
     log = {f"pci=0000:{MISSING:02}:00.0,message={message}": 1 for message in logged}
     verdicts = findings(h2=add_metrics(result, Metric(name="xid.message", unit="1", values=log)))
@@ -207,13 +207,13 @@ def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
         assert (both in count.detail) is (len(logged) == 2)
 
 
-def test_gpus_of_virtual_machines_explain_no_missing_gpu() -> None:
+def test_gpus_bound_to_vfio_do_not_explain_a_missing_gpu() -> None:
     plan = builders.plan("h1", "h2", "h3", gpu_count=2)
     drivers = {f"pci=0000:{slot:02}:00.0": "vfio-pci" if slot > 1 else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
-    hosts = {name: host_with_slots(name, [0, 1], on_bus=[2, 3], of=plan) for name in ("h1", "h3")}
-    lost = add_metrics(host_with_slots("h2", [0], on_bus=[1, 2, 3], of=plan), bound)
-    (count,) = [item for item in findings(of=plan, h2=lost, **hosts) if item.name == DRIVER]
+    hosts = {name: host_with_slots(name, [0, 1], on_bus=[2, 3], plan=plan) for name in ("h1", "h3")}
+    lost = add_metrics(host_with_slots("h2", [0], on_bus=[1, 2, 3], plan=plan), bound)
+    (count,) = [item for item in findings(plan=plan, h2=lost, **hosts) if item.name == DRIVER]
     assert (count.verdict, count.value, count.action) == (FAIL, 1, "inspect_hardware")
 
 
@@ -253,8 +253,8 @@ def test_contradictory_slots_name_no_slot() -> None:
     assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three may be the missing one"
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
     assert count_details(findings(h2=elsewhere)) == {DRIVER: text_on_bus(7), BUS: ""}
-    numbered_anew = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
-    assert count_details(findings(h2=numbered_anew)) == {DRIVER: text_on_bus(2), BUS: ""}
+    renumbered = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
+    assert count_details(findings(h2=renumbered)) == {DRIVER: text_on_bus(2), BUS: ""}
     off_bus = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu
     )
@@ -266,8 +266,9 @@ def test_last_bus_reading_is_used() -> None:
         host_with_slots("h2", REMAINING, on_bus=[MISSING]).records[0].snapshots,
         host_with_slots("h2", REMAINING),
     )
-    alone, *rest = now.records
-    evidence = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
+    host_record, *rest = now.records
+    snapshots = (first, *host_record.snapshots[1:])
+    evidence = replace(now, records=(replace(host_record, snapshots=snapshots), *rest))
     assert count_details(findings(h2=evidence)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
 
 
@@ -318,10 +319,10 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     evidence = with_accepted_gpus(host_with_slots("h2", REMAINING), *ALL)
     assert evidence.baseline
     assert evidence.baseline.host
-    nowhere = replace(
+    without_address = replace(
         evidence.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in evidence.baseline.host.gpus)
     )
-    detail = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=nowhere))))[DRIVER]
+    detail = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=without_address))))[DRIVER]
     assert detail == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
     more = with_accepted_gpus(host_with_slots("h2", REMAINING), 0, 1, 2, 3, 4)
     assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
@@ -330,12 +331,12 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
 
 
 def test_driver_names_no_slot_if_it_lists_fewer_gpus_than_it_counts() -> None:
-    nowhere = change_gpus(
+    without_address = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )
-    assert count_details(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
-    unnamed = change_gpus(host_with_slots("h2", REMAINING), lambda gpu: None if gpu.index == 1 else gpu)
-    assert count_details(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, (
+    assert count_details(findings(h2=without_address)) == {DRIVER: "", BUS: ""}
+    unlisted = change_gpus(host_with_slots("h2", REMAINING), lambda gpu: None if gpu.index == 1 else gpu)
+    assert count_details(findings(h2=unlisted)) == {DRIVER: "", BUS: reason_for(8)}, (
         "the PCI bus shows which slot is empty"
     )
 
@@ -389,7 +390,7 @@ def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_it() -> None:
 
 
 def test_gpu_without_a_module_number_is_not_located_by_it() -> None:
-    slots, modules = SlotMap(), (6, True, 5, 7)  # that of the missing GPU is no number
+    slots, modules = SlotMap(), (6, True, 5, 7)  # the module ID of the missing GPU is not a number
     for _ in range(2):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
     moved = host_with_slots("h2", REMAINING, modules=modules, address=lambda slot: f"0000:{slot + 10}:00.0")
@@ -425,9 +426,9 @@ def test_no_slot_is_named_if_the_other_hosts_do_not_show_it(others: dict[str, Ev
 
 def test_no_slot_is_named_if_more_gpus_are_missing_than_slots_are_known() -> None:
     """The plan expects eight GPUs and each host has four, so the other slots are unknown."""
-    of = builders.plan("h1", "h2", "h3", gpu_count=8)
-    evidence = {name: host_with_slots(name, ALL, of=of) for name in ("h1", "h2", "h3")}
-    verdicts = [item for item in judge(of, evidence, read_packs([])) if item.name == "gpu.count"]
+    plan = builders.plan("h1", "h2", "h3", gpu_count=8)
+    evidence = {name: host_with_slots(name, ALL, plan=plan) for name in ("h1", "h2", "h3")}
+    verdicts = [item for item in judge(plan, evidence, read_packs([])) if item.name == "gpu.count"]
     assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
 
 

@@ -1,4 +1,4 @@
-"""Figures of NUMA nodes: a missing one is inconclusive, each is judged, and bad figures of one node are one cause."""
+"""Figures of NUMA nodes: missing ones are inconclusive, all are judged, and the bad figures of one node are one cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVLink domains of several hosts: the host at fault is named once, and hosts without a domain are not judged."""
+"""NVLink domains of several hosts: one cause names the host at fault. Hosts without a domain are not judged."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def planned(**variables: Any) -> Plan:
 
 def healthy(host: str, hosts: tuple[str, ...] = HOSTS) -> Readings:
     """Return the readings of a host whose IMEX is connected to all others."""
-    own = hosts.index(host)
-    others = {f"imex={number}": number for number in range(len(hosts)) if number != own}
+    index = hosts.index(host)
+    others = {f"imex={number}": number for number in range(len(hosts)) if number != index}
     return {
         CLUSTER: {"gpu=0": UUID, "gpu=1": UUID},
         CLIQUE: {"gpu=0": 32766, "gpu=1": 32766},
         STATE: {"host": "ready"},
         "fabric.imex.domain_state": {"host": "up"},
         NODES: {"host": len(hosts)},
-        "fabric.imex.address": {"host": f"10.88.0.{own}"},
+        "fabric.imex.address": {"host": f"10.88.0.{index}"},
         "fabric.imex.node_address": {f"imex={number}": f"10.88.0.{number}" for number in range(len(hosts))},
         CONNECTION: dict.fromkeys(others, "connected"),
     }
@@ -115,8 +115,8 @@ def healthy_verdicts() -> list[Verdict]:
     return judged()
 
 
-def baseline_of(verdicts: list[Verdict]) -> set[tuple[str, str, str, str]]:
-    """Return what does not pass, except what the hosts of the builders lack anyway."""
+def findings(verdicts: list[Verdict]) -> set[tuple[str, str, str, str]]:
+    """Return the verdicts that are not passes, except those that a healthy domain has too."""
     return not_passing(verdicts) - not_passing(healthy_verdicts())
 
 
@@ -134,8 +134,8 @@ def test_healthy_domain_passes() -> None:
     assert not_passing(verdicts) == set()
 
 
-def without(host: str) -> Callable[[dict[str, Readings]], None]:
-    """Return a change: the daemon of a host does not run, and no other host is connected to it."""
+def with_imex_down(host: str) -> Callable[[dict[str, Readings]], None]:
+    """Return a change after which the IMEX daemon of a host does not run, and no other host is connected to it."""
 
     def change(readings: dict[str, Readings]) -> None:
         number = HOSTS.index(host)
@@ -152,7 +152,7 @@ def without(host: str) -> Callable[[dict[str, Readings]], None]:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_host_with_imex_down_is_named_once(host: str) -> None:
-    verdicts = judged(without(host), transport="NET/IB/GDRDMA+P2P/MNNVL")
+    verdicts = judged(with_imex_down(host), transport="NET/IB/GDRDMA+P2P/MNNVL")
     failing = {(name, of_host) for of_host, _, name, verdict in not_passing(verdicts) if name.startswith("fabric.")}
     assert failing == {(STATE, host), (CONNECTION, host)}
     assert {item[0] for item in not_passing(verdicts)} == {host}
@@ -165,9 +165,9 @@ def test_host_with_imex_down_is_named_once(host: str) -> None:
     )
 
 
-def test_host_that_no_other_reaches_is_named_although_its_daemon_is_ready() -> None:
+def test_host_that_no_other_host_reaches_is_named_even_if_its_daemon_is_ready() -> None:
     def change(readings: dict[str, Readings]) -> None:
-        without("t03")(readings)
+        with_imex_down("t03")(readings)
         readings["t03"][STATE]["host"] = "ready"
 
     (cause,) = causes(judged(change))
@@ -177,7 +177,7 @@ def test_host_that_no_other_reaches_is_named_although_its_daemon_is_ready() -> N
 
 
 @pytest.mark.parametrize("state", ["version_mismatch", "node_map_mismatch"])
-def test_wrong_version_or_configuration_is_to_be_configured(state: str) -> None:
+def test_wrong_version_or_node_map_has_the_action_configure(state: str) -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host, of_host in readings.items():
             for scope in of_host[CONNECTION]:
@@ -192,11 +192,11 @@ def test_single_broken_connection_is_attributed_to_both_ends() -> None:
     def change(readings: dict[str, Readings]) -> None:
         readings["t01"][CONNECTION]["imex=4"] = "recovering"
 
-    assert baseline_of(judged(change)) == {(host, "host", CONNECTION, FAIL) for host in ("t01", "t04")}
+    assert findings(judged(change)) == {(host, "host", CONNECTION, FAIL) for host in ("t01", "t04")}
 
 
-def test_host_that_is_not_in_the_run_is_at_fault_for_a_connection_of_one_that_is() -> None:
-    """A single host is measured again; another host of its domain is being repaired."""
+def test_one_lost_connection_to_a_host_outside_the_run_is_not_a_fault() -> None:
+    """A single host is measured again while another host of its domain is repaired."""
     plan = replace(planned(rackproof_nvlink_domain="nvl1"), hosts=planned(rackproof_nvlink_domain="nvl1").hosts[:1])
 
     def verdict_of(state: str, *, all_others: bool = False) -> str:
@@ -213,30 +213,30 @@ def test_host_that_is_not_in_the_run_is_at_fault_for_a_connection_of_one_that_is
     assert verdict_of("not_reported") == INCONCLUSIVE
 
 
-def test_connections_that_imex_leaves_out_are_no_fault_while_the_domain_is_up() -> None:
+def test_connections_that_imex_does_not_report_pass_if_the_domain_is_up() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
             of_host[CONNECTION] = dict.fromkeys(of_host[CONNECTION], "not_reported")
 
-    assert baseline_of(judged(change)) == set()
+    assert findings(judged(change)) == set()
 
 
-def test_connections_that_imex_leaves_out_are_not_known_if_the_state_of_the_domain_is_not() -> None:
+def test_connections_that_imex_does_not_report_are_inconclusive_if_the_domain_state_is_unknown() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
             of_host[CONNECTION] = dict.fromkeys(of_host[CONNECTION], "not_reported")
             of_host["fabric.imex.domain_state"] = {"host": "unsupported: nvidia-imex-ctl of 570 does not report it"}
 
-    of_connections = {item for item in baseline_of(judged(change)) if item[2] == CONNECTION}
+    of_connections = {item for item in findings(judged(change)) if item[2] == CONNECTION}
     assert of_connections == {(host, "host", CONNECTION, INCONCLUSIVE) for host in HOSTS}
 
 
 def test_two_broken_hosts_are_both_named() -> None:
     def change(readings: dict[str, Readings]) -> None:
-        without("t01")(readings)
-        without("t04")(readings)
+        with_imex_down("t01")(readings)
+        with_imex_down("t04")(readings)
 
-    named = {host for host, _, name, _ in baseline_of(judged(change)) if name.startswith("fabric.imex")}
+    named = {host for host, _, name, _ in findings(judged(change)) if name.startswith("fabric.imex")}
     assert named == {"t01", "t04"}
 
 
@@ -244,7 +244,7 @@ def test_two_broken_hosts_are_both_named() -> None:
 def test_only_hosts_at_fault_are_named_in_any_order_of_the_statistics(faulty: tuple[str, ...]) -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host in faulty:
-            without(host)(readings)
+            with_imex_down(host)(readings)
             readings[host][STATE]["host"] = "ready"
 
     plan = planned(rackproof_nvlink_domain="nvl1")
@@ -258,7 +258,7 @@ def test_only_hosts_at_fault_are_named_in_any_order_of_the_statistics(faulty: tu
 
 def test_host_without_imex_fails_in_a_domain_of_the_inventory() -> None:
     def change(readings: dict[str, Readings]) -> None:
-        without("t05")(readings)
+        with_imex_down("t05")(readings)
         readings["t05"] = {CLUSTER: readings["t05"][CLUSTER], CLIQUE: readings["t05"][CLIQUE],
                            STATE: {"host": "unsupported: no nvidia-imex-ctl"}}  # fmt: skip
 
@@ -272,7 +272,7 @@ def test_imex_that_cannot_be_read_is_inconclusive(reason: str) -> None:
     def change(readings: dict[str, Readings]) -> None:
         readings["t02"][STATE] = {"host": reason}
 
-    assert ("t02", "host", STATE, INCONCLUSIVE) in baseline_of(judged(change))
+    assert ("t02", "host", STATE, INCONCLUSIVE) in findings(judged(change))
 
 
 def test_connections_that_cannot_be_read_are_inconclusive() -> None:
@@ -280,16 +280,16 @@ def test_connections_that_cannot_be_read_are_inconclusive() -> None:
         readings["t02"]["fabric.imex.address"] = {"host": "error: unknown"}
         readings["t02"][CONNECTION] = dict.fromkeys(readings["t02"][CONNECTION], "error: unknown")
 
-    assert baseline_of(judged(change)) == {("t02", "host", CONNECTION, INCONCLUSIVE)}
+    assert findings(judged(change)) == {("t02", "host", CONNECTION, INCONCLUSIVE)}
 
 
-def test_domain_of_one_node_proves_nothing() -> None:
+def test_domain_of_one_node_fails() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
             of_host[NODES]["host"] = 1
             of_host[CONNECTION] = {}
 
-    failing = {item for item in baseline_of(judged(change)) if item[2] == NODES}
+    failing = {item for item in findings(judged(change)) if item[2] == NODES}
     assert failing == {(host, "host", NODES, FAIL) for host in HOSTS}
 
 
@@ -308,7 +308,7 @@ def test_gpu_that_reports_no_domain_is_inconclusive() -> None:
     def change(readings: dict[str, Readings]) -> None:
         readings["t01"][CLUSTER]["gpu=1"] = "unsupported: the part belongs to no NVLink fabric"
 
-    assert ("t01", "gpu=1", CLUSTER, INCONCLUSIVE) in baseline_of(judged(change))
+    assert ("t01", "gpu=1", CLUSTER, INCONCLUSIVE) in findings(judged(change))
 
 
 @pytest.mark.parametrize(("name", "value"), [(CLIQUE, 7), (CLUSTER, OTHER_UUID)])
@@ -317,7 +317,7 @@ def test_host_in_another_clique_or_domain_is_named(name: str, value: Value) -> N
         readings["t04"][name] = dict.fromkeys(("gpu=0", "gpu=1"), value)
 
     verdicts = judged(change, transport="NET/IB/GDRDMA+P2P/MNNVL")
-    assert baseline_of(verdicts) == {("t04", f"gpu={gpu}", name, FAIL) for gpu in (0, 1)}
+    assert findings(verdicts) == {("t04", f"gpu={gpu}", name, FAIL) for gpu in (0, 1)}
     (cause,) = causes(verdicts)
     assert cause.hosts == ("t04",)
 
@@ -350,7 +350,7 @@ def test_hosts_without_a_domain_are_not_judged(transport: str) -> None:
     """An HGX host has a zero UUID, and its IMEX may be idle, absent, or in any state."""
 
     def change(readings: dict[str, Readings]) -> None:
-        without("t01")(readings)
+        with_imex_down("t01")(readings)
         for of_host in readings.values():
             of_host[CLUSTER] = dict.fromkeys(("gpu=0", "gpu=1"), NO_DOMAIN)
             of_host[CLIQUE] = dict.fromkeys(("gpu=0", "gpu=1"), 0)
@@ -369,7 +369,7 @@ PCI = {"gpu=0": "0000:00:00.0", "gpu=1": "0000:01:00.0"}
 
 
 def with_xids(codes: Mapping[str, Mapping[str, str]]) -> Callable[[dict[str, Readings]], None]:
-    """Return a change: the kernel log of each host has these codes by GPU: `149` (fatal) or `145 nonfatal`."""
+    """Return a change that adds XIDs to kernel logs: host -> GPU -> code, such as `149` (fatal) or `145 nonfatal`."""
 
     def change(readings: dict[str, Readings]) -> None:
         for host, of_gpu in codes.items():
@@ -381,6 +381,7 @@ def with_xids(codes: Mapping[str, Mapping[str, str]]) -> Callable[[dict[str, Rea
 
 
 def rack(root: str, follower: str) -> dict[str, dict[str, str]]:
+    """Return the XIDs of a rack in which GPU 1 of host `root` has XID 149, and all other GPUs have the code `follower`."""
     codes = {host: dict.fromkeys(PCI, follower) for host in HOSTS}
     codes[root]["gpu=1"] = "149"
     return codes
@@ -388,7 +389,7 @@ def rack(root: str, follower: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("follower", ["145", "145 nonfatal"])
 @pytest.mark.parametrize("root", ["t00", "t04"])
-def test_dead_link_and_its_followers_are_one_cause(root: str, follower: str) -> None:
+def test_dead_link_and_the_xids_that_it_causes_are_one_cause(root: str, follower: str) -> None:
     verdicts = judged(with_xids(rack(root, follower)))
     (cause,) = causes(verdicts)
     assert (cause.host, cause.part, cause.hosts) == (root, "gpu=1", (root,))
@@ -397,27 +398,27 @@ def test_dead_link_and_its_followers_are_one_cause(root: str, follower: str) -> 
     assert explained == ({*HOSTS} if follower == "145" else {root})
 
 
-def test_followers_without_a_dead_link_are_causes_of_their_own() -> None:
+def test_xids_145_without_a_dead_link_are_separate_causes() -> None:
     codes = {host: dict.fromkeys(PCI, "145") for host in HOSTS[:2]}
     found = causes(judged(with_xids(codes)))
     assert {(cause.host, cause.part) for cause in found} == {(host, gpu) for host in HOSTS[:2] for gpu in PCI}
 
 
-def test_other_xids_do_not_follow_from_a_dead_link() -> None:
+def test_other_xids_are_not_attributed_to_a_dead_link() -> None:
     codes = rack("t00", "145") | {"t03": {"gpu=0": "145", "gpu=1": "48"}}
     found = causes(judged(with_xids(codes)))
     assert {(cause.host, cause.part) for cause in found} == {("t00", "gpu=1"), ("t03", "gpu=1")}
 
 
-def test_hosts_outside_the_domain_do_not_follow() -> None:
+def test_xids_of_hosts_outside_the_domain_are_not_attributed_to_a_dead_link() -> None:
     """HGX B200 hosts of one rack report these XIDs too, but each has NVSwitches of its own."""
     codes = {"t00": {"gpu=0": "145", "gpu=1": "149"}, "t03": {"gpu=0": "145"}}
     found = causes(judged(with_xids(codes), domain=""))
     assert {(cause.host, cause.part) for cause in found} == {("t00", "gpu=1"), ("t03", "gpu=0")}
 
 
-def test_xids_of_the_run_follow_from_a_dead_link_too() -> None:
-    """XIDs 145 that are not fatal show only because the time of the newest XID has changed."""
+def test_xids_during_the_run_are_attributed_to_a_dead_link() -> None:
+    """Nonfatal XIDs 145 are noticed only by the changed time of the newest XID."""
     plan = planned(rackproof_nvlink_domain="nvl1")
 
     def without_xids(record: Record) -> Record:
@@ -426,18 +427,18 @@ def test_xids_of_the_run_follow_from_a_dead_link_too() -> None:
         quiet = [metric("xid.last_seen", {"host": 0.0}), metric("xid.count", {}), metric("xid.fatal", {})]
         return replace(record, snapshots=(replace(first, metrics=(*kept, *quiet)), *later))
 
-    def started_quiet(codes: Mapping[str, Mapping[str, str]]) -> list[Verdict]:
+    def judge_without_earlier_xids(codes: Mapping[str, Mapping[str, str]]) -> list[Verdict]:
         fleet = {}
         for host, of_host in evidence(plan, with_xids(codes)).items():
-            own, *others = of_host.records
-            fleet[host] = replace(of_host, records=(without_xids(own), *others))
+            first, *others = of_host.records
+            fleet[host] = replace(of_host, records=(without_xids(first), *others))
         return judge(plan, fleet, PACKS)
 
-    verdicts = started_quiet(rack("t04", "145 nonfatal"))
+    verdicts = judge_without_earlier_xids(rack("t04", "145 nonfatal"))
     (cause,) = causes(verdicts)
     assert (cause.host, cause.part) == ("t04", "gpu=1")
     assert {verdicts[position].host for position in cause.verdicts} == {*HOSTS}
-    other = started_quiet(rack("t04", "145 nonfatal") | {"t02": {"gpu=0": "31"}})
+    other = judge_without_earlier_xids(rack("t04", "145 nonfatal") | {"t02": {"gpu=0": "31"}})
     assert {cause.host for cause in causes(other)} == {"t02", "t04"}
 
 
@@ -445,7 +446,7 @@ def test_xids_of_the_run_follow_from_a_dead_link_too() -> None:
 
 
 def of_gb200(change: Callable[[dict[str, Readings]], None], **options: Any) -> set[tuple[str, str, str, str]]:
-    """Return what the criteria of a domain find on hosts of the pack gb200."""
+    """Return the findings of the domain criteria on hosts of the model gb200."""
     verdicts = judged(change, domain="", rackproof_gpu_model="gb200", **options)
     of_domain = [
         item for item in verdicts if item.criterion in (CRITERION, "rack-nvlink-domain", "rack-nvlink-partition")
@@ -456,11 +457,11 @@ def of_gb200(change: Callable[[dict[str, Readings]], None], **options: Any) -> s
 
 def test_rack_of_gb200_is_a_domain() -> None:
     assert of_gb200(lambda readings: None) == set()
-    assert {item[0] for item in of_gb200(without("t02")) if item[2].startswith("fabric.")} == {"t02"}
+    assert {item[0] for item in of_gb200(with_imex_down("t02")) if item[2].startswith("fabric.")} == {"t02"}
 
 
-def test_gb200_without_imex_is_not_judged_by_it() -> None:
-    """Kubernetes starts IMEX with each job."""
+def test_gb200_without_imex_is_not_judged_by_imex() -> None:
+    """On Kubernetes, IMEX starts with each job, so hosts have none before."""
 
     def change(readings: dict[str, Readings]) -> None:
         for host, of_host in readings.items():
@@ -471,10 +472,10 @@ def test_gb200_without_imex_is_not_judged_by_it() -> None:
     assert {item[2] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {TRANSPORT}
 
 
-def test_gb200_with_an_idle_imex_on_every_host_is_not_judged_by_it() -> None:
+def test_gb200_with_idle_imex_on_every_host_is_not_judged_by_imex() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host in HOSTS:
-            without(host)(readings)
+            with_imex_down(host)(readings)
 
     assert of_gb200(change) == set()
 

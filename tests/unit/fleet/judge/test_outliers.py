@@ -22,9 +22,9 @@ NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
 """Factors of the usual rate, with a robust standard deviation of about 0.15 %."""
 
 
-def criterion(**over: object) -> Criterion:
-    fields = {"id": "relative", "name": "stress.throughput", "scope": "gpu", "operator": "ge", "unit": "FLOP/s"}
-    return Criterion(**{**fields, "action": "inspect_hardware", "source": "a test", **over})  # type: ignore[arg-type]
+def criterion(**fields: object) -> Criterion:
+    default = {"id": "relative", "name": "stress.throughput", "scope": "gpu", "operator": "ge", "unit": "FLOP/s"}
+    return Criterion(**{**default, "action": "inspect_hardware", "source": "a test", **fields})  # type: ignore[arg-type]
 
 
 def relative_verdicts(criterion: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
@@ -66,7 +66,7 @@ def test_deviation_limit_needs_eight_parts() -> None:
     assert relative_verdicts(criterion(fleet_deviations=6.0, optional=True), normal_factors(3)) == {}
 
 
-def test_gang_that_is_added_after_a_comparison_counts() -> None:
+def test_gang_added_after_a_comparison_is_included_in_later_ones() -> None:
     figures = FleetFigures(Planned(small_plan("h1", "h2")))
     key = ("NVIDIA H200", "collective.all_reduce.busbw", "gang", "gang", ())
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Test when a slow NCCL path explains a slow collective."""
+"""A slow NCCL path (transport) explains a slow collective, unless others are fast over the same path."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
         ("NET/AWS_Libfabric", "NCCL uses NET/AWS_Libfabric without GPUDirect RDMA"),
         ("NET/UCX+P2P/CUMEM", "NCCL uses NET/UCX without GPUDirect RDMA"),
         ("NET/AWS_Libfabric/GDRDMA", ""),
-        ("NET/AWS+P2P/CUMEM", ""),  # cut by an older agent
+        ("NET/AWS+P2P/CUMEM", ""),  # truncated by an older agent
         ("SHM", ""),
         ("P2P/CUMEM", ""),
     ],
@@ -136,7 +136,7 @@ def bus_bandwidth(value: Any, **params: Any) -> Observation:
         (BANDWIDTH, [bus_bandwidth("fast")], True),
     ],
 )  # fmt: skip
-def test_path_over_which_others_are_fast_explains_no_failure(
+def test_path_over_which_another_figure_passes_explains_no_failure(
     rule: Criterion, observations: list[Observation], explained: bool
 ) -> None:
     here = host_view(path_by("SHM"), *observations, rules=(ACCESS, rule))
@@ -195,8 +195,8 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
 )  # fmt: skip
 def test_path_through_the_host_is_normal_without_peer_access(rules: Any, explained: bool) -> None:
     assert (explain(slow_collective(), path_by("SHM"), rules=rules) != slow_collective()) is explained
-    between = slow_collective(scope="gang=r1", stage="gang")
-    assert explain(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
+    between_hosts = slow_collective(scope="gang=r1", stage="gang")
+    assert explain(between_hosts, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between_hosts
 
 
 def test_missing_nvls_is_reported_with_what_to_check() -> None:

@@ -1,4 +1,4 @@
-"""`rackproof power --planted-faults`: repetitions come from runs, in proportion to the budget of the profile."""
+"""`rackproof power --planted-faults`: repetitions are those of earlier runs, in proportion to the time budget of the profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = ROOT / "docs/measurements/h200x2"
 
 
 def measured(profile: str, planned: str = "standard", **repetitions: int) -> dict[str, Comparison]:
-    """Return the comparisons of `profile` by test, from a run of two GPUs: GPU 1 repeats half as often."""
+    """Return the comparisons of `profile` by test, from a run with two GPUs. GPU 1 makes half as many repetitions."""
     plan = builders.plan("h1", gpu_count=2, profile=planned, rackproof_gang="none")
 
     def change(observation: Observation) -> Observation:
@@ -37,7 +37,7 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
     return {f"{item.benchmark} {item.case}": item for item in found}
 
 
-def test_repetitions_are_the_fewest_in_proportion_to_the_budget() -> None:
+def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_budget() -> None:
     standard = measured("standard", gemm=1000)  # half of them on GPU 1, in two thirds of a second
     assert standard["digest gemm"].repetitions == pytest.approx(501)
     smoke = measured("smoke", gemm=1000)  # 1 s for three workloads
@@ -67,7 +67,7 @@ def test_runs_without_gpus_have_no_comparisons() -> None:
     assert comparisons([(plan, {"h1": Evidence()})], [read_profile("standard")]) == []
 
 
-def test_unmeasured_workloads_are_listed_and_not_stated() -> None:
+def test_unmeasured_workloads_are_listed_separately() -> None:
     lines = list(render_planted_faults([*measured("extended", gemm=1000).values()]))
     (line,) = (line for line in lines if line.startswith("- "))
     assert "extended: no run says how often these repeat" in line

@@ -1,4 +1,4 @@
-"""Figures of RDMA ports agree with each other and with the readings of the ports; else they are inconclusive."""
+"""Figures of RDMA ports that contradict each other or the readings of the ports are inconclusive."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None
 
 @pytest.mark.parametrize(("name", "after"), [("rate", of_ports(rate=RATE / 2)), ("width", of_ports(width=2))])
 def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list[Metric]) -> None:
-    """Also without figures of the port, whose bandwidth would contradict one of the rates."""
+    """Even without figures, which would contradict one of the two rates."""
     changed_link = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
     assert changed_link in findings({}, of_ports(), of=f"infiniband.{name}", last=after)
     assert changed_link not in findings({}, of_ports(), of=f"infiniband.{name}")
 
 
 def test_adapter_without_a_guid_in_a_snapshot_is_inconclusive() -> None:
-    lacking = of_ports(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
-    found = findings(fleet(), lacking, of="infiniband.hca.node_guid")
+    without_guid = of_ports(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
+    found = findings(fleet(), without_guid, of="infiniband.hca.node_guid")
     assert {(host, "hca=mlx5_1", "plan", INCONCLUSIVE) for host in ("h1", "h2", "h3")} <= found

@@ -1,6 +1,6 @@
-"""Test detection power (how small a slowdown the floors find) on full plans: noise, false alarms, slowdown and the command.
+"""Test the detection power of floors (the smallest slowdown that they detect): noise, false alarms and the command.
 
-`test_power_edges.py` tests which values, groups and floors count.
+`test_power_edges.py` tests which values, groups and floors are included.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_floor_above_the_parts_fails_all_of_them() -> None:
     assert (gate.false_alarm, gate.finds) == (1.0, 0.0)
 
 
-def test_floor_under_the_noise_finds_nothing() -> None:
+def test_floor_far_below_the_noise_detects_no_slowdown() -> None:
     noisy = runs(lambda number, host, scope: (2e14, 8e14, 14e14)[number])
     low = replace(GATE, criteria=(replace(GATE.criteria[0], value=1e14),))
     gate = gate_of(power(noisy, [*PACKS, low]))
@@ -127,15 +127,15 @@ def test_floor_under_the_noise_finds_nothing() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
 def test_robust_sigma_is_unbiased_and_ignores_one_outlier(count: int) -> None:
-    dice = random.Random(count)  # noqa: S311 - not used for security
-    samples = [[dice.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
+    draw = random.Random(count)  # noqa: S311 - not used for security
+    samples = [[draw.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
     assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)
     if count >= 8:
         assert robust_sigma([*samples[0][1:], 1e9]) < 10
 
 
 def test_noise_is_measured_on_the_judged_value() -> None:
-    """Use the value of an observation, not the median of its samples: `stress.power` is a mean."""
+    """The judged value may differ from the median of the samples: `stress.power` is a mean."""
     repeated_runs = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(repeated_runs):
 
@@ -243,9 +243,9 @@ def run_command(*arguments: str | Path) -> int:
 
 @pytest.fixture
 def directories(tmp_path: Path) -> list[Path]:
-    dice = random.Random(1)  # noqa: S311 - not used for security
+    draw = random.Random(1)  # noqa: S311 - not used for security
     paths = []
-    for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + dice.gauss(0, 5e12))):
+    for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + draw.gauss(0, 5e12))):
         named = {
             host: replace(
                 host_evidence,

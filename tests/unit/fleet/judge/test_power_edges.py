@@ -1,7 +1,7 @@
-"""Test boundary conditions of detection power: which values, groups and floors count.
+"""Boundary conditions of detection power: which values, groups and floors are included.
 
-Detection power: how small a slowdown a floor finds. A gate is such a floor with its noise. The runs here have one or two
-figures. `test_power.py` tests the command, and the statistics on full plans.
+The detection power of a floor is the smallest slowdown that it detects. A gate is a floor with its noise. The runs have one
+or two figures. `test_power.py` tests the command, and the statistics on full plans.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def power_of_runs(
     """Return the detection power of three runs.
 
     Args:
-        observe: number of a run and name of a host -> the host's observations in that run.
-        criteria: those that apply; without any, FLOOR.
+        observe: number of a run, name of a host -> observations of that host in that run.
+        criteria: default FLOOR.
         metrics: readings of every host.
         over: other fields of every record.
     """
@@ -129,7 +129,7 @@ def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
     assert len(power_of_runs(lambda number, host: [figure(100.0)], replace(FLOOR, **over)).gates) == gates
 
 
-def test_floor_of_a_reading_is_no_gate() -> None:
+def test_floor_of_a_reading_is_not_a_gate() -> None:
     floor = criterion("gpu.thing", operator="ge", value=1)
     detection = power_of_runs(lambda number, host: [figure(100.0)], floor, metrics=[reading(5)])
     assert (detection.gates, detection.left_out) == ((), ())
@@ -139,8 +139,8 @@ def test_figure_with_too_few_runs_is_left_out() -> None:
     detection = power_of_runs(lambda number, host: [figure(100.0)] if number else [])
     assert (detection.gates, detection.repeats, detection.worst) == ((), (), {})
     assert detection.left_out == ("memory.bandwidth (c)",)
-    once = power_of_runs(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
-    assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
+    without_h2_in_one_run = power_of_runs(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
+    assert [(gate.parts, gate.n) for gate in without_h2_in_one_run.gates] == [(1, 3)]
 
 
 def test_gang_is_one_part_and_a_serial_is_optional() -> None:
@@ -158,7 +158,7 @@ def test_robust_sigma_of_few_values_is_corrected() -> None:
     assert robust_sigma([float(number) for number in range(10)]) == pytest.approx(1.4826 * 10 / 9.2 * 2.5)
 
 
-def test_host_without_evidence_adds_nothing() -> None:
+def test_host_without_evidence_is_not_counted() -> None:
     runs = []
     for number in range(3):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())

@@ -1,4 +1,4 @@
-"""Pulsed load: the GPU that falls behind its siblings or the fleet is named, and healthy hosts are accepted."""
+"""Pulsed load: a GPU that is slower than the others of its host or of the fleet is named. Healthy hosts are accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.reports import FAIL, INCONCLUSIVE
 from tests import builders
 
 HOSTS = ("h1", "h2")
-NOT_DEMANDED = (("work_share", "1", 1.0), ("amplitude", "W", 590.0), ("slew", "W/s", 6000.0))
+OPTIONAL = (("work_share", "1", 1.0), ("amplitude", "W", 590.0), ("slew", "W/s", 6000.0))
 
 
 def pulse_plan() -> Plan:
@@ -31,7 +31,7 @@ def healthy(plan: Plan, host: str) -> Evidence:
     """Return the evidence of a host with the planned figures, and those that not every GPU has."""
     more = tuple(
         builders.observation(f"pulse.{name}", value, scope=f"gpu={gpu}", unit=unit, period_ms=2000)
-        for name, unit, value in NOT_DEMANDED
+        for name, unit, value in OPTIONAL
         for gpu in range(4)
     )
     records = builders.records(plan, host)
@@ -39,7 +39,7 @@ def healthy(plan: Plan, host: str) -> Evidence:
 
 
 def findings(change: Callable[[str, Observation], Observation]) -> set[tuple[str, str, str, str]]:
-    """Return criterion, host, scope and verdict of everything about pulse that does not pass."""
+    """Return criterion, host, scope and verdict of the pulse verdicts that are not passes."""
     plan = pulse_plan()
     evidence = {
         host: builders.with_observations(healthy(plan, host), lambda item, host=host: change(host, item))  # type: ignore[misc]
@@ -53,8 +53,8 @@ def findings(change: Callable[[str, Observation], Observation]) -> set[tuple[str
 
 
 def bad(name: str, value: Any, host: str = "h2", gpu: int = 3) -> Callable[[str, Observation], Observation]:
-    def change(of: str, item: Observation) -> Observation:
-        chosen = (of, item.name, item.scope) == (host, f"pulse.{name}", f"gpu={gpu}")
+    def change(measured_host: str, item: Observation) -> Observation:
+        chosen = (measured_host, item.name, item.scope) == (host, f"pulse.{name}", f"gpu={gpu}")
         return replace(item, value=value) if chosen and item.params.get("period_ms", 2000) == 2000 else item
 
     return change
@@ -83,7 +83,7 @@ def test_usual_differences_pass(name: str, value: float) -> None:
     assert findings(bad(name, value)) == set()
 
 
-def test_unresolved_power_is_no_finding_and_failed_readings_are() -> None:
+def test_unsupported_amplitude_is_not_a_finding_but_an_error_is() -> None:
     def absent(status: str) -> Callable[[str, Observation], Observation]:
         return lambda host, item: (
             replace(item, status=status, value=None, reason="why")

@@ -1,4 +1,4 @@
-"""Test that the snapshots of a record have the same readings, and that constant readings have the same value in all."""
+"""All snapshots of a record must have the same readings, and constant readings must have the same value in all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Changes = dict[str, dict[str, object] | None]
 
 
 def snapshot(number: int, phase: str, changes: Changes) -> Snapshot:
-    """Return a snapshot 20 s after the one before it, with other values of some readings; None leaves a reading out."""
+    """Return snapshot `number`, taken every 20 s. `changes`: reading -> other values, or None to omit the reading."""
     readings: Changes = {**READ, "host.uptime": {"host": 1000.0 + 20 * number}, **changes}
     metrics = tuple(
         Metric(name=name, unit=READINGS[name].unit, values=values)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ HEALTHY: dict[str, dict[str, Changes]] = {
 
 
 @pytest.mark.parametrize("changes", HEALTHY.values(), ids=HEALTHY)
-def test_what_may_change_is_no_problem(changes: dict[str, Changes]) -> None:
+def test_reading_that_may_change_is_not_a_problem(changes: dict[str, Changes]) -> None:
     assert problems(**changes) == []
 
 

@@ -1,4 +1,4 @@
-"""Test that readings of one host which contradict each other are named."""
+"""Readings of one host that contradict each other are named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def metric(name: str, **values: Value) -> Metric:
 
 
 def problems(*metrics: Metric) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of what is wrong if the last snapshot of a host has these readings in place of its own."""
+    """Return name, scope and reason of the problems of a record whose last snapshot has only these readings."""
     view = host_views(PLAN, EVIDENCE, PACKS)[0]
     record = view.evidence.records[0]
     *others, last = record.snapshots

@@ -1,4 +1,4 @@
-"""Test that a reading that a GPU or host does not support, although others of its kind have it, is missing evidence."""
+"""An unsupported reading of a GPU or host is inconclusive if others of its kind have it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def with_metric(name: str, change: Callable[[Metric], Metric]) -> Callable[[Reco
     return changed
 
 
-def fleet(lacking: dict[str, Collection[str]], name: str = NAME, of: Plan = PLAN) -> dict[str, Evidence]:
-    """Return a healthy fleet whose GPUs have the reading, except those in `lacking` (host -> GPUs)."""
+def fleet(unsupported: dict[str, Collection[str]], name: str = NAME, of: Plan = PLAN) -> dict[str, Evidence]:
+    """Return a healthy fleet whose GPUs have the reading, except those in `unsupported` (host -> GPUs)."""
 
     def evidence_of(host: str, evidence: Evidence) -> Evidence:
-        without = lacking.get(host, ())
+        without = unsupported.get(host, ())
         values = {scope: "none" for scope in GPUS if scope not in without}
         change = with_metric(name, lambda item: replace(item, values=values, absent=dict.fromkeys(without, REASON)))
         return replace(evidence, records=tuple(map(change, evidence.records)))
@@ -51,16 +51,16 @@ def verdicts(evidence: dict[str, Evidence], name: str = NAME, of: Plan = PLAN) -
 
 
 @pytest.mark.parametrize(
-    "lacking",
+    "unsupported",
     [{"h2": ("gpu=1",)}, {"h2": GPUS}, {"h2": GPUS, "h3": ("gpu=0",)}],
     ids=["one GPU", "all GPUs of a host", "half of the GPUs"],
 )
-def test_reading_that_most_gpus_of_the_kind_have_is_required(lacking: dict[str, Collection[str]]) -> None:
-    found = verdicts(fleet(lacking))
+def test_reading_that_most_gpus_of_the_kind_have_is_required(unsupported: dict[str, Collection[str]]) -> None:
+    found = verdicts(fleet(unsupported))
     assert {(item.host, item.scope) for item in found} == {
-        (host, gpu) for host, gpus in lacking.items() for gpu in gpus
+        (host, gpu) for host, gpus in unsupported.items() for gpu in gpus
     }
-    count = 6 - sum(map(len, lacking.values()))
+    count = 6 - sum(map(len, unsupported.values()))
     reason = f"{REASON}; {count} of 6 GPUs of this model with the same driver have this reading"
     assert {(item.reason, item.kind) for item in found} == {(reason, UNSUPPORTED)}
 

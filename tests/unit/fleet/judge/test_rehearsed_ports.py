@@ -1,4 +1,4 @@
-"""A rehearsal judges the RDMA ports, and their cables, that it measures and the inventory requires; those of no other host."""
+"""A rehearsal judges RDMA ports and their cables only on hosts whose inventory requires the ports, and if it measures them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pack of the operator replaces a shipped criterion only by naming it in `replaces`, and nothing else weakens one silently."""
+"""A pack of the operator can replace a shipped criterion only with `replaces`. Nothing else weakens a shipped criterion."""
 
 from __future__ import annotations
 
@@ -51,20 +51,21 @@ WEAKENED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_pack(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
+def write_pack(path: Path, *criteria: dict[str, Any], **fields: Any) -> str:
     items = [{key: value for key, value in item.items() if value is not None} for item in criteria]
     path.write_text(
-        yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "a site's", "criteria": items, **over})
+        yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "a site's", "criteria": items, **fields})
     )
     return str(path)
 
 
-def item(criterion_id: str = "hbm-copy", **over: Any) -> dict[str, Any]:
-    return {"id": criterion_id, **SHIPPED, **over}
+def item(criterion_id: str = "hbm-copy", **changes: Any) -> dict[str, Any]:
+    """Return the criterion SHIPPED with this id and these changes, for a pack file."""
+    return {"id": criterion_id, **SHIPPED, **changes}
 
 
 @pytest.mark.parametrize("weakened", WEAKENED.values(), ids=WEAKENED)
-def test_id_in_use_is_refused_without_replaces(weakened: dict[str, Any], tmp_path: Path) -> None:
+def test_criterion_with_a_shipped_id_is_refused_without_replaces(weakened: dict[str, Any], tmp_path: Path) -> None:
     path = write_pack(tmp_path / "mine.yml", item(**weakened))
     with pytest.raises(
         UsageError, match=r"mine: hbm-copy: already the id of a criterion of .*add `replaces: hbm-copy`"
@@ -124,16 +125,16 @@ def chosen_criteria(*names: str) -> dict[str, Criterion]:
 
 
 def test_only_the_pack_of_host_comparisons_replaces_criteria_of_the_model(tmp_path: Path) -> None:
-    own, hosts = chosen_criteria(), "fleet-relative-hosts"
+    of_model, hosts = chosen_criteria(), "fleet-relative-hosts"
     for name in shipped_packs():
         including = write_pack(tmp_path / "mine.yml", include=[name])
         for criteria in (chosen_criteria(name), chosen_criteria(including)):
-            kept = {key: value for key, value in criteria.items() if key in own and value.origin != hosts}
-            assert kept == {key: own[key] for key in kept}, name
-            assert own.keys() <= criteria.keys()
-    demanded = {key for key, value in chosen_criteria(hosts).items() if value.origin == hosts}
-    assert {own[key].optional for key in demanded} == {True}
-    assert not any(chosen_criteria(hosts)[key].optional for key in demanded)
+            kept = {key: value for key, value in criteria.items() if key in of_model and value.origin != hosts}
+            assert kept == {key: of_model[key] for key in kept}, name
+            assert of_model.keys() <= criteria.keys()
+    replaced = {key for key, value in chosen_criteria(hosts).items() if value.origin == hosts}
+    assert {of_model[key].optional for key in replaced} == {True}
+    assert not any(chosen_criteria(hosts)[key].optional for key in replaced)
 
 
 def test_replacement_is_traced_through_packs_even_if_two_criteria_replace_one(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_replacement_is_traced_through_packs_even_if_two_criteria_replace_one(tm
 # ---- the report ----
 
 
-def test_report_lists_what_was_replaced(tmp_path: Path) -> None:
+def test_report_lists_replaced_criteria(tmp_path: Path) -> None:
     def slow(record: Record) -> Record:
         for gpu in (0, 1):
             record = slowed("memory.bandwidth", 0.9, host=record.host, scope=f"gpu={gpu}", op="copy")(record)
@@ -205,7 +206,7 @@ def test_many_replaced_criteria_are_counted() -> None:
     assert lines[0] == "Criterion replaced: c0 of common: x; now, by mine: y (changed: nothing)"
 
 
-# ---- criteria beside the shipped ones ----
+# ---- criteria in addition to the shipped ones ----
 
 PLAN = one_figure_plan()
 
@@ -214,7 +215,7 @@ def host_view(*packs: Pack) -> HostView:
     return HostView(PLAN, PLAN.host("h1"), host_evidence(PLAN), packs)
 
 
-def test_lacks_of_an_operators_pack_has_no_effect() -> None:
+def test_lacks_in_a_pack_of_the_operator_has_no_effect() -> None:
     (expected,) = PLAN.expected
     lacks = {"memory.bandwidth": {"op": ("copy",)}}
     for chosen in (True, False):
@@ -223,30 +224,32 @@ def test_lacks_of_an_operators_pack_has_no_effect() -> None:
     assert host_view(pack(lacks=lacks)).lacks(expected)
 
 
-def test_operators_criterion_does_not_hide_a_refused_reading() -> None:
+def test_criterion_of_the_operator_does_not_hide_a_refused_reading() -> None:
     refused = reading(name="gpu.temperature", absent=f"{ERROR}: Unknown Error")
     evidence = {"h1": host_evidence(PLAN, "h1", refused)}
-    own = criterion("gpu.temperature", id="mine", origin="base", operator="lt", stage="soak", optional=True)
+    of_operator = criterion("gpu.temperature", id="mine", origin="base", operator="lt", stage="soak", optional=True)
     shipped = criterion("gpu.temperature", id="shipped", origin="h200-sxm", operator="lt", value=90)
 
     def refusals(*packs: Any) -> list[str]:
         return [one.reason for one in judge(PLAN, evidence, packs) if "driver refuses" in one.reason]
 
     assert len(refusals(pack())) == 1
-    assert len(refusals(pack(), pack(own, name="mine", chosen=True))) == 1
+    assert len(refusals(pack(), pack(of_operator, name="mine", chosen=True))) == 1
     assert refusals(pack(shipped)) == []
 
 
-def test_operators_criterion_does_not_change_credible_bounds() -> None:
+def test_criterion_of_the_operator_does_not_change_credible_bounds() -> None:
     sheet = {"memory_bandwidth": {"value": 4.8e12}, "nvlink": {"links": 18, "bandwidth": 9e14}}
     common = {"name": "memory.bandwidth", "unit": "B/s", "operator": "ge", "fraction": 0.5}
     shipped = criterion(**common, id="shipped", datasheet="memory_bandwidth")
     raised = criterion(**common, id="mine", datasheet="all_nvlinks", replaces="shipped")
     (record,) = host_evidence(PLAN).records
     fast = replace(record, observations=tuple(replace(one, value=4.8e13) for one in record.observations))
-    for own in ((), (raised,)):
-        view = host_view(pack(shipped, datasheet=sheet), pack(*own, name="mine", chosen=True))
-        assert [reason for _, _, reason, _ in figure_problems(view, fast.observations) if "datasheet" in reason], own
+    for criteria in ((), (raised,)):
+        view = host_view(pack(shipped, datasheet=sheet), pack(*criteria, name="mine", chosen=True))
+        assert [reason for _, _, reason, _ in figure_problems(view, fast.observations) if "datasheet" in reason], (
+            criteria
+        )
 
 
 def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any) -> Verdict:

@@ -1,4 +1,4 @@
-"""A record is inconclusive if its snapshots, launches or ranks are not in the order in which the agent makes them."""
+"""A record is inconclusive if its snapshots, launches or ranks are not in the order in which the agent writes them."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_part_at_the_wrong_place_is_a_contradiction(kind: str) -> None:
+def test_wrong_order_or_place_is_a_contradiction(kind: str) -> None:
     gang, change, reason = PROBLEMS[kind]
     evidence = changed(change, gang=gang)
     assert reason in reasons(evidence)
@@ -191,7 +191,7 @@ HARMLESS: dict[str, tuple[bool, Change]] = {
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
-def test_what_a_healthy_host_records_has_no_problem(kind: str) -> None:
+def test_record_that_a_healthy_host_can_have_has_no_problem(kind: str) -> None:
     gang, change = HARMLESS[kind]
     assert reasons(changed(change, gang=gang)) == []
 
@@ -261,7 +261,7 @@ def test_text_that_is_not_a_time_is_left_to_the_check_of_times() -> None:
 
 
 def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> None:
-    """Groups of hosts of a gang may be launched at once, under one number, but a host is never in two such groups."""
+    """Several groups of hosts may have a launch with the same number, but no host is in two of them."""
     numbered = {
         host: Evidence(records=tuple(launches(lambda item: replace(item, number=1))(record) for record in item.records))
         for host, item in builders.evidence(PLAN).items()

@@ -1,4 +1,4 @@
-"""Figures of file systems: criteria, peers by disk model, floors of the inventory, and what the plan demands."""
+"""Figures of file systems: criteria, comparison of equal disk models, floors of the inventory, and planned figures."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_bad_disk_is_one_cause_with_its_directory(change: dict[str, Any], proble
     assert words in cause.title
 
 
-def test_disks_are_compared_with_those_of_their_model_only() -> None:
+def test_disks_are_compared_only_with_disks_of_their_model() -> None:
     def one_other_model(host: str, item: Observation) -> Observation:
         slow = replace(item, value=item.value / 10, params={**item.params, "model": "OLD 960G"})  # type: ignore[operator]
         return slow if item.scope == "directory=data1" and item.name != "local_storage.latency" else item
@@ -159,7 +159,9 @@ def shared_causes(
 ) -> list[Cause]:
     """Return the causes on four hosts that share a directory.
 
-    `together` is the bandwidth of all in B/s; the records of all hosts are `without` this figure of all clients.
+    Args:
+        together: bandwidth of all clients together in B/s.
+        without: figure of all clients that is missing in the records.
     """
     named = {"rackproof_shared_storage": ["/mnt/shared"], **variables}
     hosts = (*HOSTS, "h4")
@@ -217,7 +219,7 @@ def tenth(value: Any) -> Any:
         ({"misread_bytes": lambda _: 9}, "wrong-results", "reads 9 bytes wrong that other hosts read right"),
     ],
 )  # fmt: skip
-def test_bad_client_server_path_or_byte_is_one_cause(change: dict[str, Any], problem: str, words: str) -> None:
+def test_slow_client_slow_files_or_wrong_data_are_one_cause(change: dict[str, Any], problem: str, words: str) -> None:
     (cause,) = shared_causes(on("h2", "directory=mnt:shared", **change))
     assert (cause.problem, cause.hosts, cause.part) == (problem, ("h2",), "directory=mnt:shared")
     assert cause.action == "inspect_hardware"

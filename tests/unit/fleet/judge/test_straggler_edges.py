@@ -1,6 +1,6 @@
-"""Test each straggler cause on both sides of its threshold, on one-figure plans.
+"""Test the cause of a straggler (a slow rank) on both sides of each threshold.
 
-`test_stragglers.py` tests stragglers through the criteria, and with real ranks.
+`test_stragglers.py` tests stragglers with criteria, and with real ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ USUAL = {
     "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
     "throttled_share power_cap": 0.0, "throttled_share hw_thermal": 0.0, "throttled_share sw_thermal": 0.1,
 }  # fmt: skip
-NOTHING = "no reading of its GPU or its host's CPU during these steps explains it"
+NO_CAUSE = "no reading of its GPU or its host's CPU during these steps explains it"
 
 
 def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:
@@ -47,7 +47,7 @@ def slow_verdict(**over: Any) -> Verdict:
 
 
 def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
-    """Return the annotated verdict on a slow rank with these figures; by default its three peers have normal figures."""
+    """Return the annotated verdict on a slow rank with the figures `own`. `peers` replaces normal figures of its three peers."""
     views = [
         host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(host_view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
@@ -58,7 +58,7 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
 
 def test_verdict_names_the_straggler_before_the_cause() -> None:
     verdict = annotate()
-    assert verdict.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NOTHING}"
+    assert verdict.detail == f"rank 0 (h1 gpu=0) computes 50 % longer than its peers: {NO_CAUSE}"
     assert verdict.reason == f"{verdict.detail}; found 30"
     assert verdict.action == "inspect_hardware"
     assert "computes 50 % longer than its peers:" in annotate(last_share=None).detail
@@ -69,28 +69,28 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
 @pytest.mark.parametrize(
     ("own", "expected_text"),
     [
-        ({"clock": 1.70e9}, "its SM clock was 1700 MHz against 1800 MHz"), ({"clock": 1.72e9}, NOTHING),
-        ({"clock": 0.0}, NOTHING), ({"clock": 2.0e9}, NOTHING), ({"clock": None}, NOTHING),
+        ({"clock": 1.70e9}, "its SM clock was 1700 MHz against 1800 MHz"), ({"clock": 1.72e9}, NO_CAUSE),
+        ({"clock": 0.0}, NO_CAUSE), ({"clock": 2.0e9}, NO_CAUSE), ({"clock": None}, NO_CAUSE),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.06, "power": 690.0},
          "its SM clock was 1500 MHz against 1800 MHz at its power limit, 690 W against 600 W"),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.05}, "its SM clock was 1500 MHz against 1800 MHz"),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.9, "power": None}, "its SM clock was 1500 MHz against 1800 MHz"),
         ({"throttled_share hw_thermal": 0.06}, "thermal slowdown (hardware) active for 6 % of the time"),
-        ({"throttled_share hw_thermal": 0.05}, NOTHING), ({"throttled_share sw_thermal": 0.15}, NOTHING),
+        ({"throttled_share hw_thermal": 0.05}, NO_CAUSE), ({"throttled_share sw_thermal": 0.15}, NO_CAUSE),
         ({"throttled_share hw_power_brake": 1.0}, "power brake active for 100 % of the time"),
         ({"throttled_share hw_slowdown": 0.5, "throttled_share sw_thermal": 0.4},
          "thermal slowdown (software) active for 40 % of the time, hardware slowdown active for 50 % of the time"),
-        ({"temperature": 70.5}, "it was at 70 °C against 60 °C"), ({"temperature": 70.0}, NOTHING),
-        ({"launch": 0.028}, "its GPU waits for the CPU: launching takes 28 ms against 10 ms"), ({"launch": 0.027}, NOTHING),
-        ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor, against 0 ms"), ({"cpu_wait": 0.0015}, NOTHING),
+        ({"temperature": 70.5}, "it was at 70 °C against 60 °C"), ({"temperature": 70.0}, NO_CAUSE),
+        ({"launch": 0.028}, "its GPU waits for the CPU: launching takes 28 ms against 10 ms"), ({"launch": 0.027}, NO_CAUSE),
+        ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor, against 0 ms"), ({"cpu_wait": 0.0015}, NO_CAUSE),
         ({"cpu_pressure": 0.21}, "processors of its host were short 21 % of the time, against 0 %"),
-        ({"cpu_pressure": 0.2}, NOTHING),
+        ({"cpu_pressure": 0.2}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": None}, "it needs 12.1 ms of CPU a step, against 10 ms"),
-        ({"cpu_time": 0.012, "launch": None}, NOTHING), ({"cpu_time": 0.09, "launch": 0.027}, NOTHING),
+        ({"cpu_time": 0.012, "launch": None}, NO_CAUSE), ({"cpu_time": 0.09, "launch": 0.027}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": 0.0271},
          "its GPU waits for the CPU: launching takes 27.1 ms against 10 ms; it needs 12.1 ms of CPU a step, against 10 ms"),
-        *(({name: None}, NOTHING) for name in USUAL if name != "compute"),
-        ({"cpus": 16.0}, NOTHING), ({"cpus": 0.0}, NOTHING), ({"cpus": 17.0}, NOTHING),
+        *(({name: None}, NO_CAUSE) for name in USUAL if name != "compute"),
+        ({"cpus": 16.0}, NO_CAUSE), ({"cpus": 0.0}, NO_CAUSE), ({"cpus": 17.0}, NO_CAUSE),
     ],
 )  # fmt: skip
 def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: str) -> None:
@@ -109,13 +109,13 @@ def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: st
         ({"temperature": 60.0}, {"temperature": None}),
     ],
 )  # fmt: skip
-def test_condition_that_the_peers_share_or_do_not_report_is_no_cause(
+def test_condition_that_peers_share_or_do_not_report_is_not_the_cause(
     peers: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    assert annotate(peers=peers, **own).detail.endswith(NOTHING)
+    assert annotate(peers=peers, **own).detail.endswith(NO_CAUSE)
 
 
-def test_cpu_wait_is_a_cause_from_twice_the_peers() -> None:
+def test_cpu_wait_is_a_cause_if_it_exceeds_twice_that_of_the_peers() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotate(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     # A launch time close to that of the peers is no cause.
@@ -144,9 +144,9 @@ def test_cpu_limit_by_configuration_needs_no_hardware_action(own: dict[str, Any]
     assert "stopped it in 6 % of the periods" in annotate(cpu_throttled_share=0.06).detail
 
 
-def test_cpu_quota_that_stops_the_peers_as_often_explains_no_straggler() -> None:
+def test_cpu_quota_that_stops_the_peers_as_often_is_not_the_cause() -> None:
     verdict = annotate(peers={"cpu_throttled_share": 0.30}, cpu_throttled_share=0.31)
-    assert verdict.detail.endswith(NOTHING)
+    assert verdict.detail.endswith(NO_CAUSE)
     assert verdict.action == "inspect_hardware"
 
 
@@ -236,15 +236,15 @@ def test_only_measured_numbers_are_figures_of_a_rank() -> None:
     ]
 
 
-def test_rank_figures_merge_from_parts() -> None:
+def test_rank_figures_can_be_merged() -> None:
     views = [host_view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
     kind = ("NVIDIA H200", "benchmark")
-    whole, parts, fed = RankFigures(views), [RankFigures([one]) for one in views], RankFigures()
+    whole, parts, filled_by_value = RankFigures(views), [RankFigures([one]) for one in views], RankFigures()
     parts[0].update(parts[1])
     parts[0].update(parts[2])
     for value in (1.0, 2.0, 4.0):
-        fed.add_figures(kind, "compute", [value])
-    for known in (whole, parts[0], fed):
+        filled_by_value.add_figures(kind, "compute", [value])
+    for known in (whole, parts[0], filled_by_value):
         assert known.peer_medians(kind, {"compute": 1.0})["compute"] == 3.0
         assert known.peer_medians(kind, {})["compute"] == 2.0
     assert whole.peer_medians(("NVIDIA X", "benchmark"), {}) == {}

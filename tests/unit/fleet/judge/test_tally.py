@@ -16,12 +16,12 @@ from tests import builders
 PLANNED = Planned(builders.plan())
 
 
-def new_row(**over: Any) -> TallyRow:
+def new_row(**changes: Any) -> TallyRow:
     fields = {
         "criterion": "c", "name": "gemm.throughput", "stage": "benchmark", "params": {"dtype": "bf16"}, "unit": "FLOP/s",
         "operator": "ge", "source": "ours", "basis": "policy",
     }  # fmt: skip
-    return TallyRow(**{**fields, **over})
+    return TallyRow(**{**fields, **changes})
 
 
 def add_value(
@@ -76,9 +76,9 @@ def test_row_reports_its_verdicts() -> None:
     ],
 )  # fmt: skip
 def test_worst_values_come_first(operator: str, values: Any, order: list[str]) -> None:
-    for turned in (1, -1):
+    for step in (1, -1):
         row = new_row(operator=operator)
-        for position, value in [*enumerate(values)][::turned]:
+        for position, value in [*enumerate(values)][::step]:
             add_value(row, position, value)
         assert worst_hosts(row.judged({})) == order
 
@@ -124,11 +124,11 @@ def test_failure_is_listed_first_even_if_added_after_many_passes() -> None:
     for position in range(30, 40):
         row.add_pass(0.1 * position, position, f"h{position}", "gpu=0")
     assert worst_hosts(row.judged({}))[:3] == ["h99", "h0", "h1"]
-    only = new_row()
+    only_failures = new_row()
     for position in range(MAX_FARTHEST + 1):
-        add_value(only, position, 1.0, FAIL)
-    only.add_pass(0.1, 50, "h50", "gpu=0")
-    assert worst_hosts(only.judged({})) == [f"h{at}" for at in range(MAX_FARTHEST)]
+        add_value(only_failures, position, 1.0, FAIL)
+    only_failures.add_pass(0.1, 50, "h50", "gpu=0")
+    assert worst_hosts(only_failures.judged({})) == [f"h{at}" for at in range(MAX_FARTHEST)]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_worse_value_replaces_the_last_listed_one(short: bool) -> None:
     assert [far[5] for far in row.farthest][:2] == ["h99", "h7"]
 
 
-def test_mixed_text_and_numbers_keep_the_plan_order() -> None:
+def test_hosts_with_mixed_text_and_numbers_are_listed_in_the_order_of_the_plan() -> None:
     for values in (("a", 5.0), (5.0, "a")):
         row = new_row(operator="eq")
         for position, value in enumerate(values):
@@ -445,6 +445,6 @@ def test_descriptions_of_two_packs_do_not_depend_on_order() -> None:
 def test_tallies_merge() -> None:
     row, other = tally_of(verdict("h1")), tally_of(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     row.update(other)
-    both = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
-    assert row.judged() == both.judged()
+    merged = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
+    assert row.judged() == merged.judged()
     assert worst_hosts(tally_of(verdict("unknown-host"), verdict("h1", 1.0)).judged()[0]) == ["h1", "unknown-host"]

@@ -1,4 +1,4 @@
-"""Test that versions and settings are equal within a group of hosts, and the version matrix of the report."""
+"""Versions and settings must be equal within a group of hosts. The report has a matrix of versions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, HostReport, Verdict
 from tests import builders
 
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
-"""Pack of the uniformity criteria only."""
+"""Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Compared readings that the hosts of `builders` have. A test adds its own."""
+"""Compared readings that all hosts of `builders` have. Their verdicts are ignored: tests add other readings."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
@@ -104,9 +104,9 @@ def test_equal_hosts_pass() -> None:
 
 def test_differing_gpu_fails_with_its_serial() -> None:
     plan = uniform_plan(*FOUR)
-    alike = {"gpu=0": NEW, "gpu=1": NEW}
+    equal = {"gpu=0": NEW, "gpu=1": NEW}
     verdicts = uniformity_verdicts(
-        plan, evidence_with(plan, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
+        plan, evidence_with(plan, "gpu.vbios_version", dict.fromkeys(FOUR, equal) | {"h2": equal | {"gpu=1": OLD}})
     )
     assert not_passing(verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
     assert [item.serial for item in verdicts if item.verdict == FAIL] == ["h2-1"]
@@ -173,8 +173,8 @@ def test_gpu_models_are_compared_separately() -> None:
 
 def test_adapters_are_compared_by_name() -> None:
     plan = uniform_plan("h1", "h2", "h3")
-    alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
-    values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
+    equal = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
+    values = dict.fromkeys(("h1", "h2", "h3"), equal) | {"h3": equal | {"hca=mlx5_1": "32.38.0001"}}
     verdicts = uniformity_verdicts(plan, evidence_with(plan, "infiniband.hca.firmware_version", values))
     assert not_passing(verdicts) == [
         ("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")
@@ -258,7 +258,7 @@ def test_rank_software_is_compared(component: str) -> None:
     assert verdicts[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
 
 
-def test_uniformity_pack_leaves_out_what_other_criteria_judge() -> None:
+def test_uniformity_pack_omits_readings_that_other_criteria_judge() -> None:
     names = {item.name for item in PACK.criteria}
     assert not names & {"gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
 
@@ -297,7 +297,7 @@ def test_port_that_is_down_but_active_on_other_hosts_fails() -> None:
 
 
 @pytest.mark.parametrize(("state", "action"), [("Polling", "reseat"), ("Disabled", "configure")])
-def test_port_that_software_disabled_is_to_be_configured(state: str, action: str) -> None:
+def test_port_that_software_disabled_has_the_action_configure(state: str, action: str) -> None:
     plan = uniform_plan("h1", "h2", "h3")
     up = dict.fromkeys(ports(), "LinkUp")
     values = {"h1": up, "h2": up | {"hca=mlx5_3,port=1": state}, "h3": up}
@@ -313,14 +313,16 @@ def test_port_that_is_unused_on_all_hosts_passes(hosts: tuple[str, ...]) -> None
     assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values))) == []
 
 
-def test_port_that_is_active_on_one_host_only_passes() -> None:
+def test_port_that_is_active_on_only_one_host_passes() -> None:
     plan = uniform_plan("h1", "h2", "h3")
     values = dict.fromkeys(("h1", "h2", "h3"), ports(mlx5_7="DOWN")) | {"h2": ports()}
     assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "infiniband.state", values))) == []
 
 
-def alone(states: Mapping[str, str], boards: Mapping[str, str], **variables: Any) -> list[tuple[str, str, str, str]]:
-    """Return what does not pass on a host without peers."""
+def single_host_findings(
+    states: Mapping[str, str], boards: Mapping[str, str], **variables: Any
+) -> list[tuple[str, str, str, str]]:
+    """Return the findings on a host without peers whose adapters have these port states and boards."""
     plan = uniform_plan("h1", **variables)
     evidence = builders.evidence(plan)
     layers = dict.fromkeys(states, "InfiniBand")
@@ -334,21 +336,21 @@ BOARDS = {f"hca=mlx5_{index}": "MT_0000000838" for index in range(8)}
 
 def test_deviating_port_of_a_single_host_fails() -> None:
     expected = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
-    assert alone(ports(mlx5_3="DOWN"), BOARDS) == expected
+    assert single_host_findings(ports(mlx5_3="DOWN"), BOARDS) == expected
 
 
 def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
     half = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
-    assert alone(ports(**half), BOARDS) == [], "five of eight do not decide"
+    assert single_host_findings(ports(**half), BOARDS) == [], "five of eight ports are no clear majority"
     other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
-    assert alone(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], "the ports of another board"
-    assert alone(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
+    assert single_host_findings(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], "the ports of another board"
+    assert single_host_findings(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
         "the inventory states how many are up"
     )
-    assert alone(ports(mlx5_7="DOWN"), {}) == [], "the boards are unknown"
+    assert single_host_findings(ports(mlx5_7="DOWN"), {}) == [], "the boards are unknown"
 
 
-def test_links_of_a_gpu_that_are_down_fail_unless_the_board_leaves_them_unused() -> None:
+def test_links_that_are_down_fail_unless_the_board_does_not_use_them() -> None:
     plan = uniform_plan("h1", gpu_count=1)
 
     def links(down: int, count: int = 18) -> list[tuple[str, str, str, str]]:
@@ -381,8 +383,8 @@ def test_gpus_of_a_rack_are_in_one_nvlink_domain(name: str, bad: Any) -> None:
         ]
 
     assert judged(racks) == [], "racks may differ"
-    odd = {"gpu=0": racks["h2"]["gpu=0"], "gpu=1": bad}
-    assert judged(racks | {"h2": odd}) == [("h2", "gpu=1")]
+    differing = {"gpu=0": racks["h2"]["gpu=0"], "gpu=1": bad}
+    assert judged(racks | {"h2": differing}) == [("h2", "gpu=1")]
 
 
 def site_pack(path: Path, **over: Any) -> Pack:
@@ -415,7 +417,7 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("over", [{"operator": "gt"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_comparison_allows_no_other_limit(tmp_path: Path, over: dict[str, Any]) -> None:
+def test_comparison_with_another_limit_is_refused(tmp_path: Path, over: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         site_pack(tmp_path / "mine.yml", **over)
 
@@ -526,18 +528,20 @@ def test_pci_devices_are_compared_by_slot_except_for_drives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gangs", "alone"),
+    ("gangs", "uncompared"),
     [({"h1": ""}, 1), ({"h1": "a", "h2": "a"}, 0), ({"h1": "a", "h2": "a", "h3": "b"}, 1), ({"h1": "a", "h2": "b"}, 2)],
 )
-def test_summary_names_hosts_without_a_host_to_compare_with(gangs: dict[str, str], alone: int) -> None:
+def test_summary_counts_hosts_that_were_not_compared(gangs: dict[str, str], uncompared: int) -> None:
     plan = uniform_plan(*gangs)
     (report, *_) = merge(plan, builders.evidence(plan), (PACK,)).hosts
     reports = [replace(report, name=host) for host in gangs]
     plan = replace(plan, hosts=tuple(replace(host, gang=gangs[host.name]) for host in plan.hosts))
     lines = [f"{line.title}: {line.text}" for line in uncompared_hosts(plan, reports)]
     assert [line.partition(" (")[0] for line in lines] == (
-        [f"Host comparison: NOT COMPARED{'' if alone == len(gangs) else f' on {alone} of {len(gangs)} hosts'}"]
-        if alone
+        [
+            f"Host comparison: NOT COMPARED{'' if uncompared == len(gangs) else f' on {uncompared} of {len(gangs)} hosts'}"
+        ]
+        if uncompared
         else []
     )
     assert uncompared_hosts(replace(plan, rehearsal=True), reports) == []

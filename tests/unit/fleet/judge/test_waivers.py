@@ -1,4 +1,4 @@
-"""Test waivers: waived failures remain failures, expired waivers do not apply, missing data needs an explicit waiver."""
+"""Test waivers: a waived failure remains a failure, an expired waiver does not apply, and missing data needs `absent: true`."""
 
 from __future__ import annotations
 
@@ -88,9 +88,11 @@ def test_waiver_expires_after_its_last_day() -> None:
     assert by_serial.apply(FAILED).waiver
     assert by_serial.apply(replace(FAILED, serial="")).waiver is None
     assert WaiverMatcher((waiver(),), "2026-11-21").apply(replace(FAILED, verdict=PASS)).waiver is None
-    both = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
-    assert WaiverMatcher(both, "2026-11-21").apply(FAILED).waiver == both[1]
-    assert WaiverMatcher(both, "2026-11-21").apply(replace(FAILED, waiver=both[0])).waiver == both[0]
+    old_and_new = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
+    assert WaiverMatcher(old_and_new, "2026-11-21").apply(FAILED).waiver == old_and_new[1]
+    assert (
+        WaiverMatcher(old_and_new, "2026-11-21").apply(replace(FAILED, waiver=old_and_new[0])).waiver == old_and_new[0]
+    )
 
 
 def test_report_states_the_result_of_each_waiver() -> None:
@@ -159,8 +161,8 @@ def test_missing_figure_is_waived_by_host_and_name(tmp_path: Path) -> None:
 
     run = run_directory(tmp_path / "r1", change=without)
     assert call("report", run) == 2
-    vague = write_waivers(tmp_path / "vague.yml", {"criterion": "stress-power", "host": "h1"})
-    assert call("report", run, "--waivers", vague) == 2
+    without_name = write_waivers(tmp_path / "vague.yml", {"criterion": "stress-power", "host": "h1"})
+    assert call("report", run, "--waivers", without_name) == 2
     named = {"criterion": "plan", "host": "h1", "name": "stress.power", "absent": True}
     assert call("report", run, "--waivers", write_waivers(tmp_path / "named.yml", named)) == 0
     assert report_of(run)["acceptance"]["status"] == "PASS WITH WAIVERS"
@@ -177,7 +179,7 @@ def test_host_without_record_cannot_be_waived(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({}, "waivers.0"),  # a fleet cannot be waived
+        ({}, "waivers.0"),  # a waiver needs a host or serial
         ({"host": "h1", "until": "2026-02-30"}, "invalid date 2026-02-30 in until"),
         ({"host": "h1", "why": "short"}, "waivers.0.why"),
         ({"host": "h1", "hots": "h1"}, "unknown hots (did you mean host?)"),

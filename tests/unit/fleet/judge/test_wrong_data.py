@@ -1,4 +1,4 @@
-"""A benchmark that counts wrong data rejects the host and names the part, also if its rate is missing for that reason."""
+"""Counted wrong data rejects the host and names the part, even if the rate is missing because of the wrong data."""
 
 from __future__ import annotations
 
@@ -89,9 +89,11 @@ def test_wrong_data_between_hosts_rejects_a_host(name: str, rate: str, scope: st
         hit = item.name == rate and item.scope == scope
         return replace(item, status=ERROR, value=None, samples=None, reason="wrong data") if hit else item
 
-    alone, gang = builders.with_observations(evidence["h1"], change).records
+    host_record, gang_record = builders.with_observations(evidence["h1"], change).records
     count = builders.observation(name, 3, scope=scope, stage="gang", world_size=8)
-    changed = replace(evidence["h1"], records=(alone, replace(gang, observations=(*gang.observations, count))))
+    changed = replace(
+        evidence["h1"], records=(host_record, replace(gang_record, observations=(*gang_record.observations, count)))
+    )
     report = merge(plan, {**evidence, "h1": changed}, PACKS)
     assert report.decision == REJECTED
     failed = [(item.host, item.scope, item.criterion) for item in report.verdicts if item.verdict == FAIL]
@@ -100,14 +102,14 @@ def test_wrong_data_between_hosts_rejects_a_host(name: str, rate: str, scope: st
 
 
 @pytest.mark.parametrize(
-    ("name", "lost"), [("integrity.wrong_words", "integrity.tested_share"), ("digest.mismatches", "digest.value")]
+    ("name", "missing"), [("integrity.wrong_words", "integrity.tested_share"), ("digest.mismatches", "digest.value")]
 )
-def test_count_that_was_found_before_the_gpu_failed_rejects_the_host(name: str, lost: str) -> None:
+def test_errors_counted_before_the_gpu_failed_reject_the_host(name: str, missing: str) -> None:
     plan = builders.plan(gpu_count=4)
     evidence = builders.evidence(plan)
 
     def change(item: Observation) -> Observation:
-        if item.scope == "gpu=2" and item.name == lost:
+        if item.scope == "gpu=2" and item.name == missing:
             return replace(
                 item, status=ERROR, value=None, samples=None, reason="CUDA error: unspecified launch failure"
             )

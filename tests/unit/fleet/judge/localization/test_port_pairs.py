@@ -54,9 +54,9 @@ def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lamb
 
 
 def _with_figures(plan: Plan, view: HostView, figures: Sequence[Observation]) -> HostView:
-    alone, gang = view.evidence.records
-    gang = replace(gang, observations=(*gang.observations, *figures))
-    return HostView(plan, view.host, replace(view.evidence, records=(alone, gang)), [])
+    host_record, gang_record = view.evidence.records
+    gang_record = replace(gang_record, observations=(*gang_record.observations, *figures))
+    return HostView(plan, view.host, replace(view.evidence, records=(host_record, gang_record)), [])
 
 
 def of_layer(verdicts: Sequence[Verdict], benchmark: str) -> list[Verdict]:
@@ -72,7 +72,7 @@ def test_healthy_ports_pass_and_nothing_is_noted() -> None:
     assert not any("NCCL" in item.reason for item in verdicts)
 
 
-def test_hosts_without_port_figures_are_judged_as_before() -> None:
+def test_hosts_without_port_figures_are_judged_by_the_pairs_of_gpus() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     plan = plan_of(fleet)
     assert judge_gangs(with_ports(plan, fleet, []), []) == judge_gangs(views(plan, fleet), [])
@@ -104,7 +104,7 @@ def test_slow_nccl_with_normal_ports_is_not_the_fabric() -> None:
     assert gpu.detail.endswith("the cause is NCCL or the path of the GPU, not the fabric")
 
 
-def test_slow_port_that_nccl_does_not_use_says_so() -> None:
+def test_detail_of_a_slow_port_states_that_nccl_does_not_use_it() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     assert {item.verdict for item in of_layer(verdicts, "pairs")} == {"pass"}
@@ -186,7 +186,7 @@ def test_slow_cable_between_two_hosts_is_inconclusive_on_both() -> None:
     }
 
 
-def test_other_operations_and_directions_are_not_mixed_in() -> None:
+def test_figures_of_other_operations_and_directions_are_ignored() -> None:
     fleet = Fleet(4, 1)
     plan = plan_of(fleet)
     healthy = with_ports(plan, fleet, fleet.pairs())
@@ -203,14 +203,14 @@ def test_figures_without_a_rail_or_port_are_ignored() -> None:
     fleet = Fleet(4, 1)
     plan = plan_of(fleet)
     healthy = with_ports(plan, fleet, fleet.pairs())
-    strange = [
+    with_invalid_figures = [
         _with_figures(plan, view, [
             *port_figures(view.host.name, "h9", 0, 0.1), *port_figures(view.host.name, view.host.name, 0, 0.1),
             *(replace(item, params={"rail": "0"}) for item in port_figures(view.host.name, "h1", 0, 0.1)),
             *(replace(item, scope="host") for item in port_figures(view.host.name, "h1", 0, 0.1))])
         for view in healthy
     ]  # fmt: skip
-    assert judge_gangs(strange, []) == judge_gangs(healthy, [])
+    assert judge_gangs(with_invalid_figures, []) == judge_gangs(healthy, [])
 
 
 SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
@@ -226,7 +226,7 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip
-"""Case -> hosts at a leaf switch, the slow switches, hosts and NICs, and the suspects."""
+"""Case -> hosts per leaf switch, slow switches, hosts and NICs, expected suspects."""
 
 
 @pytest.mark.parametrize("case", SLOW_SWITCHES)
@@ -261,7 +261,7 @@ def test_most_rails_may_be_slow_if_the_rate_of_the_ports_is_known(slow: set[int]
 def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(
     name: str, limit: float | None, share: float
 ) -> None:
-    """A site may replace the criterion. Without it, no rate is too low by itself."""
+    """A site may replace or remove the criterion. Without it, no rate is too low."""
     pack = read_pack("verbs")
     others = tuple(item for item in pack.criteria if item.name != name)
     criterion = next(item for item in pack.criteria if item.name == name)
@@ -283,7 +283,7 @@ def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
 
 
 def test_one_to_five_faults_of_sixteen_hosts_with_eight_rails_are_found() -> None:
-    """Ports, links, rails (switches of one rail) and hosts; the figures are printed."""
+    """The faulty parts are ports, links, rails and hosts. Precision and recall are printed."""
     for part in ("nic", "link", "rail", "host"):
         score = Score()
         for count, seed in itertools.product(range(1, 4 if part == "rail" else 6), range(2)):
