@@ -92,7 +92,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """A record that is lost before a run is resumed starts anew: what the BMC logged until then would count as old."""
+    """If the record of a BMC is lost before a run is resumed, a new one begins. Entries logged before it would count as old."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
@@ -109,14 +109,14 @@ def test_healthy_bmcs_are_accepted() -> None:
     assert [(item.scope, item.verdict) for item in serials if item.host == "h1"] == [("gpu=0", PASS), ("gpu=1", PASS)]
 
 
-def test_host_without_a_bmc_in_the_inventory_is_judged_as_before() -> None:
+def test_host_without_a_bmc_in_the_inventory_has_no_verdict_on_bmc_readings() -> None:
     plan = builders.plan(*HOSTS, rackproof_gang="none")
     assert not any(host.bmc for host in plan.hosts)
     verdicts = judge(plan, builders.evidence(plan), PACKS)
     assert [item.name for item in verdicts if item.name.startswith("bmc.")] == []
 
 
-def test_lost_supply_is_one_cause_with_the_redundancy_and_the_system() -> None:
+def test_failed_power_supply_and_its_effects_on_redundancy_and_system_are_one_cause() -> None:
     metrics = with_value(healthy("h2").metrics(), "power_supply.health", "psu=PSU2", "Critical: it has no input (0 V)")
     metrics = with_value(metrics, "power_redundancy.health", "redundancy=PS_Redundancy", "Critical")
     metrics = with_value(metrics, "part.health", "part=system.1", "Critical")
@@ -168,7 +168,7 @@ def test_host_with_fewer_supplies_than_the_others_is_named() -> None:
     assert cause.title == "h2 has number of power supplies 1, most have 2"
 
 
-def test_new_event_is_a_finding_on_its_stage_with_its_text() -> None:
+def test_new_log_entry_fails_in_its_stage_with_its_text() -> None:
     event = with_event(healthy("h2").metrics(), "Warning", "2026-11-03T05:00:00Z Correctable ECC (@DIMMC1(CPU1))")
     (verdict,) = findings(fleet(h2=bmc_record("h2", healthy("h2").metrics(), healthy("h2").metrics(), event)))
     assert (verdict.stage, verdict.verdict, verdict.criterion) == ("benchmark", FAIL, "bmc-event")
@@ -179,7 +179,7 @@ def test_new_event_is_a_finding_on_its_stage_with_its_text() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_gpu_that_the_bmc_does_not_have_is_named(gpus: int) -> None:
+def test_gpu_whose_serial_the_bmc_does_not_report_is_named(gpus: int) -> None:
     metrics = with_value(healthy("h1").metrics(), "gpu.serial", "processor=GPU1", "h9-1")
     if gpus == 2:
         metrics = with_value(metrics, "gpu.serial", "processor=GPU2", "h9-0")
@@ -191,17 +191,17 @@ def test_gpu_that_the_bmc_does_not_have_is_named(gpus: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "kind", "reported", "verdicts"),
+    ("host_serial", "kind", "reported", "verdicts"),
     [
         ("S1X", "system", "S1X", [PASS]), ("S1X", "system", "S2X", [FAIL]), ("S1X", "system", "s1x", [PASS]),
         ("S1X", "chassis", "S1X", [PASS]), ("S1X", "chassis", "C2X", []),
     ],
 )  # fmt: skip
-def test_serial_of_the_host_is_compared(own: str, kind: str, reported: str, verdicts: list[str]) -> None:
+def test_serial_of_the_host_is_compared(host_serial: str, kind: str, reported: str, verdicts: list[str]) -> None:
     metrics = with_value(healthy("h1").metrics(), f"{kind}.serial", f"{kind}=1", reported)
     evidence = fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS)))
     record = evidence["h1"].records[0]
-    serial = Metric(name="host.system.serial", unit="1", values={"host": own})
+    serial = Metric(name="host.system.serial", unit="1", values={"host": host_serial})
     taken = tuple(
         replace(item, metrics=(*(m for m in item.metrics if m.name != serial.name), serial))
         for item in record.snapshots
@@ -229,7 +229,7 @@ def test_gpu_is_not_at_fault_if_its_bmc_reports_only_some_gpus(second: str | Non
 
 @pytest.mark.parametrize("reported", ["1650422000001", "0000000000000", "", "To Be Filled By O.E.M."])
 def test_serials_of_another_form_are_not_compared(reported: str) -> None:
-    """The serial of a board is not that of its module: a healthy GPU is not blamed for it."""
+    """A BMC may report the serial of the board instead of that of the module: a healthy GPU must not fail for this."""
     metrics = tuple(
         replace(item, values=dict.fromkeys(item.values, reported)) if item.name == "bmc.gpu.serial" else item
         for item in healthy("h1").metrics()
@@ -259,7 +259,7 @@ def test_fault_of_a_host_without_a_record_is_reported() -> None:
     ]
 
 
-def test_host_cannot_report_for_its_bmc() -> None:
+def test_bmc_readings_in_the_record_of_a_host_do_not_count() -> None:
     evidence = fleet(h1=bmc_record("h1", *[unreadable("connection refused")] * len(MOMENTS)))
     record = evidence["h1"].records[0]
     forged = tuple(replace(taken, metrics=(*taken.metrics, *healthy("h1").metrics())) for taken in record.snapshots)
@@ -272,7 +272,7 @@ def test_host_cannot_report_for_its_bmc() -> None:
 # ---- altered evidence ----
 
 
-def altered() -> Iterator[tuple[str, Record]]:
+def altered_records() -> Iterator[tuple[str, Record]]:
     """Yield the record of a healthy BMC without one of its elements, or with a changed one."""
     record = bmc_record(
         "h1", healthy("h1").metrics(), healthy("h1").metrics(), with_event(healthy("h1").metrics(), "OK", "on")
@@ -301,7 +301,7 @@ def altered() -> Iterator[tuple[str, Record]]:
 
 def test_altered_record_of_a_bmc_is_not_accepted() -> None:
     evidence, accepted, number = builders.evidence(PLAN)["h1"], [], 0
-    for what, record in altered():
+    for what, record in altered_records():
         view = HostView(PLAN, PLAN.host("h1"), replace(evidence, bmc=record), PACKS)
         number += 1
         if all(verdict.verdict == PASS for verdict in judge_bmc(view)):

@@ -1,6 +1,6 @@
 """Test boundary conditions of digest comparison: peer groups, majorities and verdict texts.
 
-The tests call `judge_digests` directly on one-figure plans. `test_digests.py` tests digests through the judge and the report.
+The tests call `judge_digests` directly on plans with one figure. `test_digests.py` tests the judge and the report.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     assert good.reason == f"found {GOOD}; {majority}"
     alike = judged(*three_hosts())[0]
     assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 GPUs of its kind", GOOD, "")
-    unsure = judged(*three_hosts(BAD)[:2])[0]
-    assert (unsure.limit, unsure.operator, unsure.action) == (None, "", "none")
-    assert unsure.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
-    silent = host_view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
-    assert "the GPU with serial unknown does not" in judged(silent, *three_hosts()[1:])[0].reason
+    undecided = judged(*three_hosts(BAD)[:2])[0]
+    assert (undecided.limit, undecided.operator, undecided.action) == (None, "", "none")
+    assert undecided.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
+    without_serial = host_view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
+    assert "the GPU with serial unknown does not" in judged(without_serial, *three_hosts()[1:])[0].reason
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_tex
     assert judged(both, *others)[0].reason.endswith(expected_text)
 
 
-X = replace(builders.gpu("h1", 0), name="NVIDIA X")
+OTHER_MODEL = replace(builders.gpu("h1", 0), name="NVIDIA X")
 
 
 @pytest.mark.parametrize(
     ("odd", "compared"),
     [
         (host_view("h1", digest_of(BAD)), True),
-        (host_view("h1", digest_of(BAD), gpus=(X,)), False),
+        (host_view("h1", digest_of(BAD), gpus=(OTHER_MODEL,)), False),
         (host_view("h1", digest_of(BAD), gpus=()), False),
         (host_view("h1", digest_of(BAD, stage="gang")), False),
         (host_view("h1", digest_of(BAD, size=1)), False),
@@ -125,8 +125,8 @@ def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, co
 
 
 def test_last_driver_and_last_digest_are_used() -> None:
-    again = [host_view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
-    assert [item.value for item in judged(*again)] == [GOOD] * 3
+    measured_twice = [host_view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
+    assert [item.value for item in judged(*measured_twice)] == [GOOD] * 3
     taken = host_evidence(PLAN, "h1", driver_reading("550"), observations=(digest_of(BAD),))
     record = taken.records[0]
     newer = replace(record.snapshots[-1], metrics=(driver_reading("570"),))

@@ -204,7 +204,7 @@ def extended_plan(*hosts: str, gpu_count: int) -> Plan:
 
 @pytest.mark.parametrize("workload", DIGEST_WORKLOADS)
 def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
-    """A GPU that differs fails; three hosts that differ together with their cuBLAS do not."""
+    """One GPU with another digest fails; three hosts with another digest and another cuBLAS do not."""
     plan = extended_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
     one = evidence_of(plan, {("c", "gpu=0"): BAD}, workload)
     assert [(item.host, item.verdict, item.params["workload"]) for item in findings(plan, one)] == [
@@ -226,11 +226,11 @@ def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
         ("NVIDIA A100-SXM4-80GB", "gemm_fp4", []),
         ("NVIDIA A100-SXM4-80GB", "gemm_int8", ["digest.value", "digest.mismatches"]),
         ("Tesla T4", "gemm_tf32", []),
-        ("NVIDIA B200", "gemm_fp4", []),  # torch may have none
+        ("NVIDIA B200", "gemm_fp4", []),  # torch may not support it
         ("NVIDIA B200", "gemm_fp8_e4m3", ["digest.value", "digest.mismatches"]),
     ],
 )
-def test_unsupported_type_is_incomplete_only_on_a_gpu_that_has_it(
+def test_unsupported_type_is_inconclusive_only_on_a_gpu_that_has_it(
     gpu_name: str, workload: str, judged: list[str]
 ) -> None:
     plan = extended_plan("h1", gpu_count=1)
@@ -249,8 +249,8 @@ def test_unsupported_type_is_incomplete_only_on_a_gpu_that_has_it(
 
 @pytest.mark.parametrize("status", [UNSUPPORTED, ERROR])
 @pytest.mark.parametrize("model", ["b200", "b300", "gb200", "gb300", "rtx-pro-6000-server"])
-def test_torch_without_fp4_costs_a_blackwell_gpu_only_this_workload(model: str, status: str) -> None:
-    """An error of the product is not excused, and neither is a wrong result."""
+def test_blackwell_gpu_is_not_judged_on_fp4_if_torch_has_none(model: str, status: str) -> None:
+    """A workload that failed is inconclusive, and one with a wrong result fails."""
     plan = extended_plan("h1", gpu_count=1)
     pack = read_pack(model)
     gpu_name = sorted(pack.gpu_names)[0]

@@ -70,7 +70,7 @@ def with_last_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("how", "value", "limit", "expected"),
+    ("operator", "value", "limit", "expected"),
     [
         ("eq", "a", "a", True), ("eq", "a", "b", False), ("ge", "a", "a", False), ("eq", None, None, False),
         ("ge", "2", 1, False), ("ge", 2, "1", False), ("le", "a", 1, False), ("eq", True, True, True), ("eq", True, 1, False),
@@ -80,8 +80,8 @@ def with_last_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
         ("ge", float("nan"), 0, False), ("le", float("nan"), 0, False), ("eq", float("nan"), float("nan"), False),
     ],
 )  # fmt: skip
-def test_operator_compares_value_with_limit(how: str, value: Any, limit: Any, expected: bool) -> None:
-    assert holds(how, value, limit) is expected
+def test_operator_compares_value_with_limit(operator: str, value: Any, limit: Any, expected: bool) -> None:
+    assert holds(operator, value, limit) is expected
 
 
 def test_text_equals_only_the_same_text() -> None:
@@ -164,13 +164,13 @@ def test_gpu_without_any_observation_is_not_reported_again_by_a_criterion() -> N
 
 
 @pytest.mark.parametrize(
-    ("over", "verdict"),
+    ("fields", "verdict"),
     [({}, INCONCLUSIVE), ({"best_of_run": True}, PASS), ({"optional": True}, INCONCLUSIVE)],
 )
-def test_reading_lost_later_passes_only_for_best_of_run(over: Any, verdict: str) -> None:
+def test_reading_lost_later_passes_only_for_best_of_run(fields: Any, verdict: str) -> None:
     plan = one_figure_plan()
     evidence = with_last_metrics(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
-    (actual,) = judge_criteria(plan, evidence, criterion(**over))
+    (actual,) = judge_criteria(plan, evidence, criterion(**fields))
     assert actual.verdict == verdict
     assert (actual.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
     assert actual.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
@@ -221,7 +221,7 @@ def test_stage_separates_benchmark_series_but_not_readings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "scope", "params", "expected"),
+    ("fields", "scope", "params", "expected"),
     [
         ({}, "gpu=0", {}, True),
         ({}, "host", {}, False),
@@ -239,11 +239,13 @@ def test_stage_separates_benchmark_series_but_not_readings() -> None:
         ({"scope": "mount", "where": {"a": 1, "b": 2}}, "mount=/", {"a": 1}, False),
     ],
 )
-def test_criterion_matches_name_scope_stage_and_parameters(over: Any, scope: str, params: Any, expected: bool) -> None:
+def test_criterion_matches_name_scope_stage_and_parameters(
+    fields: Any, scope: str, params: Any, expected: bool
+) -> None:
     observed = Observation(
         name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params
     )
-    assert matches(criterion("x.y", **over), observed) is expected
+    assert matches(criterion("x.y", **fields), observed) is expected
 
 
 def test_verdict_shows_the_last_bad_reading_or_for_best_of_run_the_first_good_one() -> None:
@@ -260,8 +262,8 @@ def test_verdict_shows_the_last_bad_reading_or_for_best_of_run_the_first_good_on
     )
     assert (worst.verdict, worst.value, worst.stage) == (FAIL, 2, "s2")
     assert (best.verdict, best.value, best.stage) == (PASS, 1, "s1")
-    (no,) = of_criterion(judge_criteria(plan, evidence, criterion(best_of_run=True, value=9)))
-    assert (no.verdict, no.value) == (FAIL, 3)
+    (none_passes,) = of_criterion(judge_criteria(plan, evidence, criterion(best_of_run=True, value=9)))
+    assert (none_passes.verdict, none_passes.value) == (FAIL, 3)
     (last,) = of_criterion(judge_criteria(plan, evidence, criterion(operator="ge")))
     assert (last.verdict, last.stage) == (PASS, "s3")
 
@@ -412,8 +414,8 @@ def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], expe
     observed = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
     ]
-    how = "before" if phases[1] == "before" else "in"
-    assert change(observed).where == f"3 {how} stage gang{expected_text}"
+    when = "before" if phases[1] == "before" else "in"
+    assert change(observed).where == f"3 {when} stage gang{expected_text}"
 
 
 def test_change_over_a_whole_stage_names_no_snapshots() -> None:
@@ -498,9 +500,9 @@ def test_part_is_compared_with_its_baseline() -> None:
     assert baseline_outcomes(plan, evidence, width_level(16))[0][:3] == (PASS, 16, 14.4)
     assert baseline_outcomes(plan, evidence, width_level(20))[0][:3] == (FAIL, 16, 18.0)
     assert "90 % of it; 20 in the accepted run" in baseline_outcomes(plan, evidence, width_level(20))[0][3]
-    both = with_last_metrics(evidence, reading(8, name=NAME))
-    assert baseline_outcomes(plan, both, width_level(16))[0][:3] == (FAIL, 8, 14.4)
-    assert baseline_outcomes(plan, both, width_level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
+    changed = with_last_metrics(evidence, reading(8, name=NAME))
+    assert baseline_outcomes(plan, changed, width_level(16))[0][:3] == (FAIL, 8, 14.4)
+    assert baseline_outcomes(plan, changed, width_level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
 
 
 def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> None:
@@ -547,21 +549,25 @@ def gang_evidence(
     plan: Plan, host: str, launches: tuple[Launch, ...], observed: tuple[Observation, ...] | None = None
 ) -> Evidence:
     """Return the evidence of a gang member: its host record and its gang record."""
-    own = host_evidence(plan, host, reading(1), observations=(), launches=()).records[0]
+    host_record = host_evidence(plan, host, reading(1), observations=(), launches=()).records[0]
     ranks = plan.ranks(launches[-1].members) if launches else 0
     result = observed
     if result is None:
         figures = builders.results(plan, host, "gang")
         result = tuple(replace(figure, params={**figure.params, "world_size": ranks}) for figure in figures)
-    taken = tuple(replace(own.snapshots[-1], stage="gang", phase=phase, metrics=()) for phase in ("before", "after"))
+    taken = tuple(
+        replace(host_record.snapshots[-1], stage="gang", phase=phase, metrics=()) for phase in ("before", "after")
+    )
     launches = tuple(
         replace(item, ranks=builders.ranks(len(item.ranks), plan.ranks(item.members[: item.members.index(host)])))
         if host in item.members
         else item
         for item in launches
     )
-    together = replace(own, gang=plan.host(host).gang, observations=result, launches=launches, snapshots=taken)
-    return Evidence(records=(own, together))
+    gang_record = replace(
+        host_record, gang=plan.host(host).gang, observations=result, launches=launches, snapshots=taken
+    )
+    return Evidence(records=(host_record, gang_record))
 
 
 def gang_launch(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
@@ -586,7 +592,7 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     assert verdicts[0].reason == "launched with h1, h2, but never with h3, h4"
 
 
-def test_absent_gang_member_is_reported_on_that_host_only() -> None:
+def test_absent_gang_member_is_reported_on_itself_only() -> None:
     plan = gang_plan("h1", "h2", "h3")
     evidence = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
     evidence["h3"] = Evidence(records=evidence["h1"].records[:1])
@@ -634,8 +640,8 @@ def test_changed_or_duplicate_uuid_fails() -> None:
     two = Metric(name="gpu.uuid", unit="1", values={"gpu=0": "GPU-h1-0", "gpu=1": "b"})
     (unlisted,) = judge_criteria(plan, good | {"h1": host_evidence(plan, "h1", two)})
     assert (unlisted.scope, unlisted.reason) == ("gpu=1", "has readings, but the record does not list this GPU")
-    twin = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
-    verdicts = judge_criteria(plan, good | {"h2": host_evidence(plan, "h2", reading(1), gpus=(twin,))})
+    same_uuid = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
+    verdicts = judge_criteria(plan, good | {"h2": host_evidence(plan, "h2", reading(1), gpus=(same_uuid,))})
     assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [
         (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
     ]
@@ -668,7 +674,7 @@ def test_host_problem_is_reported_in_addition_to_its_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "lines"),
+    ("fields", "lines"),
     [
         ({}, 1),
         ({"optional": True}, 0),
@@ -676,9 +682,9 @@ def test_host_problem_is_reported_in_addition_to_its_record() -> None:
         ({"same_as_fleet": False, "value": None}, 0),
     ],
 )
-def test_site_criterion_that_matches_nothing_is_reported(over: Any, lines: int) -> None:
+def test_site_criterion_that_matches_nothing_is_reported(fields: Any, lines: int) -> None:
     plan = one_figure_plan()
-    rule = criterion("disk.thing", scope="disk", origin="ours", **over)
+    rule = criterion("disk.thing", scope="disk", origin="ours", **fields)
     verdicts = judge(plan, {"h1": host_evidence(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
     assert [item.reason for item in verdicts] == ["no observation matches this criterion"] * lines
     assert [(item.scope, item.name, item.criterion) for item in verdicts] == [("host", "disk.thing", "c")] * lines
@@ -737,8 +743,8 @@ def test_gpu_model_must_match_the_inventory() -> None:
     (bad,) = judge_criteria(plan, host_evidence(plan, gpus=(other,)))
     assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
     assert bad.reason == "found NVIDIA H100, but the inventory has h200-sxm"
-    (silent,) = judge_criteria(plan, host_evidence(plan, gpus=()))
-    assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not report its name")
+    (unnamed,) = judge_criteria(plan, host_evidence(plan, gpus=()))
+    assert (unnamed.verdict, unnamed.reason) == (INCONCLUSIVE, "the GPU does not report its name")
 
 
 def test_gpu_model_without_a_pack_is_inconclusive() -> None:
@@ -861,8 +867,8 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
         whole.update(second)
         assert whole.hosts() == {"h1", "h2"}
         assert whole.others(("gpu.serial", "h1-0"), ("h1", "gpu=0")) == [("h2", "gpu=1")]
-    silent = {host: host_evidence(plan, host, gpus=()) for host in ("h1", "h2")}
-    assert not [item for item in judge_criteria(plan, silent) if item.verdict == FAIL]
+    unnamed = {host: host_evidence(plan, host, gpus=()) for host in ("h1", "h2")}
+    assert not [item for item in judge_criteria(plan, unnamed) if item.verdict == FAIL]
 
 
 # Decisions and reason lines
@@ -923,9 +929,9 @@ def test_value_below_its_limit_is_printed_differently(value: float, limit: float
 
 
 def test_causes_are_sorted_by_severity_without_duplicates() -> None:
-    grave = replace(FAILED, host="h9", action="rma", severity="critical")
-    slight = replace(FAILED, action="monitor", severity="warning", scope="host", serial="")
-    verdicts = [UNKNOWN, slight, grave, replace(grave, criterion="c2"), replace(FAILED, waiver=waiver()), PASSED]
+    critical = replace(FAILED, host="h9", action="rma", severity="critical")
+    warning = replace(FAILED, action="monitor", severity="warning", scope="host", serial="")
+    verdicts = [UNKNOWN, warning, critical, replace(critical, criterion="c2"), replace(FAILED, waiver=waiver()), PASSED]
     assert cause_texts(verdicts, {}) == [
         "FAIL: GPU 1 of h9 fails a b (serial s1): bad; Return the part (RMA) [a.b and 1 more check]",
         "FAIL: h1 fails a b: bad; Monitor [a.b]",
@@ -1043,9 +1049,9 @@ def fleet_verdicts(values: dict[str, Any], rule: Criterion, parts: int = 1, scop
     first.figures.peers(HostView(plan, plan.hosts[0], evidence["h1"], packs), evidence["h1"].observations()[0])
     for other in others:
         first.update(other)
-    together = [item for item in judge(plan, evidence, packs, first) if item.criterion == "c"]
-    assert together == [item for item in judge(plan, evidence, packs) if item.criterion == "c"]
-    return together
+    verdicts = [item for item in judge(plan, evidence, packs, first) if item.criterion == "c"]
+    assert verdicts == [item for item in judge(plan, evidence, packs) if item.criterion == "c"]
+    return verdicts
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -1091,8 +1097,8 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
         )
     flat = fleet_verdicts(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
     assert flat[0].detail == "the limit is 3 robust deviations from the fleet's median 0 over 15 GPUs"
-    both = criterion(fleet_deviations=3.0, fleet_fraction=1.5, operator="le")
-    assert {item.limit for item in fleet_verdicts(values, both)} == {1.5 * 101}
+    rule = criterion(fleet_deviations=3.0, fleet_fraction=1.5, operator="le")
+    assert {item.limit for item in fleet_verdicts(values, rule)} == {1.5 * 101}
     few = fleet_verdicts(
         dict(list(values.items())[: outliers.MIN_PEERS_FOR_DEVIATION - 1]),
         criterion(fleet_deviations=3.0, operator="le"),
@@ -1159,12 +1165,14 @@ def test_non_numeric_value_is_not_in_the_median() -> None:
 def test_launch_of_another_stage_is_ignored() -> None:
     plan = one_figure_plan()
     other = builders.launch("gang", ("h1",), "failed", "of another stage")
-    finished, failed = (benchmark_launch("finished"), other), (benchmark_launch("failed", "own"), other)
+    finished, failed = (benchmark_launch("finished"), other), (benchmark_launch("failed", "of this stage"), other)
     assert judge_criteria(plan, host_evidence(plan, "h1", reading(1), launches=finished)) == []
     (missing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=finished))
     assert missing.reason == "not observed; the launch finished without it"
     (nothing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
-    assert (nothing.name, nothing.reason) == ("stage.benchmark", "nothing was observed; own"), "one cause, one verdict"
+    assert (nothing.name, nothing.reason) == ("stage.benchmark", "nothing was observed; of this stage"), (
+        "only one verdict"
+    )
 
 
 def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
@@ -1295,8 +1303,8 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
     values = {name: host_evidence(plan, name, gpus=gpus) for name in ("h1", "h2")}
     assert summarize(judge_criteria(plan, values)) == []
-    nameless = host_evidence(plan, "h1", gpus=())
-    every = judge_criteria(plan, {"h1": nameless, "h2": host_evidence(plan, "h2")})
+    without_gpus = host_evidence(plan, "h1", gpus=())
+    every = judge_criteria(plan, {"h1": without_gpus, "h2": host_evidence(plan, "h2")})
     verdict = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
     assert (verdict.name, verdict.verdict, verdict.reason) == (
         "gpu.name",
@@ -1305,17 +1313,17 @@ def test_gpus_without_serials_are_not_duplicates() -> None:
     )
 
 
-ALONE = builders.plan("h1", profile="smoke", gpu_count=2, rackproof_gang="none")
+PLAN_OF_H1 = builders.plan("h1", profile="smoke", gpu_count=2, rackproof_gang="none")
 
 
 def view_of(*records: Record) -> HostView:
-    return HostView(ALONE, ALONE.hosts[0], Evidence(records=records), [])
+    return HostView(PLAN_OF_H1, PLAN_OF_H1.hosts[0], Evidence(records=records), [])
 
 
 def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
-    """A scope or path of another form is no pair, and stops nothing: the record may be of anyone."""
+    """A scope or path of another form is ignored, and raises no error: any program may have written the record."""
     paths = {"gpu=0,peer=1": "NV18", "host": "NV4", "gpu=0": "NV4", "gpu=1,peer=0": "NV" + "9" * 900, "peer=1": "NV2"}
-    record = builders.records(ALONE, "h1")[0]
+    record = builders.records(PLAN_OF_H1, "h1")[0]
     taken = replace(record.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=paths),))
     assert view_of(replace(record, snapshots=(taken,))).nvlinks == {"gpu=0,peer=1": 18, "gpu=1,peer=0": 18}
 
@@ -1330,7 +1338,7 @@ def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
 def test_index_with_another_gpu_is_renumbered_by_serial_or_uuid(
     before: tuple[str, str], after: tuple[str, str], expected: bool
 ) -> None:
-    record = builders.records(ALONE, "h1")[0]
+    record = builders.records(PLAN_OF_H1, "h1")[0]
     records = [
         replace(record, gpus=(replace(record.gpus[0], serial=serial, uuid=uuid),)) for serial, uuid in (before, after)
     ]
@@ -1338,12 +1346,12 @@ def test_index_with_another_gpu_is_renumbered_by_serial_or_uuid(
 
 
 @pytest.mark.parametrize("address", ["zz:zz", "0.0.0.0", "", "\u0662\u0662", "0"])
-def test_address_that_is_no_mac_address_identifies_no_adapter(address: str) -> None:
-    """Such a text stops nothing, and two hosts with it do not fail."""
+def test_address_of_another_form_does_not_identify_an_adapter(address: str) -> None:
+    """Such an address raises no error, and two hosts that have the same one do not fail."""
     known = DuplicateSerials()
     evidence = {}
     for host in ("h1", "h2"):
-        record = builders.records(ALONE, "h1")[0]
+        record = builders.records(PLAN_OF_H1, "h1")[0]
         metric = Metric(name="network.address", unit="1", values={"nic=eth0": address})
         taken = replace(record.snapshots[0], metrics=(metric,))
         gpus = tuple(replace(gpu, serial="0", uuid=f"GPU-{host}-{gpu.index}") for gpu in record.gpus)

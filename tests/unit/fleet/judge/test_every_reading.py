@@ -32,7 +32,7 @@ from tests.fakes import links, nvml, whole
 
 HOSTS = ("h1", "h2", "h3", "h4")
 MODEL, GPU_NAME = "h100-sxm", "NVIDIA H100 80GB HBM3"
-PARTS = {"one part": 1, "one host": 1, "all hosts": len(HOSTS)}
+HOSTS_WITH_FAULT = {"one part": 1, "one host": 1, "all hosts": len(HOSTS)}
 """Extent of a fault -> number of hosts that have it."""
 UNIQUE = ("gpu.serial", "gpu.uuid", "infiniband.hca.node_guid", "network.address")
 """Readings that identify a part; the bad value is that of a part of another host."""
@@ -51,7 +51,7 @@ EVENTS: Mapping[str, tuple[str, Value]] = {
 
 
 @dataclass(frozen=True)
-class Fleet:
+class PlanAndPacks:
     """A plan without figures, and the packs that judge it."""
 
     plan: Plan
@@ -85,12 +85,12 @@ def not_on_this_host(name: str) -> Metric:
 
 
 @cache
-def fleet() -> Fleet:
+def plan_and_packs() -> PlanAndPacks:
     plan = builders.plan(
         *HOSTS, profile="standard", gpu_count=8, rackproof_gang="all", rackproof_fabric_gbps=400, rackproof_gpu_model=MODEL,
         nvidia_driver_version="580",
     )  # fmt: skip
-    return Fleet(plan=replace(plan, expected=()), packs=(read_pack(MODEL),))
+    return PlanAndPacks(plan=replace(plan, expected=()), packs=(read_pack(MODEL),))
 
 
 @cache
@@ -128,7 +128,9 @@ def record_of(host: str) -> Record:
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
     )
-    (record,) = builders.records(replace(fleet().plan, hosts=(replace(fleet().plan.host(host), gang=""),)), host)
+    (record,) = builders.records(
+        replace(plan_and_packs().plan, hosts=(replace(plan_and_packs().plan.host(host), gang=""),)), host
+    )
     unmeasured = Observation(
         name="verbs.bandwidth",
         scope="host",
@@ -240,14 +242,14 @@ def healthy_fleet(metrics: Mapping[str, Metric], name: str) -> Healthy:
         readings[name] = replace(metrics[name], values={}, absent={})
     else:
         readings[name] = with_healthy_values(metrics[name])
-    packs = (replace(fleet().packs[0], criteria=criteria_on(name)),)
+    packs = (replace(plan_and_packs().packs[0], criteria=criteria_on(name)),)
     evidence = {host: evidence_of(host, readings) for host in HOSTS}
-    return Healthy(readings[name], readings, packs, evidence, not_passing(fleet().plan, packs, evidence))
+    return Healthy(readings[name], readings, packs, evidence, not_passing(plan_and_packs().plan, packs, evidence))
 
 
 @pytest.fixture(scope="module")
 def healthy(metrics: Mapping[str, Metric]) -> Callable[[str], Healthy]:
-    """Return a cached function from the name of a reading to its healthy fleet, which the tests of all extents share."""
+    """Return a cached function that builds the healthy fleet of a reading by its name; all tests share the result."""
     return cache(partial(healthy_fleet, metrics))
 
 
@@ -263,9 +265,9 @@ def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str
     else:
         cases = [case for scopes in scopes_of(before.metric, extent) for case in alterations(before.metric, scopes)]
     for faulty, is_change in cases:
-        hosts = HOSTS[: PARTS[extent]]
+        hosts = HOSTS[: HOSTS_WITH_FAULT[extent]]
         changed = {host: evidence_of(host, before.readings, faulty, is_change=is_change) for host in hosts}
-        after = not_passing(fleet().plan, before.packs, {**before.fleet, **changed}) - before.findings
+        after = not_passing(plan_and_packs().plan, before.packs, {**before.fleet, **changed}) - before.findings
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
         if informational:
             criteria -= {"plan"}  # impossible values are reported without a criterion
@@ -293,7 +295,7 @@ def can_find(criterion: Criterion, extent: str) -> bool:
     return not (within_host and extent != "one part") and not (compares and extent == "all hosts")
 
 
-@pytest.mark.parametrize("extent", PARTS)
+@pytest.mark.parametrize("extent", HOSTS_WITH_FAULT)
 @pytest.mark.parametrize("name", READINGS)
 def test_bad_reading_is_found_or_informational(healthy: Callable[[str], Healthy], name: str, extent: str) -> None:
     if reason_of(name):
@@ -321,9 +323,9 @@ def test_each_reason_of_throttling_is_judged_or_informational(name: str, throttl
 def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
     """Return what does not pass on hosts with all readings; `changed`: host -> its readings that differ."""
     healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
-    packs = (replace(fleet().packs[0], criteria=criteria_on(*READINGS)),)
+    packs = (replace(plan_and_packs().packs[0], criteria=criteria_on(*READINGS)),)
     evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}
-    return not_passing(fleet().plan, packs, evidence)
+    return not_passing(plan_and_packs().plan, packs, evidence)
 
 
 def test_healthy_fleet_of_complete_hosts_has_no_finding(metrics: Mapping[str, Metric]) -> None:
@@ -444,14 +446,14 @@ def healthy_figure(name: str, settings: tuple[tuple[str, Value], ...]) -> Health
     return HealthyFigure(plan, criteria, packs, evidence, not_passing(plan, packs, evidence))
 
 
-@pytest.mark.parametrize("extent", PARTS)
+@pytest.mark.parametrize("extent", HOSTS_WITH_FAULT)
 @pytest.mark.parametrize(("name", "settings"), planned_figures(), ids=lambda value: str(value))
 def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[str, Value], ...], extent: str) -> None:
     healthy = healthy_figure(name, settings)
     scopes = [item.scope for item in healthy.fleet["h1"].benchmarks() if item.name == name]
     finding: set[str] = set()
     for change in changes(scopes[0] if extent == "one part" else ""):
-        changed = {host: in_all_records(healthy.fleet[host], change) for host in HOSTS[: PARTS[extent]]}
+        changed = {host: in_all_records(healthy.fleet[host], change) for host in HOSTS[: HOSTS_WITH_FAULT[extent]]}
         after = not_passing(healthy.plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
         finding = {criterion for criterion, figure, *_ in after if figure == name and criterion != "plan"}
         if finding:

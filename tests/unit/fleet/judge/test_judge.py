@@ -161,21 +161,23 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
 
 
 def test_each_missing_observation_is_reported() -> None:
-    """One benchmark result of each name in turn is removed; the judge reports exactly that one."""
+    """Of each name in turn, one benchmark result is removed; the judge reports this one and no other."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
         record = next(item for item in complete["h1"].records if bool(item.gang) == gang)
-        for gone in {item.name: item for item in record.observations}.values():
+        for removed in {item.name: item for item in record.observations}.values():
             evidence = complete | {
                 "h1": builders.with_observations(
-                    complete["h1"], lambda observation, gone=gone: None if observation == gone else observation, gang
+                    complete["h1"],
+                    lambda observation, removed=removed: None if observation == removed else observation,
+                    gang,
                 )
             }
             verdicts = findings(plan, evidence)
-            assert [(item.host, item.name, item.verdict) for item in verdicts] == [("h1", gone.name, INCONCLUSIVE)], (
-                gone
-            )
+            assert [(item.host, item.name, item.verdict) for item in verdicts] == [
+                ("h1", removed.name, INCONCLUSIVE)
+            ], removed
 
 
 def test_each_missing_reading_is_reported() -> None:
@@ -203,10 +205,10 @@ def test_each_missing_reading_is_reported() -> None:
 def test_stage_without_results_is_one_verdict_with_the_reason() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    alone, together = evidence["h1"].records
+    host_record, gang_record = evidence["h1"].records
     launches = (builders.launch("gang", ("h1", "h2"), "deadline", "rank 0 in join"),)
-    hung = replace(together, observations=(), snapshots=(), launches=launches)
-    evidence["h1"] = Evidence(records=(alone, hung))
+    hung = replace(gang_record, observations=(), snapshots=(), launches=launches)
+    evidence["h1"] = Evidence(records=(host_record, hung))
     assert [(item.name, item.reason) for item in findings(plan, evidence)] == [
         ("stage.gang", "nothing was observed; rank 0 in join")
     ]
@@ -248,7 +250,7 @@ def test_zero_of_eight_expected_gpus_fails_with_both_counts() -> None:
 def test_lost_gpu_fails_by_count() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    gone = {"gpu=1": "error: NVML: GPU is lost"}
+    reason = {"gpu=1": "error: NVML: GPU is lost"}
     lost = builders.snapshot(range(2), stage="gang", phase="after")
     metrics = tuple(
         Metric(name="gpu.count", unit="1", values={"host": 1})
@@ -256,7 +258,7 @@ def test_lost_gpu_fails_by_count() -> None:
         else replace(
             metric,
             values={key: value for key, value in metric.values.items() if not key.startswith("gpu=1")},
-            absent=gone,
+            absent=reason,
         )
         for metric in lost.metrics
     )
@@ -290,10 +292,10 @@ def test_model_that_differs_from_the_inventory_fails() -> None:
 def test_duplicate_serial_fails_both_hosts() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    twin = builders.gpu("h1", 0)
+    first_gpu = builders.gpu("h1", 0)
     evidence["h2"] = Evidence(
         records=tuple(
-            replace(record, gpus=(replace(twin, index=0), record.gpus[1])) for record in evidence["h2"].records
+            replace(record, gpus=(replace(first_gpu, index=0), record.gpus[1])) for record in evidence["h2"].records
         )
     )
     verdicts = [item for item in findings(plan, evidence) if item.name == "gpu.serial"]
@@ -438,10 +440,10 @@ def counter_verdict(
         )
         for (stage, phase), value, second in zip(RUN, values, at, strict=False)
     ]
-    alone, *_ = builders.records(plan, "h1")
+    host_record, *_ = builders.records(plan, "h1")
     taken = {gang: tuple(item for item in observations if (item.stage == "gang") == bool(gang)) for gang in ("", "r1")}
     records = tuple(
-        replace(alone, gang=gang, snapshots=taken[gang], observations=() if gang else alone.observations)
+        replace(host_record, gang=gang, snapshots=taken[gang], observations=() if gang else host_record.observations)
         for gang in taken
     )
     criterion = Criterion(
@@ -485,8 +487,8 @@ def test_change_is_summed_over_the_stages() -> None:
 
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
-def test_counter_reset_hides_no_increase(values: Sequence[int]) -> None:
-    """The difference between last and first value would be zero or negative."""
+def test_increase_is_found_although_the_counter_was_reset(values: Sequence[int]) -> None:
+    """The difference between the last and the first value is zero or negative."""
     verdict = counter_verdict(*values)
     assert verdict.verdict == FAIL
     assert verdict.value == {4: 4, 9: 9, 3: 3}[values[-1]]
@@ -532,11 +534,13 @@ def test_snapshots_of_a_repeated_stage_are_ordered_by_time() -> None:
 
 
 def test_fabric_is_judged_only_if_the_inventory_states_its_rate() -> None:
-    silent = builders.plan(gpu_count=2)
-    assert "fabric-all-reduce" not in {item.criterion for item in judge(silent, builders.evidence(silent), PACKS)}
-    stated = builders.plan(gpu_count=2, rackproof_fabric_gbps=400)
+    without_rate = builders.plan(gpu_count=2)
+    assert "fabric-all-reduce" not in {
+        item.criterion for item in judge(without_rate, builders.evidence(without_rate), PACKS)
+    }
+    with_rate = builders.plan(gpu_count=2, rackproof_fabric_gbps=400)
     verdicts = [
-        item for item in judge(stated, builders.evidence(stated), PACKS) if item.criterion == "fabric-all-reduce"
+        item for item in judge(with_rate, builders.evidence(with_rate), PACKS) if item.criterion == "fabric-all-reduce"
     ]
     assert {(item.host, item.verdict, item.limit) for item in verdicts} == {("h1", PASS, 6e10), ("h2", PASS, 6e10)}
 
@@ -552,10 +556,12 @@ def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
 
     complete = builders.evidence(mixed)
     assert limits(complete) == {"h1": 3e10, "h3": 3e10}, "the inventory has no rate of h2"
-    without = dict(complete)
-    alone, together = complete["h3"].records
-    without["h3"] = Evidence(records=(alone, replace(together, launches=(builders.launch("gang", ("h2", "h3")),))))
-    assert limits(without)["h3"] == 6e10
+    without_h1 = dict(complete)
+    host_record, gang_record = complete["h3"].records
+    without_h1["h3"] = Evidence(
+        records=(host_record, replace(gang_record, launches=(builders.launch("gang", ("h2", "h3")),)))
+    )
+    assert limits(without_h1)["h3"] == 6e10
 
 
 def test_chosen_criterion_replaces_the_shipped_one_that_it_names() -> None:
@@ -582,7 +588,7 @@ def last_snapshot(**over: Any) -> Snapshot:
     return builders.snapshot(range(2), stage="gang", phase="after", **over)
 
 
-def lost(name: str) -> Snapshot:
+def snapshot_with_lost_reading(name: str) -> Snapshot:
     """Return the last snapshot of a host; the reading `name` of GPU 1 has an error."""
     taken = last_snapshot()
     why = {"gpu=1": "error: NVML: GPU is lost"}
@@ -597,7 +603,7 @@ def lost(name: str) -> Snapshot:
 def test_reading_lost_after_the_run_is_inconclusive_despite_an_earlier_one(name: str) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    evidence["h1"] = builders.with_snapshot(evidence["h1"], lost(name))
+    evidence["h1"] = builders.with_snapshot(evidence["h1"], snapshot_with_lost_reading(name))
     assert [(item.host, item.scope, item.name, item.verdict) for item in findings(plan, evidence)] == [
         ("h1", "gpu=1", name, INCONCLUSIVE)
     ]
@@ -617,11 +623,11 @@ def test_collector_that_failed_once_is_reported() -> None:
 def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    first, together = evidence["h1"].records
+    first, gang_record = evidence["h1"].records
     crashed = replace(
         first, launches=(builders.launch("benchmark", ("h1",), "failed", "rank 3 in leave (exit code -11)"),)
     )
-    evidence["h1"] = Evidence(records=(crashed, together))
+    evidence["h1"] = Evidence(records=(crashed, gang_record))
     assert [(item.name, item.reason) for item in findings(plan, evidence)] == [
         ("stage.benchmark", "failed: rank 3 in leave (exit code -11)")
     ]
@@ -639,15 +645,15 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
     plan = builders.plan("h1", "h2", "h3", "h4")
     evidence = builders.evidence(plan)
     for host in evidence:
-        alone, together = evidence[host].records
+        host_record, gang_record = evidence[host].records
         members = ("h1", "h2") if host in ("h1", "h2") else ("h3", "h4")
         launches = [
             builders.launch("gang", those, devices=2, first=2 * those.index(host))
             for those in (before, members)
             if those
         ]
-        together = replace(together, launches=tuple(launches), observations=of_ranks(4, together.observations))
-        evidence[host] = Evidence(records=(alone, together))
+        gang_record = replace(gang_record, launches=tuple(launches), observations=of_ranks(4, gang_record.observations))
+        evidence[host] = Evidence(records=(host_record, gang_record))
     verdicts = findings(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in verdicts} == {
         (host, "stage.gang", INCONCLUSIVE) for host in ("h1", "h2", "h3", "h4")
@@ -1002,8 +1008,8 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
 
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
-def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None:
-    """Without peer access between two GPUs NCCL uses host memory, so the link is the cause."""
+def test_link_is_the_cause_if_nccl_uses_host_memory_because_peer_access_is_missing(access: bool, action: str) -> None:
+    """With peer access, a slow path through host memory is the configuration of NCCL; without, it is the link."""
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":
@@ -1083,17 +1089,19 @@ def test_missing_pairs_with_an_absent_host_are_reported_on_that_host_only() -> N
     plan = builders.plan("h1", "h2", "h3")
     evidence = builders.evidence(plan) | {"h3": Evidence()}
     for host in ("h1", "h2"):
-        alone, together = evidence[host].records
-        launches = (replace(together.launches[0], members=("h1", "h2")),)
-        observed = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
-        assert len(observed) < len(together.observations)
-        together = replace(together, launches=launches, observations=of_ranks(4, observed))
-        evidence[host] = Evidence(records=(alone, together))
+        host_record, gang_record = evidence[host].records
+        launches = (replace(gang_record.launches[0], members=("h1", "h2")),)
+        observed = tuple(item for item in gang_record.observations if not item.scope.endswith("partner=h3"))
+        assert len(observed) < len(gang_record.observations)
+        gang_record = replace(gang_record, launches=launches, observations=of_ranks(4, observed))
+        evidence[host] = Evidence(records=(host_record, gang_record))
     assert {(item.host, item.name) for item in findings(plan, evidence)} == {("h3", "record")}
     # Missing pairs with a host that took part are reported on the host that should have measured them.
-    alone, together = builders.evidence(plan)["h1"].records
-    observed = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
-    evidence = builders.evidence(plan) | {"h1": Evidence(records=(alone, replace(together, observations=observed)))}
+    host_record, gang_record = builders.evidence(plan)["h1"].records
+    observed = tuple(item for item in gang_record.observations if not item.scope.endswith("partner=h3"))
+    evidence = builders.evidence(plan) | {
+        "h1": Evidence(records=(host_record, replace(gang_record, observations=observed)))
+    }
     missing = {(item.host, item.name) for item in findings(plan, evidence)}
     assert missing == {("h1", "pairs.bandwidth"), ("h1", "pairs.latency")}
 

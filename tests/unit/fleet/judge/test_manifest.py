@@ -44,7 +44,7 @@ def read_parts(tmp_path: Path, content: str | bytes, name: str = "order.csv") ->
     return [(part.host, part.kind, part.slot, part.serial) for part in listed_parts]
 
 
-RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic", "mlx5_0", "0c42:a103:0065:8b2e")]
+PARTS = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic", "mlx5_0", "0c42:a103:0065:8b2e")]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic",
     ids=["plain", "bom", "crlf", "semicolons", "tabs", "spaces", "blank", "trailing", "nvml", "short"],
 )
 def test_csv_dialects_of_spreadsheets_are_read(tmp_path: Path, content: str | bytes) -> None:
-    assert read_parts(tmp_path, content) == RIGHT
+    assert read_parts(tmp_path, content) == PARTS
 
 
 def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
@@ -265,8 +265,8 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
     plan = ordered_plan(gpu_lines("h1", "h2"))
     evidence = builders.evidence(plan)
     first = evidence["h1"].records[0]
-    silent = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
-    assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(silent,))})) == [
+    without_serial = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
+    assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(without_serial,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not report a serial")
     ]
     lost = replace(first, gpus=first.gpus[:1])  # on the PCI bus but not available to the driver
@@ -334,9 +334,9 @@ def test_ethernet_port_is_identified_by_mac_and_other_ports_are_not_extra() -> N
 
 
 def test_misplaced_missing_and_unordered_nics_fail() -> None:
-    where = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
+    pci_addresses = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
     plan = ordered_plan([nic_line(GUID, slot="0000:1b:00.0")])
-    assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID), **where))) == [
+    assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID), **pci_addresses))) == [
         ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
     ]
     unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; the slot of hca=mlx5_0 was not reported"
@@ -416,20 +416,20 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, "host,kind,serial\nh1,gpu,165\nh2,gpu,166\n")
     variables = {"rackproof_gpu_count": 1, "rackproof_rack": "r1", "rackproof_manifest": str(path)}
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", **variables} for name in ("h1", "h2")}
-    begin = ("plan", "--profile", "smoke", "--run-dir", tmp_path / "run", "--inventory")
-    done = rackproof(*begin, listing(tmp_path, hosts))
+    plan_command = ("plan", "--profile", "smoke", "--run-dir", tmp_path / "run", "--inventory")
+    done = rackproof(*plan_command, listing(tmp_path, hosts))
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 lines in the manifest" in done.stdout
     frozen = json.loads((tmp_path / "run" / "plan.json").read_text())["manifest"]
     assert [part["serial"] for part in frozen] == ["165", "166"]
     path.write_text("host,kind,serial\nh1,gpu,165\nh2,gpu,167\n")
-    assert "was begun with different manifest" in rackproof(*begin, listing(tmp_path, hosts)).stderr
-    without = {
+    assert "was begun with different manifest" in rackproof(*plan_command, listing(tmp_path, hosts)).stderr
+    without_manifest = {
         name: {key: value for key, value in of.items() if key != "rackproof_manifest"} for name, of in hosts.items()
     }
-    assert "was begun with different manifest" in rackproof(*begin, listing(tmp_path, without)).stderr
+    assert "was begun with different manifest" in rackproof(*plan_command, listing(tmp_path, without_manifest)).stderr
     path.write_text("host,kind,serial\nh1,gpu,1.65E+12\n")
-    refused = rackproof(*begin, listing(tmp_path, hosts))
+    refused = rackproof(*plan_command, listing(tmp_path, hosts))
     assert (refused.returncode, refused.stdout) == (64, "")
     assert "order.csv line 2: serial 1.65E+12 was rounded by a spreadsheet" in refused.stderr
 

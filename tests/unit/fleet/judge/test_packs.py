@@ -111,7 +111,7 @@ def test_default_severity_of_a_criterion_follows_from_its_action() -> None:
     assert severity("rma", "warning") == "warning"
 
 
-SHEET: dict[str, dict[str, Any]] = {
+DATASHEET: dict[str, dict[str, Any]] = {
     "flops": {"bf16": 9.0e14, "source": "ours"},
     "memory_bandwidth": {"value": 3.0e12},
     "pcie": {"bandwidth": 6.4e10},
@@ -122,19 +122,19 @@ SHEET: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("figure", "where", "sheet", "expected", "links"),
     [
-        ("flops", {"dtype": "bf16"}, SHEET, 9.0e14, 0),
-        ("flops", {"dtype": "fp8"}, SHEET, None, 0),
+        ("flops", {"dtype": "bf16"}, DATASHEET, 9.0e14, 0),
+        ("flops", {"dtype": "fp8"}, DATASHEET, None, 0),
         ("flops", {"dtype": "bf16"}, {}, None, 0),
-        ("memory_bandwidth", {}, SHEET, 3.0e12, 0),
-        ("power", {}, SHEET, None, 0),
-        ("pcie", {}, SHEET, 6.4e10, 0),
-        ("host_link", {}, SHEET, 6.4e10, 0),
-        ("host_link", {}, {**SHEET, "host_link": {"bandwidth": 4.5e11}}, 4.5e11, 0),
-        ("pcie", {}, {**SHEET, "host_link": {"bandwidth": 4.5e11}}, 6.4e10, 0),
+        ("memory_bandwidth", {}, DATASHEET, 3.0e12, 0),
+        ("power", {}, DATASHEET, None, 0),
+        ("pcie", {}, DATASHEET, 6.4e10, 0),
+        ("host_link", {}, DATASHEET, 6.4e10, 0),
+        ("host_link", {}, {**DATASHEET, "host_link": {"bandwidth": 4.5e11}}, 4.5e11, 0),
+        ("pcie", {}, {**DATASHEET, "host_link": {"bandwidth": 4.5e11}}, 6.4e10, 0),
         ("host_link", {}, {}, None, 0),
-        ("nvlink", {}, SHEET, 4.5e11, 18),
+        ("nvlink", {}, DATASHEET, 4.5e11, 18),
         ("nvlink", {}, {}, None, 0),
-        ("all_nvlinks", {}, SHEET, 4.5e11, 0),
+        ("all_nvlinks", {}, DATASHEET, 4.5e11, 0),
     ],
 )
 def test_limit_vs_datasheet_takes_its_expected_value_from_the_datasheet(

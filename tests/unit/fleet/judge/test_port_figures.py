@@ -123,12 +123,12 @@ def fleet(**changed: Observation) -> dict[str, Sequence[Observation]]:
     """Return the figures of hosts with two ports; `changed`: host -> a figure that differs."""
     healthy = {host: [*healthy_port(0, host), *healthy_port(1, host)] for host in HOSTS}
     for host, bad in changed.items():
-        healthy[host] = [*(item for item in healthy[host] if same_figure(item) != same_figure(bad)), bad]
+        healthy[host] = [*(item for item in healthy[host] if figure_key(item) != figure_key(bad)), bad]
     return {host: tuple(items) for host, items in healthy.items()}
 
 
-def with_partners(items: Sequence[Observation]) -> list[Observation]:
-    """Return the figures of a host; the best share of each port is of the partners with which it has one."""
+def with_partner_counts(items: Sequence[Observation]) -> list[Observation]:
+    """Return the figures of a host; each `best_ratio` states the number of partners with which its port was measured."""
     shared = [item.scope for item in items if item.name == "verbs.rate_ratio" and item.params["direction"] == "one_way"]
     counts = {item.scope: sum(scope.startswith(f"{item.scope},partner=") for scope in shared) for item in items}
     return [
@@ -139,8 +139,8 @@ def with_partners(items: Sequence[Observation]) -> list[Observation]:
     ]
 
 
-def same_figure(item: Observation) -> tuple[object, ...]:
-    """Return what two observations of one figure have in common."""
+def figure_key(item: Observation) -> tuple[object, ...]:
+    """Return what identifies a figure: two observations with the same key are of the same figure."""
     return item.name, item.scope, item.stage, *(item.params.get(key) for key in SETTINGS)
 
 
@@ -189,8 +189,10 @@ def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str
     assert findings(figures, **variables) == set(), "without the variable nothing is required"
 
 
-def required(ports: int, *reasons: Observation, links: Sequence[Metric] = (), wanted: int = 2) -> set[tuple[str, str]]:
-    """Return host and scope of each verdict if h1 must measure ports, and measured the first ones in the stage `benchmark`."""
+def verdicts_on_required_ports(
+    ports: int, *reasons: Observation, links: Sequence[Metric] = (), wanted: int = 2
+) -> set[tuple[str, str]]:
+    """Return host and scope of the verdicts on h1, which must measure `wanted` ports and measured the first `ports` of them."""
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     figures["h1"] += [*reasons, *(replace(item, stage="gang") for item in reasons)]
     found = findings(figures, links, rackproof_verbs_required=True, rackproof_infiniband_ports=wanted)
@@ -216,16 +218,16 @@ def links_of(**layers: tuple[str, float, bool]) -> list[Metric]:
 
 
 def test_required_port_that_was_not_measured_is_named_with_its_reason() -> None:
-    assert required(1, DOWN) == {("h1", DOWN.scope)}
-    assert required(1, absent("error", "no result within 21 s", DOWN.scope)) == {("h1", DOWN.scope)}
-    assert required(2, SLOW) == set(), "as many as required were measured"
+    assert verdicts_on_required_ports(1, DOWN) == {("h1", DOWN.scope)}
+    assert verdicts_on_required_ports(1, absent("error", "no result within 21 s", DOWN.scope)) == {("h1", DOWN.scope)}
+    assert verdicts_on_required_ports(2, SLOW) == set(), "as many as required were measured"
 
 
 def test_host_is_named_for_ports_without_a_reason_of_their_own() -> None:
     of_host = absent("skipped", "ib_write_bw not found")
-    assert required(0, of_host) == {("h1", "host")}
-    assert required(1, DOWN, wanted=3) == {("h1", DOWN.scope), ("h1", "host")}
-    assert required(0, DOWN, of_host) == {("h1", DOWN.scope), ("h1", "host")}
+    assert verdicts_on_required_ports(0, of_host) == {("h1", "host")}
+    assert verdicts_on_required_ports(1, DOWN, wanted=3) == {("h1", DOWN.scope), ("h1", "host")}
+    assert verdicts_on_required_ports(0, DOWN, of_host) == {("h1", DOWN.scope), ("h1", "host")}
 
 
 @pytest.mark.parametrize(
@@ -236,11 +238,11 @@ def test_host_is_named_for_ports_without_a_reason_of_their_own() -> None:
         (("InfiniBand", 5e9, False), "host"),
         (("InfiniBand", 5e10, True), "host"),
     ],
-    ids=["Ethernet beside InfiniBand", "slow", "no link either", "perhaps of the fabric"],
+    ids=["Ethernet, others InfiniBand", "slow", "also without a link", "possibly a fabric port"],
 )
 def test_port_that_is_not_of_the_fabric_is_not_named(other: tuple[str, float, bool], scope: str) -> None:
     links = links_of(mlx5_0=("InfiniBand", 5e10, True), mlx5_1=("InfiniBand", 1e9, False), mlx5_2=other)
-    assert required(1, DOWN, SLOW, links=links) == {("h1", scope)}
+    assert verdicts_on_required_ports(1, DOWN, SLOW, links=links) == {("h1", scope)}
 
 
 def test_each_port_of_an_adapter_counts() -> None:
@@ -256,7 +258,7 @@ def test_each_port_of_an_adapter_counts() -> None:
 
 
 def test_port_that_only_one_partner_could_have_measured_names_this_partner() -> None:
-    """With it, the diagnosis attributes the verdict to the partner, if its port is down."""
+    """If the port of that partner is down, the diagnosis attributes the verdict to the partner."""
     plan = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="all", rackproof_verbs_required=True)
     plan = builders.with_benchmarks(
         plan,
@@ -302,7 +304,7 @@ def test_active_port_without_figure_and_reason_is_inconclusive(layer: str, stage
 
 
 def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
-    """Also if no host has one: a launch that lost the figures of all of them is no success."""
+    """Even if no host has a figure: a launch that lost all of them must not be accepted."""
     ports = {"hca=mlx5_0,port=1", PORT}
     assert findings({}, readings()) == {(host, port, "plan", INCONCLUSIVE) for host in HOSTS for port in ports}
 
@@ -319,23 +321,23 @@ def test_reason_takes_the_place_of_all_figures(stages: Sequence[str], instead: O
     """The partners of the host state the reason too: it has no port on that rail."""
     scope = "" if instead.scope == "host" else PORT
     figures = without(scope or "hca", "", [replace(instead, stage=stage) for stage in stages])
-    lost = f"{scope or 'hca'}"
+    lost = scope or "hca"
     for other in ("h2", "h3"):
         kept = [item for item in figures[other] if not (item.scope.startswith(lost) and "partner=h1" in item.scope)]
         ports = [scope] if scope else ["hca=mlx5_0,port=1", PORT]
         skipped = [absent("skipped", "h1 measures no port on this rail", f"{port},partner=h1") for port in ports]
         figures[other] = [*kept, *(replace(item, stage="gang") for item in skipped)]
-    figures = {host: with_partners(items) for host, items in figures.items()}
+    figures = {host: with_partner_counts(items) for host, items in figures.items()}
     assert findings(figures, readings()) == set()
 
 
-def test_port_without_a_link_or_a_host_without_ports_is_asked_for_nothing() -> None:
+def test_no_figure_is_required_of_ports_without_a_link_or_without_a_link_layer() -> None:
     assert findings({}, readings(is_active=False)) == set()
     assert findings({}, readings("Unspecified")) == set()
 
 
 @pytest.mark.parametrize("lost", sorted({item.name + item.scope for item in fleet()["h1"] if PORT in item.scope}))
-def test_each_figure_of_a_port_or_pair_is_demanded(lost: str) -> None:
+def test_each_figure_of_a_port_or_pair_is_required(lost: str) -> None:
     figures = fleet()
     figures["h1"] = [item for item in figures["h1"] if item.name + item.scope != lost]
     found = findings(figures, readings())
@@ -359,26 +361,26 @@ def test_reason_of_one_test_takes_the_place_of_its_figures(name: str) -> None:
     assert findings({**figures, "h1": kept}, readings()) == {("h1", PORT, "plan", INCONCLUSIVE)}
 
 
-def test_partner_that_did_not_take_part_in_a_round_is_one_reason() -> None:
-    """The host states it once, on its first port: an error, but nothing is silent."""
+def test_partner_that_missed_a_round_is_one_verdict() -> None:
+    """The host reports it once, on its first port; there are no verdicts on each missing figure."""
     figures = fleet()
     kept = [item for item in figures["h1"] if "partner=h2" not in item.scope]
     error = replace(absent("error", "h2 did not take part in round 1", "hca=mlx5_0,port=1,partner=h2"), stage="gang")
-    figures["h1"] = with_partners([*kept, error])
+    figures["h1"] = with_partner_counts([*kept, error])
     found = {item for item in findings(figures, readings()) if item[0] == "h1" and item[2] == "plan"}
     assert found == {("h1", "hca=mlx5_0,port=1,partner=h2", "plan", INCONCLUSIVE)}
 
 
-def test_ports_that_the_partners_measured_are_demanded_without_readings() -> None:
+def test_ports_that_the_partners_measured_are_required_even_without_readings() -> None:
     figures = fleet()
     figures["h1"] = []
     found = findings(figures)
     assert found == {("h1", "host", "plan", INCONCLUSIVE)}
 
 
-def test_pair_of_a_round_that_did_not_run_is_not_demanded() -> None:
-    """The rounds of the launch decide: a host that was left out of it has no figures with the others."""
+def test_pair_is_not_required_if_one_of_its_hosts_was_not_in_the_launch() -> None:
+    """Only hosts of the launch must have figures with each other: h3 was not one of them."""
     figures = {host: [item for item in items if "h3" not in item.scope] for host, items in fleet().items()}
-    best = {host: with_partners(items) for host, items in figures.items()}
+    best = {host: with_partner_counts(items) for host, items in figures.items()}
     assert findings(best, readings(), members=("h1", "h2")) == set()
     assert findings(best, readings())

@@ -1,4 +1,4 @@
-"""Modules are compared with those of their part number, counters by their rate, and a failed port names its module.
+"""Optical modules are compared within their part number, counters are judged by their rate, and a failed port names its module.
 
 Each case is judged three ways (`hosts_with_findings`): with all verdicts, by counting passes, and by `judge`.
 """
@@ -46,7 +46,7 @@ def metric(name: str, unit: str = "1", **scopes: Value) -> Metric:
     return Metric(name=name, unit=unit, values=values)
 
 
-def light(watts: float, part_number: str = "AO-400", lanes: int = 2) -> list[Metric]:
+def module_readings(watts: float, part_number: str = "AO-400", lanes: int = 2) -> list[Metric]:
     """Return the readings of a module whose first lane receives this power, and the others 1 mW."""
     powers = {"lane_1": watts, **{f"lane_{lane}": 1e-3 for lane in range(2, lanes + 1)}}
     module = [("vendor", "ACME"), ("part_number", part_number), ("serial", "S1")]
@@ -56,7 +56,9 @@ def light(watts: float, part_number: str = "AO-400", lanes: int = 2) -> list[Met
     ]
 
 
-def counted(first: int, last: int | None = None, *, age_s: float | None = None) -> tuple[list[Metric], list[Metric]]:
+def symbol_error_readings(
+    first: int, last: int | None = None, *, age_s: float | None = None
+) -> tuple[list[Metric], list[Metric]]:
     """Return the readings of the first and of the last snapshot of a port that has counted so many symbol errors."""
     age = [] if age_s is None else [metric("port.counter_age", "s", port=age_s)]
     return (
@@ -85,7 +87,7 @@ def verdicts(evidence: dict[str, Evidence], *rules: Criterion) -> list[Verdict]:
 
 @pytest.mark.parametrize(("watts", "found"), [(1e-3, []), (2.6e-4, []), (2.4e-4, [ODD]), (0.0, [ODD])])
 def test_lane_with_little_light_fails_and_its_module_is_named(watts: float, found: list[str]) -> None:
-    evidence = fleet_of(with_metrics(light(1e-3)), with_metrics(light(watts)))
+    evidence = fleet_of(with_metrics(module_readings(1e-3)), with_metrics(module_readings(watts)))
     assert hosts_with_findings(evidence, LIGHT) == found
     assert_gathered(PLAN, evidence, [pack(LIGHT)])
     failed = verdicts(evidence, LIGHT)
@@ -94,13 +96,13 @@ def test_lane_with_little_light_fails_and_its_module_is_named(watts: float, foun
 
 
 def test_modules_of_other_part_numbers_are_not_compared() -> None:
-    evidence = fleet_of(with_metrics(light(1e-3)), with_metrics(light(1e-5, "AO-100-LR", lanes=1)))
+    evidence = fleet_of(with_metrics(module_readings(1e-3)), with_metrics(module_readings(1e-5, "AO-100-LR", lanes=1)))
     assert hosts_with_findings(evidence, LIGHT) == []
     assert_gathered(PLAN, evidence, [pack(LIGHT)])
 
 
 def test_modules_of_unknown_part_number_are_not_compared() -> None:
-    evidence = fleet_of(with_metrics(light(1e-3)[:1]), with_metrics(light(1e-5)[:1]))
+    evidence = fleet_of(with_metrics(module_readings(1e-3)[:1]), with_metrics(module_readings(1e-5)[:1]))
     assert hosts_with_findings(evidence, LIGHT) == []
     assert_gathered(PLAN, evidence, [pack(LIGHT)])
 
@@ -111,19 +113,23 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
         (0, [], None),
         (120 * HOURS_UP, [], None),
         (120 * HOURS_UP + 1, [ODD], None),
-        (120 * 24, [], 60.0),  # counters cleared a minute ago: a day is the least
+        (120 * 24, [], 60.0),  # the counters were cleared a minute ago: the rate is over a day at least
         (120 * 24 + 1, [ODD], 60.0),
         (120 * 48, [], 48 * 3600.0),
         (120 * 48 + 1, [ODD], 48 * 3600.0),
     ],
 )
-def test_high_counter_that_does_not_move_fails_by_its_rate(count: int, found: list[str], age_s: float | None) -> None:
-    evidence = fleet_of(with_metrics(*counted(0, age_s=age_s)), with_metrics(*counted(count, age_s=age_s)))
+def test_high_counter_that_does_not_increase_fails_by_its_rate(
+    count: int, found: list[str], age_s: float | None
+) -> None:
+    evidence = fleet_of(
+        with_metrics(*symbol_error_readings(0, age_s=age_s)), with_metrics(*symbol_error_readings(count, age_s=age_s))
+    )
     assert hosts_with_findings(evidence, RATE, RISING) == found
 
 
-def test_rate_names_count_time_and_that_it_does_not_move() -> None:
-    evidence = fleet_of(with_metrics(*counted(0)), with_metrics(*counted(40_000)))
+def test_reason_states_the_count_its_time_and_that_it_did_not_increase() -> None:
+    evidence = fleet_of(with_metrics(*symbol_error_readings(0)), with_metrics(*symbol_error_readings(40_000)))
     (failed,) = verdicts(evidence, RATE, RISING)
     assert failed.criterion == "rate"
     assert failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ") == (
@@ -132,32 +138,37 @@ def test_rate_names_count_time_and_that_it_does_not_move() -> None:
     assert (failed.value, failed.unit) == (400.0, "1/h")
 
 
-def test_rate_over_the_least_time_does_not_claim_that_the_counter_counted_so_long() -> None:
-    evidence = fleet_of(with_metrics(*counted(0, age_s=60.0)), with_metrics(*counted(120 * 24 + 24, age_s=60.0)))
+def test_reason_of_a_rate_over_the_minimum_time_says_at_most() -> None:
+    evidence = fleet_of(
+        with_metrics(*symbol_error_readings(0, age_s=60.0)),
+        with_metrics(*symbol_error_readings(120 * 24 + 24, age_s=60.0)),
+    )
     (failed,) = verdicts(evidence, RATE, RISING)
     assert "counted in at most 24 h before the run" in failed.reason
 
 
-def test_counter_that_moves_is_a_finding_on_its_stage() -> None:
-    evidence = fleet_of(with_metrics(*counted(5)), with_metrics(*counted(5, 2005)))
+def test_counter_that_increases_fails_in_its_stage() -> None:
+    evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 2005)))
     assert hosts_with_findings(evidence, RATE, RISING) == [ODD]
     (failed,) = verdicts(evidence, RATE, RISING)
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    assert "changed by 22 422 an hour" in reason  # of five minutes at least: 24 000 less three standard deviations
+    assert (
+        "changed by 22 422 an hour" in reason
+    )  # 2000 in five minutes (the minimum) are 24 000, less three standard deviations
     assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
 
 
 @pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [ODD])])
-def test_short_run_is_no_stricter_than_the_limit_by_chance(count: int, found: list[str]) -> None:
-    """300 in five minutes are the limit. A port at its limit may by chance have counted 340 of them, but not 370."""
-    evidence = fleet_of(with_metrics(*counted(5)), with_metrics(*counted(5, 5 + count)))
+def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: list[str]) -> None:
+    """The limit is 300 errors in five minutes. A port whose rate is at the limit may by chance count 340, but not 370."""
+    evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 5 + count)))
     assert hosts_with_findings(evidence, RISING) == found
 
 
 @pytest.mark.parametrize("count", [5, 22, 121, 1000])
 def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
-    """The mean at which so many events or more have the probability of three standard deviations: 0.00135."""
+    """At this mean, so many events or more have a probability of 0.00135, that of three standard deviations."""
     mean = least_rate(count, hours=1.0)
     fewer = sum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(count))
     assert mean < count
@@ -165,16 +176,16 @@ def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
     assert 1 - fewer > 0.001
 
 
-def test_equal_counters_on_hosts_with_other_uptimes_are_judged_one_by_one() -> None:
+def test_equal_counters_of_hosts_with_different_uptimes_have_different_rates() -> None:
     """Two hosts have the same counter; only the one that was booted recently has a high rate."""
     recent = [metric("host.uptime", "s", host=3600.0), metric("port.symbol_errors", port=5000)]
-    evidence = fleet_of(with_metrics(*counted(5000)), with_metrics(recent))
+    evidence = fleet_of(with_metrics(*symbol_error_readings(5000)), with_metrics(recent))
     assert hosts_with_findings(evidence, RATE) == [ODD]
 
 
 def test_rate_without_an_uptime_is_inconclusive() -> None:
     no_uptime = [metric("port.symbol_errors", port=5)]
-    evidence = fleet_of(with_metrics(*counted(5)), with_metrics(no_uptime))
+    evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(no_uptime))
     assert hosts_with_findings(evidence, RATE) == [ODD]
     assert not verdicts(evidence, RATE)
 

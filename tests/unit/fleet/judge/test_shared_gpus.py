@@ -1,4 +1,4 @@
-"""A GPU that was slow beside another process is not blamed; one that computes wrong results is."""
+"""A GPU that was slow while another process used it is not faulty; one that computes wrong results is."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def with_processes(count: int) -> Callable[[Record], Record]:
     return change
 
 
-def test_slow_gpu_with_another_process_is_measured_again() -> None:
+def test_gpu_that_was_slow_with_another_process_must_be_measured_again() -> None:
     for verdict in verdicts():
         assert (verdict.part_scope, verdict.action) == ("gpu=0", "configure")
         assert "another process used gpu=0 (rackproof_share_gpus): end it, and measure again" in verdict.detail
 
 
-@pytest.mark.parametrize("where", ["not allowed", "none on the GPU"])
-def test_slow_gpu_without_another_process_is_faulty(where: str) -> None:
-    alone = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),)) if where == "not allowed" else RUN.plan
-    for verdict in verdicts(alone, with_processes(0 if where == "none on the GPU" else 1)):
+@pytest.mark.parametrize("reason", ["not allowed", "none on the GPU"])
+def test_slow_gpu_without_another_process_is_faulty(reason: str) -> None:
+    plan = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),)) if reason == "not allowed" else RUN.plan
+    for verdict in verdicts(plan, with_processes(0 if reason == "none on the GPU" else 1)):
         assert verdict.action != "configure"
         assert "another process" not in verdict.reason
 
 
-def test_wrong_result_beside_another_process_is_a_fault_of_the_gpu() -> None:
+def test_wrong_result_is_a_fault_of_the_gpu_even_with_another_process() -> None:
     def change(record: Record) -> Record:
         benchmarks = tuple(
             replace(each, value=3) if (each.name, each.scope) == ("stress.wrong_products", "gpu=0") else each

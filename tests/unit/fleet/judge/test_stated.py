@@ -1,4 +1,4 @@
-"""Test comparisons of parts with the datasheet of their model, with values of the inventory, and by identity."""
+"""Test comparisons of parts with the datasheet of their model, with the inventory, and with identities on other hosts."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def test_ports_that_the_inventory_states_must_be_up() -> None:
     assert port_failures(ports(), rackproof_infiniband_ports=8) == set()
     assert port_failures(ports(down=1), rackproof_infiniband_ports=8) == {"fabric-ports-up"}
     assert port_failures(ports(down=1), rackproof_infiniband_ports=7) == set()
-    assert port_failures(ports(down=8)) == set(), "nothing is stated, and no gang uses them"
+    assert port_failures(ports(down=8)) == set(), "the inventory states no ports, and no gang uses them"
 
 
 def test_host_of_a_gang_on_the_fabric_fails_if_all_its_ports_are_down() -> None:
-    together = {"rackproof_gang": "all", "rackproof_fabric_gbps": 400}
-    assert port_failures(ports(), **together) == set()
-    assert port_failures(ports(down=8), **together) == {*PORT_CRITERIA}
-    assert port_failures((), **together) == set(), "a host with Ethernet only"
+    on_fabric = {"rackproof_gang": "all", "rackproof_fabric_gbps": 400}
+    assert port_failures(ports(), **on_fabric) == set()
+    assert port_failures(ports(down=8), **on_fabric) == {*PORT_CRITERIA}
+    assert port_failures((), **on_fabric) == set(), "a host with Ethernet only"
 
 
 def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> None:
@@ -189,7 +189,7 @@ def test_vbios_must_be_the_one_that_the_inventory_states() -> None:
         ("infiniband.hca.node_guid", "b8ce:f603:00aa:0001", True),
         ("infiniband.hca.node_guid", "0000:0000:0000:0000", False),
         ("network.address", "b8:ce:f6:aa:00:01", True),
-        ("network.address", "02:42:ac:11:00:02", False),  # locally administered: a container, a virtual machine
+        ("network.address", "02:42:ac:11:00:02", False),  # locally administered, as in a container or a virtual machine
     ],
 )
 def test_adapter_of_two_hosts_fails_on_both(name: str, value: str, is_found: bool) -> None:

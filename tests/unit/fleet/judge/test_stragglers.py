@@ -83,12 +83,12 @@ def with_figures(
     stage = "gang" if record.gang else "benchmark"
     kept = [observation for observation in record.observations if observation.scope not in plan.host(host).scopes]
     for scope in plan.host(host).scopes:
-        own = over.get((stage, host, scope), {})
+        changed = over.get((stage, host, scope), {})
         for name, (unit, value) in FIGURES.items():
             usual = value * SCATTER.get(scope, 1.0) if name == "compute" else value
-            kept.append(_observation(f"straggler.{name}", own.get(name, usual), scope, unit, stage))
+            kept.append(_observation(f"straggler.{name}", changed.get(name, usual), scope, unit, stage))
         for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"):
-            share = own.get(reason, 0.9 if reason == "power_cap" else 0.0)
+            share = changed.get(reason, 0.9 if reason == "power_cap" else 0.0)
             kept.append(_observation("straggler.throttled_share", share, scope, "1", stage, reason=reason))
     count = len(plan.host(host).scopes)
     first = number * count if record.gang else 0
@@ -107,9 +107,11 @@ def straggler_verdicts(plan: Plan, evidence: Mapping[str, Evidence], packs: tupl
     """Return the verdicts of the straggler criteria, annotated with causes."""
     views = [HostView(plan, host, evidence[host.name], packs) for host in plan.hosts]
     fleet = FleetFigures(Planned(plan), views)
-    own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
+    criteria = [
+        (view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")
+    ]
     return with_straggler_causes(
-        views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)]
+        views, [verdict for view, criterion in criteria for verdict in evaluate(view, criterion, fleet)]
     )
 
 
@@ -362,10 +364,10 @@ LIMIT = Criterion(
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
     """Stop a process for 90 % of the time, which exceeds any slowdown by other load."""
-    over, threads = threading.Event(), list[threading.Thread]()
+    ended, threads = threading.Event(), list[threading.Thread]()
 
     def pause(pid: int) -> None:
-        while not over.is_set():
+        while not ended.is_set():
             for number, seconds in ((signal.SIGSTOP, 0.11), (signal.SIGCONT, 0.012)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -376,7 +378,7 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
         threads[0].start()
 
     yield begin
-    over.set()
+    ended.set()
     for thread in threads:
         thread.join()
 
@@ -388,8 +390,8 @@ def share_one_cpu() -> Iterator[Callable[[int], None]]:
     Each busy process has its own session, because autogroup scheduling divides CPU time by session.
     """
     one = min(os.sched_getaffinity(0))
-    burning = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
-    burners = [subprocess.Popen([sys.executable, "-c", burning], start_new_session=True) for _ in range(7)]
+    busy_loop = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
+    burners = [subprocess.Popen([sys.executable, "-c", busy_loop], start_new_session=True) for _ in range(7)]
 
     def begin(pid: int) -> None:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -427,13 +429,13 @@ def test_slowed_real_rank_is_reported(
     plan = straggler_plan("h1", "h2", gpu_count=RANKS, device="cpu")
     records = builders.records(plan, "h1")
     ended = tuple(Rank(rank=rank, local_rank=rank, phase="end", exit_code=0, log_tail="") for rank in range(RANKS))
-    alone = replace(
+    record = replace(
         records[0],
         observations=tuple(observations(tmp_path)),
         launches=(replace(builders.launch("benchmark", ("h1",)), ranks=ended),),
     )
     pack = Pack(name="test", gpu_names=(), criteria=(LIMIT,), chosen=True)
-    verdicts = straggler_verdicts(plan, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
+    verdicts = straggler_verdicts(plan, {"h1": Evidence(records=(record,)), "h2": Evidence()}, (pack,))
     assert len(verdicts) == RANKS
     assert failed_ranks(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
     (straggler,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)

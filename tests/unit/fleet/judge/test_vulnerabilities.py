@@ -119,8 +119,8 @@ def test_version_that_also_differs_from_other_hosts_is_one_cause_for_its_own_pro
         )  # fmt: skip
 
     other = next(each.reading for name, each in PRODUCTS.items() if name != key and each.reading)
-    of_peers = [failed(reading, VerdictKind.PEERS) for reading in (PRODUCTS[key].reading, other)]
-    causes = diagnose([failed(f"vulnerability.{key}"), *of_peers], {})
+    differing = [failed(reading, VerdictKind.PEERS) for reading in (PRODUCTS[key].reading, other)]
+    causes = diagnose([failed(f"vulnerability.{key}"), *differing], {})
     assert sorted(cause.problem for cause in causes) == ["differs", f"vulnerability.{key}"]
 
 
@@ -130,7 +130,7 @@ def test_version_that_also_differs_from_other_hosts_is_one_cause_for_its_own_pro
         reading(DRIVER, "580.159.03"),
         reading(DRIVER, "535.309.01"),
         reading(DRIVER, "610.43.02"),
-        reading("container.toolkit.version", "1.17.4"),  # CVSS 4.1
+        reading("container.toolkit.version", "1.17.4"),  # its vulnerability has only CVSS 4.1
     ],
 )
 def test_versions_with_the_fixes_are_accepted(site: tuple[Pack, ...], metric: Metric) -> None:
@@ -185,7 +185,7 @@ def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
 
 
 def test_score_of_an_unknown_product_stays_as_it_is() -> None:
-    """A criterion may name any reading, and a record may have it."""
+    """A criterion and a record may name a product that the judge does not know."""
     plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
     view = HostView(plan, plan.hosts[0], builders.evidence(plan)["h1"], [])
     failed = Verdict(

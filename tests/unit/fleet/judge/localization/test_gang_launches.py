@@ -52,9 +52,9 @@ def matrix(
     rails: int = 2,
     shares: Mapping[Any, float] | None = None,
     *,
-    late: Mapping[Any, float] | None = None,
+    latencies: Mapping[Any, float] | None = None,
     failed: Mapping[Any, str] | None = None,
-    left_out: Collection[Any] = (),
+    unmeasured: Collection[Any] = (),
     gbps: Mapping[str, float] | None = None,
 ) -> list[Pair]:
     """Return the pairs of hosts a, b, c …, each as fast as its slowest part.
@@ -65,9 +65,9 @@ def matrix(
         size: number of hosts.
         rails: number of rails.
         shares: share of the normal bandwidth of slow parts.
-        late: factor of the normal latency of slow parts.
+        latencies: factor of the normal latency of slow parts.
         failed: reason of parts whose pairs failed.
-        left_out: parts whose pairs were not measured.
+        unmeasured: parts whose pairs were not measured.
         gbps: port rate of hosts whose ports differ from 400 Gbit/s.
     """
     names = string.ascii_lowercase[:size]
@@ -75,9 +75,9 @@ def matrix(
     for a, b in itertools.combinations(names, 2):
         for rail in range(rails):
             parts = (a, b, (a, rail), (b, rail), rail, a + b, (a + b, rail))
-            if not any(part in left_out for part in parts):
+            if not any(part in unmeasured for part in parts):
                 share = min((shares or {}).get(part, 1.0) for part in parts)
-                time = max((late or {}).get(part, 1.0) for part in parts)
+                time = max((latencies or {}).get(part, 1.0) for part in parts)
                 why = next((failed[part] for part in parts if part in failed), "") if failed else ""
                 kind = PairKind(gbps=min((gbps or {}).get(a, 400.0), (gbps or {}).get(b, 400.0)))
                 result.append(
@@ -127,8 +127,8 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-# "Late" means a high latency. A host is judged by its best pair, with eight partners or more by its second best pair: names
-# such as "the best of seven counts" say which pair of host b decides.
+# A host is judged by its best pair, with eight partners or more by its second best pair. Names such as "the best of seven
+# counts" say by which pair host b is judged.
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -145,28 +145,28 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a pair failed": (matrix(5, failed={"bd": "gone"}), {}),
     "a pair failed on one rail": (matrix(5, failed={("bd", 0): "gone"}), {}),
     "all pairs of a host failed": (matrix(4, failed={"b": "gone"}), {}),
-    "a host is late": (matrix(5, late={"b": 4.0}), {}),
-    "a NIC is late": (matrix(5, late={("b", 0): 4.0}), {}),
-    "a host is slow and late": (matrix(5, shares={"b": 0.5}, late={"b": 4.0}), {}),
-    "a NIC is slow and its host late": (matrix(5, shares={("b", 0): 0.5}, late={"b": 4.0}), {}),
+    "a host has a high latency": (matrix(5, latencies={"b": 4.0}), {}),
+    "a NIC has a high latency": (matrix(5, latencies={("b", 0): 4.0}), {}),
+    "a host is slow and has a high latency": (matrix(5, shares={"b": 0.5}, latencies={"b": 4.0}), {}),
+    "a NIC is slow and its host has a high latency": (matrix(5, shares={("b", 0): 0.5}, latencies={"b": 4.0}), {}),
     "a NIC is slow with most": (matrix(7, 1, {"bc": 0.5, "bd": 0.5, "be": 0.5, "bf": 0.5}), {}),
     "a NIC is slow with few": (matrix(7, 1, {"bc": 0.5, "bd": 0.5}), {}),
     "many links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac", "eg"), 0.5)), {}),
     "links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac"), 0.5)), {}),
     "only the collective is slow": (matrix(4), {"collective_slow": True}),
-    "only the collective is slow, a pair is missing": (matrix(4, left_out=["ab"]), {"collective_slow": True}),
+    "only the collective is slow, a pair is missing": (matrix(4, unmeasured=["ab"]), {"collective_slow": True}),
     "nothing was measured": ([], {"collective_slow": True}),
     "pairs of two kinds": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
     "slightly slow": (matrix(5, shares={"b": 0.89}), {}),
     "slower than the limit": (matrix(5, shares={"b": 0.87}), {}),
     "smaller tolerance": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
-    "a host with one partner": (matrix(4, 1, {"ab": 0.5}, left_out=["ac", "ad"]), {}),
+    "a host with one partner": (matrix(4, 1, {"ab": 0.5}, unmeasured=["ac", "ad"]), {}),
     "two hosts are slow": (matrix(6, 1, {"b": 0.5, "e": 0.3}), {}),
     "the second best of nine counts": (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
     "two hosts, normal": (matrix(2), {}),
     "two hosts, slow collective": (matrix(2), {"collective_slow": True}),
     "two hosts, a rail slow": (matrix(2, 3, {1: 0.5}), {}),
-    "two hosts, a rail late": (matrix(2, 3, late={2: 4.0}), {}),
+    "two hosts, a rail with a high latency": (matrix(2, 3, latencies={2: 4.0}), {}),
     "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
     "two hosts, all failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
     "a host at the limit": (matrix(5, shares={"b": 0.88}), {}),
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with most, and all have a best partner":
         (matrix(8, 1, {**slow_except("ab cd ef gh", 0.95), **slow_links("b", "cdef")}), {}),
     "a NIC is slow with fewer than half": (matrix(9, 1, slow_links("b", "cde")), {}),
-    "a NIC is slow with half, beside a slow host": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
+    "a NIC is slow with half, another host is slow": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
     "two NICs that share a slow link": (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
     "a host is the fastest of a slow rail": (matrix(10, 2, slow_rail_1(0.688)), {}),
     "a host is barely the fastest of a slow rail": (matrix(10, 2, slow_rail_1(0.65)), {}),
@@ -328,14 +328,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", None, 100.0, 88.0,
         ),
     ],
-    "a host is late": [
+    "a host has a high latency": [
         (
             "host", "b", 0.833,
             "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on 2 of 2 rails",
             "b", (), "latency", 4.0, 1.0, 2.0,
         ),
     ],
-    "a NIC is late": [
+    "a NIC has a high latency": [
         (
             "nic", "b rail 0", 0.833,
             "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on rail 0; 1 of its "
@@ -343,7 +343,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (0,), "latency", 4.0, 1.0, 2.0,
         ),
     ],
-    "a host is slow and late": [
+    "a host is slow and has a high latency": [
         (
             "host", "b", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 50 % of the typical value on 2 of 2 rails; "
@@ -351,7 +351,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a NIC is slow and its host late": [
+    "a NIC is slow and its host has a high latency": [
         (
             "host", "b", 0.833,
             "latency of b with 4 of 4 healthy hosts is at least 4 times the typical value on 2 of 2 rails",
@@ -486,7 +486,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
-    "two hosts, a rail late": [
+    "two hosts, a rail with a high latency": [
         (
             "link", "a - b rail 2", 0.5,
             "latency is 4 times that of the other rails: with two hosts, the cause may be a, b or the link between them",
@@ -592,7 +592,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "be", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a NIC is slow with half, beside a slow host": [
+    "a NIC is slow with half, another host is slow": [
         (
             "host", "h", 0.875,
             "bandwidth of h with 6 of 6 healthy hosts is at most 50 % of the typical value on its only rail: the "
@@ -743,18 +743,22 @@ PAIRS = ["".join(pair) for pair in itertools.combinations("abcdef", 2)]
 
 
 def run_bisection(
-    size: int, bad: Collection[str] = (), links: Collection[str] = (), most: int = 0, chance: int | None = None
+    size: int,
+    bad: Collection[str] = (),
+    links: Collection[str] = (),
+    max_hosts: int = 0,
+    failing_group: int | None = None,
 ) -> tuple[ProbeConclusion, int]:
     """Return the conclusion of the planner and the number of launches.
 
-    A group fails if it has a bad host or both ends of a bad link, or more than `most` hosts. The group with the number
-    `chance`, in order of launch, fails by chance.
+    A group fails if it has a bad host or both ends of a bad link, or more than `max_hosts` hosts. The group that is
+    launched as number `failing_group` fails by chance, so it works if it is launched again.
     """
     names = list("abcdefghijklmnop"[:size])
 
     def works(group: Sequence[str]) -> bool:
         pairs = {a + b for a, b in itertools.combinations(sorted(group), 2)}
-        return not set(group) & set(bad) and not pairs & set(links) and (not most or len(group) <= most)
+        return not set(group) & set(bad) and not pairs & set(links) and (not max_hosts or len(group) <= max_hosts)
 
     history: list[list[GroupOutcome]] = []
     planner, launched = Bisection(names), itertools.count()
@@ -765,7 +769,10 @@ def run_bisection(
             return result, len(history)
         assert len({host for group in result for host in group}) == sum(map(len, result))
         history.append(
-            [GroupOutcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in result]
+            [
+                GroupOutcome(hosts=tuple(group), worked=next(launched) != failing_group and works(group))
+                for group in result
+            ]
         )
     raise AssertionError("the search does not end")
 
@@ -850,19 +857,19 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
         ("fabric", "no two of the 4 hosts work together")
     ]
     assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
-    together, _ = run_bisection(6, most=2)
-    assert [item.kind for item in together.suspects] == ["fabric"]
-    assert together.suspects[0].evidence.endswith("work in pairs, but fail when launched with more hosts")
+    pairs_only, _ = run_bisection(6, max_hosts=2)
+    assert [item.kind for item in pairs_only.suspects] == ["fabric"]
+    assert pairs_only.suspects[0].evidence.endswith("work in pairs, but fail when launched with more hosts")
     both, _ = run_bisection(7, bad=["c"], links=["af"])
     assert {(item.kind, *sorted(item.hosts)) for item in both.suspects} == {("host", "c"), ("link", "a", "f")}
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
-def test_probe_that_fails_by_chance_suspects_no_other_host(size: int, bad: str) -> None:
+def test_group_that_fails_by_chance_makes_no_other_host_suspect(size: int, bad: str) -> None:
     """A group that failed by chance works when it is launched again."""
-    for chance in range(12):
-        result, _ = run_bisection(size, bad, chance=chance)
+    for failing_group in range(12):
+        result, _ = run_bisection(size, bad, failing_group=failing_group)
         named = [item.where for item in result.suspects if item.kind != "fabric"]
         assert named == list(bad) or (size == 3 and not named), "with three hosts, no working pair may remain"
 
@@ -891,7 +898,7 @@ def launch(number: int = 0, members: Sequence[str] = NAMES, outcome: str = "fini
 
 
 def culprit(kind: str, *hosts: str, scope: str = "") -> Culprit:
-    return Culprit(kind=kind, hosts=hosts, text=f"{' and '.join(hosts)} did it", scope=scope)
+    return Culprit(kind=kind, hosts=hosts, text=f"{' and '.join(hosts)} failed", scope=scope)
 
 
 def record(host: str, *launches: Launch, observations: Sequence[Observation] = ()) -> Record:
@@ -919,7 +926,7 @@ def attempts_of(records: Mapping[str, Record]) -> list[Attempt]:
 
 
 def attempt_of(*launches: Launch, observations: Sequence[Observation] = ()) -> Attempt:
-    """Return the last attempt that the hosts recorded; the first launch is the record of h1, the next that of h2, and so on."""
+    """Return the last attempt; h1 recorded the first of these launches, h2 the second, and so on."""
     return attempts_of(
         {name: record(name, each, observations=observations) for name, each in zip(NAMES, launches, strict=False)}
     )[-1]
@@ -1016,17 +1023,19 @@ def test_host_that_completed_the_launch_is_not_a_culprit_by_the_record_of_anothe
 def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
     """Return a launch in which hosts are `dead` (they leave no record), `cut` off by their link, or fine.
 
-    Every supervisor reports what it sees, and adopts the verdict of the first watcher that it hears.
+    Every supervisor reports the verdict of the first watcher whose status it receives, or else its own.
     """
     members = tuple(f"h{number}" for number in range(1, size + 1))
-    seen: dict[str, Culprit | None] = {}
-    for me in members:
-        heard = {other for other in members if not states[me] and not states[other]} | {me}
-        ages = {other: LOST_STATUS_AGE_S for other in members if other not in heard}
-        decider = next((watcher for watcher in members[:WATCHERS] if watcher in heard), me)
-        seen[me] = seen[decider] if decider in seen else find_culprit(gang_snapshot(me=me, hosts=size, ages=ages))
+    verdicts: dict[str, Culprit | None] = {}
+    for name in members:
+        reachable = {other for other in members if not states[name] and not states[other]} | {name}
+        ages = {other: LOST_STATUS_AGE_S for other in members if other not in reachable}
+        decider = next((watcher for watcher in members[:WATCHERS] if watcher in reachable), name)
+        verdicts[name] = (
+            verdicts[decider] if decider in verdicts else find_culprit(gang_snapshot(me=name, hosts=size, ages=ages))
+        )
     launches = {
-        host: launch(0, members, "failed" if any(states.values()) else "finished", culprit=seen[host])
+        host: launch(0, members, "failed" if any(states.values()) else "finished", culprit=verdicts[host])
         for host in members
         if states[host] != "dead"
     }
@@ -1058,7 +1067,7 @@ def test_survivors_of_both_watchers_name_the_watchers(size: int, certain: list[s
     assert len({launch.culprit for launch in attempt.launches.values()}) == 1, "every survivor records the same text"
 
 
-def test_dead_fabric_is_left_to_the_probes() -> None:
+def test_failed_fabric_is_searched_for_by_probes() -> None:
     assert is_stuck(lost_contact_attempt(6, {f"h{number}": "cut" for number in range(1, 7)}))
 
 
@@ -1095,11 +1104,13 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     assert not is_stuck(result)
     both = attempt_of(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
     assert [*both.culprits()] == ["h2", "h3"], "each host reports itself"
-    silent = attempt_of(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
-    assert sorted(silent.culprits()) == ["h1", "h2"], "a host that cannot take part stops no other host"
-    assert (silent.is_certain("h1"), silent.is_certain("h2")) == (True, False)
+    silent_rank = attempt_of(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
+    assert sorted(silent_rank.culprits()) == ["h1", "h2"], (
+        "a host that cannot take part does not make another host fail"
+    )
+    assert (silent_rank.is_certain("h1"), silent_rank.is_certain("h2")) == (True, False)
     absent = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
-    assert [*absent.culprits()] == ["h2"], "an absent host may be late"
+    assert [*absent.culprits()] == ["h2"], "an absent host may only be late"
 
 
 @pytest.mark.parametrize(
@@ -1119,14 +1130,14 @@ def test_launch_that_was_not_started_everywhere_is_recognized(
 
 def test_measurements_are_attributed_to_their_launch() -> None:
     kept = tuple(speeds("h1"))
-    early, late = launch(0, observations=kept), launch(1)
-    host_record = record("h1", early, late, observations=DONE)
-    assert measurements_of(host_record, early) == kept
-    assert measurements_of(host_record, late) == tuple(DONE)
+    first, second = launch(0, observations=kept), launch(1)
+    host_record = record("h1", first, second, observations=DONE)
+    assert measurements_of(host_record, first) == kept
+    assert measurements_of(host_record, second) == tuple(DONE)
     none = launch(2, ranks=(), outcome="failed")
-    host_record = record("h1", early, late, none, observations=DONE)
-    assert (measurements_of(host_record, late), measurements_of(host_record, none)) == (tuple(DONE), tuple(DONE))
-    assert measurements_of(record("h1", late, observations=[replace(DONE[0], stage="benchmark")]), late) == ()
+    host_record = record("h1", first, second, none, observations=DONE)
+    assert (measurements_of(host_record, second), measurements_of(host_record, none)) == (tuple(DONE), tuple(DONE))
+    assert measurements_of(record("h1", second, observations=[replace(DONE[0], stage="benchmark")]), second) == ()
 
 
 def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
@@ -1164,7 +1175,7 @@ def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
     assert len(rounds) <= 4
     assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
     assert hosts_to_exclude(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
-    # A later launch has probes of its own.
+    # The probes of one launch do not count for a later one.
     later = [[replace(item, number=item.number + 10) for item in launches] for launches in rounds]
     result = attempts_with_probes(*later, after=[launch(5, outcome="failed")])
     (first, second) = [each for each in result if each.stage == "gang"]
@@ -1199,11 +1210,16 @@ def test_hosts_of_a_healthy_gang_pass() -> None:
     first = verdicts[0]
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
     assert first.reason == "median of its 3 pairs 1 GB/s, of all pairs of the gang 1 GB/s: no part of the host is slow"
-    late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
-    mine = localise_verdicts(
-        {name: record(name, launch(), observations=late if name == "h1" else ()) for name in NAMES}
+    latencies = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
+    verdict = localise_verdicts(
+        {name: record(name, launch(), observations=latencies if name == "h1" else ()) for name in NAMES}
     )[0]
-    assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")
+    assert (verdict.name, verdict.value, verdict.limit, verdict.operator) == (
+        "pairs.latency",
+        2e-6,
+        pytest.approx(4e-6),
+        "le",
+    )
 
 
 def test_host_that_is_slow_with_every_partner_fails_alone() -> None:
@@ -1420,7 +1436,7 @@ SLOW = failed_verdict("a", "collective.all_reduce.busbw")
 
 
 def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
-    verdicts = pair_verdicts(plan_of_racks(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
+    verdicts = pair_verdicts(plan_of_racks(), matrix(4, shares={"b": 0.9}, latencies={"c": 1.5}))
     assert [(item.host, item.name, item.value) for item in verdicts] == [
         ("a", "pairs.bandwidth", 100), ("a", "pairs.latency", 1), ("b", "pairs.bandwidth", 90), ("b", "pairs.latency", 1),
         ("c", "pairs.bandwidth", 100), ("c", "pairs.latency", 1.5), ("d", "pairs.bandwidth", 100), ("d", "pairs.latency", 1),
@@ -1435,7 +1451,7 @@ def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
 
 def test_pass_of_a_host_beyond_the_limit_does_not_call_it_normal() -> None:
     """Rail 1 is slow by design and not reported. Host a was measured on that rail only."""
-    pairs = matrix(4, 3, shares={1: 0.76}, left_out=[("a", 0), ("a", 2)])
+    pairs = matrix(4, 3, shares={1: 0.76}, unmeasured=[("a", 0), ("a", 2)])
     first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
     assert (first.host, first.verdict, first.value, first.limit) == ("a", PASS, 76, None)
     expected = "median of its 3 pairs 76 B/s, of all pairs of the gang 88 B/s: not attributed to a part of this host"
@@ -1454,7 +1470,7 @@ def test_pairs_of_two_hosts_give_no_pass(size: int, passing: str) -> None:
 
 
 def test_host_just_within_the_limit_passes_and_shows_it() -> None:
-    verdicts = pair_verdicts(plan_of_racks("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
+    verdicts = pair_verdicts(plan_of_racks("abcde", 1), matrix(5, 1, {"b": 0.88}, latencies={"c": 2.0}))
     own = {(item.host, item.name): (item.value, item.limit, item.operator) for item in verdicts if item.verdict == PASS}
     assert len(own) == len(verdicts) == 10
     assert own[("b", "pairs.bandwidth")] == (88.0, 88.0, "ge")
@@ -1463,7 +1479,7 @@ def test_host_just_within_the_limit_passes_and_shows_it() -> None:
 
 def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
     for pairs, value, limit, operator, unit in (
-        (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, late={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
+        (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, latencies={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
     ):  # fmt: skip
         (nic,) = [item for item in pair_verdicts(plan_of_racks(), pairs) if item.verdict != PASS]
         assert (nic.host, nic.scope, nic.part_scope, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
@@ -1522,7 +1538,7 @@ def test_fabric_fails_if_only_the_collective_is_slow(before: Verdict, slow: bool
     ("pairs", "alone", "together"),
     [
         (matrix(4, 3, {1: 0.8}), "", FAIL), (matrix(4, 3, {1: 0.75}), "", FAIL),  # rails may differ by design
-        (matrix(4, 3, {1: 0.74}), INCONCLUSIVE, FAIL), (matrix(4, 3, late={1: 4.0}), INCONCLUSIVE, FAIL),
+        (matrix(4, 3, {1: 0.74}), INCONCLUSIVE, FAIL), (matrix(4, 3, latencies={1: 4.0}), INCONCLUSIVE, FAIL),
         (matrix(4, 3, failed={1: "gone"}), INCONCLUSIVE, FAIL),
     ],
 )  # fmt: skip
@@ -1611,9 +1627,9 @@ def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """GPU hosts: the mean. Rehearsal: the slower end, because the other end may only have filled a socket buffer."""
+    """On GPU hosts, the mean counts; in a rehearsal, the slower end, since the other may only have filled a socket buffer."""
 
-    def both(plan: Plan, device: str) -> list[Any]:
+    def figures_of_a(plan: Plan, device: str) -> list[Any]:
         values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
         values["a"] = [
             replace(observed, value=observed.value * 0.96 if observed.unit == "B/s" else observed.value * 1.5)
@@ -1621,8 +1637,8 @@ def test_speed_of_a_pair_combines_both_ends() -> None:
         ]
         return [item.value for item in pair_verdicts(plan, values) if item.host == "a"]
 
-    assert both(plan_of_racks("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
-    assert both(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
+    assert figures_of_a(plan_of_racks("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
+    assert figures_of_a(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
 
 
 def test_best_process_pair_counts_for_a_link_in_rehearsal() -> None:
@@ -1635,8 +1651,8 @@ def test_best_process_pair_counts_for_a_link_in_rehearsal() -> None:
 @pytest.mark.parametrize(
     ("pairs", "failing"),
     [
-        (matrix(4, 1, {"b": 0.2}), "b"), (matrix(4, 1, late={"b": 20.0}), "b"), (matrix(4, 1, {"b": 0.3}), ""),
-        (matrix(4, 1, late={"b": 8.0}), ""), (matrix(3, 1, {"b": 0.2}), ""), (matrix(5, 1, {"bd": 0.2}), ""),
+        (matrix(4, 1, {"b": 0.2}), "b"), (matrix(4, 1, latencies={"b": 20.0}), "b"), (matrix(4, 1, {"b": 0.3}), ""),
+        (matrix(4, 1, latencies={"b": 8.0}), ""), (matrix(3, 1, {"b": 0.2}), ""), (matrix(5, 1, {"bd": 0.2}), ""),
         (matrix(5, 1, failed={"bd": "gone"}), "bd"), (matrix(4, 1, failed={"b": "gone"}), "b"),
     ],
 )  # fmt: skip
@@ -1691,7 +1707,7 @@ def test_gang_without_measurements_has_no_pair_verdicts() -> None:
     assert [item.name for item in verdicts] == ["pairs.bandwidth"] * 4
 
 
-def test_errors_with_the_culprit_are_no_evidence_against_its_partners() -> None:
+def test_failed_pairs_with_the_culprit_do_not_make_its_partners_suspect() -> None:
     stopped = [launch(0, "abcd", "failed", culprit=culprit("rank_lost", "b"))]
     for lost, link_fails in (("ab", False), ("ac", True)):
         pairs = matrix(4, 1, {"bd": 0.95}, failed={lost: "gone"})
@@ -1699,8 +1715,8 @@ def test_errors_with_the_culprit_are_no_evidence_against_its_partners() -> None:
         link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if link_fails else []
         assert not_passed(verdicts) == [("b", "host", "gang.fault", FAIL), *link]
         # Earlier measurements with the culprit count.
-        (mine,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
-        assert mine.value == pytest.approx(97.5 if lost == "ab" else 100)
+        (verdict,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
+        assert verdict.value == pytest.approx(97.5 if lost == "ab" else 100)
 
 
 def test_excluded_host_keeps_the_verdicts_of_its_last_launch() -> None:
