@@ -18,8 +18,8 @@ from schemas.records import Metric, Value
 from schemas.reports import FAIL, Verdict
 from tests.unit.fleet.judge.small_fleet import criterion, pack
 from tests.unit.fleet.judge.test_passes import (
+    H5,
     NAMES,
-    ODD,
     PLAN,
     assert_gathered,
     fleet,
@@ -76,7 +76,7 @@ def with_metrics(first: list[Metric], last: list[Metric] | None = None) -> Any:
 
 
 def fleet_of(healthy: Any, odd: Any) -> dict[str, Evidence]:
-    return fleet(**{name: odd if name == ODD else healthy for name in NAMES})
+    return fleet(**{name: odd if name == H5 else healthy for name in NAMES})
 
 
 def verdicts(evidence: dict[str, Evidence], *rules: Criterion) -> list[Verdict]:
@@ -85,7 +85,7 @@ def verdicts(evidence: dict[str, Evidence], *rules: Criterion) -> list[Verdict]:
     return [item for item in judge(PLAN, evidence, [pack(*rules)]) if item.criterion in ids and item.verdict == FAIL]
 
 
-@pytest.mark.parametrize(("watts", "found"), [(1e-3, []), (2.6e-4, []), (2.4e-4, [ODD]), (0.0, [ODD])])
+@pytest.mark.parametrize(("watts", "found"), [(1e-3, []), (2.6e-4, []), (2.4e-4, [H5]), (0.0, [H5])])
 def test_lane_with_little_light_fails_and_its_module_is_named(watts: float, found: list[str]) -> None:
     evidence = fleet_of(with_metrics(module_readings(1e-3)), with_metrics(module_readings(watts)))
     assert hosts_with_findings(evidence, LIGHT) == found
@@ -112,11 +112,11 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
     [
         (0, [], None),
         (120 * HOURS_UP, [], None),
-        (120 * HOURS_UP + 1, [ODD], None),
+        (120 * HOURS_UP + 1, [H5], None),
         (120 * 24, [], 60.0),  # the counters were cleared a minute ago: the rate is over a day at least
-        (120 * 24 + 1, [ODD], 60.0),
+        (120 * 24 + 1, [H5], 60.0),
         (120 * 48, [], 48 * 3600.0),
-        (120 * 48 + 1, [ODD], 48 * 3600.0),
+        (120 * 48 + 1, [H5], 48 * 3600.0),
     ],
 )
 def test_high_counter_that_does_not_increase_fails_by_its_rate(
@@ -149,7 +149,7 @@ def test_reason_of_a_rate_over_the_minimum_time_says_at_most() -> None:
 
 def test_counter_that_increases_fails_in_its_stage() -> None:
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 2005)))
-    assert hosts_with_findings(evidence, RATE, RISING) == [ODD]
+    assert hosts_with_findings(evidence, RATE, RISING) == [H5]
     (failed,) = verdicts(evidence, RATE, RISING)
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
@@ -159,7 +159,7 @@ def test_counter_that_increases_fails_in_its_stage() -> None:
     assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
 
 
-@pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [ODD])])
+@pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [H5])])
 def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: list[str]) -> None:
     """The limit is 300 errors in five minutes. A port whose rate is at the limit may by chance count 340, but not 370."""
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 5 + count)))
@@ -180,13 +180,13 @@ def test_equal_counters_of_hosts_with_different_uptimes_have_different_rates() -
     """Two hosts have the same counter; only the one that was booted recently has a high rate."""
     recent = [metric("host.uptime", "s", host=3600.0), metric("port.symbol_errors", port=5000)]
     evidence = fleet_of(with_metrics(*symbol_error_readings(5000)), with_metrics(recent))
-    assert hosts_with_findings(evidence, RATE) == [ODD]
+    assert hosts_with_findings(evidence, RATE) == [H5]
 
 
 def test_rate_without_an_uptime_is_inconclusive() -> None:
     no_uptime = [metric("port.symbol_errors", port=5)]
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(no_uptime))
-    assert hosts_with_findings(evidence, RATE) == [ODD]
+    assert hosts_with_findings(evidence, RATE) == [H5]
     assert not verdicts(evidence, RATE)
 
 
@@ -205,7 +205,7 @@ def test_link_of_a_roce_interface_is_attributed_to_its_adapter(name: str, part: 
         return [Metric(name=name, unit=unit, values={"nic=eth4": value, "nic=eth5": 0}), interface, serial]
 
     evidence = fleet_of(with_metrics(readings(0)), with_metrics(readings(1500)))
-    assert hosts_with_findings(evidence, rule) == [ODD]
+    assert hosts_with_findings(evidence, rule) == [H5]
     (failed,) = verdicts(evidence, rule)
     assert (failed.scope, failed.part) == ("nic=eth4", part)
     assert failed.reason.endswith("module serial S1")
