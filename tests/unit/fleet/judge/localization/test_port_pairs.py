@@ -160,7 +160,7 @@ def test_errors_of_one_end_do_not_fail_the_other_end_that_measured(size: int) ->
     def sent(host: str, other: str, _: int) -> float:
         return float((host, other) != ("h0", "h1"))
 
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
     assert {item.host for item in of_layer(verdicts, "verbs") if item.verdict != "pass"} == set()
 
 
@@ -170,7 +170,7 @@ def test_port_that_reports_errors_with_most_partners_is_named() -> None:
     def sent(host: str, _: str, rail: int) -> float:
         return float((host, rail) != ("h2", 1))
 
-    verdicts = judge_pairs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
     assert named_parts(verdicts, "fail") == {("h2", "hca=mlx5_1,port=1")}
     assert named_parts(verdicts, "inconclusive") == set()
 
