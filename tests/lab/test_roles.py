@@ -650,14 +650,15 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with SystemdHost(directory / "host") as host:
         host.on("sh", "-c", INSTALL_PYTHON + HARDEN)
         new_service = Service(host, directory / "runs", time.time())
-        assert new_service.play("deploy", rackproof_exporter_service=False).returncode == 0
+        assert new_service.play("deploy", rackproof_exporter_service=False, rackproof_run_id="first").returncode == 0
         yield new_service
 
 
 def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -> None:
     assert service.host.on("test", "-e", UNIT, check=False).returncode == 1
     assert "rackproof export" in service.host.on("pgrep", "-af", processes.AGENT).stdout
-    assert service.play("report", rackproof_exporter_service=False).returncode == 2  # nothing was measured
+    report = service.play("report", rackproof_exporter_service=False, rackproof_run_id="first")
+    assert report.returncode == 2  # nothing was measured
     assert service.host.on("pgrep", "-f", processes.AGENT, check=False).stdout == ""
 
 
@@ -709,3 +710,14 @@ def test_teardown_leaves_nothing_behind(service: Service) -> None:
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0
     assert service.host.on("pgrep", "-f", processes.AGENT, check=False).stdout == ""
+
+
+def test_teardown_removes_an_agent_without_its_dependencies(service: Service) -> None:
+    message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
+    service.host.on("mkdir", "-p", "/opt/rackproof/bin", "/opt/rackproof/wheels")
+    service.host.on("touch", "/opt/rackproof/wheels/rackproof-1.0.0-py3-none-any.whl")
+    program = f"#!/bin/sh\necho {message} >&2\nexit 2\n"
+    write = 'printf %s "$1" >/opt/rackproof/bin/rackproof; chmod 755 /opt/rackproof/bin/rackproof'
+    service.host.on("sh", "-c", write, "sh", program)
+    assert service.play("teardown").returncode == 0
+    assert service.host.on("test", "-e", "/opt/rackproof", check=False).returncode == 1
