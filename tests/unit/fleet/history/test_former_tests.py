@@ -148,7 +148,11 @@ def test_all_runs_count_for_findings_and_the_newest_ones_for_costs(tmp_path: Pat
 @pytest.mark.parametrize(("stderr", "message"), [("", "run r1"), ("warning: history", "run r1\nwarning: history")])
 def test_playbook_prints_the_warning(stderr: str, message: str) -> None:
     tasks = yaml.safe_load((ROOT / "roles/plan/tasks/begin.yml").read_text())[1]["block"]
-    (shown,) = (task["ansible.builtin.assert"]["success_msg"] for task in tasks if "ansible.builtin.assert" in task)
+    (shown,) = (
+        task["ansible.builtin.assert"]["success_msg"]
+        for task in tasks
+        if "success_msg" in task.get("ansible.builtin.assert", {})
+    )
     assert (
         NativeEnvironment().from_string(shown).render(_rackproof_plan={"stdout": "run r1", "stderr": stderr}) == message
     )
