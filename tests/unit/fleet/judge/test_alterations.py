@@ -49,7 +49,7 @@ def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.Reco
     assert {(which, each) for which, operations in KINDS.items() for each in operations} <= counted
 
 
-def test_no_figure_of_a_port_is_removed_or_altered_unnoticed(tmp_path: Path) -> None:
+def test_removed_or_altered_figure_of_a_port_is_detected(tmp_path: Path) -> None:
     """The plan lists no figures of RDMA ports: they follow from the readings of the ports and from the launch."""
     run = alterations.simulated_run("RDMA ports", tmp_path)
     counts, failures = alterations.alter(run, 200, seed=1, kind_prefix="observations/verbs.")

@@ -514,15 +514,17 @@ def with_samples(item: Observation, **fields: float) -> Observation:
 def test_figure_of_a_soak_that_contradicts_its_rounds_is_named(kind: str) -> None:
     change, reason = SOAK_FIGURES[kind]
     run = load(MEASURED_RUNS / "h200x4-burnin")
-    alone = run.evidence["h200"]
-    changed = change_figures(change, "stress.throughput")(alone.records[0])
-    (view,) = host_views(run.plan, {"h200": replace(alone, records=(changed,))}, PACKS)
+    measured = run.evidence["h200"]
+    changed = change_figures(change, "stress.throughput")(measured.records[0])
+    (view,) = host_views(run.plan, {"h200": replace(measured, records=(changed,))}, PACKS)
     problems = [item for item in contradictions(view) if reason in item.reason]
     assert {(item.name, item.scope) for item in problems} == {
         ("stress.throughput", f"gpu={index}") for index in range(4)
     }
-    twice = replace(alone.records[0], observations=(*alone.records[0].observations, alone.records[0].observations[0]))
-    (view,) = host_views(run.plan, {"h200": replace(alone, records=(twice,))}, PACKS)
+    twice = replace(
+        measured.records[0], observations=(*measured.records[0].observations, measured.records[0].observations[0])
+    )
+    (view,) = host_views(run.plan, {"h200": replace(measured, records=(twice,))}, PACKS)
     assert [item.reason for item in contradictions(view)] == ["the record has this figure 2 times"]
 
 

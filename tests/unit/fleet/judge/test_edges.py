@@ -786,7 +786,7 @@ def test_partial_stage_reports_what_is_missing() -> None:
     assert (verdict.stage, verdict.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
 
 
-def test_last_launch_of_a_stage_decides() -> None:
+def test_last_launch_of_a_stage_counts() -> None:
     plan = one_figure_plan()
     ended = [benchmark_launch("failed", "why"), benchmark_launch("finished")]
     assert judge_criteria(plan, host_evidence(plan, launches=tuple(ended))) == []
@@ -824,7 +824,7 @@ def copy_figure(
         ((copy_figure(), copy_figure("skipped", op="odd")), []),
     ],
 )
-def test_last_observation_of_a_repeated_figure_decides(observed: tuple[Observation, ...], reasons_: list[str]) -> None:
+def test_last_observation_of_a_repeated_figure_counts(observed: tuple[Observation, ...], reasons_: list[str]) -> None:
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     verdicts = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=observed))
@@ -1188,11 +1188,11 @@ def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
 
     members = gang_launch("h1", "h2", "h3")
     evidence = {host: gang_evidence(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
-    odd = gang_evidence(plan, "h3", (members,), digest("bb"))
+    h3 = gang_evidence(plan, "h3", (members,), digest("bb"))
     assert {item.verdict for item in judge_criteria(plan, evidence)} <= {PASS}
-    assert {item.host for item in judge_criteria(plan, evidence | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
-    alone = Evidence(records=odd.records[1:])
-    verdicts = [item for item in judge_criteria(plan, evidence | {"h3": alone}) if item.verdict != PASS]
+    assert {item.host for item in judge_criteria(plan, evidence | {"h3": h3}) if item.verdict == FAIL} == {"h3"}
+    gang_record_only = Evidence(records=h3.records[1:])
+    verdicts = [item for item in judge_criteria(plan, evidence | {"h3": gang_record_only}) if item.verdict != PASS]
     assert [(item.host, item.name) for item in verdicts] == [("h3", "record")]
 
 

@@ -278,8 +278,8 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
         replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
         for item in first.snapshots
     )
-    gone = replace(first, gpus=first.gpus[:1], snapshots=counted)
-    assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(gone,))})) == [
+    without_counts = replace(first, gpus=first.gpus[:1], snapshots=counted)
+    assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(without_counts,))})) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host")
     ]
 

@@ -241,10 +241,10 @@ def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have a GPU"
     result = host_with_slots("h2", [0, 3], on_bus=[1])
     assert count_details(findings(h2=result)) == {DRIVER: f"{text_on_bus(1)}; {nothing}", BUS: nothing}
-    gone = "present when the host was accepted, missing now: serial h2-2 at PCI 0000:02:00.0"
+    reason = "present when the host was accepted, missing now: serial h2-2 at PCI 0000:02:00.0"
     assert count_details(findings(h2=with_accepted_gpus(result, *ALL))) == {
-        DRIVER: f"{text_on_bus(1)}; {gone}",
-        BUS: gone,
+        DRIVER: f"{text_on_bus(1)}; {reason}",
+        BUS: reason,
     }
 
 

@@ -554,18 +554,18 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
 )  # fmt: skip
 def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion, all_of_them: bool) -> None:
     packs = [pack(FLOOR), pack(rule, name="mine", chosen=True)]
-    mine = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
-    assert hosts_with_findings(fleet(), packs=mine) == (NAMES if all_of_them else [])
+    chosen = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
+    assert hosts_with_findings(fleet(), packs=chosen) == (NAMES if all_of_them else [])
     cpus = replace(PLAN, rehearsal=True)
-    rehearsed = [pack(FLOOR, name="rehearsal"), mine[1]]
-    whole = hosts_with_findings(fleet(cpus), plan=cpus, packs=rehearsed)
-    assert whole in (NAMES, [])  # the unmatched criterion may not apply in a rehearsal
+    rehearsed = [pack(FLOOR, name="rehearsal"), chosen[1]]
+    hosts = hosts_with_findings(fleet(cpus), plan=cpus, packs=rehearsed)
+    assert hosts in (NAMES, [])  # the unmatched criterion may not apply in a rehearsal
 
 
 def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:
-    silent = criterion("memory.nothing", id="own", origin="mine")
+    unmatched = criterion("memory.nothing", id="own", origin="mine")
     for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
-        mine = pack(replace(rule, origin="mine"), silent, name="mine", chosen=True)
+        mine = pack(replace(rule, origin="mine"), unmatched, name="mine", chosen=True)
         assert hosts_with_findings(fleet(), packs=[pack(THING), mine]) == NAMES
 
 

@@ -223,7 +223,7 @@ def test_required_port_that_was_not_measured_is_named_with_its_reason() -> None:
     assert verdicts_on_required_ports(2, SLOW) == set(), "as many as required were measured"
 
 
-def test_host_is_named_for_ports_without_a_reason_of_their_own() -> None:
+def test_ports_without_a_reason_are_reported_on_their_host() -> None:
     of_host = absent("skipped", "ib_write_bw not found")
     assert verdicts_on_required_ports(0, of_host) == {("h1", "host")}
     assert verdicts_on_required_ports(1, DOWN, wanted=3) == {("h1", DOWN.scope), ("h1", "host")}

@@ -211,7 +211,7 @@ def test_adapter_of_two_hosts_fails_on_both(name: str, value: str, is_found: boo
     assert failures(measured, pack, readings) == (expected if is_found else [])
 
 
-def test_lifetime_counts_of_new_parts_have_limits_of_their_own() -> None:
+def test_lifetime_counts_have_lower_limits_for_new_parts() -> None:
     readings = {"h1": (metric("gpu.remapped_rows.uncorrectable", {"gpu=0": 300}),)}
     plan, pack = one_figure_plan(), pack_of("h200-sxm", "new-remapped-uncorrectable", "row-remap-uncorrectable")
     assert failures(plan, pack, readings) == [("h1", "new-remapped-uncorrectable", "gpu=0")]

@@ -100,9 +100,9 @@ def test_gang_contains_a_rack_or_all_hosts_or_no_host() -> None:
 
 
 def test_plan_without_a_gang_has_no_gang_stage() -> None:
-    alone = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
-    assert [stage.name for stage in alone.stages] == ["benchmark"]
-    assert {item.stage for item in alone.expected} == {"benchmark"}
+    without_gang = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
+    assert [stage.name for stage in without_gang.stages] == ["benchmark"]
+    assert {item.stage for item in without_gang.expected} == {"benchmark"}
 
 
 def test_profile_without_gang_stage_has_no_gangs(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_scopes_of_an_expected_observation_follow_from_its_kind() -> None:
     assert plan.scopes_of(host, expectation("x", "world")) == ("host",)
     assert plan.scopes_of(host, expectation("x", "world", stage="gang")) == ("gang=r1",)
     assert plan.scopes_of(host, expectation("pairs.bandwidth", "peers")) == (), "pairs of hosts exist only in a gang"
-    alone = builders.plan("h1", rackproof_gang="none")
-    assert alone.scopes_of(alone.host("h1"), expectation("pairs.bandwidth", "peers", stage="gang")) == ()
+    without_gang = builders.plan("h1", rackproof_gang="none")
+    assert without_gang.scopes_of(without_gang.host("h1"), expectation("pairs.bandwidth", "peers", stage="gang")) == ()
 
 
 def test_observations_between_ranks_need_two_ranks_and_gang_stages_need_a_gang() -> None:
