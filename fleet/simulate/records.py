@@ -18,7 +18,7 @@ from fleet.simulate.ports import VERBS, port_metrics, port_observations, port_va
 from fleet.simulate.template import Placeholder, Slot, Template, compile_template
 from fleet.simulate.timelines import make_timeline
 from schemas import VERSION
-from schemas.catalogue import DURATION
+from schemas.catalogue import DURATION, needs_torch
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
 from schemas.records import RECORD_SCHEMA
@@ -186,6 +186,8 @@ def _record(
 ) -> Doc:
     times = timing(plan, data)
     loaded_s = times.after_benchmark - times.benchmark
+    stages = {launch["stage"] for launch in launches}
+    uses_torch = any(needs_torch(stage.benchmarks) for stage in plan.stages if stage.name in stages)
     return {
         "schema": RECORD_SCHEMA,
         "simulated": True,
@@ -196,7 +198,7 @@ def _record(
         "ended": _at(last + 1),
         "rackproof": VERSION,
         "gpus": [_gpu(data, index) for index in range(shape.devices)],
-        "software": dict(data.software),
+        "software": dict(data.software) if uses_torch else {},
         "snapshots": [
             {
                 "stage": stage,
