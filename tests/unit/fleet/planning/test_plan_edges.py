@@ -57,6 +57,48 @@ def test_host_variables_reach_the_plan() -> None:
     assert first.environment == {"NCCL_IB_HCA": "mlx5"}
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "attribute", "planned", "default"),
+    [
+        ("rackproof_infiniband_ports", 8, "infiniband_ports", 8, 0),
+        ("rackproof_verbs_required", True, "verbs_required", True, False),
+        ("rackproof_dimm_count", 32, "dimm_count", 32, 0),
+        ("rackproof_memory_mts", 5600, "memory_mts", 5600.0, 0.0),
+        ("rackproof_host_memory_gbyteps", 300, "host_memory_gbyteps", 300.0, 0.0),
+        ("rackproof_vbios_version", "96.00.89.00.01", "vbios_version", "96.00.89.00.01", ""),
+        ("rackproof_bmc_address", "10.1.0.1", "bmc", True, False),
+        ("rackproof_nvlink_domain", "d1", "nvlink_domain", "d1", ""),
+        ("nvidia_driver_version", "580.95.05", "driver_version", "580.95.05", ""),
+    ],
+)
+def test_each_host_variable_reaches_its_host(
+    variable: str, value: object, attribute: str, planned: object, default: object
+) -> None:
+    hosts = builders.inventory(rackproof_gpu_count=2)
+    hosts["h1"][variable] = value
+    first, second = plan_of(hosts).hosts
+    assert (getattr(first, attribute), getattr(second, attribute)) == (planned, default)
+
+
+def test_driver_version_is_not_required_if_the_driver_is_ignored() -> None:
+    hosts = builders.inventory(rackproof_gpu_count=2, nvidia_driver_version="580.95.05", nvidia_driver_state="checked")
+    hosts["h2"]["nvidia_driver_state"] = "ignored"
+    assert [host.driver_version for host in plan_of(hosts).hosts] == ["580.95.05", ""]
+
+
+def test_line_rate_of_a_host_is_that_of_all_its_ports() -> None:
+    (host, _) = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_fabric_gbps=400)).hosts
+    assert host.fabric == 2 * 400 / 8 * 1e9
+
+
+@pytest.mark.parametrize("name", ["site", "purchase_order", "operator", "reason"])
+def test_texts_of_the_certificate_reach_the_plan(name: str) -> None:
+    plan = plan_of(builders.inventory(rackproof_gpu_count=2, **{f"rackproof_{name}": "Hall 3"}))
+    assert {key: getattr(plan, key) for key in ("site", "purchase_order", "operator", "reason")} == {
+        key: "Hall 3" if key == name else "" for key in ("site", "purchase_order", "operator", "reason")
+    }
+
+
 def test_missing_host_variables_have_defaults() -> None:
     plan = plan_of({"h1": {"rackproof_gpu_count": 2}, "h2": {"rackproof_gpu_count": 2}})
     host = plan.host("h1")
