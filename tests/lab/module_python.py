@@ -17,9 +17,12 @@ SOCKET, PROGRAM = 3, 4
 
 
 def connected():
-    """Return a connection to the server of this user in this network namespace; start the server if there is none."""
-    status = os.stat(SERVER)  # noqa: PTH116 - importing pathlib would take longer than everything else here
-    name = f"\0rackproof-lab-modules {status.st_dev} {status.st_ino} {os.getuid()}"
+    """Return a connection to the server of this user that sees the same files and network; start it if there is none.
+
+    The names of abstract sockets belong to a network namespace, which the control node and a host with systemd share.
+    """
+    status, mounts = os.stat(SERVER), os.stat("/proc/self/ns/mnt")  # noqa: PTH116 - importing pathlib would take longer
+    name = f"\0rackproof-lab-modules {status.st_dev} {status.st_ino} {mounts.st_ino} {os.getuid()}"
     while True:
         channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
