@@ -67,7 +67,7 @@ def value_problem(benchmark: str, key: str, value: Any) -> str:
 
 
 _OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
-"""Lists of texts that are not choices of the catalogue, or items of the default. They may be empty."""
+"""Lists that may have texts other than the choices of the catalogue and the items of the default. They may be empty."""
 
 
 def _is_number(value: object) -> bool:
@@ -113,7 +113,7 @@ def can_observe(name: str, ranks: int) -> bool:
 
 
 def counts_wrong_results(name: str) -> bool:
-    """Return whether observations of that name count wrong results: words, products, elements, blocks or bytes."""
+    """Return whether observations of that name count wrong results, such as words, products, bytes or mismatches."""
     return _WRONG_RESULTS.fullmatch(name.rpartition(".")[2]) is not None
 
 

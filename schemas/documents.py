@@ -223,7 +223,7 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raise DocumentError: another version of the schema, or else the innermost location that does not match it."""
+    """Raise DocumentError if `value` does not match the schema. It names a wrong version, or else the innermost location."""
     errors = sorted(faults(value, schema), key=lambda error: (not _of_version(error), -len(error.absolute_path)))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")

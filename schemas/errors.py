@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 TROUBLE, USAGE, DEFECT, WRITE, HELD, INTERRUPTED = 2, 64, 70, 74, 75, 130
-"""Exit codes of `rackproof` that report no decision."""
+"""Exit codes of `rackproof` for errors. TROUBLE is also the code of an incomplete run."""
 
 
 class RackproofError(Exception):

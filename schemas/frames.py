@@ -30,7 +30,7 @@ TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
 
 @dataclass(frozen=True, kw_only=True)
 class FramedRecord:
-    """A record that was read completely from a log."""
+    """A record that was read completely, from a log or a file."""
 
     run_id: str
     host: str

@@ -18,7 +18,7 @@ from schemas.waivers import Waiver
 
 PLAN_SCHEMA = "rackproof.plan/1"
 GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
-"""Kinds of lines of a manifest: two parts, and the cable between a network port and a switch port."""
+"""Kinds of lines of a manifest: three kinds of parts, and the cable between a network port and a switch port."""
 
 
 @dataclass(frozen=True, kw_only=True)

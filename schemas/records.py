@@ -121,7 +121,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All readings of the collectors at one moment. `phase` is `before`, `during` or `after` the stage."""
+    """The readings of the collectors at one moment. `phase` is `before`, `during` or `after` the stage."""
 
     stage: str
     phase: str

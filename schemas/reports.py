@@ -32,7 +32,7 @@ ACTIONS = (
 )
 """What to do about a failed criterion, most severe first."""
 RECORD = "record"
-"""Name of the verdict on a host without a record, on which nothing else is judged."""
+"""Name of the verdict on a host without a record. No criterion judges such a host, except by its BMC."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("configure", "monitor", "none") else CRITICAL for action in ACTIONS}
 """Severity of a failure by its action, if the pack gives none. The alerts use the same words."""
@@ -306,7 +306,7 @@ class Judged:
     source: str = ""
     basis: str = ""
     action: str = "none"
-    """The most severe action of the failures; without failures the action of the criterion."""
+    """The most severe action of the failures; `none` without failures."""
     passed: int = 0
     failed: int = 0
     inconclusive: int = 0

@@ -1,8 +1,8 @@
 """Round-robin schedule of pairs of hosts, by the circle method.
 
-With an even number n of hosts, each host has one partner in every round, and each of the others once in n - 1 rounds. With an
-odd number there are n rounds, and in each of them a different host has no partner. The plan and the ranks compute the same
-schedule, so it need not be transferred. They also select the same rounds if only some are run.
+With an even number n of hosts there are n - 1 rounds. Each host has one partner in every round, and each of the others once.
+With an odd number there are n rounds, and in each of them a different host has no partner. The plan and the ranks compute the
+same schedule, so it need not be transferred. They also select the same rounds if only some are run.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ HELD = "held_percent"
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Power, temperature and SM clock of each GPU over one launch, in the same time buckets for all GPUs."""
+    """Power, temperature, SM clock and throttling of each GPU over one launch, in the same time buckets for all GPUs."""
 
     bucket_s: float
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -181,7 +181,7 @@ def is_vendor_version(product: Product, package: str) -> bool:
 
 @cache
 def version_key(text: str) -> VersionKey:
-    """Return a key by which versions are ordered: `1.3.0-rc.1` < `1.3` < `1.3.0` < `1.10`."""
+    """Return a key by which versions are ordered: `1.3` < `1.3.0-rc.1` < `1.3.0` < `1.10`."""
     parts = re.findall(r"\d+|[a-z]+", text.lower())
     # The end of a version is between a letter, which begins a pre-release, and a number.
     return (*((1, int(part), "") if part.isdigit() else (-1, 0, part) for part in parts), (0, 0, ""))

@@ -27,7 +27,7 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A reading has severity and text of so many entries; the number of new ones may be one higher (`fleet/bmc/event_log.py`)."""
+"""A reading lists at most this many new entries. The number of new entries is at most one higher (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
@@ -100,7 +100,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
 
 
 def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield what is wrong with the times of the record: it is written with each reading, by the clock that dates the plan."""
+    """Yield what is wrong with the times of the record. The control node writes it, and its clock also dates the plan."""
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
@@ -170,7 +170,7 @@ def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Pro
 
 
 def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
-    """Yield each log whose number of entries differs from the stated number."""
+    """Yield contradictions in the event logs: entries without a text, and numbers that differ from the listed entries."""
     severity, message, new = (readings.get(name) for name in (SEVERITY, MESSAGE, NEW))
     if severity is None or message is None or new is None:
         return
@@ -186,11 +186,12 @@ def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Prob
 
 
 def _compare_serials(view: HostView) -> Iterator[Verdict]:
-    """Yield a verdict on each GPU, and on the host, whose serial the BMC reports too.
+    """Yield a verdict on the serial of each GPU, and of the host, that can be compared with those that the BMC reports.
 
     The BMC may number the GPUs in another order, so a serial may be at any of its processors. Serials of different forms (a
-    serial of the board and one of the module) are not comparable and get no verdict. Nor does a serial that the BMC does not
-    report if it reports fewer than the host has GPUs, or only that of a chassis, which may differ from that of the system.
+    serial of the board and one of the module) are not comparable and get no verdict. A serial that the BMC does not report gets
+    no verdict in two cases: the BMC reports fewer serials of that form than the host has GPUs, or it reports the serial of the
+    chassis only, which may differ from that of the system.
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus if gpu.serial]
     reported = _reported(view, GPU_SERIAL)

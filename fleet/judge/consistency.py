@@ -180,7 +180,7 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
     """Check that the host was read at the beginning, and before and after each benchmark or gang stage that finished.
 
-    Otherwise changes are unknown. No two snapshots have the same stage, phase and time.
+    Otherwise changes are unknown. Also check that no two snapshots have the same stage, phase and time.
     """
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]
@@ -201,7 +201,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
-    """Check that each record has figures of its own stages only, and that all records are of the same Rackproof and software."""
+    """Check that each record has only figures and readings of its own stages, and that all records have the same versions."""
     for record in records:
         stages = {item.stage for item in record.observations if item.status == MEASURED}
         if (GANG in stages) != bool(record.gang) and stages:

@@ -1,4 +1,4 @@
-"""The rate of a counter per hour: before the run, since it was cleared, and during the run.
+"""Compute the rate of a counter per hour: before the run (since it was cleared or the host started), and during the run.
 
 A counter that is high but does not move shows what happened earlier; only the time over which it counted gives it a meaning.
 """

@@ -123,7 +123,8 @@ class Criterion:
     """Compare the rate of a counter per hour: with `delta` over the run, else before the run, since the counter was cleared
     (`counter_rate`)."""
     optional: bool = False
-    """A reading that the part does not support, or a fleet too small to compare with, gives no verdict."""
+    """A reading that the part does not support, a fleet too small to compare with, or an accepted record without the figure gives
+    no verdict."""
     best_of_run: bool = False
     """One good value in the run is enough to pass. Without this flag, one bad value fails."""
     basis: str = "policy"

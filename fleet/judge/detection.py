@@ -98,7 +98,7 @@ class _Series:
 
 
 def detection(runs: Sequence[Run], packs: Sequence[Pack]) -> list[Detection]:
-    """Return what each criterion that judged these runs detects, in order of the criteria.
+    """Return what each criterion that judged these runs detects, one entry for each figure, in the order of the verdicts.
 
     The runs must be of healthy parts. They may be of different hosts: the same GPU in two runs, by its serial, is one part.
     """

@@ -74,9 +74,9 @@ class DigestCounts:
 def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCounts) -> list[Verdict]:
     """Return a verdict on each GPU's digest of each workload, if at least one other GPU is comparable.
 
-    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN, NCCL
-    and of Rackproof itself are the same.
-    Different versions may choose other kernels, which add in another order, so a difference between them is no corruption.
+    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN, NCCL and Rackproof are
+    the same. Different versions may choose other kernels, which add in another order, so a difference between them is no
+    corruption.
     """
     verdicts = []
     for view in views:

@@ -33,4 +33,4 @@ MUST_BE_ZERO = frozenset(
         "uncorrectable_volatile",
     }
 )
-"""Last parts of observation names that must be zero."""
+"""Last parts of the names of observations whose value must be zero."""

@@ -44,7 +44,7 @@ class Evidence:
     """The accepted figures of the host; None if the plan compares with no baseline."""
 
     def observations(self) -> list[Observation]:
-        """Return all observations: the readings by time, then those of the benchmarks.
+        """Return all observations: the readings of the host by time, those of its BMC by time, then those of the benchmarks.
 
         Readings by PCI address (`pci=0000:1b:00.0`, from the kernel or the bus) get the scope of that GPU (`gpu=0`).
         """

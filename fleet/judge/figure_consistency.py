@@ -346,7 +346,7 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
 
 
 def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the first figure of each stage and number of ranks that was not measured by all ranks of a launch."""
+    """Yield the first figure of each stage and number of ranks, if no launch of the stage had that number of ranks."""
     sizes: dict[str, set[int]] = defaultdict(set)
     for launch in view.evidence.launches():
         members = launch.members if launch.stage == GANG else (view.host.name,)

@@ -19,7 +19,7 @@ from fleet.judge.wiring.links import HostLinks, host_links
 
 
 class FleetStats:
-    """The figures, versions, digests, serials and slots with which hosts are compared.
+    """The figures, versions, digests, parts and links with which hosts are compared.
 
     Statistics of different hosts can be merged in any order. Call `complete` after the last merge, before hosts are judged.
     """
@@ -42,7 +42,7 @@ class FleetStats:
         """The network ports of each host."""
 
     def add_identities(self, view: HostView) -> None:
-        """Add what must be counted on every host: the identities of its parts, its digests, and the readings that it supports."""
+        """Add what must be counted on every host: parts, slots, NVLink domain, links, digests, and supported readings."""
         self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
         self.slots.add(view)
         self.domains.add(view)

@@ -29,7 +29,7 @@ from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
 MAX_PENDING = 256
-"""Hosts whose values are kept until they are added together."""
+"""Number of hosts of a layout whose values are kept until they are added together."""
 
 
 @dataclass(kw_only=True)

@@ -73,9 +73,10 @@ class HostView:
         return self.serials.get(Scope.parse(scope).device, "")
 
     def is_beyond_driver(self, scope: str) -> bool:
-        """Return whether the index of a GPU is higher than every index of the driver, which counts from 0.
+        """Return whether the index of a GPU is higher than every index of the driver, and no reading has the GPU.
 
-        Then any GPU of the host may be the missing one. The driver still reports something about a GPU that is lost or hangs.
+        The driver numbers GPUs from 0, so any GPU of the host may be the missing one. A GPU that is lost or hangs still has
+        readings, or reasons why it has none.
         """
         gpu, listed = Scope.parse(scope).device, self.serials.keys()
         counts_from_0 = bool(listed) and listed == {f"gpu={index}" for index in range(len(listed))}
@@ -180,7 +181,7 @@ class HostView:
 
     @cached_property
     def uses_fabric(self) -> bool:
-        """Return whether the gang needs a fabric port that is up: the inventory states its rate, or NCCL used InfiniBand."""
+        """Return whether the gang needs a fabric port that is up: the inventory states its rate, or NCCL used such ports."""
         if not self.host.gang or len(self.plan.gangs()[self.host.gang]) < MIN_HOSTS_OF_FABRIC:
             return False
         transports = (item.value for item in self.observations["collective.transport"] if item.stage == GANG)

@@ -118,7 +118,7 @@ class LayoutCache(Generic[L]):
 
         Args:
             compile_layout: returns the layout for a host and a number that is different for each layout.
-            on_removal: called with each layout that is removed because the cache is full.
+            on_removal: called with each layout that is removed, by `clear` or because the cache is full.
         """
         self._compile = compile_layout
         self._layouts: BoundedCache[Hashable, L] = BoundedCache(MAX_LAYOUTS, on_removal)

@@ -137,10 +137,10 @@ def _ordered(part: Part) -> str:
 
 
 def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Verdict]:
-    """Yield verdicts on parts that no line of the manifest names: GPUs and InfiniBand adapters, if it lists parts of that kind.
+    """Yield verdicts on GPUs, InfiniBand adapters and modules that no line of the manifest names, if it lists parts of that kind.
 
     Ethernet ports do not count, because every mainboard has some that are not ordered separately. Modules count at ports of
-    RDMA adapters, and at Ethernet interfaces if an ordered module is at such an interface.
+    RDMA adapters, and at Ethernet interfaces if an ordered port or module is at such an interface.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID, MODULE_SERIAL}
     listed = set(map(_key, ordered))

@@ -88,7 +88,10 @@ class SlotMap:
 
 
 def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdict:
-    """Return the verdict. A failure because of missing GPUs gets the texts that identify them."""
+    """Return the verdict. A failure because of missing GPUs gets texts that identify them.
+
+    If settings explain all missing GPUs, its action becomes `configure`.
+    """
     is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
@@ -172,7 +175,7 @@ def _identify(
     """Yield texts that identify the `missing` GPUs; none if the readings of the host contradict each other.
 
     Yield none either if not all GPUs of the host are under test, or if one has no PCI address. `causes` has the addresses of the
-    GPUs whose cause the kernel log contains.
+    GPUs whose cause is known: from the kernel log, or because another driver has the GPU.
     """
     present, on_bus = _layout(view), _on_bus(view)
     # If only some GPUs of a host are under test, their indexes move when one of the others is missing.

@@ -24,7 +24,7 @@ from schemas.scopes import Scope
 MIN_PEERS_FOR_MEDIAN = 3
 """Number of peers below which there is no median: of two values, either may be the outlier."""
 MIN_PEERS_FOR_DEVIATION = 8
-"""Number of peers below which there is no deviation: with eight, its standard error is a quarter of it."""
+"""Number of peers below which there is no deviation: with eight, its standard error is 40 % of it."""
 SIGMA_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 KINDS = {

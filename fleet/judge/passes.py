@@ -39,7 +39,7 @@ from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
 MAX_PENDING = 256
-"""Hosts whose passes are kept until they are counted together."""
+"""Number of hosts of a layout whose passes are kept until they are counted together."""
 
 Evaluate = Callable[[HostView, Criterion], list[Verdict]]
 

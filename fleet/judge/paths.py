@@ -185,7 +185,7 @@ def _has_peer_access(view: HostView) -> bool:
 
 
 def _is_slow_between_hosts(name: str) -> bool:
-    """Return whether the transport is TCP, or a network, of NCCL or of a plugin, without GPUDirect RDMA."""
+    """Return whether the transport is TCP, or a network transport (of NCCL or a plugin) without GPUDirect RDMA."""
     upper = name.upper()
     return upper.startswith("NET/") and "GDRDMA" not in upper and upper != CUT_NAME
 

@@ -98,7 +98,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
 
 
 def _different_mtu(view: HostView) -> Iterator[Problem]:
-    """Yield the tests of a port or pair that used another MTU than its other tests: both ends agree on one."""
+    """Yield each port or pair whose tests used different MTUs, although both ends agree on one."""
     used: dict[tuple[str, str], dict[Value, None]] = defaultdict(dict)
     for name in (BANDWIDTH, RATIO, MTU, f"{VERBS}.latency", f"{VERBS}.message_rate"):
         for item in view.observations[name]:

@@ -30,7 +30,7 @@ _TEST_OF = {"verbs.rate_ratio": "verbs.bandwidth", "verbs.mtu": "verbs.bandwidth
 """Figure -> the figure of the same test that has the reason if the test has no result."""
 _BOTH_WAYS = {"direction": "both_ways"}
 SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
-"""Settings of figures of which a port reports only the value with its best partner."""
+"""Settings of the figures whose best value over all partners is reported too (BEST)."""
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]
 
 
 def _unknown_parts(record: Record) -> Iterator[Problem]:
-    """Yield each reading of a part that is in no snapshot's list of the parts of its kind."""
+    """Yield each reading of a part that no snapshot lists, and each number of GPUs on the bus above that of the listed GPUs."""
     listed: dict[str, set[str]] = defaultdict(set)
     gpus: set[str] = set()
     for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):

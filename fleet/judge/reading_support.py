@@ -1,8 +1,7 @@
-"""Check that GPUs and hosts have the optional readings that most of their kind have.
+"""Check that GPUs and hosts have the optional readings that at least half of their kind have.
 
 An optional criterion skips a part that does not support its reading. Whether a reading is supported depends on the hardware, the
-driver, the kernel and the hypervisor. A part that lacks a reading that parts of the same kind have is faulty, or its host hides
-the value.
+driver, the kernel and the hypervisor. A part that lacks such a reading is faulty, or its host hides the value.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ def _has_failed_collector(view: HostView) -> bool:
 
 
 def _optional_of_gpus(view: HostView) -> set[str]:
-    """Return the readings of GPUs that only optional criteria compare with a limit; other criteria require their reading."""
+    """Return the readings of GPUs that optional criteria compare with a limit or with the median of the fleet."""
     criteria = [
         item
         for item in view.criteria().values()

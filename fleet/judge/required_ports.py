@@ -15,7 +15,7 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 PARTNER_PARAM = "only_partner"
-"""Parameter of the verdict on a port that was not measured: the host with which alone it would have been."""
+"""Parameter of the verdict on a port that was not measured: the only host with which it would have been measured."""
 INFINIBAND = "InfiniBand"
 LEAST_SHARE = 0.5
 """Active ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""

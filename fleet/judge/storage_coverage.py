@@ -13,7 +13,7 @@ BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_band
 
 
 def silent_totals(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each directory with a bandwidth of this client, but none of all clients for the floor.
+    """Yield an inconclusive verdict for each directory with a floor and a bandwidth of this client, but none of all clients.
 
     If a client was left out, its own figure has the reason, and another check reports that.
     """

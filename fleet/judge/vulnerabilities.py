@@ -30,7 +30,8 @@ SCORES = "vulnerability."
 def with_scores(evidence: Evidence, packs: Iterable[Pack]) -> Evidence:
     """Return the evidence, with the score of each version in each snapshot if a criterion of the operator judges it.
 
-    The score is the highest CVSS base score of the vulnerabilities that the version has, or 0.
+    The score is the highest CVSS base score of the vulnerabilities that the version has; 10 if an advisory states none, 0 without
+    vulnerabilities.
     """
     if not any(item.name.startswith(SCORES) for pack in packs if pack.chosen for item in pack.criteria):
         return evidence

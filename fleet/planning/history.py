@@ -21,7 +21,7 @@ from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 """The newest MAX_RUNS runs are read. Of the newest MAX_TIMED_RUNS of them, the records are read too, for the cost of benchmarks:
-at most MAX_TIMED_RECORDS host records and as many gang records."""
+at most MAX_TIMED_RECORDS of each kind, of hosts, of gangs and of BMCs."""
 REPORT_BYTES = 200_000_000
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]

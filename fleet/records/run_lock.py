@@ -1,7 +1,7 @@
 """Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
 The tasks of a playbook are short-lived processes, so `lock.json` names the process of ansible-playbook. The lock is void as soon
-as that process has exited; this can be checked on the same machine only. No cleanup is needed after `kill -9`.
+as that process has exited; this can be checked on the same machine only. So `kill -9` leaves no lock that must be removed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The matrix has the observations `pairs.bandwidth` and `pairs.latency`. Below NCCL (`port_pairs.py`) it has `verbs.bandwidth` and
 `verbs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends,
-because two paths that share a cable look like a slow link. If both ends are normal with other hosts, a link fails both ends if it
-failed, or if it is slow and so are the collectives.
+because two paths that share a cable look like a slow link. If both ends are normal with other hosts, a link fails both ends in
+two cases: it failed, or it is slow, the collectives are slow too, and no other suspect explains that.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ GPU, NIC, RAIL, SWITCH, HOST, LINK, FABRIC = "gpu", "nic", "rail", "switch", "ho
 BANDWIDTH, LATENCY = "bandwidth", "latency"
 
 End = tuple[str, int]
-"""One end of a pair: host and rail. Rail 0 is the first GPU of the host under test, with its NIC."""
+"""One end of a pair: host and rail. Between GPUs, rail 0 is the first GPU under test of the host, with its NIC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,15 +28,15 @@ class PairKind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """The measurements between the GPUs of one rail on two hosts."""
+    """The measurements between the GPUs, or the RDMA ports, of one rail on two hosts."""
 
     a: str
     b: str
     rail: int
     bandwidth: float | None = None
-    """B/s in each direction, with both directions in use."""
+    """B/s in each direction. Between GPUs both directions are in use, between RDMA ports only one."""
     latency: float | None = None
-    """Seconds of one exchange of 8 B."""
+    """Seconds of one exchange of a small message; 8 B between GPUs."""
     failed: str = ""
     """Why the measurement failed, or empty. Pairs that were not attempted are not listed."""
     kind: PairKind = PairKind()

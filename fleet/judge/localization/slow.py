@@ -1,4 +1,4 @@
-"""Find the slow ends, rails and links of the pair matrix in one quantity, bandwidth or latency.
+"""Find the slow ends, rails, switches and links of the pair matrix in one quantity, bandwidth or latency.
 
 An end is the GPU of one rail of a host, with its NIC. A pair is as fast as its slowest part, and a good end is fast with at least
 one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow, the link is
@@ -43,7 +43,7 @@ class Edge:
 
 @dataclass(kw_only=True)
 class SlowParts:
-    """The slow rails, ends and links. Every share of speed is a natural logarithm."""
+    """The slow rails, ends, switches and links. Every share of speed is a natural logarithm."""
 
     shares: dict[int, float] = field(default_factory=dict)
     """Index of an edge -> its speed as a share of the typical speed of its kind."""
@@ -193,7 +193,7 @@ def _find_slow_ends(
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
     A level below `least` is slow, even if most rails have it. If all ends at one switch of a rail have normal speed, the rail is
-    not slow, but its other switches are.
+    not slow, but its other switches may be.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():

@@ -1,4 +1,4 @@
-"""Turn the slow ends, rails and links of one quantity into suspects with a name, a confidence and the evidence."""
+"""Turn the slow ends, rails, switches and links of one quantity into suspects with a name, a confidence and the evidence."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Comparison:
 
 
 def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, str]] = frozenset()) -> Comparison:
-    """Return a verdict on each port in a rail with a clear majority.
+    """Return the verdicts on ports in rails with a clear majority, and on ports that share a switch, changed it or did not read it.
 
     Args:
         hosts: the ports of each host.
