@@ -53,7 +53,7 @@ class Comparison:
 
 
 def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, str]] = frozenset()) -> Comparison:
-    """Return the verdicts on ports in rails with a clear majority, and on ports that share a switch, changed it or did not read it.
+    """Return the verdicts on ports in rails with a clear majority, and on ports whose switch is shared, changed or was not read.
 
     Args:
         hosts: the ports of each host.
