@@ -27,7 +27,7 @@ class CollectorOptions:
     """How the collectors read."""
 
     root: Path = Path("/")
-    """Directory that contains /proc, /sys and /dev."""
+    """Directory in which /proc, /sys, /dev, /etc and programs are looked up. NVML does not depend on it."""
     full_snapshot: bool = False
     """Also read what takes too long for a scrape."""
     identity: bool = False

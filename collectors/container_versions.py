@@ -14,7 +14,7 @@ PROGRAMS: Mapping[str, str] = {
     "containerd": r"(?m)^containerd \S{1,200} v?(\d[\w.+~-]{0,60})",
     "runc": r"(?m)^runc version v?(\d[\w.+~-]{0,60})",
 }
-"""Program -> its version in the output of `--version`."""
+"""Program -> pattern for its version in the output of `--version`."""
 UNOWNED = "no package"
 """Value for a program that no package owns, such as one from an archive of its project."""
 _OWNER = re.compile(r"^([a-z0-9][a-z0-9+.-]{0,60})(?::[a-z0-9-]+)?: (/\S+)$", re.MULTILINE)

@@ -25,9 +25,10 @@ _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
 
 
 class FabricCollector:
-    """Reads /proc, /sys, /run and /usr under `root`.
+    """Reads /proc, /sys and /run under `root`.
 
-    A full snapshot also reports whether IMEX runs, which requires a check of every process, and the domain that it serves.
+    A full snapshot also reports whether IMEX runs, which requires a check of every process, and the domain that it serves, which
+    nvidia-imex-ctl prints.
     """
 
     name = "fabric"
@@ -85,7 +86,7 @@ class FabricCollector:
         return family
 
     def _manager_running(self, switches: int | Absent) -> bool | Absent:
-        """Return whether the fabric manager runs; `unsupported` on a host without NVSwitches, which needs none."""
+        """Return whether the fabric manager runs. If it does not, and the PCI bus has no NVSwitch, return `unsupported`."""
         if self._manager_pid_is_alive():
             return True
         if isinstance(switches, Absent):

@@ -90,7 +90,7 @@ class Files:
             return Absent.error(f"/{path}: {error}")
 
     def required(self, path: str, parse: Callable[[str], T], *, refused: str = "", max_bytes: int = -1) -> T | Absent:
-        """Return the same as `read`, except that a missing file is an `error`."""
+        """Return the same as `read`, except that a missing file, ENODEV, ENXIO and, without `refused`, EOPNOTSUPP are errors."""
         value = self.read(path, parse, missing="missing", refused=refused, max_bytes=max_bytes)
         if value == Absent.unsupported("missing"):
             return Absent.error(f"/{path}: {os.strerror(errno.ENOENT)}")
@@ -118,7 +118,8 @@ class Files:
     def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
         """Return the matching entries of a directory, `cpu2` before `cpu10`.
 
-        If there are none, return `unsupported` with the reason `none`; if the directory cannot be read, an `error`.
+        If there are none, or the directory is missing from a mounted file system, return `unsupported` with the reason `none`; if
+        the directory cannot be read, an `error`.
         """
         try:
             names = [name for name in self.names(path) if re.fullmatch(pattern, name)]

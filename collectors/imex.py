@@ -49,7 +49,7 @@ _NO_ADDRESS = Absent.error(
 
 
 def imex_families(root: Path) -> Iterable[Family]:
-    """Return the families of KINDS. If the domain cannot be read, those of other hosts have no reading."""
+    """Return the families of KINDS. If the domain cannot be read, those of OF_NODES have no reading."""
     families = empty_families(KINDS, varying=KINDS)
     for name in OF_NODES:
         families[name].labels = ("imex",)
@@ -124,7 +124,7 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 
 
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
-    """Return the number of this host: the node that has an address or the name of this host."""
+    """Return the number of this host: that of the only node with an address or the name of this host; otherwise an `error`."""
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}
     name = files.read("proc/sys/kernel/hostname", str)

@@ -14,7 +14,7 @@ _CODES = {
     "C": CONNECTED, "N": "never_connected", "R": "recovering", "D": "disconnected", "I": "invalid",
     "A": "authenticating", "!V!": "version_mismatch", "!M!": "node_map_mismatch",
 }  # fmt: skip
-"""Letter in the table -> the word for it, as in the JSON."""
+"""Code in the table -> the word for it, as in the JSON."""
 _MAX_NODES = 1024
 _NODE = re.compile(r"^Node #(\d{1,4})\s+- (\S+)\s+- \S+(?:\s+- Version: (\S+))?\s*$", re.MULTILINE)
 _DOMAIN = re.compile(r"^Domain State:\s*(\S+)", re.MULTILINE)

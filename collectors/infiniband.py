@@ -1,4 +1,7 @@
-"""InfiniBand and RoCE ports: state, rate, firmware, error counters. Reads only /sys/class/infiniband."""
+"""InfiniBand, RoCE and EFA ports: state, rate, firmware, error counters. Reads /sys/class/infiniband.
+
+Only for Soft-RoCE it also reads /sys/class/net.
+"""
 
 from __future__ import annotations
 

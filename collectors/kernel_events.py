@@ -216,7 +216,7 @@ class EventCounts:
             yield event, part, count
 
     def _continues(self, message: str, event: str, part: Part) -> bool:
-        """Return whether a message is about a fault that an earlier message has reported."""
+        """Return whether a message is about a fault that an earlier message has reported, and remember the fault."""
         if page := _BAD_PAGE.match(message):
             number = int(page["page"], 16) if page["page"] else int(page["address"], 16) >> _PAGE_BITS
             is_known = number in self._pages

@@ -157,7 +157,7 @@ def messages(line: str) -> list[str]:
     Reads records of /dev/kmsg, and the output of dmesg, journalctl and syslog daemons in any of their time formats.
     """
     if record := _RECORD.match(line):
-        # The kernel writes bytes that are not printable as \\xNN, line ends included (Linux, ABI/testing/dev-kmsg).
+        # The kernel writes bytes that are not printable as \xNN, line ends included (Linux, ABI/testing/dev-kmsg).
         return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), line[record.end() :]).split("\n")
     return line[_printed_head(line).end() :].split("\n")
 

@@ -127,7 +127,7 @@ def _glibc() -> str | Absent:
 def library_version(files: Files, name: str) -> str | Absent:
     """Follow the symbolic links of a library, and return the version in the file name to which they lead.
 
-    The library is searched for in LIBRARIES, and the first directory that has it is used.
+    The library is searched for in LIBRARIES, and the first directory that has it as a symbolic link is used.
     """
     for directory in LIBRARIES:
         path = files.path(f"{directory}/{name}")

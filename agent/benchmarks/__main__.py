@@ -93,7 +93,7 @@ def take_device(context: Context, request: Mapping[str, Any]) -> str:
 
 
 def _device_uuid(properties: Any) -> str:
-    """Return the device's UUID as NVML spells it; empty if this torch does not report it."""
+    """Return the device's UUID as NVML spells it, but in lower case; empty if this torch does not report it."""
     match = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", str(getattr(properties, "uuid", "")).lower())
     return f"gpu-{match[0]}" if match else ""
 
@@ -108,7 +108,10 @@ def connect_store() -> tuple[Store, int, int]:
 
 
 def _wait_for_all_ranks(context: Context) -> None:
-    """Wait until all ranks have finished. Only then may local rank 0 remove their files and rank 0 close the store."""
+    """Record that this rank has finished. Local rank 0 waits for all ranks, or for the time-out.
+
+    Only then may it remove the files of the ranks of its host, and rank 0 close the store.
+    """
     if context.world_size == 1:
         return
     context.store.set(f"left/{context.rank}", "")

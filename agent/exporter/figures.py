@@ -119,7 +119,7 @@ def _counts(item: Json) -> Iterator[Sample]:
 
 
 def _figures(item: Json) -> Iterator[Sample]:
-    """Yield the observation as a sample if it is a measured number, has a metric and is not about a pair of devices."""
+    """Yield the observation as a sample if it is a measured number, has a metric, and has one label at most in its scope."""
     name, value, params = item["name"], item.get("value"), item.get("params", {})
     benchmark, _, quantity = name.partition(".")
     metric = _metric(quantity, item["unit"])

@@ -1,4 +1,6 @@
-"""Sample power, clocks, temperature and throttling of each GPU ten times per second, so that a scrape every 15 s misses no dip.
+"""Sample each GPU many times per second, so that a scrape every 15 s misses no dip.
+
+By default power, SM clock and throttling are read ten times per second, temperature and memory clock twice.
 
 The results do not depend on how often a client scrapes: they are figures of the last seconds (the window), and histograms and
 counters since the start.

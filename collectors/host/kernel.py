@@ -65,7 +65,7 @@ def modules(files: Files) -> Iterable[Family]:
 
 
 def options(files: Files) -> Iterable[Family]:
-    """Yield the kernel's command line, and the limits of this process."""
+    """Yield the kernel's command line, its IOMMU options, whether SMT is on, and the limits of this process."""
     command_line = files.read("proc/cmdline", shared_options)
     yield host_family(
         "host.kernel.command_line", "1", "Kernel command line without host-specific options", command_line

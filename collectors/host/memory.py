@@ -27,7 +27,7 @@ _DIMM = {
 
 
 def sizes(files: Files) -> Iterable[Family]:
-    """Yield the sizes in /proc/meminfo."""
+    """Yield the sizes and counts in /proc/meminfo, and the mode of transparent huge pages."""
     for key, name in (("MemTotal", "total"), ("MemAvailable", "available")):
         value = files.required("proc/meminfo", partial(meminfo, key=key))
         yield host_family(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value, varies=True)
@@ -51,7 +51,7 @@ def errors(files: Files) -> Iterable[Family]:
 
 
 def modules(files: Files) -> Iterable[Family]:
-    """Yield the errors of each memory module, if the controller distinguishes them."""
+    """Yield the errors and the slot of each memory module, if the EDAC driver distinguishes them."""
     families = {
         file: Family(name=name, unit="1", help=text, counter=counter) for file, (name, text, counter) in _DIMM.items()
     }
@@ -69,7 +69,10 @@ def modules(files: Files) -> Iterable[Family]:
 
 
 def nodes(files: Files) -> Iterable[Family]:
-    """Yield the memory of each NUMA node. GPUs with coherent memory add nodes without host memory."""
+    """Yield the number of NUMA nodes, the memory of each, and the NUMA settings of the kernel.
+
+    GPUs with coherent memory add nodes without host memory.
+    """
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
     count = names if isinstance(names, Absent) else len(names)
     yield host_family("host.numa.count", "1", "NUMA nodes", count)

@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(
 
 
 def cpu_model(text: str) -> str:
-    """Return the processor's name in /proc/cpuinfo. Raises ValueError."""
+    """Return the processor's name in /proc/cpuinfo; on Arm, which has none, the code of its implementer. Raises ValueError."""
     match = re.search(r"^(?:model name|CPU implementer|Processor)\s*:\s*(.+)$", text, re.MULTILINE)
     if not match:
         raise ValueError("no processor model")
@@ -71,7 +71,7 @@ def bracketed_choice(text: str) -> str:
 
 
 def soft_limit(text: str, name: str) -> int | None:
-    """Return a limit in /proc/self/limits; None if it is unlimited. Raises MissingError."""
+    """Return a soft limit in /proc/self/limits; None if it is unlimited. Raises MissingError."""
     match = re.search(rf"^{name}\s+(\d+|unlimited)\s", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {name}")

@@ -29,9 +29,9 @@ class MemorySlot:
     """Locator of the slot as printed on the board, and that of its bank if several slots have the same; unique."""
     bank: str
     size: int | None
-    """Bytes; 0 without a module."""
+    """Bytes; 0 without a module, None if the size is unknown."""
     kind: str
-    """`DDR5`."""
+    """A text of _TYPES, such as `DDR5`, or `other`."""
     rate: int | None
     """Transfers per second, as configured by the firmware."""
     rated: int | None

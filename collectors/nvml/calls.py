@@ -102,7 +102,7 @@ def binding(name: str) -> Any:
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call the function of nvidia-ml-py with this name. Raises ReadingError if NVML returns an error."""
+    """Call the function of nvidia-ml-py with this name. Raises ReadingError if it is missing or NVML returns an error."""
     try:
         return binding(function)(*arguments)
     except nvml.NVMLError as error:

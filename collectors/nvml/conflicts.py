@@ -16,7 +16,7 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 
 
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
-    """Return what would distort figures of these GPUs: MIG and, unless `share` is set, other processes.
+    """Return what would distort figures of these GPUs: MIG and, unless `share` is set, compute processes.
 
     A GPU whose processes cannot be listed is a conflict too. A GPU that does not answer is not: the collector reports it.
     Conflicts beyond `limit` are only counted, in one more text; without a limit, all are listed.

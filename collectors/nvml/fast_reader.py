@@ -74,7 +74,7 @@ class FastReader:
         """Open NVML. Temperature and memory clock change slowly, so only every `slow_interval`-th read reads them again.
 
         Raises:
-            OSError: NVML does not answer.
+            OSError: NVML cannot be opened.
         """
         try:
             open_nvml()

@@ -1,4 +1,4 @@
-"""One GPU during one collection. Each NVML getter is called only once, even if several readings use its result."""
+"""One GPU during one collection. `query` and `field` call NVML only once for a result that several readings use."""
 
 from __future__ import annotations
 

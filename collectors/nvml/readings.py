@@ -97,7 +97,10 @@ def read_uuid(gpu: NvmlGpu) -> str | Absent:
 
 
 def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value | Absent]) -> Iterator[Sample]:
-    """Yield the samples of one GPU, slow ones only in a full snapshot. Values that never change are cached in `constants`."""
+    """Yield the samples of one GPU; those of SLOW and SNAPSHOT_ONLY only in a full snapshot.
+
+    Values that never change are cached in `constants`.
+    """
     yield UUID.name, {}, read_uuid(gpu)
     for row in GPU_READINGS:
         if row.pace in (SLOW, SNAPSHOT_ONLY) and not full_snapshot:

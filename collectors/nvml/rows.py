@@ -12,7 +12,7 @@ from collectors.nvml.gpu import NvmlGpu
 Getter = Callable[[NvmlGpu], Value]
 
 CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
-"""How a reading may change while the host runs: `Family.varies`, `Family.counter`, or not at all."""
+"""How a reading may change while the host runs: not at all, in any way (`Family.varies`), or as a counter (`Family.counter`)."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
 """When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS at every scrape, ONCE a single time
 because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY: very slow, or not useful in a graph."""

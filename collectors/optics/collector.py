@@ -137,7 +137,7 @@ class OpticsCollector:
 
 
 def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
-    """Return the readings of the first module that has measurements, or else of any, or else the most severe reason."""
+    """Return the readings of the first module with measurements of lanes, else of the first, else the most severe reason."""
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)
     if best:

@@ -131,7 +131,11 @@ def _add_quantity(module: Module, quantity: str, text: str | None, convert: Any)
 
 
 def port_of(rows: Rows) -> PortReadings:
-    """Return the readings of the port. Without a link, counters are `unsupported`, never 0, and the status is the reason."""
+    """Return the readings of the port.
+
+    A counter that mlxlink prints as `N/A`, as it does without a link, is `unsupported` and not 0. Without a link, the reason is
+    the status of the link.
+    """
     opcode, status = _text(rows.get("Status Opcode")), clean_text(_text(rows.get("Recommendation")))
     is_up = has_link(rows)
     none = (

@@ -28,7 +28,7 @@ KINDS = {
 
 
 def configuration_families(files: Files, devices: Sequence[Device]) -> list[Family]:
-    """Return every family of KINDS with a reading for one of these devices."""
+    """Return every family of KINDS that has a reading: of one of these devices, or of the host."""
     families = empty_families(KINDS)
     families["pcie.iommu.enabled"].add(HOST_LABELS, _is_iommu_enabled(files))
     for device in devices:

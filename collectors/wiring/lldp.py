@@ -58,7 +58,7 @@ def _no_document() -> Any:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return the items of a list, or a value that stands for a list of one, as in `-f json`."""
+    """Return a list as it is. Return any other value, which in `-f json` stands for a list of one, as such a list."""
     return value if isinstance(value, list) else [value]
 
 

@@ -1,8 +1,8 @@
 """Seeded computations whose results must be bit-identical: in every repetition and on all GPUs of the same model.
 
-The computations find a GPU that computes or copies wrongly without an error (silent data corruption), which no other check finds.
-Such GPUs fail when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first
-one, or with the right one if it is known (copies). The control node compares the first results of all GPUs.
+The computations find a GPU that computes or copies wrongly without reporting an error (silent data corruption). Many such GPUs
+fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one,
+or with the right one if it is known (copies). The control node compares the first results of all GPUs.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR
 
 QUEUE = 256
-"""Launches between two waits. The queue of a GPU has about a thousand places, and a full one would be waited for."""
+"""Launches between two waits. The queue of a GPU has about a thousand places, and a launch into a full queue waits."""
 WARM_UP = 100
 NODES, REPLAYS = 1000, 12
 """Kernels in the graph, and timed replays of it."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `kernel_launch.latency` in seconds for each way and percentile, and `.graph_latency` for each kernel of a graph."""
+    """Report `kernel_launch.latency` in seconds for each way and percentile; on GPUs also `.graph_latency`, seconds per kernel."""
     number = torch.zeros(1, device=context.device)
     for way in settings["ways"]:
         context.set_phase(f"kernel_launch {way}")

@@ -37,13 +37,13 @@ SPIN_S = 0.001
 """Time before a phase in which the host does not sleep, because a sleep may last longer than asked for."""
 TURN_S = 0.01
 IDLE_S = 0.2
-"""Pause before each load, so that the first period too begins at idle."""
+"""Pause before the first period of each wave, so that it too begins at idle."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each period length the products in each phase and how exactly the periods were kept; wrong products over all.
+    """Report for each period length the products in each period and how exactly the periods were kept; wrong products over all.
 
-    The last product of each phase must be bit-identical to the first product of the run.
+    The last product of each period must be bit-identical to the first product of the run.
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):

@@ -1,4 +1,4 @@
-"""Matrix products on all devices of the host at once, until power and temperature are steady, and for some time after.
+"""Matrix products on all devices of the host at once: untimed while power and temperature settle, and then timed.
 
 In a short run healthy GPUs differ by 5 %, because chips vary. At the power limit they differ by only 0.4 % (measured, 4 H200),
 so a slow GPU stands out only there. The supervisor samples power and throttle reasons at the same time.

@@ -19,7 +19,7 @@ from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, SKIPPED
 
 COPIES, SPANS = 4, 12
-"""Copies to each GPU in a timed span, and timed spans."""
+"""Copies to or from each other GPU in a timed span, and timed spans."""
 LARGEST = 1 << 24
 """Integers below this are exact in fp32, so a copy that converts loses nothing."""
 
@@ -107,7 +107,7 @@ def _copy(
 
 
 def _time_together(starts: Sequence[Callable[[], None]], devices: Sequence[torch.device]) -> list[float]:
-    """Return the seconds that one copy to each GPU takes, all at once, by the host's clock over COPIES copies: SPANS values."""
+    """Return SPANS times in seconds of one copy with each other GPU, all at once, by the host's clock over COPIES copies."""
     seconds = []
     for _ in range(1 + SPANS):
         for device in devices:

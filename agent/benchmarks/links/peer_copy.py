@@ -149,7 +149,7 @@ class DevicePair:
 
 
 def _count_differing(source: torch.Tensor, target: torch.Tensor) -> int:
-    """Return how many bytes differ. If a second copy differs from the first, they are compared on the host."""
+    """Return how many bytes differ. A second copy is compared on the target's device; if it differs, the host counts them."""
     if torch.equal(source.to(target.device), target):
         return 0
     return max(1, int((source.cpu().view(torch.uint8) != target.cpu().view(torch.uint8)).sum()))

@@ -31,7 +31,7 @@ class RdmaPort:
     """PCI address of the adapter, or name of its interface if it has no hardware, and the number of the port. Hosts of one type
     have equal slots."""
     rail: int
-    """Position among the ports of the host, by slot."""
+    """Position among the ports of the host, by slot; the ports with `can_connect` come first."""
     link_layer: str
     """`InfiniBand`, `Ethernet` (RoCE), or anything else."""
     rate: float

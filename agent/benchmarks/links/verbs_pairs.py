@@ -1,7 +1,8 @@
-"""The tournament of verbs: each host with each other, rail by rail.
+"""The tournament of verbs: pairs of hosts, each rail alone or all rails together.
 
 Both hosts of a pair compute the same list of runs. In each, one host starts the servers, posts their TCP ports in the store, and
-the other connects. After a run both post which rails failed, and leave these out of the rest of the round.
+the other connects. After a run both post which rails failed. Both leave these out of the rest of the round, except after a test
+with GPU memory.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round, and report the figures that this host sent.
+        """Run every test of the round, and report the figures of the tests in which this host sends.
 
         Args:
             settings: the benchmark's settings.

@@ -202,7 +202,7 @@ class HostMemory:
 
 
 def _chain_times(table: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """Return the seconds of a step of a chain through all of the table, and of one through a few lines."""
+    """Return the seconds of a step of a chain through random lines of the whole table, and of one through a few lines."""
     view = memoryview((ctypes.c_int64 * table.numel()).from_address(table.data_ptr())).cast("B").cast("q")
     words, stride = table.view(torch.int64), LINE_BYTES // ELEMENT_BYTES
     lines = torch.randperm(table.numel() // stride)[: STEPS * SEGMENTS + 1] * stride

@@ -29,7 +29,7 @@ PART = 1 << 25
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `integrity.wrong_words` of each pattern, `.tested_share` of the free memory, and an `.error` for each wrong word.
+    """Report `integrity.wrong_words` of each pattern, `.tested_share` of the free memory, and `.error` for the first wrong words.
 
     The address of an error is a virtual one of this process; NVIDIA offers no way to find the memory bank from it. The error
     also has the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.

@@ -25,7 +25,7 @@ FADE_PATTERNS = ("random", "inverse_random")
 """Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell
 has held both values, and neighbours also hold different values, between which a cell loses its charge faster."""
 WAIT_STEP_S = 5.0
-"""Longest time without progress, for the supervisor."""
+"""Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
 """Size of the matrix products that heat the device. The matrices and their making take 170 MB of the 2 % of memory that are not
 tested, of which a GPU with 24 GB has 480 MB. `stress` uses 8192."""

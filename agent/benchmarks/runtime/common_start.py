@@ -54,7 +54,7 @@ class Start:
     at: float
     """By this host's clock."""
     uncertainty_s: float
-    """How far the moments of two hosts may be apart because of their clocks; 0 on one host."""
+    """How far the moment of any host may be from that of the leading host because of their clocks; 0 on one host."""
 
 
 class CommonStart:

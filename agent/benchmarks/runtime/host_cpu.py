@@ -1,6 +1,7 @@
-"""How long a rank waited for a CPU: shows whether busy CPUs or a CPU quota slowed it down.
+"""The CPUs of a rank: the selection of those that it may use, and how long it waited for one.
 
-The figures come from counters of the kernel, which are read before and after a benchmark and not during it.
+The waiting time shows whether busy CPUs or a CPU quota slowed the rank down. It comes from counters of the kernel, which are read
+before and after a benchmark and not during it.
 """
 
 from __future__ import annotations

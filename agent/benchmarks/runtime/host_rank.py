@@ -14,7 +14,7 @@ WAIT_S = 0.2
 
 
 def wait_for_reporting_rank(context: RankContext) -> None:
-    """Wait until the rank that measures has left the benchmark, also because its GPU is broken."""
+    """Wait until the rank that measures has left the benchmark, for whatever reason."""
     while context.is_present(REPORTING_RANK):
         context.heartbeat.record_progress()
         time.sleep(WAIT_S)

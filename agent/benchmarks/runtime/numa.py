@@ -1,7 +1,7 @@
 """NUMA nodes of the host, and threads that work on chosen processors with memory of a chosen node.
 
 The kernel places memory on the node of the processor that touches it first, so a thread that is bound to a processor of the node
-writes the arrays first. Threads on other processors can then use them. No program and no library is needed.
+writes the arrays first. Threads on other processors can then use them. Neither numactl nor libnuma is needed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the bytes that the host, and the control group of this process, have left for it."""
+    """Return the available memory of the host in bytes, or the limit of this process's control group if that is lower."""
     left = _kilobytes(root / "proc/meminfo", "MemAvailable")
     for path in (root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _text(path)  # in a container, the group of the container is the root that it sees
@@ -82,6 +82,7 @@ def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T]
 
     Raises:
         Exception: the exception of the first thread that failed. The others stop at the barrier.
+        TimeoutError: threads did not finish within `timeout_s`.
     """
     results: dict[int, T] = {}
     errors: list[Exception] = []

@@ -27,7 +27,7 @@ HEAD_START_S = 50e-6
 SHORT_S = 1e-4
 """Calls shorter than this may take the host longer to launch than the GPU to run."""
 CYCLES_PER_S = 2e9
-"""GPU cycles that make one second of head start. No GPU's SM clock is faster, so the head start is never too short."""
+"""GPU cycles that make one second of head start at an SM clock of 2 GHz. At a slower clock the head start is longer."""
 
 
 @dataclass(kw_only=True)

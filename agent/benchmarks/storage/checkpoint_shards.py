@@ -19,7 +19,7 @@ from agent.benchmarks.storage.target import ACCESS_S, TargetReport, clean
 SLOWEST = 20e6
 """Rate in B/s of one host below which its shards are given up."""
 MOST_DISPUTED = 16
-"""Number of wrong shards of one host that are read again."""
+"""Maximum number of wrong shards that a host reports, and that are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
 """Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first."""
@@ -34,7 +34,7 @@ class CheckpointShards:
         free = clients.target.free // 4 // max(1, len(clients.hosts)) // self._shards
         self._size = max(1, min(settings["shard_bytes"], free) // shard.BLOCK) * shard.BLOCK
         self._sizes: dict[str, tuple[int, int, bool]] = {}
-        """Host -> number and size of its shards."""
+        """Host -> number and size of its shards, and whether they bypass the page cache."""
         self._limit_s = ACCESS_S + self._size * self._shards / SLOWEST
 
     def run(self) -> None:

@@ -30,7 +30,7 @@ MAX_LEAVES = 256
 
 
 def prepare(directory: str) -> dict[str, Any]:
-    """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `device`, `model`, `disks`.
+    """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `pool`, `device`, `model`, `disks`.
 
     Raises:
         ValueError: it is not a directory.
@@ -152,7 +152,7 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 
 
 def main(action: str, directory: str, *names: str) -> None:
-    """Run the action and print the answer: what `prepare` returns, or `{"problem": …}`."""
+    """Run the action and print its answer as JSON: for `prepare` what the function returns; `{"problem": …}` after an error."""
     try:
         if action == "remove":
             shutil.rmtree(names[0])

@@ -102,7 +102,7 @@ def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 
 
 def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Create empty files for that long; return their number and the median seconds of one. Raises OSError."""
+    """Create up to `most` empty files for that long; return their number and the median seconds of one. Raises OSError."""
     folder = Path(directory)
     folder.mkdir()
     times: list[float] = []
@@ -115,7 +115,10 @@ def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
 
 
 def access(action: str, directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Look up (`stat`) or delete (`remove`) the files that `create` made; return number and median seconds. Raises OSError."""
+    """Look up (`stat`) or delete (`remove`) `most` files that `create` made; return number and median seconds. Raises OSError.
+
+    Only `stat` ends after `seconds`.
+    """
     times: list[float] = []
     began = time.perf_counter()
     while len(times) < most and (action == "remove" or time.perf_counter() - began < seconds):

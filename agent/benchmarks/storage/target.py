@@ -1,4 +1,4 @@
-"""A directory under measurement: how it is prepared, and how its figures are reported."""
+"""A directory under measurement: how it is prepared, how fio runs in it, and how its figures are reported."""
 
 from __future__ import annotations
 

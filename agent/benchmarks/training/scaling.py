@@ -55,7 +55,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the time from launch to the end of the first step, images per second after it, accuracy and loss on the test set."""
+    """Report the time from launch to the end of the first step, time and images per second after it, test accuracy and loss."""
     batch, epochs = settings["batch_size"], settings["epochs"]
     model, images = load_model_and_images(context, "convnet", settings["data_directories"])
     steps_per_epoch = len(images.train) // context.world_size // batch
