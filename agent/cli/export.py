@@ -77,11 +77,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--every",
         type=float,
         metavar="SECONDS",
-        help=f"how often the hardware is read; scrapes in between get the same page (default: {FRESH_S:g}). With --textfile: "
-        f"how often the file is written (default: {WRITE_S:g})",
+        help=f"minimum time between two readings of the hardware; scrapes in between get the same page (default: {FRESH_S:g}). "
+        f"With --textfile: how often the file is written (default: {WRITE_S:g})",
     )
     parser.add_argument(
-        "--detach", type=Path, metavar="DIRECTORY", help="return at once; write process id and log to this directory"
+        "--detach",
+        type=Path,
+        metavar="DIRECTORY",
+        help="run in the background and return when the exporter is ready; write process id and log to this directory",
     )
     parser.add_argument(
         "--for-run",

@@ -187,7 +187,7 @@ def serve(
 ) -> Server:
     """Serve /metrics in a separate thread, including the exporter's own cost (`process_…`).
 
-    A client that scrapes again within `fresh_s` seconds gets the same page.
+    All clients that request the same format within `fresh_s` seconds get the same page.
 
     Raises:
         OSError: the server cannot listen on the address.

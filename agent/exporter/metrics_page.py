@@ -62,9 +62,9 @@ Without a run on this host there are no such series. Labels in parentheses are m
 BENCHMARK_TEXT = """The latest figures of the ranks of this host, while their stage runs and for 5 minutes after its end.
 Wrong results and unmeasured observations stay until another run starts on this host. Figures that all ranks have in common have
 no device label."""
-SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never). The window is the last 30 s (`--window`), so a
-scrape every 15 s misses nothing. Sampling starts with the first scrape and continues between scrapes, so the histograms
-and counters lose nothing at any scrape interval.
+SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never); temperature and memory clock are read in every
+fifth sample. The window is the last 30 s (`--window`), so a scrape every 15 s misses nothing. Sampling starts with the first
+scrape and continues between scrapes, so the histograms and counters lose nothing at any scrape interval.
 Buckets of both histograms: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the
 sampling: stop the exporter before you reset a GPU or unload the driver.
 

@@ -31,6 +31,7 @@ class Gang:
     addresses: Mapping[str, str]
     """Member -> address, for at least the first two members."""
     port: int
+    """First port of the statuses. The rendezvous uses the port before it."""
     nonce: str
     context: str
     """Run, stage and gang. Messages of another context are not valid."""

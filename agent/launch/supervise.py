@@ -75,7 +75,7 @@ class LaunchSpec:
     collectors: Sequence[Collector] = ()
     """Read before and after the launch."""
     fast_collectors: Sequence[Collector] = ()
-    """Read while the ranks run. Slow collectors are left out, because they would disturb the ranks."""
+    """Read while the ranks run. They leave out slow readings, which would disturb the ranks."""
 
     @property
     def has_separate_results(self) -> bool:

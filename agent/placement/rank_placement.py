@@ -30,7 +30,7 @@ PET_ variables are options of torchrun; Kubeflow's operator sets them."""
 
 
 class PlacementError(UsageError):
-    """The placement cannot be derived from the launcher's variables; the message names them and what to do."""
+    """The launcher's variables or an option do not permit a launch; the message names them and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Power of a GPU under a load that is switched on and off at a fixed period: plateaus, rise and shape of one period.
 
-NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value is a mean over some time. So the
+NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value may be a mean over up to 1 s. So the
 moments at which the value changes are used, and a period is resolved only if each of its phases has several new values.
 """
 
@@ -21,8 +21,8 @@ UPDATE_S = 0.1
 PAUSE_S = 1.0
 """Readings that are further apart do not show that the value was the same between them."""
 FAST_TELEMETRY = "fast-telemetry"
-"""Files `fast-telemetry.RANK` in the work directory of a launch. While one exists, the supervisor reads the power of the GPUs as
-often as it can."""
+"""Files `fast-telemetry.RANK` in the work directory of a launch. While one exists, the supervisor reads the power of the GPUs
+every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
 VALUES_PER_PHASE = 2.0
 """New values of NVML that a phase needs, so that at least one lies completely within the plateau."""
 MIN_VALUES = 3

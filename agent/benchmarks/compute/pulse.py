@@ -2,7 +2,7 @@
 
 A weak power supply or regulator carries a steady load, but not one that jumps from idle to full. Then clocks fall, products are
 wrong, or the GPU is lost. All GPUs of a host, and in a gang those of all hosts, begin each period at the same time. Meanwhile
-the supervisor reads their power as often as NVML allows.
+the supervisor reads their power more often than NVML has new values.
 """
 
 from __future__ import annotations
