@@ -85,7 +85,7 @@ class Log:
 
 
 def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) -> Log:
-    """Return the ring buffer and, before it, older records of the journal. May start a process, which is too slow for a scrape.
+    """Return the ring buffer and, before it, older records from `commands`. May start a process, which is too slow for a scrape.
 
     Raises:
         OSError: neither the ring buffer nor any command returns the log. The error is the one of the ring buffer.

@@ -128,7 +128,8 @@ class ErrorCounts:
 class XidCollector:
     """Reads the kernel's ring buffer. A scrape reads only new records and adds them to its counts.
 
-    A full snapshot reads the whole buffer. If records are lost from the buffer or cannot be read, it also reads the journal.
+    A full snapshot reads the whole buffer. If records are lost from it or cannot be read, the snapshot also reads the journal or,
+    without one, the output of dmesg.
     """
 
     name = "xid"

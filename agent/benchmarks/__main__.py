@@ -45,8 +45,8 @@ STARTED = time.monotonic()
 def main() -> int:
     """Run the requested benchmarks on this rank.
 
-    Under a supervisor, returns 0 if all of them ran, even if a figure is an error. Without one, returns 1 if any figure is an
-    error.
+    Under a supervisor, returns 0 even if a benchmark fails, because the record has the reason. Without one, returns 1 if any
+    figure is an error.
     """
     options = _parser().parse_args()
     try:

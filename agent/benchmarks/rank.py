@@ -1,4 +1,4 @@
-"""What every rank does, with and without torch: its place in the launch, its log, and its end."""
+"""Functions for every rank, with and without torch: the fields of its context, its log, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the benchmarks one after the other: first those of single devices, then those of the process group."""
+"""Run the benchmarks one after the other: first those that need no process group, then those that need it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORE_ERRORS = (RuntimeError, ValueError)
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """Run the benchmarks of single devices first, then those of all ranks, which are skipped if a GPU is lost.
+    """Run the benchmarks that need no process group, then the others, which are skipped if any rank cannot join the group.
 
     Args:
         broken: why this rank's device cannot be used; empty if it can.

@@ -126,7 +126,7 @@ def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
 
 
 def _run_rank(request_path: Path) -> int:
-    """Run the requested benchmarks on this rank; return 0 if all of them ran, even if a figure is an error."""
+    """Run the requested benchmarks on this rank; return 0 even if a benchmark fails, because the record has the reason."""
     try:
         config = json.loads(Path(os.environ[STORE]).read_text(encoding="utf-8"))
         request = json.loads(request_path.read_text(encoding="utf-8"))

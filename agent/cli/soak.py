@@ -38,7 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         default=0,
         metavar="N",
-        help="start or continue in the background, wait for 1/N of the planned time or for the end, and report the progress",
+        help="start or continue in the background, wait for 1/N of the maximum duration or for the end, and report the progress",
     )
     parser.set_defaults(call=_soak)
 

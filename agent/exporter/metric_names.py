@@ -49,7 +49,7 @@ def label_name(label: str) -> str:
 COLLECTORS = (
     MetricSpec(name="rackproof_collector_success", labels=("collector",), help="1 if the collector succeeded"),
     MetricSpec(name="rackproof_collector_duration_seconds", labels=("collector",),
-        help="Duration of the collector's last success"),
+        help="Duration of the collector's reading; no series if it failed"),
     MetricSpec(name="rackproof_collector_last_success_timestamp_seconds", labels=("collector",),
         help="Time of the collector's last success; no series before the first"),
     MetricSpec(name="rackproof_collector_stuck_seconds", labels=("collector",),

@@ -20,7 +20,7 @@ them this time is too long: fewer periods of a load count as resolved, but no fi
 
 
 class GpuSample(NamedTuple):
-    """A GPU at one moment."""
+    """A GPU at one moment. Temperature and memory clock may be those of an earlier reading (`FastReader`)."""
 
     power: float
     """W"""

@@ -1,4 +1,4 @@
-"""The pairs of hosts that the benchmark `pairs` measures. It imports no torch: every rank can name the pairs that are missing."""
+"""The pairs of hosts that the benchmark `pairs` measures. No torch is imported, so that every rank can name missing pairs."""
 
 from __future__ import annotations
 

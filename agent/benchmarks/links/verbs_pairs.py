@@ -149,7 +149,7 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round, and report the figures of the tests in which this host sends.
+        """Run every test of the round. Report the figures of those in which this host is the client, or both directions are used.
 
         Args:
             settings: the benchmark's settings.

@@ -19,7 +19,7 @@ from schemas import documents
 MAX_BYTES = 1 << 22
 """Maximum size of a message."""
 ANSWER_S = 60.0
-"""How long a client waits for an answer."""
+"""How long a client waits for an answer, and the server for the name of the launch."""
 REDIAL_S = 0.2
 
 
