@@ -27,8 +27,8 @@ class MissingError(LookupError):
 class Files:
     """The files under `root`. Paths are relative to `root`; reasons show them with a leading slash.
 
-    With `cached`, each file is read only once, even if several readings need it. Such an object must be used for one collection
-    only.
+    With `cached`, the content of each file is kept, so that several readings of one file read it only once. Such an object must
+    be used for one collection only.
     """
 
     def __init__(self, root: Path, *, cached: bool = False) -> None:

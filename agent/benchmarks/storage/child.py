@@ -39,7 +39,7 @@ def run_children(
 
     Args:
         commands: key -> program and arguments.
-        limit_s: time after which a child is killed and abandoned.
+        limit_s: time after which a child is killed, and abandoned if that does not end it.
         progress: called while the children run.
     """
     children: dict[str, _Child] = {}

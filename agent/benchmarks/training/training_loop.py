@@ -49,7 +49,10 @@ def build_network(name: str) -> nn.Module:
 
 
 def load_model_and_images(context: Context, name: str, directories: Sequence[str]) -> tuple[nn.Module, Images]:
-    """Return model and images on the device. If any rank cannot load them, all ranks raise CannotMeasureError."""
+    """Return model and images on the device.
+
+    If any rank cannot load them, or the hosts have different data sets, all ranks raise CannotMeasureError.
+    """
 
     def load_here() -> tuple[nn.Module, Images]:
         torch.manual_seed(1)
