@@ -1,4 +1,4 @@
-"""The command `rackproof`. The import of this package puts the directory of Rackproof's packages first on the import path.
+"""The command `rackproof`. After the import of this package, Python finds Rackproof's packages before others of the same names.
 
 This applies to this process and its child processes. Otherwise a PYTHONPATH could lead to other packages named `agent` or
 `schemas`, and in a checkout that is not installed, child processes would not find these packages at all.

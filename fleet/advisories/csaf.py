@@ -22,7 +22,7 @@ _Version = tuple[Mapping[str, Any], str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """How bulletins name a product and its platform; the first group of `line` is the branch."""
+    """How bulletins name a product and its platform. The first group of `product` and `line` that is not empty is the branch."""
 
     product: str
     line: str

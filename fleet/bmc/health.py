@@ -77,6 +77,6 @@ def power_supply_health(supply: Resource) -> str | None:
 
 
 def leak_health(detector: Resource) -> str | None:
-    """Return the state of a leak detector, whose `State` is `Degraded` when it finds a leak."""
+    """Return the health of a leak detector: its `DetectorState`, or its `Health` if it reports no such state."""
     value = standard(detector.get("DetectorState"))
     return f"{value}: it reports a leak" if value in (WARNING, CRITICAL) else value or health(detector)

@@ -24,7 +24,7 @@ from schemas.records import Record, Snapshot
 from schemas.run_directory import BMCS, RunDirectory
 
 DURING, DELAY_S = "during", 30.0
-"""A reading during a stage waits until the stage has load."""
+"""Seconds that a reading during a stage waits before it starts, so that the stage has load."""
 MAX_INPUT_BYTES = 64_000_000
 
 
@@ -36,7 +36,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Reads the variables of the hosts on standard input, as JSON (host -> rackproof_bmc_address, "
         "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the list of processes.",
         epilog="example: rackproof bmc runs/r1 --stage benchmark --phase after < bmcs.json. "
-        "Exit codes: 0 every BMC was asked, whether it answered or not; 2 the run has no valid plan; 64 wrong usage.",
+        "Exit codes: 0 the BMCs were asked, whether they answered or not, or the stage is over; 2 the run has no valid plan; "
+        "64 wrong usage.",
     )
     bmc.add_argument("run_dir", type=Path, help="directory of the run")
     bmc.add_argument("--stage", required=True, help="stage that the reading belongs to, such as benchmark")

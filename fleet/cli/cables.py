@@ -67,7 +67,7 @@ def _objects(columns: Sequence[str], rows: Iterable[Row]) -> list[dict[str, str]
 
 
 def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
-    """Return a row for the module or cable at each port, and the ports whose module did not report a serial, with the reasons.
+    """Return a row for the module or cable at each port, and why other modules have no row.
 
     Ports that need not have a module are left out.
     """
@@ -84,7 +84,7 @@ def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
 
 
 def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
-    """Return a row for each cable, and the ports without one, with the reasons. Ports without a link are left out."""
+    """Return a row for each cable, and a line for each other host or port, with the reason. Ports without a link are left out."""
     links = [link for host in hosts for link in host.links]
     names = _switch_names(links)
     ends = Counter((link.switch_id, link.port) for link in links if link.switch_id)

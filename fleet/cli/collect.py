@@ -28,7 +28,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Copies the records that `rackproof run-host` or `emit-record` wrote into a log, or left on a volume.",
         epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
-        "Exit codes: 0 every record is in the run directory; 2 no record was found, or one was rejected or quarantined; "
+        "Exit codes: 0 every record found is in the run directory; 2 no record was found, or one was rejected or quarantined; "
         "64 wrong usage; 75 the run is locked. Missing records are listed; the report calls them inconclusive.",
     )
     collect.add_argument("run_dir", type=Path, help="directory of the run, with the plan.json that the hosts received")

@@ -60,7 +60,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "names",
         nargs="*",
         metavar="NAME",
-        help="run directories; a serial or host; a figure; a file for the page; a SELECT",
+        help="run directories or outputs of other tools; a serial or host; a figure; a file for the page or metrics; a SELECT",
     )
     verb.add_argument("--history", type=Path, default=DEFAULT, help="directory of the history (default: %(default)s)")
     verb.add_argument(

@@ -3,8 +3,8 @@
 An episode is a failure until the next run in which the part passes: a part that waits for its replacement and is measured ten
 times has one episode. A run passes the part only if it measured the benchmarks that had failed on the host: a short run between
 two complete ones repairs nothing. If episodes of several parts of a host begin in the same run, that is one event of the host,
-not of its parts: eight GPUs that fall off the bus together are one fault. If most hosts of a rack fail in the same run, that is
-one event of the rack.
+not of its parts: eight GPUs that fall off the bus together are one fault. If at least half of the hosts of a rack begin to fail in
+the same run, that is one event of the rack.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Episodes:
     """All episodes. Each is in one of the lists."""
 
     racks: tuple[Episode, ...]
-    """Episodes with a cause that most hosts of the rack share."""
+    """Episodes that began in a run in which most hosts of the rack began to fail, of whatever cause."""
     hosts: tuple[Episode, ...]
-    """Episodes of the host itself, or with a cause that several of its parts share."""
+    """Episodes that began in a run in which the host itself, or several of its parts, began to fail, of whatever cause."""
     alone: tuple[Episode, ...]
     """Episodes of a single part."""
 

@@ -1,6 +1,6 @@
 """Compare a report with the former runs in the history: percentiles, earlier values of each part, and causes seen before.
 
-Three queries answer for the whole report, however many figures and parts it has. They run after the run was judged, and add a
+Four queries answer for the whole report, however many figures and parts it has. They run after the run was judged, and add a
 section to the report: decision, verdicts and causes stay as they are.
 """
 

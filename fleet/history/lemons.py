@@ -130,7 +130,7 @@ def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) ->
 
 
 def _rack_hosts(history: History) -> dict[tuple[str, str], int]:
-    """Return rack and nonce -> hosts of the rack, of the runs in which a host of it failed."""
+    """Return rack and nonce -> number of hosts of the rack, of the runs in which a host of it failed."""
     rows = history.rows(
         f"select rack, nonce, count(*) from parts where part = 'host' and (rack, nonce) in (select rack, nonce from causes "
         f"where {COUNTED}) group by all"

@@ -1,4 +1,4 @@
-"""Add runs to the history, and merge the files of many runs into one file a month."""
+"""Add runs and figures of other tools to the history, and merge the files of many runs into files of a month."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Drift:
 
 
 def drifts(history: History) -> list[Drift]:
-    """Return one drift for each part, host and rack: the figure with the clearest one; the worst first."""
+    """Return one drift for each part, host and rack: the figure with the clearest one. Those for the worse come first."""
     candidates, count = _candidates(history)
     limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, count))
     clear = [item for item in candidates if item["z"] >= limit and abs(item["change"]) >= MIN_EFFECT]

@@ -64,7 +64,7 @@ def check_hosts(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise UsageError if one of the names is a misspelt variable of Rackproof."""
+    """Raise UsageError if one of the names is an unknown or misspelt variable of Rackproof."""
     for name in names:
         if _is_ours(name) and name not in _schema_types():
             raise UsageError(f"unknown variable {name}{documents.nearest(name, _schema_types())}")

@@ -1,4 +1,4 @@
-"""Scrape the exporters on the hosts for the state of the running stage, over plain HTTP as Prometheus does.
+"""Scrape the exporters on the hosts for the state of the stages, over plain HTTP as Prometheus does.
 
 Answers are not trusted: time and size are limited, and only well-formed samples are used.
 """
@@ -23,7 +23,7 @@ DEADLINE_S = 3.0
 MAX_PAGE_BYTES = 4_000_000
 CONCURRENT_SCRAPES = 16
 MAX_HOSTS_PER_S = 20.0
-"""Maximum scrape rate over all exporters."""
+"""Maximum average scrape rate over all exporters."""
 INTERVAL_S = 5.0
 """Minimum time between two scrapes of an exporter."""
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')

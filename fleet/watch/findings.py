@@ -1,4 +1,4 @@
-"""Judge the records fetched so far. A record is read again only if its file has changed."""
+"""Judge the records fetched so far, and read the summary of report.json. A record is read again only if its file changed."""
 
 from __future__ import annotations
 
