@@ -1,4 +1,4 @@
-"""Check the direction of a limit: a floor on a figure that should be low accepts every bad part."""
+"""Find operators and limits with which no fault can be found, such as a floor on a figure that should be low."""
 
 from __future__ import annotations
 

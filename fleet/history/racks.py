@@ -35,7 +35,7 @@ def racks_answer(history: History) -> Answer:
     columns = {
         "rack": "rack", "hosts": "hosts", "runs": "runs", "first": "first run", "last": "last run",
         "accepted_share": "hosts accepted", "rejected": "rejected", "incomplete": "incomplete", "causes": "failures",
-        "failing_parts": "failing parts", "drivers": "drivers", "lowest": "farthest below the other racks",
+        "failing_parts": "failing parts", "drivers": "drivers", "lowest": "worst against the other racks",
     }  # fmt: skip
     return Answer(sections=[Section(name="racks", title="Racks", rows=rows, columns=columns)])
 

@@ -20,7 +20,7 @@ from schemas.errors import RunError
 
 _HERE = Path(__file__).parent
 MAX_ROWS = 100
-"""Rows of each table; `rackproof history lemons` has all."""
+"""Maximum number of rows of each table; `rackproof history lemons` and `rackproof history drivers` have all."""
 REPEATED_COLUMNS = ("Part", "Last in", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding")
 DRIFT_COLUMNS = ("Part", "Figure", "Per year", "± (95 %)", "In all", "Shape", "From", "To", "Other figures")
 DRIVER_COLUMNS = ("Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Weeks", "Change is", "Finding")

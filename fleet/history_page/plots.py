@@ -26,7 +26,7 @@ Figure = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A rack that drifts."""
+    """The curve of a rack that drifts."""
 
     path: str
     title: str

@@ -1,4 +1,7 @@
-"""Make the observations that healthy hosts report: one for each that the plan expects, with a slot for its value."""
+"""Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
+
+Most have a slot for the value.
+"""
 
 from __future__ import annotations
 

@@ -369,6 +369,7 @@ def write_run(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: 
 
     Raises:
         UsageError: the plan is invalid.
+        RunError: a process that writes records was killed.
         OSError: a file cannot be written.
     """
     document = json.loads(json.dumps(to_json(plan)))

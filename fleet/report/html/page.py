@@ -46,7 +46,7 @@ from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
-"""Size limit of the file at any fleet size."""
+"""Size limit of the file. Only the columns of a very large fleet can exceed it."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
