@@ -29,7 +29,11 @@ def add_option(report: argparse.ArgumentParser) -> None:
 
 
 def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
-    """Write or print the page and return the decision on the host. Raise UsageError if the plan has no such host."""
+    """Write the page as HTML and Markdown, or print the report on the host as JSON; return the decision on the host.
+
+    Raises:
+        UsageError: the plan has no such host.
+    """
     from rich.text import Text
 
     from fleet.report.formatting import decision_name

@@ -62,7 +62,8 @@ RUNS: Sequence[PublishedRun] = (
 def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:
     """Return the cell with the same epochs and batch on the closest number of hosts, then of GPUs; None if none was measured.
 
-    The cell must have trained in fp32 on all of Fashion-MNIST. Its CPUs must be limited if, and only if, the published run had too few.
+    The cell must have trained in fp32 on all of Fashion-MNIST. Its CPUs must be limited if, and only if, the published run had
+    too few.
     """
     has_few_cpus = run.machine == _FEW_CPUS
     comparable = [
