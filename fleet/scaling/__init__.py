@@ -1,1 +1,1 @@
-"""Run scaling studies: select the next cell to measure, evaluate the records, and render the results."""
+"""Scaling studies: select the next cell to measure, evaluate the records, and render the results."""
