@@ -31,7 +31,7 @@ class Approval:
 
 
 def refuse_unaccepted(run: Run, report: FleetReport) -> str:
-    """Return the digest of the run's report.
+    """Check that the run is accepted, and return the digest of its report.
 
     Raises:
         RunError: there is no report, its decision is not `accepted`, or judging the run again gives another result.

@@ -80,7 +80,7 @@ def _difference(name: str, reported: str | None, judged: str | None) -> str:
 
 
 def rule_digests(run_dir: Path, rules: Rules) -> dict[str, str]:
-    """Return the SHA-256 of every pack and waiver file that may judge the run, by pack name or path.
+    """Return the SHA-256 of every pack that may judge the run and of the waiver files in `rules`, by pack name or path.
 
     Raises:
         UsageError: a file that the plan or the rules name cannot be read.
