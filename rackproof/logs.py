@@ -1,4 +1,4 @@
-"""Logging of the command: one line per record, on standard error."""
+"""Logging of the command: one line per record, plus a traceback if it has one, on standard error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Sample each GPU many times per second, so that a scrape every 15 s misses no dip.
+"""Sample each GPU many times per second, so that a scrape every 15 s misses no dip of power or SM clock.
 
-By default power, SM clock and throttling are read ten times per second, temperature and memory clock twice.
+By default power, SM clock and throttling are read ten times per second. Temperature and memory clock are read only in every fifth
+sample, twice per second.
 
 The results do not depend on how often a client scrapes: they are figures of the last seconds (the window), and histograms and
 counters since the start.
@@ -23,8 +24,8 @@ from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, 
 
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 WINDOW_S = 30.0
-"""Length of the window. It is more than twice the time for which a page is cached (web.FRESH_S), so that a scrape every 15 s
-leaves no gap."""
+"""Default length of the window. It is longer than a scrape interval of 15 s plus the time for which a page is cached
+(web.FRESH_S), so that scrapes leave no gap."""
 MAX_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Buckets of both histograms: ratios to the power limit, and to the maximum clock."""
@@ -37,7 +38,7 @@ MAX_FAILURES = 50
 CHECK_S = 1.0
 """Interval at which the watchdog thread checks the sampling thread."""
 STUCK_S = 2.0
-"""Time after which a call of the sampling thread counts as hanging."""
+"""Time without a finished round after which the call in progress counts as hanging."""
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
     ("gpu_power", "watts", lambda sample: sample.power),
     ("gpu_clock_sm", "hertz", lambda sample: sample.clock),
@@ -136,7 +137,7 @@ class SamplingLoop(NvmlPoller):
 
     @property
     def stuck_gpu(self) -> int | None:
-        """The GPU that the thread is reading if a call has not returned for STUCK_S; otherwise None."""
+        """The GPU that the thread is reading if no round has finished for STUCK_S; otherwise None."""
         if self._reader and self.is_alive() and time.monotonic() - self._last_round > STUCK_S:
             return self._reader.current
         return None
@@ -188,10 +189,10 @@ class GpuSampler:
         self._watchdog: threading.Thread | None = None
 
     def collect(self) -> Sequence[Metric]:
-        """Return every family.
+        """Return every family that has samples. The first call starts sampling.
 
         Raises:
-            OSError: NVML does not answer.
+            OSError: NVML cannot be read or does not answer.
         """
         if self._watchdog is None:
             self._watchdog = threading.Thread(target=self._watch, daemon=True)
@@ -254,7 +255,10 @@ class GpuSampler:
             self._replaced_loops.remove(ended)
 
     def _answering_gpus(self) -> dict[int, GpuHistory]:
-        """Return the GPUs that can be sampled: no call that hangs is reading them, and they did not fail in the last RETRY_S."""
+        """Return the GPUs that can be sampled.
+
+        Not among them are GPUs that a hanging call is reading, and GPUs in `_failed_at` for less than RETRY_S.
+        """
         now = time.monotonic()
         for index, gpu in self._gpus.items():
             if gpu.failed_in_a_row >= MAX_FAILURES:

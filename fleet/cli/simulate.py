@@ -38,7 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--racks", type=_count, help="racks (default: one per eight hosts)")
     verb.add_argument("--model", default="h200-sxm", help=f"GPU: {', '.join(model_names())} (default: %(default)s)")
-    verb.add_argument("--profile", default="standard", help="as for rackproof plan (default: %(default)s)")
+    verb.add_argument("--profile", default="standard", help="profile, as for rackproof plan (default: %(default)s)")
     verb.add_argument("--gang", choices=["rack", "all", "none"], default="rack",
                       help="hosts that launch together (default: %(default)s)")  # fmt: skip
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
@@ -51,7 +51,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                       help="the inventory names directories to measure: four on each host, and one that all share")  # fmt: skip
     verb.add_argument("--bmcs", action="store_true", help="each host has a BMC that was read")
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
-                      help="fault to inject; may be repeated; without a host the seed selects one")  # fmt: skip
+                      help="fault to inject; may be repeated; without HOST or GPU the seed selects one")  # fmt: skip
     verb.add_argument(
         "--seed",
         type=int,
@@ -62,7 +62,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                       help=f"{JUDGED}: write only judged readings, for large fleets (default: %(default)s)")  # fmt: skip
     verb.add_argument("--jobs", type=_count, default=1, help="writer processes (default: %(default)s)")
     verb.add_argument("--list-faults", action="store_true", help="list the kinds of faults")
-    verb.add_argument("--json", action="store_true", help="print the run and the location of its faults as JSON")
+    verb.add_argument(
+        "--json", action="store_true", help="print JSON: the run and its faults, or with --list-faults the kinds"
+    )
     verb.set_defaults(call=call)
 
 

@@ -1,4 +1,4 @@
-"""Demand the figures of NUMA nodes: the plan does not know the nodes of a host, so it demands only their number."""
+"""Demand the figures of each NUMA node: the plan knows no nodes, so it demands only their number and the total bandwidth."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ WAIVED = "waived"
 _ELEMENTS = {FAIL: "failure", INCONCLUSIVE: "error", WAIVED: "skipped"}
 _VERDICTS = {ACCEPTED: PASS, REJECTED: FAIL}
 _MAX_REJECTED = 100
+"""Maximum number of rejected input files in the output of the fleet's suite."""
 _MAX_CHECKS = 40
 """Maximum number of checks in the text of a cause."""
 
@@ -87,7 +88,7 @@ def render_junit(report: FleetReport) -> Iterator[str]:
 
 
 def _fleet(report: FleetReport) -> str:
-    """Return the fleet's suite: the decision, and in a large fleet a case per criterion for the passes."""
+    """Return the fleet's suite: the decision and, if the report lists no passes, a case per row of passed checks."""
     class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)
     cases = [
@@ -123,8 +124,8 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
 def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: str) -> str:
     """Return the suite of a host. `title`: its most urgent cause, which may be a case of another host."""
     class_name = _class_name(report, host.rack, host.name)
-    explained = any(case.verdict not in (PASS, WAIVED) for case in cases)
-    if not cases or (host.decision != ACCEPTED and not explained):
+    has_problem = any(case.verdict not in (PASS, WAIVED) for case in cases)
+    if not cases or (host.decision != ACCEPTED and not has_problem):
         message = f"the host is {decision_name(report, host.decision)}{f': {title}' if title else ''}"
         verdict = _VERDICTS.get(host.decision, INCONCLUSIVE)
         note = f"{message}; its passed checks are counted in the fleet's suite"
@@ -165,7 +166,7 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
 def _case(class_name: str, verdict: Verdict) -> JunitCase:
     params = params_text(verdict.params)
     part = "" if verdict.scope == "host" else f" {verdict.scope}"
-    # CI systems match cases by name from run to run, so the name does not depend on which part a failure is attributed to.
+    # CI systems match cases by name from run to run, so the name has no serial if a failure is attributed to a part.
     serial = f" serial {verdict.serial}" if verdict.serial and not verdict.part else ""
     stage = f", stage {verdict.stage}" if verdict.stage else ""
     value, limit = value_and_limit(verdict)

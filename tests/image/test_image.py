@@ -136,7 +136,7 @@ def test_image_sets_user_ports_labels_and_health_check(container: str) -> None:
     assert "uid=10001(rackproof) gid=0(root)" in run(container, "id").stdout
 
 
-def test_image_uses_the_torch_of_its_base(container: str) -> None:
+def test_image_uses_the_torch_of_its_base_and_lists_its_packages(container: str) -> None:
     where = run(container, "python", "-c", "import torch, rackproof; print(torch.__file__, torch.__version__)").stdout
     assert where.split() == ["/usr/local/lib/python3.11/dist-packages/torch/__init__.py", torch.__version__]
     packages = run(
@@ -161,7 +161,7 @@ def test_default_command_without_a_gpu_fails_and_accepts_nothing(container: str)
     assert "PASS" not in done.stdout
 
 
-def test_options_without_a_verb_run_a_rehearsal_and_print_the_summary(container: str) -> None:
+def test_options_without_a_verb_run_the_acceptance_and_print_the_summary(container: str) -> None:
     done = run(container, "--profile", "rehearsal", "--epochs", "1", "--batch-size", "16")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
@@ -188,11 +188,19 @@ def keys(container: str, tmp_path: Path) -> str:
 
 def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys: str) -> None:
     pid = "/tmp/rackproof-sshd.pid"
-    words: tuple[str, ...] = ("sshd", "-o", f"PidFile={pid}")
+    sshd_words = ("sshd", "-o", f"PidFile={pid}")
     # The health check reads the stored command: remove the one that the previous test stored.
     buildah("run", container, "--", "rm", "-f", "/tmp/rackproof-container/command")
     sshd = subprocess.Popen(
-        ["buildah", "run", "--cap-drop=all", "--env=NCCL_DEBUG=WARN", container, "--", *command_of(container, *words)],
+        [
+            "buildah",
+            "run",
+            "--cap-drop=all",
+            "--env=NCCL_DEBUG=WARN",
+            container,
+            "--",
+            *command_of(container, *sshd_words),
+        ],
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -204,10 +212,10 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         while code := buildah(*healthy, check=False).returncode:
             assert time.monotonic() < ends, f"sshd is not healthy after 30 s: exit code {code}"
             time.sleep(0.3)
-        words = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")
+        mpi_options = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")
         output = run(
             container,
-            *("mpi", "mpirun", "--host", "127.0.0.2", *words, "sh", "-c"),
+            *("mpi", "mpirun", "--host", "127.0.0.2", *mpi_options, "sh", "-c"),
             'echo "$(id -u) $OMPI_COMM_WORLD_RANK $NCCL_DEBUG $(command -v rackproof)"',
         )
         assert output.returncode == 0, output.stderr
@@ -217,6 +225,6 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         sshd.wait(20)
 
 
-def test_version_is_that_of_the_checkout(container: str) -> None:
+def test_version_equals_that_of_the_tested_package(container: str) -> None:
     output = run(container, "rackproof", "--version").stdout.split()
     assert output == ["rackproof", importlib.metadata.version("rackproof")]

@@ -1,9 +1,9 @@
 """Kill the control node at many points of real acceptance runs and resume them: `python -m tests.lab.kill_points 200`.
 
 Each run is killed and resumed once, or as often as `--in-one-run` says. In the end its report must equal that of an
-uninterrupted run, and every host must have launched every stage once. SIGKILL ends all processes of the control node at once;
-processes on the hosts continue. The kill points are spread over the tasks in the playbook's output, each some tenths of a
-second into a task.
+undisturbed run, apart from numbers and the keys in `_VARYING_KEYS`, and every host must have launched every stage once. SIGKILL
+ends ansible-playbook and then its children on the control node; some SSH masters survive. Processes on the hosts continue. The
+kill points are spread over the tasks in the playbook's output, each 0 to 1.6 s into a task.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Attempt:
         raise AssertionError(f"task {task} not reached within {RUN_S} s:\n" + "\n".join(self.lines[-30:]))
 
     def kill(self) -> None:
-        """Kill all processes of the attempt on the control node, ansible-playbook first.
+        """Kill the processes with the attempt's mark on the control node, ansible-playbook first.
 
         Some SSH masters survive, because they rename themselves.
         """
@@ -228,7 +228,7 @@ class Site:
 
 
 def shape(value: Any) -> Any:
-    """Return a report without times and measured figures; texts, and the lengths of lists, remain."""
+    """Return a report with every number replaced and without `_VARYING_KEYS`; words, and the lengths of lists, remain."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items() if key not in _VARYING_KEYS}
     if isinstance(value, list):
@@ -261,7 +261,7 @@ SNAPSHOTS = [
 
 
 def differences_from_undisturbed(site: Site, run_id: str, undisturbed: dict[str, Any]) -> list[str]:
-    """Return how a run that was killed and resumed differs from an uninterrupted one."""
+    """Return how a run that was killed and resumed differs from an undisturbed one."""
     problems = differences(shape(site.report(run_id)), shape(undisturbed))
     for host in (host.name for host in site.lab.hosts):
         if (launches := site.launches(host, run_id)) != ONCE:
@@ -299,26 +299,30 @@ def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = pri
 
 
 def spread(count: int, tasks: int, seed: int) -> list[tuple[int | str, float]]:
-    """Return kill points spread evenly over all tasks, each some tenths of a second into a task."""
+    """Return kill points spread evenly over all tasks, each 0 to 1.6 s into a task."""
     chosen = random.Random(seed)  # noqa: S311 - repeatable, not secret
     return [(number * tasks // count, chosen.choice((0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6))) for number in range(count)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the kills and print the results. Return 1 if a run differs from the uninterrupted one, 2 if that one fails."""
+    """Make the kills and print the results.
+
+    Return 1 if a run differs from the undisturbed one, 2 if a run without kills fails.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.lab.kill_points", description=__doc__)
     parser.add_argument("kills", nargs="?", type=int, default=200)
     parser.add_argument(
         "--in-one-run", type=int, default=1, help="kills of one run before it may finish (default: %(default)s)"
     )
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--fresh", action="store_true", help="remove the agent from the hosts before every second run")
+    parser.add_argument("--fresh", action="store_true", help="run playbooks/teardown.yml before every second run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     began, kills, bad, runs = time.monotonic(), 0, 0, 0
     with tempfile.TemporaryDirectory(prefix="rackproof-kill-") as directory, Lab(Path(directory), options.hosts) as lab:
         site = Site(lab=lab, runs=Path(directory) / "runs")
         site.runs.mkdir()
+        # The first run installs the agent. Tasks are counted in the second, which finds it installed.
         code, output = site.run("first")
         attempt = site.start("undisturbed")
         undisturbed_output = attempt.end()
@@ -336,12 +340,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problems = differences_from_undisturbed(site, f"run{runs}", undisturbed)
             bad += bool(problems)
             print(
-                f"run{runs}: {kills} kills so far: {'; '.join(problems) if problems else 'equal to the uninterrupted run'}",
+                f"run{runs}: {kills} kills so far: {'; '.join(problems) if problems else 'equal to the undisturbed run'}",
                 flush=True,
             )
     same = runs - bad
     print(
-        f"{kills} kill points in {runs} runs: {same} with the report of the uninterrupted run and each stage launched once, "
+        f"{kills} kills in {runs} runs: {same} with the report of the undisturbed run and each stage launched once, "
         f"{bad} different"
     )
     print(f"{time.monotonic() - began:.0f} s")

@@ -38,7 +38,10 @@ def running_pid(directory: Path) -> int:
 
 
 def start(directory: Path, command: list[str]) -> str:
-    """Start Prometheus and wait until it is ready. Raise OSError with the end of its log if it does not start."""
+    """Start Prometheus and wait until it is ready, unless it is already running.
+
+    Raise OSError with the end of its log if it does not get ready.
+    """
     if pid := running_pid(directory):
         return f"already running as process {pid}"
     log = directory / "prometheus.log"

@@ -199,7 +199,7 @@ UNSUPPORTED_ON_HOPPER = NVLINK5 | {
     "gpu.retired_pages.pending",
     "gpu.c2c.link_count",
     "gpu.c2c.missing_links",
-    "gpu.throttle.time",  # the total of thermal reasons; reported separately instead
+    "gpu.throttle.time",  # only of reason=thermal, the total; its parts are reported instead
 }
 UNSUPPORTED = {"healthy-h100x8": UNSUPPORTED_ON_HOPPER, "healthy-h200x4": UNSUPPORTED_ON_HOPPER | FABRIC_HEALTH}
 
@@ -227,7 +227,7 @@ def test_every_gpu_has_a_unique_identity(reader: nvml.Reader) -> None:
         assert len({gpu[part] for gpu in gpus}) == 8, part
 
 
-# ---- faults: scenario -> expected changes ----
+# ---- scenarios that deviate from a healthy host: scenario -> expected changes ----
 
 ECC_COUNTS = [
     f"{kind}_{location}{counter}"
@@ -236,7 +236,7 @@ ECC_COUNTS = [
     for counter in ("volatile", "aggregate")
 ]
 
-FAULTS: dict[str, Readings] = {
+DEVIATIONS: dict[str, Readings] = {
     "gpu-missing": {"gpu.count host": 7},  # the test adds the removed readings of gpu=7
     "ecc-uncorrectable": {
         "gpu.ecc.uncorrectable_volatile gpu=2": 2,
@@ -355,9 +355,9 @@ FAULTS: dict[str, Readings] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", DEVIATIONS)
 def test_fault_changes_only_its_readings(reader: nvml.Reader, healthy: Readings, name: str) -> None:
-    expected = dict(FAULTS[name])
+    expected = dict(DEVIATIONS[name])
     if name == "gpu-missing":
         expected |= {key: None for key in healthy if belongs_to(key, [7]) or key.endswith("peer=7")}
     assert changes(healthy, readings(reader, name)) == expected
@@ -376,6 +376,7 @@ LINK_READINGS = (
 PEERS_OF_GPU_1 = (0, 2, 3, 4, 5, 6, 7)
 """The peers of GPU 1."""
 
+# Line added to the healthy scenario -> expected changes
 ANSWERS: dict[str, Readings] = {
     "gpu.1.ComputeRunningProcesses=4711 4712": {"gpu.processes gpu=1": 2},
     "gpu.1.PersistenceMode=0": {"gpu.persistence.enabled gpu=1": False},
@@ -669,7 +670,7 @@ def test_functions_missing_in_an_older_library_are_unsupported(healthy: Readings
         fields = [f"FieldValues.{number}=!3" for number in (193, 194, 230, 269, 270, 271)]
         versions = ("DriverVersion=525.147.05", "CudaDriverVersion=12000")
         observed = readings(reader, "healthy-h100x8", *versions, *fields)
-    assert changes(healthy, observed) == FAULTS["older-driver"]
+    assert changes(healthy, observed) == DEVIATIONS["older-driver"]
 
 
 @pytest.mark.parametrize(

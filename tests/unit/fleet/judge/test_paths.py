@@ -28,7 +28,7 @@ def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", st
 
 
 def host_view(*observations: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
-    """Return the view of a host with peer access and these observations of the transport."""
+    """Return the view of a host, by default one that must have peer access, with these observations of the transport."""
     return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=observations), [pack(*rules)])
 
 
@@ -79,7 +79,7 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
         ("P2P/CUMEM", ""),
     ],
 )
-def test_sockets_and_copies_without_gdr_are_slow_paths_between_hosts(transport: str, expected_text: str) -> None:
+def test_net_without_gpudirect_rdma_is_a_slow_path_between_hosts(transport: str, expected_text: str) -> None:
     gang = slow_collective(scope="gang=r1", stage="gang")
     verdict = explain(gang, path_by(transport, scope="gang=r1", stage="gang"))
     assert (expected_text in verdict.reason) if expected_text else verdict == gang
@@ -115,7 +115,7 @@ def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> Non
         (slow_collective(name="memory.bandwidth"), "configure"),
     ],
 )
-def test_slow_path_changes_the_action_unless_a_link_fails(other: Verdict, action: str) -> None:
+def test_slow_path_changes_the_action_unless_a_link_or_peer_copy_fails(other: Verdict, action: str) -> None:
     assert explain(slow_collective(), path_by("SHM"), others=(other,)).action == action
 
 
@@ -150,7 +150,7 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
     hosts = ("h1", "h2", "h3", "h4")
     plan = one_figure_plan(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
-    evidence_of_host = {
+    view_of_host = {
         host: HostView(
             plan,
             plan.host(host),
@@ -161,7 +161,7 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
     }
     gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
     for number, host in enumerate(hosts):
-        gatherers[number % parts].add(evidence_of_host[host])
+        gatherers[number % parts].add(view_of_host[host])
     first, *others = [gatherer.finish() for gatherer in gatherers]
     for other in others:
         first.update(other)
@@ -206,6 +206,6 @@ def test_missing_nvls_is_reported_with_what_to_check() -> None:
         assert explain(other) == other
 
 
-def test_host_without_a_transport_has_no_path() -> None:
+def test_verdict_on_a_host_without_a_record_is_unchanged() -> None:
     no_host = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
     assert with_slow_path(no_host, slow_collective(), [], set()) == slow_collective()

@@ -65,7 +65,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
     assert report["decision"] == "incomplete"
     assert {item["verdict"] for item in report["verdicts"] if item["host"] == broken} == {"inconclusive"}
     check_page(run, broken, decisions)
-    check_markdown_and_metrics(run, broken)
+    check_markdown_metrics_and_junit(run, broken)
     check_tables(run, broken)
     notification = json.loads(rackproof("notice", run).stdout)
     assert notification["state"] == "incomplete"
@@ -92,14 +92,14 @@ def check_page(run: Path, broken: str, decisions: dict[str, str]) -> None:
     assert data["counts"][str(number)][1] >= 1
     page = data["pages"][str(number)]
     assert [gpu[0] for gpu in page["gpus"]] == ["i", "i"]
-    accepted = [
+    gpus_of_accepted = [
         data["gpus"][data["names"].index(host)] for host, decision in decisions.items() if decision == "accepted"
     ]
-    assert set(accepted) <= {"pp"}
-    assert accepted
+    assert set(gpus_of_accepted) <= {"pp"}
+    assert gpus_of_accepted
 
 
-def check_markdown_and_metrics(run: Path, broken: str) -> None:
+def check_markdown_metrics_and_junit(run: Path, broken: str) -> None:
     rack = broken.partition("-")[0]
     assert f"| `{broken}` | `{rack}` | **simulation incomplete** |" in (run / "report.md").read_text()
     metrics = (run / "verdicts.prom").read_text()
@@ -118,7 +118,7 @@ def check_tables(run: Path, broken: str) -> None:
     (missing,) = [row for row in rows if row["name"] == "record"]
     assert (missing["verdict"], missing["status"]) == ("inconclusive", "missing")
     assert {row["verdict"] for row in rows if row["name"] != "record"} == {""}
-    assert len(rows) > 1, "the gang record is complete"
+    assert len(rows) > 1, "the observations of the complete gang record must remain"
     if (run / "observations.parquet").exists():
         table = importlib.import_module("pyarrow.parquet").read_table(run / "observations.parquet").to_pylist()
         verdicts = {row["verdict"] for row in table if row["host"] == broken}
@@ -135,7 +135,9 @@ def check_tables(run: Path, broken: str) -> None:
     ],
 )
 @pytest.mark.parametrize("passes_left_out", [True, False])
-def test_no_gpu_passes_without_a_complete_record(name: str, verdict: str, state: str, passes_left_out: bool) -> None:
+def test_gpu_passes_only_if_record_and_stages_are_complete(
+    name: str, verdict: str, state: str, passes_left_out: bool
+) -> None:
     host = HostReport(
         name="h1",
         rack="r1",

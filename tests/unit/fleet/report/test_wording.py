@@ -80,7 +80,7 @@ def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> FleetReport:
-    """Return a report with as many kinds of verdicts as a simulated fleet can have."""
+    """Return the report of a simulated fleet with many kinds of verdicts."""
     return report_of(run_of(tmp_path_factory.mktemp("wording") / "r1", *FAULTS, hosts=13))
 
 
@@ -90,12 +90,12 @@ def tags(document: str) -> list[str]:
 
 
 def rows(markdown: str) -> list[str]:
-    """Return the first two characters and the number of cells of each line."""
+    """Return the first two characters and the number of vertical bars of each line."""
     return [f"{line[:2]}{line.count('|')}" for line in markdown.splitlines()]
 
 
 def content(report: FleetReport) -> dict[str, Any]:
-    """Return everything that a report shows except its sentences."""
+    """Return figures and structure of a report, without the texts that `reworded` replaces."""
     return {
         "decision": (report.decision, report.acceptance.status),
         "headline": headline.sentence(report),
@@ -141,7 +141,7 @@ def document(report: FleetReport) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("in_use", [True, False])
-def test_reworded_notification_has_the_same_state(tmp_path: Path, seed: int, in_use: bool) -> None:
+def test_notification_is_the_same_with_reworded_reasons(tmp_path: Path, seed: int, in_use: bool) -> None:
     def change(plan: Plan, directory: Path) -> None:
         if in_use:
             skip_h2(plan, directory)
@@ -157,7 +157,7 @@ def test_reworded_notification_has_the_same_state(tmp_path: Path, seed: int, in_
 
 
 def test_fleet_has_many_kinds_of_verdicts_and_lines(report: FleetReport) -> None:
-    """Otherwise the tests above would prove little."""
+    """The tests above prove little if the report has few kinds."""
     kinds = {verdict.kind for verdict in report.verdicts}
     assert kinds >= {
         *(VerdictKind.LIMIT, VerdictKind.CHANGE, VerdictKind.PEERS, VerdictKind.IDENTITY),
