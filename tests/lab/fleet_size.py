@@ -1,9 +1,10 @@
 """Measure the load of a fleet on the control node: accept many loopback hosts, `python -m tests.lab.fleet_size 200`.
 
 Every host is this machine, over a local connection, with its own state directory and exporter. The agent is installed once
-for all hosts. Only the profile is reduced to a minimum. The hosts are accepted twice: in the second run they are already set
-up. CPU seconds are those of ansible-playbook and the processes that it waits for, including the modules on the hosts. They
-exclude the benchmarks, which run in the background but use the same processors.
+for all hosts. The profile is reduced to a short benchmark stage; drivers are ignored, and there is no gang. The hosts are
+accepted twice: in the second run they are already set up. CPU seconds are those of ansible-playbook and the processes that
+it waits for, including the modules on the hosts. They exclude the benchmarks, which run in the background but use the same
+processors.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def tasks_of(printed: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the acceptance twice and print its load."""
+    """Run the acceptance twice and print its load. Return 1 if a host was not accepted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hosts", type=int, nargs="?", default=200)
     parser.add_argument("--keep", action="store_true", help="keep the working directory")
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             passed = sum(host["decision"] == "accepted" for host in report["hosts"])
             good = good and passed == options.hosts
             print(
-                f"{run_id}: {options.hosts} hosts, {passed} passed, {tasks_of(printed):.1f} tasks a host, {seconds:.0f} s, "
+                f"{run_id}: {options.hosts} hosts, {passed} accepted, {tasks_of(printed):.1f} tasks a host, {seconds:.0f} s, "
                 f"{seconds / options.hosts:.2f} s and {spent / options.hosts:.2f} CPU-s a host",
                 flush=True,
             )

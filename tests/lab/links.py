@@ -37,7 +37,7 @@ def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Lose this share of the full-sized frames from and to the host."""
+    """Lose frames from and to the host: `lost` is LOST_SHARE of wire.py."""
     with _wired(lab, host, 0.0, lost):
         yield
 

@@ -1,4 +1,4 @@
-"""Run a real Prometheus in the control namespace of the lab, and query it from there."""
+"""Query a running Prometheus or Alertmanager, and write the configuration of Prometheus."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def pod(run: Path, host: str, port: int, discovery_s: float = 60.0) -> subproces
         )
 
 
-def free_port() -> int:
+def random_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1]) % 20000 + 10000
@@ -89,7 +89,7 @@ def terminate_at(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Pa
 
 
 def test_logs_of_two_pods_give_a_report(run: Path) -> None:
-    port = free_port()
+    port = random_port()
     pods = [pod(run, host, port) for host in ("a", "b")]
     assert [process.wait(240) for process in pods] == [0, 0]
     logs = [run.parents[1] / host / "pod.log" for host in ("a", "b")]
@@ -104,7 +104,7 @@ def test_logs_of_two_pods_give_a_report(run: Path) -> None:
 
 
 def test_pod_terminated_at_once_has_no_record_and_releases_the_host(run: Path) -> None:
-    process = pod(run, "a", free_port())
+    process = pod(run, "a", random_port())
     log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"inspect started")
     assert "there is no record" in log.read_text(encoding="utf-8")
     assert "Traceback" not in log.read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def test_pod_terminated_at_once_has_no_record_and_releases_the_host(run: Path) -
 
 
 def test_pod_terminated_while_waiting_still_emits_its_record(run: Path) -> None:
-    process = pod(run, "a", free_port())
+    process = pod(run, "a", random_port())
     log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
     collected = rackproof("collect", run, log)
     assert collected.returncode == 0

@@ -1,4 +1,4 @@
-"""The report shows that something could not be measured, or does not fit into a table, and never shows it as a good result."""
+"""The report marks what was not measured or does not fit into a table, and is correct in other rare cases."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def report(*waves: tuple[str, float, Any], stage: str = "benchmark") -> FleetRep
     return merge(plan, {"h1": evidence}, read_packs([]))
 
 
-def test_each_gpu_has_a_plot_for_each_period() -> None:
+def test_gpu_has_a_plot_for_each_period_that_it_measured() -> None:
     (host,) = report(("gpu=0", 2000, SQUARE), ("gpu=1", 2000, SQUARE), ("gpu=0", 500, SQUARE)).hosts
     assert has_waves(host)
     (plot,) = power_waves(host)

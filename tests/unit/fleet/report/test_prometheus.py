@@ -1,4 +1,4 @@
-"""Test verdicts.prom: Prometheus reads the report's metrics back, and text from hosts stays inside its label."""
+"""Test verdicts.prom: its metrics can be parsed, and text from hosts stays inside its label."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def with_two_faulty_ports(record: Record) -> Record:
 
 
 def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
-    """Write and load a fleet of a few hosts, one of them with a fault."""
+    """Write and load a fleet of `count` hosts, one of them with the fault, unless it is "none"."""
     plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # a gang has two hosts or more
     name, change = plan.hosts[min(5, count - 1)].name, FAULTS[fault]
     fleets.write(directory, plan, {name: change})

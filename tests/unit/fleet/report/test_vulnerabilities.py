@@ -79,7 +79,7 @@ def test_old_list_of_advisories_is_a_caveat_if_a_version_was_compared() -> None:
 
 
 @pytest.mark.parametrize("plan", [replace(LATER, rehearsal=True), replace(LATER, simulated=True)])
-def test_a_run_without_gpus_has_no_caveat(plan: Plan) -> None:
+def test_rehearsal_and_simulation_have_no_caveat(plan: Plan) -> None:
     assert found(host("h1", driver__version="580.95.05"), plan=plan) == ((), [])
 
 
