@@ -71,7 +71,7 @@ class Burnin:
     code: int
     output: str
     before: dict[str, Any]
-    """The record of the host whose supervisor was killed, just before."""
+    """The record of the host KILLED after its first round, before its supervisor was killed."""
 
     def soak(self, host: str) -> dict[str, Any]:
         """Return the progress of the soak in the record on the control node."""

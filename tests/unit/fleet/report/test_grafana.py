@@ -106,7 +106,7 @@ def test_dashboard_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_panels_fill_the_width_and_do_not_overlap(name: str) -> None:
+def test_panels_are_within_the_width_and_do_not_overlap(name: str) -> None:
     for group in (
         FILES[name]["panels"],
         *(panel.get("panels", []) for panel in FILES[name]["panels"]),
@@ -164,7 +164,7 @@ def test_grafana_supports_the_units() -> None:
             assert set(used) <= known_units, panel["title"]
 
 
-def test_colours_are_colour_blind_safe() -> None:
+def test_colours_are_from_the_palette() -> None:
     palette = {parts.FINE, parts.BUSY, parts.WARN, parts.BAD, parts.GONE, parts.ODD, parts.PLAIN, *parts.GPU_COLOURS}
     for name, dashboard in FILES.items():
         colours = re.findall(r'"(?:color|fixedColor|iconColor)": "([^"]+)"', json.dumps(dashboard))

@@ -1,4 +1,4 @@
-"""Test observations.csv: one row per observation, numbers as numbers, and no text that a spreadsheet evaluates."""
+"""Test observations.csv: a row for each observation and each missing one, typed columns, and no text that is a formula."""
 
 from __future__ import annotations
 
