@@ -22,9 +22,9 @@ def separate_launches(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[
     """
     for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
         for attempt in gang_attempts(plan, evidence, gang):
-            for host in (
-                _hosts_without_overlap(attempt) if attempt.number else ()
-            ):  # 0: not numbered, so they cannot be matched
+            if not attempt.number:
+                continue  # launches without a number cannot be matched
+            for host in _hosts_without_overlap(attempt):
                 launch = attempt.launches[host]
                 yield Verdict(
                     host=host,

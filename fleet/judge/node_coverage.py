@@ -20,7 +20,7 @@ def silent_nodes(view: HostView) -> Iterator[Verdict]:
     for stage in view.plan.stages:
         counts = [item for item in view.observations[f"{HOST_MEMORY}.nodes"] if item.stage == stage.name]
         if HOST_MEMORY not in stage.benchmarks or not counts or counts[-1].status != MEASURED:
-            continue  # without a number, `missing_observations` reports the whole benchmark
+            continue  # without a number, `missing_observations` reports that the number is missing
         nodes = counts[-1].value if isinstance(counts[-1].value, int | float) else 0
         for name, params in _figures(settings(HOST_MEMORY, stage.benchmarks[HOST_MEMORY]), has_remote=nodes > 1):
             items = [item for item in view.observations[name] if item.stage == stage.name]

@@ -160,9 +160,8 @@ def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
 def _answer(file: int) -> dict[str, Any]:
     """Return the objects that the process has written so far, merged into one."""
     answer: dict[str, Any] = {}
-    for item in _objects(
-        os.pread(file, MAX_OUTPUT, 0).decode(errors="replace")
-    ):  # keeps the file position, which is shared
+    output = os.pread(file, MAX_OUTPUT, 0)  # keeps the file position, which the process shares
+    for item in _objects(output.decode(errors="replace")):
         answer |= item
     return answer
 
