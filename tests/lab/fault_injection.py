@@ -33,5 +33,5 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Not a fault: each matrix product of a stress test first sleeps. The stress test takes the same time, and other tests can use
-the CPUs."""
+"""Not a fault: each matrix product of a benchmark first sleeps. A stress test takes the same time, and other tests can use the
+CPUs."""

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The first process of one lab host: builds a copy-on-write root over this machine's, moves into it and starts sshd.
-# Arguments: the lab's directory, the host's name, then directories to show that the private mounts would hide.
+# Arguments: the lab's directory, the host's name, then directories that the view of / lacks and the host needs.
 # Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, so it
 # ends with the process that holds the lab, even if that process is killed.
 set -euo pipefail
@@ -12,7 +12,7 @@ read -r pid _ </proc/self/stat # /proc is still that of the machine, so this is 
 echo "$pid" >"$lab/$name.pid"
 hostname "$name"
 
-# --- files: everything that a host writes is in this tmpfs, which is removed with its mount namespace
+# --- files: everything that a host writes is in a tmpfs (this one or those below), which is removed with its mount namespace
 mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
 cd "$stage"
 layers=0

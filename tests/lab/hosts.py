@@ -60,7 +60,7 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 def outside_root_overlay(paths: Iterable[Path]) -> list[Path]:
     """Return the directories that a copy-on-write view of / lacks: those in PRIVATE or on another file system.
 
-    A directory below another returned directory is left out.
+    A directory below another returned directory, on the same file system, is left out.
     """
     device = Path("/").stat().st_dev
     chosen: list[Path] = []

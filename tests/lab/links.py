@@ -1,4 +1,4 @@
-"""Make links of lab hosts slow: rate limit, delayed frames, lost frames."""
+"""Make links of lab hosts bad: rate limit, delayed frames, lost frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fault = Callable[[Lab, str], AbstractContextManager[None]]
 
 @contextmanager
 def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[None]:
-    """Limit the rate at which the host sends; the first `burst` is not limited."""
+    """Limit the rate at which the host sends; bursts of up to `burst` after a pause are not limited."""
     qdisc = ("dev", "eth0", "root", "tbf")
     lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", burst, "latency", "100ms")
     try:

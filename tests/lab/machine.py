@@ -62,7 +62,7 @@ def requirements_missing() -> list[str]:
 
 
 def claim() -> Path:
-    """Create a run directory for a new lab. Both have the same name."""
+    """Create and return a run directory for a new lab. Its name is the name of the lab."""
     number = 0
     while True:
         path = RUN / f"rp-{os.getpid()}-{_started(os.getpid())}-{number}"

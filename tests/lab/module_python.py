@@ -2,8 +2,8 @@
 """Run Ansible modules on a lab host in forks of one server process, `module_server.py`.
 
 A module takes 0.1 s of CPU time, three quarters of it for imports that all modules share, and the playbooks of the labs run
-thousands of modules. The fork has the arguments, environment, directory and standard streams of this process; otherwise it
-behaves like /usr/bin/python3.
+thousands of modules. The fork has the arguments, environment, umask, directory and standard streams of this process, and this
+process exits with the exit code of the fork. So Ansible can use this file like /usr/bin/python3.
 """
 
 import _socket
@@ -19,7 +19,8 @@ SOCKET, PROGRAM = 3, 4
 def connected():
     """Return a connection to the server of this user that sees the same files and network; start it if there is none.
 
-    The names of abstract sockets belong to a network namespace, which the control node and a host with systemd share.
+    The name of the abstract socket contains the mount namespace, because the control node and a host with systemd share a
+    network namespace, in which such names must be unique.
     """
     status, mounts = os.stat(SERVER), os.stat("/proc/self/ns/mnt")  # noqa: PTH116 - importing pathlib would take longer
     name = f"\0rackproof-lab-modules {status.st_dev} {status.st_ino} {mounts.st_ino} {os.getuid()}"

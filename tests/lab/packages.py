@@ -36,7 +36,7 @@ case "$*" in
 esac
 """,
 }
-"""Fake programs of the driver, with the answers that the roles need."""
+"""Fake programs of the driver and of the container toolkit, with the answers that the roles need."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ Stream = int | IO[Any] | None
 
 SEARCH_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # `su` without `-` leaves the last two out
 AGENT = r"(^|[ /])rackproof [a-z]|torch\.distributed|agent\.(benchmarks|launch)"
-"""Pattern for pgrep that matches the processes of the agent. The checkout may lie in a directory named rackproof."""
+"""Pattern for pgrep that matches the processes of the agent: `rackproof` with a verb, since the path of any process may contain
+a directory named rackproof."""
 SHOWN = 4000
 """Characters of a failed command's output that its exception shows."""
 

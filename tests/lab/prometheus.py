@@ -1,4 +1,4 @@
-"""Query a running Prometheus or Alertmanager, and write the configuration of Prometheus."""
+"""Query a running Prometheus or Alertmanager, and write their configurations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Alertmanager:
 
     @staticmethod
     def command(directory: Path, address: str) -> list[str]:
-        """Return the command that starts a single Alertmanager with a receiver that does nothing."""
+        """Write a configuration whose receiver does nothing, and return the command that starts an Alertmanager with it."""
         config = directory / "alertmanager.yml"
         config.write_text(yaml.safe_dump({"route": {"receiver": "nobody"}, "receivers": [{"name": "nobody"}]}))
         return [

@@ -25,7 +25,8 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
-"""Where the host has the Python and the packages of this environment. A service cannot read /root, nor the /tmp of others."""
+"""Where the host has the Python and the packages of this environment. They are not left in /root or /tmp, which a service with
+its own /tmp and without access to /root could not read."""
 # Start the host in its own mount namespace and in its own control groups, so that it creates its groups below these.
 START = """
 set -e

@@ -234,7 +234,7 @@ benchmark.OPERATIONS = dict.fromkeys(benchmark.OPERATIONS, broken)
 class FaultyRun(Run):
     """A run with an unreachable host, a failing benchmark, and secrets in the inventory and on the hosts.
 
-    `arguments` are the command lines of all processes that ran meanwhile.
+    `arguments` are the command lines of the processes that `watch_arguments` saw meanwhile.
     """
 
     password_hash: str
@@ -262,7 +262,7 @@ def faulty_run(site: Site, accepted: Watched) -> FaultyRun:
 
 
 def watch_arguments(ended: threading.Event, arguments: set[str]) -> None:
-    """Collect the command lines of all processes of this machine and the lab hosts."""
+    """Every 0.1 s add the command lines of all processes of this machine and the lab hosts to `arguments`."""
     while not ended.wait(0.1):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):

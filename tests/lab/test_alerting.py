@@ -1,6 +1,6 @@
 """Test alerting with a real exporter, Prometheus and Alertmanager: alerts fire within two scrapes, and resolve.
 
-Only the GPUs are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake kernel log at /dev/kmsg.
+Only the GPUs and the kernel log are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake /dev/kmsg.
 """
 
 from __future__ import annotations

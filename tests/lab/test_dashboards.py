@@ -1,6 +1,6 @@
 """Test every query of every dashboard with a real Prometheus that scrapes three real exporters, one of a faulty host.
 
-The GPUs are a fake NVML, /sys is a fake tree, and the code of the agent publishes a run in progress. The recording rules are
+The GPUs are a fake NVML, /sys and the kernel log are fakes, and the code of the agent publishes a run in progress. The rules are
 those of the product, with times of ten minutes and one hour shortened to four seconds.
 """
 
@@ -114,7 +114,7 @@ class Site:
 
 
 def default_values(dashboard: str) -> dict[str, str]:
-    """Return the values of the variables when the dashboard is opened: all, or the faulty host if only one is allowed."""
+    """Return all values of each variable, or only the faulty host if the dashboard shows one host at a time."""
     return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
@@ -214,7 +214,7 @@ def inject_faults(directory: Path) -> None:
 
 
 def configure(directory: Path, targets: list[dict[str, Any]]) -> Path:
-    """Write the configuration of Prometheus, and the verdicts that it scrapes."""
+    """Write configuration, rules and targets of Prometheus, and the verdicts that it scrapes."""
     (directory / "web").mkdir()
     (directory / "web" / "verdicts.prom").write_text(verdicts_text())
     (directory / "targets.json").write_text(json.dumps(targets))

@@ -129,7 +129,7 @@ class Played:
     total_bytes: int
     """Largest sum of the memory of all its processes, shared pages counted once."""
     new_files: list[str]
-    """Files of the control node's directory that are new, outside the run directory."""
+    """New files and directories below the directory of the control node, except those in the run directory."""
     seconds: float
 
     def report(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
 
 
 def hostile_keys(program: str) -> dict[str, Any]:
-    """Return keys of a result by which modules of Ansible itself change the inventory or its behavior."""
+    """Return keys of a result by which Ansible's own modules change the inventory or the behavior of Ansible."""
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": program,

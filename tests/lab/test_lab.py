@@ -77,7 +77,10 @@ def stat_fields(pid: str) -> list[str]:
 
 
 def still_running(processes: set[tuple[str, str]]) -> list[str]:
-    """Return the processes that still run, by PID and start time: the kernel may have reused the number of their namespace."""
+    """Return the PIDs of the processes that still run.
+
+    A process is identified by PID and start time, not by its namespace: the kernel may have reused the inode of the namespace.
+    """
     running = []
     for pid, start in processes:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Test the role `monitoring`: rules and job for an existing Prometheus, or a Prometheus for the run, on the control node."""
+"""Test the role `monitoring` on the control node: rules and job for a Prometheus that exists, one for the run, and verdicts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Control:
         return self.directory / "runs" / "x" / "metrics"
 
     def task_files(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return name of a play -> its task file and variables."""
+        """Return the task file and the variables of each play, by the name of the play."""
         variables: dict[str, Any] = {"rackproof_prometheus": "config"}
         variables |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
         variables |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}

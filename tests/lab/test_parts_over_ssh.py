@@ -33,7 +33,7 @@ OLD_DRIVER, DRIVER = "550.54.14", "580.159.04"
 SCENARIO, BMC_PORT = "/etc/nvml.conf", 8443
 PROFILE = {
     "schema": "rackproof.profile/1",
-    "summary": "long enough for BMCs to change",
+    "summary": "one short benchmark, during which a BMC changes",
     "device": "cpu",
     "processes_per_host": 1,
     "stages": {
@@ -85,7 +85,7 @@ def prepare(lab: Lab, library: Path) -> None:
         write(lab, host, f"/usr/lib/{nvml.LIBRARY}", library.read_bytes())
         setting = f"SetEnv RACKPROOF_NVML_SCENARIO={SCENARIO}"
         lab.on(host, "sh", "-c", f"echo '{setting}' >>/etc/ssh/sshd_config; kill -HUP $(pgrep -o sshd)")
-        # The modules of a virtual machine are not read, and this machine may be one.
+        # The memory modules of a virtual machine are not read, and this machine may be one.
         physical = "sed 's/ hypervisor//' /proc/cpuinfo >/run/cpuinfo && mount --bind /run/cpuinfo /proc/cpuinfo"
         lab.on(host, "sh", "-c", physical)
         lab.on(host, "sh", "-c", f"mount -t tmpfs tmpfs /sys/firmware && mkdir -p {Path('/', dmi.TABLE).parent}")

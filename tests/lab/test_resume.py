@@ -64,7 +64,7 @@ def changed_tasks(output: str) -> set[str]:
     return changed
 
 
-def test_run_on_hosts_that_are_set_up_changes_only_files_of_the_run(undisturbed: Run) -> None:
+def test_run_on_hosts_that_are_set_up_changes_only_files_and_processes_of_the_run(undisturbed: Run) -> None:
     assert changed_tasks(undisturbed.output) == {
         "monitoring : Write the targets",
         "monitoring : Run the exporter for this run",

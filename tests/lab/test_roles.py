@@ -107,7 +107,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def mirror(directory: Path, key: packages.Key) -> None:
-    """Create copies of NVIDIA's repositories, like the mirror of an air-gapped site."""
+    """Create repositories with the layout of NVIDIA's and fake packages, like the mirror of an air-gapped site."""
     for name in ("debian12", "ubuntu2404"):
         drivers = [*packages.recorded(name), packages.headers("linux-headers-")]
         packages.apt_repository(directory / name, drivers, key)

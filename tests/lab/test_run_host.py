@@ -79,7 +79,7 @@ def random_port() -> int:
 
 
 def terminate_at(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Path:
-    """Terminate the pod once its log contains `text`, wait for its exit, and return the log."""
+    """Terminate the pod once its log contains `text`, wait for its exit, and return the path of the log."""
     deadline = time.monotonic() + 180
     while text not in log.read_bytes() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Test playbooks/schedule.yml on a control node with systemd: the timer is active, its service runs, and both are removed."""
+"""Test playbooks/schedule.yml on a control node with systemd: a timer and its service, cron instead, ansible-pull, removal."""
 
 from __future__ import annotations
 

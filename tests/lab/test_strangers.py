@@ -129,7 +129,10 @@ class ForeignMachines:
         return self._python(namespace, CONNECT, address, str(port))
 
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
-        """Send nonsense, keep some connections open, and set and delete guessed keys with a client of torch's store."""
+        """Send nonsense to the ports, and keep some connections open until the sender ends.
+
+        If the port of torch's store is one of them, also set and delete guessed keys with a client of the store.
+        """
         kept_open = self._python(namespace, NONSENSE, address, *map(str, ports))
         print(f"150 connections to each of the ports {ports}; {kept_open} in total stayed open until the sender ended")
         if RENDEZVOUS in ports:
