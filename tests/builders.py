@@ -262,7 +262,7 @@ def launch(
 
 
 def results(run_plan: Plan, host: str, stage: str) -> list[Observation]:
-    """Return every observation that the plan expects of a stage, with figures of a healthy H200."""
+    """Return every observation that the plan expects of a stage, and the figures of NUMA nodes, with values of a healthy H200."""
     planned = run_plan.host(host)
     expected = [
         Observation(

@@ -14,12 +14,12 @@ Getter = Callable[[NvmlGpu], Value]
 CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
 """How a reading may change while the host runs: not at all, in any way (`Family.varies`), or as a counter (`Family.counter`)."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
-"""When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS at every scrape, ONCE a single time
+"""When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS whenever it renders its page, ONCE once
 because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY: very slow, or not useful in a graph."""
 
 
 class Row(NamedTuple):
-    """A reading with one value per GPU. `change` is CONSTANT, VARIES or COUNTER; `get` raises ReadingError."""
+    """A reading with one value per GPU. `change` is CONSTANT, VARIES or COUNTER. Without a value, `get` raises ReadingError."""
 
     name: str
     unit: str

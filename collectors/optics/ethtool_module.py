@@ -1,6 +1,6 @@
 """Parse `ethtool -m`, as text of any version or as JSON (version 6.14 and later).
 
-Families of modules: SFP (SFF-8472), QSFP (SFF-8636) and OSFP, QSFP-DD (CMIS). Their names of rows differ.
+Families of modules: SFP (SFF-8472), QSFP (SFF-8636), and OSFP and QSFP-DD (CMIS). The names of their rows differ.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_module(output: str) -> Module:
     fields = {**fields, **_text_fields(text)}
     if "vendor_name" not in fields and "identifier_description" not in fields:
         if _HEX_DUMP.search(output):
-            reason = "this version of ethtool does not know the type of the module (OSFP: 5.18, QSFP112: 6.6)"
+            reason = "this version of ethtool does not know the type of the module (OSFP needs 5.18, QSFP112 needs 6.6)"
             raise ReadingError(Absent.unsupported(reason))
         raise ReadingError(Absent.error("ethtool -m: no module in its output"))
     return _module(fields)

@@ -166,7 +166,8 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
 def _case(class_name: str, verdict: Verdict) -> JunitCase:
     params = params_text(verdict.params)
     part = "" if verdict.scope == "host" else f" {verdict.scope}"
-    # CI systems match cases by name from run to run, so the name has no serial if a failure is attributed to a part.
+    # CI systems match cases by name from run to run. The part to which a failure is attributed may differ from run to run, so its
+    # serial is not in the name.
     serial = f" serial {verdict.serial}" if verdict.serial and not verdict.part else ""
     stage = f", stage {verdict.stage}" if verdict.stage else ""
     value, limit = value_and_limit(verdict)

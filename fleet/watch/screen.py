@@ -43,12 +43,12 @@ MIN_HOST_COLUMNS, MAX_STATE_COLUMNS, MIN_NOTE_COLUMNS = 12, 14, 14
 FINDING_LIMIT = 1000
 """Maximum number of characters of a finding."""
 FINDINGS_SHARE = 3
-"""Findings get 1/FINDINGS_SHARE of the lines below the head, or more if the table of hosts leaves room."""
+"""Findings get 1/FINDINGS_SHARE of the lines below the head, but at least two, and more if the table of hosts leaves room."""
 
 
 @contextlib.contextmanager
 def full_screen() -> Iterator[Live]:
-    """Use the alternate screen. Restore the terminal on any exit: Ctrl-C, SIGTERM, a lost connection, Ctrl-Z.
+    """Use the alternate screen. Restore the terminal on exit (Ctrl-C, SIGTERM, a lost connection) and while suspended (Ctrl-Z).
 
     Only the refresh thread of `Live` draws: the signal handlers interrupt the main thread, and must not interrupt a draw.
     """
@@ -177,7 +177,7 @@ def _host_table(view: View, hosts: Sequence[HostStatus], columns: int, rows: int
     titles = _fitting_titles(view, hosts, columns)
     table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
     for title in titles:
-        # If the table is too wide, rich narrows the columns without `no_wrap`.
+        # If the table is too wide, rich narrows only columns that may wrap.
         table.add_column(Text(title), no_wrap=title != "what", max_width=_max_width(title, columns))
     for host in hosts:
         table.add_row(*(_one_line(*_cell_text(view, host, title)) for title in titles))
@@ -238,7 +238,7 @@ def _note(host: HostStatus) -> str:
 
 
 def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
-    """Count hosts by their current or last stage: `9 benchmark running, 390 benchmark done`."""
+    """Count hosts by their current or last stage, in the four most common states: `9 benchmark running, 390 benchmark done`."""
     counts: Counter[str] = Counter()
     for host in hosts:
         started = [(stage, cell.state) for stage, cell in host.cells.items() if cell.state not in (WAITING, LEFT, NONE)]
@@ -250,7 +250,7 @@ def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
 
 
 def _findings(view: View) -> Iterator[Text]:
-    """Yield an empty line, then the findings in full, since the operator must act on them."""
+    """Yield an empty line, then the findings. They wrap and are not cut at the edge, since the operator must act on them."""
     findings = [_finding(f"note: {note}", STYLES[UNKNOWN]) for note in view.notes]
     findings += [_finding(f"{host.name}: {host.trouble}", STYLES[FAILED]) for host in view.hosts if host.trouble]
     if view.summary:

@@ -81,7 +81,7 @@ kind: nvidia.com/gpu
 
 FILES = {
     "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
-    "proc/sys/kernel/tainted": "12289\n",  # proprietary module, out of tree, unsigned: every host with NVIDIA's driver
+    "proc/sys/kernel/tainted": "12289\n",  # proprietary module, out of tree, unsigned: usual with NVIDIA's driver
     "proc/sys/kernel/numa_balancing": "0\n",
     "proc/sys/vm/zone_reclaim_mode": "0\n",
     "proc/cpuinfo": "".join(_PROCESSOR.format(number, clock) for number, clock in enumerate((800.0, 2000, 3800, 3800))),

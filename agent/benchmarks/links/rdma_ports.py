@@ -1,4 +1,4 @@
-"""The RDMA ports of this host, and which of them belong to the fabric. Reads only /sys."""
+"""The RDMA ports of this host: which of them belong to the fabric, their partners, and the nearest GPU. Reads only /sys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
 """Type of an adapter whose queues perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
-"""Ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""
+"""Ports with less than this share of the highest rate are not ports of the fabric. If the host has InfiniBand ports, only their
+rates are compared."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
@@ -43,13 +44,13 @@ class RdmaPort:
     numa_node: str
     """`unknown` if the platform names none."""
     pci_path: str
-    """The bridges from the root of the bus to the adapter; empty without hardware."""
+    """The path from the root of the bus over its bridges to the adapter, see `_pci_path`; empty without hardware."""
     cpus: tuple[int, ...]
     """Processors of its NUMA node."""
     unusable: str = ""
     """Why it is not measured; empty if it is."""
     can_connect: bool = True
-    """Whether perftest can connect its queues. Those of adapters for iWARP and EFA it cannot."""
+    """Whether perftest can connect its queues. It cannot connect those of adapters for iWARP and EFA."""
 
     @property
     def scope(self) -> str:

@@ -23,7 +23,8 @@ SPAN_S = 0.02
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `memory.bandwidth` in B/s for each operation on buffers of `size_bytes`; bytes read and written both count.
 
-    If an operation leaves wrong values, report `memory.wrong_elements` instead: of the last pass.
+    If the last pass of an operation left wrong values, report their number as `memory.wrong_elements`, and the bandwidth as an
+    error.
     """
     size = settings["size_bytes"]
     for op in settings["ops"]:

@@ -135,7 +135,7 @@ def _is_in(adapter: Adapter, scope: str) -> bool:
 
 
 def _summary(adapter: Adapter) -> str:
-    """Return state and rate of the ports, NUMA node and GPUs of an adapter in one line."""
+    """Return type, link layer and rate of an adapter, its NUMA node and its nearest GPUs in one line."""
     by_name: dict[str, list[Value]] = defaultdict(list)
     units = {}
     for reading in adapter.readings:
@@ -247,7 +247,10 @@ def _lane_table(lanes: Sequence[AdapterReading], by_scope: Verdicts, table: Text
 
 
 def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
-    """Return title, limits (`LIMITS`, dBm or None) and lanes (number, dBm or None for no light, letter); empty without light."""
+    """Return title, limits (`LIMITS`, dBm or None) and lanes (number, dBm or None for no light, letter).
+
+    The list is empty if no lane has a reading.
+    """
     powers = {
         Scope.parse(item.scope).get("lane"): item
         for item in readings

@@ -1,5 +1,6 @@
 "use strict";
-// Draws the hosts from the embedded data: map, list and one page per host. Text from hosts is only ever inserted as text nodes.
+// Draws the hosts from the embedded data: map, list, and a page for each host and network adapter. Adds copy buttons, tooltips and
+// navigation to the rest of the report. Text from hosts is only ever inserted as text nodes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const NS = "http://www.w3.org/2000/svg";
@@ -52,7 +53,7 @@ function gpuSquares(states, step = 10) {
   return svg("svg", { class: "gpus", width: across * step, height: down * step, role: "img", "aria-label": label }, ...shapes.flat());
 }
 
-// The map: tiles for a few hosts, one line per host for some racks, cells for more.
+// The map: tiles for up to TILES hosts, one line per host for up to UNITS hosts, cells for more.
 const racks = data.racks.map((name) => ({ name, hosts: [] }));
 rackOf.forEach((rack, number) => racks[rack].hosts.push(number));
 const marks = [];
@@ -275,7 +276,7 @@ function spark(label, began, [, band, line, throttled]) {
     throttled && svg("path", { class: "throttled", d: throttled }), began && svg("path", { class: "began", d: began, ...thin }), svg("path", { class: "spread", d: band }), svg("path", { class: "line", d: line, ...thin }));
 }
 
-// The printed page of a host: causes and parts, without figures over time, checks and logs.
+// The summary of a host that is printed after the overview: causes and GPUs, without figures over time, checks and logs.
 function briefOf(number) {
   const page = data.pages[number];
   const head = el("h3", {}, icon(tone(number)), names[number], " ", note(decisionName(number)));
@@ -405,7 +406,7 @@ function launches(page) {
   return [tableOf("Launches", ["Stage", "Outcome", "Members", "Began", "Took", "Deadline", "Reason"], rows), ...logs];
 }
 
-// The URL fragment selects a host's page, a search, or a section of the overview.
+// The URL fragment selects the page of a host or adapter, a search, a rack, or a section of the overview.
 const title = document.title;
 let overviewScroll = 0;
 
@@ -550,8 +551,8 @@ function start() {
   for (const command of document.querySelectorAll(".command")) command.append(copyButton());
   markSections();
   describePlots();
-  // When the overview is printed, the causes of each host follow it, in a fleet of more than four those of up to 40 hosts that are
-  // not accepted. The page of a host is printed in full.
+  // When the overview is printed, summaries of hosts follow it: of all hosts of a fleet of up to four, otherwise of the first 40 hosts
+  // that are not accepted. The page of a host is printed alone.
   const closedDetails = document.querySelectorAll("details.rest:not([open])");
   addEventListener("beforeprint", () => {
     closedDetails.forEach((rest) => { rest.open = true; });

@@ -49,7 +49,7 @@ def host(root: Path, *, table: str = "", document: str = "", state: str = "READY
 
 
 def read(root: Path) -> dict[str, Value | Absent]:
-    """Return `name scope` -> the reading, without the leading `fabric.imex.`."""
+    """Return the readings by name and scope: `state host` is `fabric.imex.state` of the host."""
     return {
         f"{family.name.removeprefix('fabric.imex.')} {scope(labels)}": value
         for family in imex_families(root)

@@ -1,4 +1,4 @@
-"""The network collector reads the /sys of a host with two NICs and with other interfaces."""
+"""The network collector reads the /sys of a host with two NICs and with other interfaces, and bonds also from /proc."""
 
 from __future__ import annotations
 

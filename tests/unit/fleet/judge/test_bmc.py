@@ -217,7 +217,9 @@ def serial_verdicts(metrics: tuple[Metric, ...]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("second", "expected"), [(None, {"gpu=1": PASS}), ("H1-0", {"gpu=0": PASS, "gpu=1": PASS})])
-def test_gpu_is_not_at_fault_if_its_bmc_reports_only_some_gpus(second: str | None, expected: dict[str, str]) -> None:
+def test_only_gpus_that_the_bmc_reports_are_judged_and_letter_case_is_ignored(
+    second: str | None, expected: dict[str, str]
+) -> None:
     metrics = tuple(
         replace(item, values={"processor=GPU1": "h1-1"} | ({"processor=GPU2": second} if second else {}))
         if item.name == "bmc.gpu.serial"
@@ -310,5 +312,5 @@ def test_altered_record_of_a_bmc_is_not_accepted() -> None:
     assert number > 200
 
 
-def test_every_reading_has_a_name_in_the_catalogue() -> None:
+def test_catalogue_has_readings_of_bmcs() -> None:
     assert len(NAMES) >= 18

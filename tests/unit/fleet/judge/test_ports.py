@@ -1,6 +1,6 @@
 """Optical modules are compared within their part number, counters are judged by their rate, and a failed port names its module.
 
-Each case is judged three ways (`hosts_with_findings`): with all verdicts, by counting passes, and by `judge`.
+Most cases are judged three ways (`hosts_with_findings`): with all verdicts, by counting passes, and by `judge`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damaged and forged run directories: commands report one line without a traceback, and accept no host."""
+"""Damaged and forged run directories: commands report one line without a traceback, and accept no host with a damaged file."""
 
 from __future__ import annotations
 
