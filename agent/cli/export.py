@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import signal
 import socket
@@ -87,6 +88,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="run in the background and return when the exporter is ready; write process id and log to this directory",
     )
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="with --detach: print the process id, and whether the exporter was started now, as JSON",
+    )
+    parser.add_argument(
         "--for-run",
         action="store_true",
         help="exit when the run that holds this host's lease (in --state) has finished and no client scrapes any more",
@@ -105,8 +111,8 @@ def _export(options: argparse.Namespace) -> int:
         return fail(str(error))
     if options.detach:
         arguments = _without_detach(sys.argv)
-        until = "writing" if options.textfile else "listening"
-        print(background.start(arguments, options.detach, "exporter", until=until))
+        started = background.start(arguments, options.detach, "exporter", wait_until_ready=True)
+        print(json.dumps({"pid": started.pid, "started": started.is_new}) if options.json else started)
         return 0
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,7 +130,7 @@ def _export(options: argparse.Namespace) -> int:
         return fail(_listen_problem(options, error))
     with server:
         print_progress(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics")
-        background.notify_systemd()
+        background.notify_ready()
         end_of_run = EndOfRun(options.state)
         while not ended.wait(FRESH_S):  # without a time-out, a signal just before the wait could be missed
             if options.for_run and end_of_run.is_reached(time.monotonic() - server.last_request):
@@ -200,7 +206,7 @@ def _without_detach(arguments: Sequence[str]) -> list[str]:
 def _write_textfile(metrics: CollectorRegistry, path: Path, interval_s: float, ended: threading.Event) -> int:
     """Write the file atomically every `interval_s` until terminated; then remove it, so that no old values are scraped."""
     print_progress(f"writing {path} every {interval_s:g} s")
-    background.notify_systemd()
+    background.notify_ready()
     try:
         while True:
             write_to_textfile(str(path), metrics)

@@ -38,7 +38,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         default=0,
         metavar="N",
-        help="start or continue in the background, wait for 1/N of the maximum duration or for the end, and report the progress",
+        help="start or continue in the background, wait for 1/N of the maximum duration or for the end, and report the progress; "
+        "with --json as the object {progress, started}",
     )
     parser.set_defaults(call=_soak)
 
@@ -81,7 +82,15 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _print_state(run: SoakRun, options: argparse.Namespace, note: str = "") -> None:
-    print(json.dumps(to_json(run.state)) if options.json else format_progress(run.state) + note)
+    progress = format_progress(run.state) + note
+    if options.looks:
+        _print_poll(options, progress, has_started=False)
+    else:
+        print(json.dumps(to_json(run.state)) if options.json else progress)
+
+
+def _print_poll(options: argparse.Namespace, progress: str, *, has_started: bool) -> None:
+    print(json.dumps({"progress": progress, "started": has_started}) if options.json else progress)
 
 
 def _run_round(run: SoakRun, interface: str, number: int, span: Span) -> Record:
@@ -100,13 +109,17 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     def start() -> None:
         # With --looks this process may still run after its playbook has ended. It must not restart a soak stopped since then.
         lease.renew(options.run_dir, run.plan, only_if_held=bool(options.looks))
-        print(background.start(arguments, options.run_dir, SOAK))
+        started = background.start(arguments, options.run_dir, SOAK)
+        starts.append(started.is_new)
+        if not (options.looks and options.json):
+            print(started)
 
+    starts: list[bool] = []
     if not options.looks:
         start()
         return 0
     line, code = wait_for_soak(options.run_dir, run.host.name, stage.longest_s / options.looks, start)
-    print(line)
+    _print_poll(options, line, has_started=any(starts))
     state = lease.state_directory(options.run_dir)
     if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)

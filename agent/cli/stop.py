@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--take-over", action="store_true", help="end the stage or soak of any run, and release the host"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print whether a process was ended, and the messages, as JSON"
+    )
     parser.set_defaults(call=_stop)
 
 
@@ -36,19 +40,23 @@ def _stop(options: argparse.Namespace) -> int:
         return fail(
             f"this host is held by {other.describe()}: wait until that run ends, or set rackproof_take_over", lease.HELD
         )
+    messages, stopped = [], []
+    end = (options.end and bool(run_id)) or options.take_over
     if run_id or options.take_over:
-        end = options.end or options.take_over
         if message := lease.release(state, run_id, any_run=options.take_over, end=end):
-            print(message)
+            messages.append(message)
         if end:
             run_directories = [options.run_dir] if run_id else []
-            _stop_background([*run_directories, *([state / lease.RUNS / other.run_id] if other else [])])
-    print(background.stop(options.directory, "exporter"))
+            stopped = _stop_background([*run_directories, *([state / lease.RUNS / other.run_id] if other else [])])
+    has_ended_stage = end and bool(messages)
+    stopped.append(background.stop(options.directory, "exporter"))
+    messages += map(str, stopped)
+    outcome = {"ended": has_ended_stage or any(process.has_ended for process in stopped), "messages": messages}
+    print(json.dumps(outcome) if options.json else "\n".join(messages))
     return 0
 
 
-def _stop_background(run_directories: Sequence[Path]) -> None:
+def _stop_background(run_directories: Sequence[Path]) -> list[background.Stopped]:
     """Stop the background processes of these runs. One that has just started is not in the lease, so `release` did not end it."""
-    for path in sorted(path for directory in run_directories for path in directory.glob("*.pid")):
-        if background.is_running(path.parent, path.stem):
-            print(background.stop(path.parent, path.stem))
+    paths = sorted(path for directory in run_directories for path in directory.glob("*.pid"))
+    return [background.stop(path.parent, path.stem) for path in paths if background.is_running(path.parent, path.stem)]

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.run.record import private_directory
@@ -22,45 +23,99 @@ LOG_BYTES = 2000
 MIN_FREE_BYTES = 65536
 """With less free space than this, a file system counts as full."""
 GRACE_S = 5.0
+NOTIFY_SOCKET, READY = "NOTIFY_SOCKET", b"READY=1"
 
 
 class BackgroundError(OSError):
     """A process could not be started, or was never started."""
 
 
-def start(arguments: Sequence[str], directory: Path, name: str, until: str = "") -> str:
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A background process that runs. Its text is a message for the operator."""
+
+    name: str
+    pid: int
+    is_new: bool
+    """Whether it was started now; otherwise it was already running."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {'started' if self.is_new else 'already runs'} as process {self.pid}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The outcome of ending a background process. Its text is a message for the operator."""
+
+    name: str
+    pid: int
+    """0: it was not running."""
+    has_ended: bool
+    """Whether it was running and was ended now."""
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return f"{self.name} is not running"
+        if self.has_ended:
+            return f"{self.name} ended"
+        return f"{self.name} still runs: process {self.pid} hangs in the kernel, and no signal ends it: reboot the host"
+
+
+def start(arguments: Sequence[str], directory: Path, name: str, *, wait_until_ready: bool = False) -> Started:
     """Start a Rackproof command in a session of its own, unless the process of this name still runs.
 
     Args:
         arguments: the command line, without the option that requests the background.
         directory: gets `NAME.pid` and `NAME.log`.
         name: name of the process.
-        until: wait until the log contains this text; empty: do not wait.
-
-    Returns:
-        A message for the operator.
+        wait_until_ready: wait until the process calls `notify_ready`.
 
     Raises:
-        BackgroundError: the process ended before its log contained `until`; the message is the log.
+        BackgroundError: the process ended before it was ready; the message is the log.
     """
+    if not wait_until_ready:
+        return _start(arguments, directory, name, dict(os.environ))[0]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind("")  # Linux chooses a free name in the abstract namespace
+        address = "@" + channel.getsockname()[1:].decode()
+        started, process = _start(arguments, directory, name, {**os.environ, NOTIFY_SOCKET: address})
+        if process:
+            _wait_until_ready(channel, process, directory / f"{name}.log")
+    return started
+
+
+def _start(
+    arguments: Sequence[str], directory: Path, name: str, environment: Mapping[str, str]
+) -> tuple[Started, subprocess.Popen[bytes] | None]:
     private_directory(directory)
     log_path = directory / f"{name}.log"
     # If a playbook is killed and run again, the process of its first run may still be running.
     with exclusive(directory / f"{name}.starting"):
         pid = _running_pid(directory, name)
         if pid:
-            return f"{name} already runs as process {pid}"
+            return Started(name=name, pid=pid, is_new=False), None
         oom.save_counters(directory / f"{name}.memory")
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
             )
         documents.write_text(directory / f"{name}.pid", f"{process.pid} {process_start_time(process.pid)}\n")
-    while until and until not in _read_log(log_path):
+    return Started(name=name, pid=process.pid, is_new=True), process
+
+
+def _wait_until_ready(channel: socket.socket, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    channel.settimeout(0.05)
+    while True:
+        with contextlib.suppress(TimeoutError):
+            if channel.recv(len(READY)) == READY:
+                return
         if process.poll() is not None:
             raise BackgroundError(None, _read_log(log_path).strip().removeprefix("rackproof: "))
-        time.sleep(0.05)
-    return f"{name} started as process {process.pid}"
 
 
 @contextlib.contextmanager
@@ -70,13 +125,16 @@ def exclusive_task(directory: Path, name: str) -> Iterator[None]:
         yield
 
 
-def notify_systemd() -> None:
-    """Report readiness to systemd, if it started this process with Type=notify (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
+def notify_ready() -> None:
+    """Report readiness to `start`, or to systemd if it started this process with Type=notify (sd_notify(3))."""
+    address = os.environ.get(NOTIFY_SOCKET, "")
     if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
+            contextlib.suppress(ConnectionRefusedError),  # the process that waited was killed
+        ):
             channel.connect("\0" + address[1:] if address.startswith("@") else address)
-            channel.send(b"READY=1")
+            channel.send(READY)
 
 
 def wait(directory: Path, name: str, deadline_s: float) -> str:
@@ -123,11 +181,11 @@ def is_running(directory: Path, name: str) -> bool:
     return bool(_running_pid(directory, name))
 
 
-def stop(directory: Path, name: str) -> str:
-    """End the process, if it runs, with SIGTERM and after GRACE_S with SIGKILL; return a message for the operator."""
+def stop(directory: Path, name: str) -> Stopped:
+    """End the process, if it runs, with SIGTERM and after GRACE_S with SIGKILL."""
     pid = _running_pid(directory, name)
     if not pid:
-        return f"{name} is not running"
+        return Stopped(name=name, pid=0, has_ended=False)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, number)
@@ -135,8 +193,8 @@ def stop(directory: Path, name: str) -> str:
         while _running_pid(directory, name) and time.monotonic() < deadline:
             time.sleep(0.05)
         if not _running_pid(directory, name):
-            return f"{name} ended"
-    return f"{name} still runs: process {pid} hangs in the kernel, and no signal ends it: reboot the host"
+            return Stopped(name=name, pid=pid, has_ended=True)
+    return Stopped(name=name, pid=pid, has_ended=False)
 
 
 def _running_pid(directory: Path, name: str) -> int:

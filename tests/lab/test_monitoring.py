@@ -158,7 +158,7 @@ def test_prometheus_of_the_run_is_started_and_stopped(changed_tasks: ChangedTask
     ended = subprocess.run(
         [sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "stopped\n"
+    assert json.loads(ended.stdout)["stopped"] is True
     assert (control.metrics / "data" / "wal").is_dir()
 
 
@@ -168,4 +168,4 @@ def test_reason_is_reported_if_prometheus_does_not_start(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "/nowhere/prometheus.yml" in done.stderr
     stopped = subprocess.run([sys.executable, SCRIPT, "stop", tmp_path], capture_output=True, text=True, check=True)
-    assert stopped.stdout == "not running\n"
+    assert json.loads(stopped.stdout) == {"pid": 0, "stopped": False}

@@ -49,4 +49,4 @@ if not current:
     status = subprocess.run([sys.executable, "-m", "venv", str(prefix)], check=False).returncode
     if status:
         sys.exit(status)
-    print("made")
+    print("created")

@@ -7,6 +7,7 @@ prometheus.py stop DIRECTORY               stop it, so that it writes its data t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -37,13 +38,13 @@ def running_pid(directory: Path) -> int:
     return int(pid) if start_time(int(pid)) == started else 0
 
 
-def start(directory: Path, command: list[str]) -> str:
+def start(directory: Path, command: list[str]) -> dict[str, int | bool]:
     """Start Prometheus and wait until it is ready, unless it is already running.
 
-    Raise OSError with the end of its log if it does not get ready.
+    Return its process id, and whether it was started now. Raise OSError with the end of its log if it does not get ready.
     """
     if pid := running_pid(directory):
-        return f"already running as process {pid}"
+        return {"pid": pid, "started": False}
     log = directory / "prometheus.log"
     with log.open("wb") as stream:
         server = subprocess.Popen(
@@ -60,14 +61,17 @@ def start(directory: Path, command: list[str]) -> str:
             end = log.read_text(errors="replace").strip()[-MESSAGE_CHARACTERS:]
             raise OSError(f"{problem}; its log {f'ends: {end}' if end else 'is empty'}")
         time.sleep(0.1)
-    return f"started as process {server.pid}"
+    return {"pid": server.pid, "started": True}
 
 
-def stop(directory: Path) -> str:
-    """Stop Prometheus, if it is running. Raise TimeoutError if it still runs after SIGKILL."""
+def stop(directory: Path) -> dict[str, int | bool]:
+    """Stop Prometheus, if it is running. Raise TimeoutError if it still runs after SIGKILL.
+
+    Return its process id (0: it was not running), and whether it was stopped now.
+    """
     pid = running_pid(directory)
     if not pid:
-        return "not running"
+        return {"pid": 0, "stopped": False}
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -75,20 +79,21 @@ def stop(directory: Path) -> str:
         while running_pid(directory) and time.monotonic() < deadline:
             time.sleep(0.1)
         if not running_pid(directory):
-            return "stopped"
+            return {"pid": pid, "stopped": True}
     raise TimeoutError(f"process {pid} is still running {STOP_S:g} s after SIGKILL")
 
 
 def main(verb: str = "", directory: str = "", *command: str) -> int:
-    """Run `start` or `stop` and print its outcome."""
+    """Run `start` or `stop` and print its outcome as JSON."""
     if verb not in ("start", "stop") or not directory or (verb == "start") != bool(command):
         print(f"usage:{(__doc__ or '').partition(chr(10))[2]}", end="", file=sys.stderr)
         return 2
     try:
-        print(start(Path(directory), list(command)) if verb == "start" else stop(Path(directory)))
+        outcome = start(Path(directory), list(command)) if verb == "start" else stop(Path(directory))
     except OSError as error:
         print(f"Prometheus does not {verb}: {error}", file=sys.stderr)
         return 1
+    print(json.dumps(outcome))
     return 0
 
 

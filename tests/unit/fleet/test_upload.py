@@ -308,6 +308,7 @@ def test_playbook_uploads_the_run_before_it_shows_the_decision(endpoint: str, op
     assert rendered == [
         "rackproof",
         "upload",
+        "--json",
         "runs/r1",
         URL,
         *options,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -57,7 +58,8 @@ def test_server_that_ignores_sigterm_is_killed(
 ) -> None:
     assert script.main("start", str(tmp_path), "another") == 0
     assert script.main("stop", str(tmp_path)) == 0
-    assert capsys.readouterr().out == f"already running as process {server}\nstopped\n"
+    outcomes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert outcomes == [{"pid": server, "started": False}, {"pid": server, "stopped": True}]
 
 
 def test_server_that_keeps_running_is_an_error(

@@ -250,7 +250,7 @@ def make_environment(prefix: Path, **variables: str) -> subprocess.CompletedProc
 def test_environment_of_another_python_is_replaced(tmp_path: Path) -> None:
     """The installed packages are removed, the wheels are kept. A second call with the same Python changes nothing."""
     prefix = create_environment(tmp_path / "rackproof", "/opt/another/bin", PYTHON_VERSION)
-    assert make_environment(prefix).stdout == "made\n"
+    assert make_environment(prefix).stdout == "created\n"
     assert not (prefix / "lib" / "python3.9").exists()
     assert (prefix / "wheels/rackproof-1-py3-none-any.whl").exists()
     pip = subprocess.run([prefix / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True)
@@ -264,7 +264,7 @@ def test_environment_of_another_python_version_is_replaced(tmp_path: Path, versi
     (tmp_path / "venv.py").touch()  # replaces the module of the standard library, so that no environment is built
     prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, version)
     done = make_environment(prefix, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "made\n" if is_replaced else "")
+    assert (done.returncode, done.stdout) == (0, "created\n" if is_replaced else "")
     assert (prefix / "lib" / "python3.9").exists() is not is_replaced
 
 

@@ -515,6 +515,48 @@ def test_stop_ends_a_background_process_without_a_lease_entry(
     assert not background.is_running(run_dir, "soak")
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_stop_reports_whether_it_ended_a_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_running: bool
+) -> None:
+    start = "from pathlib import Path; from agent.run import background; "
+    start += (
+        f"background.start(['-c', 'import time; time.sleep(600)'], Path({str(tmp_path)!r}) / 'exporter', 'exporter')"
+    )
+    if is_running:
+        subprocess.run([sys.executable, "-c", start], cwd=ROOT, check=True)
+    assert rackproof.main(["stop", "--json", str(tmp_path / "exporter")]) == 0
+    message = "exporter ended" if is_running else "exporter is not running"
+    assert json.loads(capsys.readouterr().out) == {"ended": is_running, "messages": [message]}
+
+
+def test_start_waits_until_the_process_is_ready(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    # A text in the log does not make it ready.
+    program = "import pathlib, time; from agent.run import background; print('listening', flush=True); time.sleep(0.2)"
+    program += f"; pathlib.Path({str(ready)!r}).touch(); background.notify_ready(); time.sleep(600)"
+    assert start_and_wait(tmp_path, program).stdout.startswith("exporter started as process")
+    try:
+        assert ready.exists()
+        assert start_and_wait(tmp_path, program).stdout.startswith("exporter already runs as process")
+    finally:
+        assert background.stop(tmp_path, "exporter").has_ended
+
+
+def test_process_that_ends_before_it_is_ready_is_an_error(tmp_path: Path) -> None:
+    failed = start_and_wait(tmp_path, "import sys; sys.exit('rackproof: cannot listen')")
+    assert "BackgroundError: [Errno None] cannot listen" in failed.stderr
+
+
+def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Start a Python program in the background from a process of its own, which waits until it is ready."""
+    start = "from pathlib import Path; from agent.run import background; "
+    start += (
+        f"print(background.start(['-c', {program!r}], Path({str(directory)!r}), 'exporter', wait_until_ready=True))"
+    )
+    return subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def make_unkillable_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this test process the stage `benchmark` of `tmp_path`, and let it survive every signal."""
     (tmp_path / "benchmark.pid").write_text(f"{os.getpid()} {locks.process_start_time(os.getpid())}\n")
@@ -525,7 +567,7 @@ def make_unkillable_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_process_that_no_signal_ends_is_not_reported_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_unkillable_stage(tmp_path, monkeypatch)
-    message = background.stop(tmp_path, "benchmark")
+    message = str(background.stop(tmp_path, "benchmark"))
     assert message.startswith(f"benchmark still runs: process {os.getpid()} hangs in the kernel")
     assert background.wait(tmp_path, "benchmark", -1.0) == f"{message}\n"
 
@@ -540,7 +582,7 @@ def test_process_that_ends_before_the_signal_is_reported_as_ended(
         raise ProcessLookupError
 
     monkeypatch.setattr(os, "kill", end)
-    assert background.stop(tmp_path, "benchmark") == "benchmark ended"
+    assert background.stop(tmp_path, "benchmark").has_ended
 
 
 @pytest.mark.parametrize("text", ["", "1", "x 1", "\x00 \x00"])
