@@ -155,8 +155,8 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
     reasons = []
     while _running_pid(directory, name):
         if time.time() > deadline:
-            message = stop(directory, name)
-            reasons = [message] if _running_pid(directory, name) else []
+            stopped = stop(directory, name)
+            reasons = [str(stopped)] if _running_pid(directory, name) else []
             break
         time.sleep(0.2)
     log = _read_log(directory / f"{name}.log")[-LOG_BYTES:]
