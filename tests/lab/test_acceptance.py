@@ -197,9 +197,9 @@ def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
 
 def test_no_altered_rehearsal_is_accepted(accepted: Run) -> None:
     """The same as `test_alterations.py`, with records that agents wrote."""
-    counts, failures = alterations.alter(accepted.directory, 250, seed=1)
+    counts, failures = alterations.alter(accepted.directory, 100, seed=1)
     assert not failures, "\n".join(failures[:20])
-    assert counts.total() == 250
+    assert counts.total() == 100
 
 
 def test_deleted_record_is_reported_and_the_rest_is_judged(accepted: Run, tmp_path: Path) -> None:

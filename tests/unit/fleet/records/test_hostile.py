@@ -544,17 +544,17 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 # Fuzzing
 
 
-def test_ten_thousand_mutations_cause_no_wrong_result() -> None:
+def test_three_thousand_mutations_cause_no_wrong_result() -> None:
     """The mutations are the same in every run. `make fuzz` and its weekly job try new ones."""
     signal.alarm(3600)  # other tests run at the same time, on two CPU cores
-    counts, reported = fuzz.run(10_000, jobs=2, seed=1, report=lambda _: None)
+    counts, reported = fuzz.run(3_000, jobs=2, seed=1, report=lambda _: None)
     assert reported == []
     assert not any(counts[name] for name in fuzz.FAILURES)
     # The counts show that mutations were tried.
-    assert counts["mutations"] == 10_000
-    assert counts["accepted"] > 500 < counts["rejected"] + counts["incomplete"]
-    assert counts["commands"] > 30
-    assert counts["gang records"] > 1_000
+    assert counts["mutations"] == 3_000
+    assert counts["accepted"] > 150 < counts["rejected"] + counts["incomplete"]
+    assert counts["commands"] > 9
+    assert counts["gang records"] > 300
 
 
 def test_check_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
