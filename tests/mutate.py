@@ -139,6 +139,8 @@ class Mutant:
 
     file: str
     line: int
+    last_line: int
+    """Last line of the node, or of its condition. Of an `if (` whose condition is on the next lines, only these are traced."""
     statement: int
     """First line of the statement: a constant that the compiler folds counts as executed there."""
     number: int
@@ -166,7 +168,7 @@ def mutants(target: str) -> list[Mutant]:
     if name and not within:
         raise SystemExit(f"{file} has no function {name}: it was moved or renamed; correct the target")
     return [
-        Mutant(file=file, line=line, statement=statement, number=number, kind=kind)
+        Mutant(file=file, line=line, last_line=_last_line(node), statement=statement, number=number, kind=kind)
         for number, (node, _, statement) in enumerate(_changeable(tree))
         for kind in range(len(_changes(node)))
         if (line := _line(node)) and (not name or any(first <= line <= (last or 0) for first, last in within))
@@ -176,6 +178,13 @@ def mutants(target: str) -> list[Mutant]:
 def _line(node: Any) -> int:
     """Return the line on which a node executes."""
     return int(_line(node.ifs[0] if node.ifs else node.iter) if isinstance(node, ast.comprehension) else node.lineno)
+
+
+def _last_line(node: Any) -> int:
+    """Return the last line of a node; of an `if`, `while` or comprehension, that of its condition or iterable."""
+    if isinstance(node, ast.comprehension):
+        return int((node.ifs or [node.iter])[-1].end_lineno)
+    return int(getattr(node, "test", node).end_lineno)
 
 
 def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
@@ -319,7 +328,9 @@ class MutationPlugin:
             print(f"{len(everything)} tests traced, {time.monotonic() - began:.0f} s", flush=True)
             tasks = []
             for mutant in self.chosen:
-                lines = (f"{mutant.file}:{line}" for line in (mutant.line, mutant.statement))
+                lines = (
+                    f"{mutant.file}:{line}" for line in (*range(mutant.line, mutant.last_line + 1), mutant.statement)
+                )
                 durations = dict(test for line in lines for test in tests_by_line.get(line, ()))
                 items = [everything[name] for name in durations]
                 tasks.append((mutant, pool.submit(self._is_detected, mutant, items, sum(durations.values()))))

@@ -16,6 +16,7 @@ from typing import Any
 from fleet.judge.baseline import outcome_params
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.credibility import most_of_figure, problem_of_figure, unit_problem
+from fleet.judge.criteria import Criterion
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
@@ -384,13 +385,15 @@ def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iter
 
     Ranks state all of these parameters. Only a choice of NCCL may be unknown: then the figure that states it is absent too.
     """
-    selecting = [criterion for criterion in view.shipped_criteria.values() if criterion.where]
+    names = {item.name for item in items}
+    selecting: dict[str, list[Criterion]] = defaultdict(list)
+    for criterion in view.shipped_criteria.values():
+        for name in criterion.matched(names) if criterion.where else ():
+            selecting[name].append(criterion)
     measured = {(*_measurement(item), item.name) for item in items if item.status == MEASURED and item.name in STATED}
     for position, item in enumerate(items):
-        for criterion in selecting if item.status == MEASURED else ():
+        for criterion in selecting[item.name] if item.status == MEASURED else ():
             missing = criterion.where.keys() - item.params.keys()
-            if not missing or not criterion.matches_name(item.name):
-                continue
             missing -= Scope.parse(item.scope).labels.keys()
             for name, key in STATED.items():
                 if name.startswith(f"{_benchmark(item)}.") and (*_measurement(item), name) not in measured:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from schemas.plans import Plan
 from schemas.records import Launch, Metric, Record, Snapshot
 from schemas.reports import FAIL, Verdict
@@ -54,6 +56,11 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **fields: Any)
         "launches": (builders.launch("benchmark", (host,), devices=len(devices)),),
     }
     return Evidence(records=(Record(**{**default, **fields}),))
+
+
+def host_view(plan: Plan, host: str = "h1", *metrics: Metric, packs: Sequence[Pack] = (), **fields: Any) -> HostView:
+    """Return the judge's view of a host with the evidence of `host_evidence`."""
+    return HostView(plan, plan.host(host), host_evidence(plan, host, *metrics, **fields), packs)
 
 
 def criterion(name: str = "gpu.thing", **fields: Any) -> Criterion:

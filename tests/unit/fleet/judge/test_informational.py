@@ -1,0 +1,27 @@
+"""The table of readings that no criterion judges is looked up by name and settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.judge.informational import INFORMATIONAL, reason_of
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "entry"),
+    [
+        ("gpu.power", None, "gpu.power"),
+        ("gpu.power", {"phase": "before"}, "gpu.power"),
+        ("gpu.power_limit", None, ""),
+        ("collective.all_reduce.algbw", None, "collective.*.algbw"),
+        ("collective.all_reduce.busbw", None, ""),
+        ("gpu.throttle.active", None, ""),
+        ("gpu.throttle.active", {"reason": "hw_thermal"}, ""),
+        ("gpu.throttle.active", {"reason": "power_cap"}, "gpu.throttle.active reason=power_cap"),
+        ("gpu.throttle.active", {"reason": "power_cap", "phase": "after"}, "gpu.throttle.active reason=power_cap"),
+    ],
+)
+def test_reason_is_that_of_the_first_entry_with_the_name_and_all_its_settings(
+    name: str, settings: dict[str, object] | None, entry: str
+) -> None:
+    assert reason_of(name, settings) == (INFORMATIONAL[entry] if entry else "")

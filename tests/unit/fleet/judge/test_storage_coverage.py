@@ -1,0 +1,58 @@
+"""The bandwidth of all clients of a shared directory is required if the directory has a floor and this client was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleet.judge.storage_coverage import silent_totals
+from schemas.records import SKIPPED, Observation
+from schemas.reports import INCONCLUSIVE, Verdict
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+
+PLAN = one_figure_plan("h1")
+HOST = replace(PLAN.hosts[0], storage_floors={"shared_read": 1.0})
+
+
+def figure(name: str = "bandwidth", directory: str = "data", op: str = "read", stage: str = "gang") -> Observation:
+    return builders.observation(f"shared_storage.{name}", 1e9, scope=f"directory={directory}", op=op, stage=stage)
+
+
+def silent(*observations: Observation) -> list[Verdict]:
+    return list(silent_totals(host_view(replace(PLAN, hosts=(HOST,)), observations=observations)))
+
+
+def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
+    (verdict,) = silent(figure())
+    assert (verdict.name, verdict.scope, verdict.stage) == (
+        "shared_storage.aggregate_bandwidth",
+        "directory=data",
+        "gang",
+    )
+    assert (verdict.verdict, verdict.params) == (INCONCLUSIVE, {"op": "read"})
+    assert verdict.reason == "this client has a bandwidth, but the record has none of all clients together"
+
+
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [
+        (figure("aggregate_bandwidth"), 0),
+        (figure("aggregate_bandwidth", directory="scratch"), 1),
+        (figure("aggregate_bandwidth", op="write"), 1),
+        (figure("aggregate_bandwidth", stage="benchmark"), 1),
+    ],
+    ids=["the same", "other directory", "other operation", "other stage"],
+)
+def test_total_counts_only_for_its_directory_operation_and_stage(other: Observation, count: int) -> None:
+    assert len(silent(figure(), other)) == count
+
+
+@pytest.mark.parametrize(
+    "client",
+    [figure(op="write"), replace(figure(), status=SKIPPED, value=None, reason="left out")],
+    ids=["no floor", "client left out"],
+)
+def test_no_total_is_required_without_a_floor_or_a_figure_of_this_client(client: Observation) -> None:
+    assert silent(client) == []
