@@ -10,7 +10,8 @@ import pytest
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.launch_times import separate_launches
-from schemas.reports import INCONCLUSIVE
+from schemas.plans import Plan
+from schemas.reports import INCONCLUSIVE, VerdictKind
 from schemas.times import epoch_seconds
 from tests import builders
 
@@ -64,3 +65,36 @@ def test_launches_that_failed_or_have_no_number_are_not_compared() -> None:
 
 def test_moved_time_is_valid() -> None:
     assert epoch_seconds(moved(builders.WHEN, 5)) == epoch_seconds(builders.WHEN) + 5
+
+
+def two_hosts(profile: str = "smoke") -> tuple[Plan, dict[str, Evidence]]:
+    """Return plan and evidence of two hosts whose launches are ten years apart."""
+    plan = builders.plan("h1", "h2", profile=profile, gpu_count=1)
+    evidence = {}
+    for (host, of_host), delay in zip(builders.evidence(plan).items(), (0, YEARS), strict=True):
+        alone, gang = of_host.records
+        launches = tuple(replace(item, number=1, began=moved(item.began, delay)) for item in gang.launches)
+        evidence[host] = Evidence(records=(alone, replace(gang, launches=launches)))
+    return plan, evidence
+
+
+def test_verdict_names_the_launch_and_is_a_contradiction() -> None:
+    first, _ = separate_launches(*two_hosts())
+    assert (first.criterion, first.source, first.kind) == ("plan", "plan", VerdictKind.CONTRADICTORY)
+    assert (first.name, first.stage, first.scope) == ("stage.gang", "gang", "gang=r1")
+    assert first.reason.startswith(f"launch 1 began at {builders.WHEN} and took 1 s, but no other host had it")
+
+
+def test_nothing_is_compared_without_a_gang_stage() -> None:
+    plan, evidence = two_hosts()
+    stages = tuple(stage for stage in plan.stages if stage.name != "gang")
+    assert stages
+    assert list(separate_launches(replace(plan, stages=stages), evidence)) == []
+
+
+def test_launch_with_an_invalid_time_is_not_compared() -> None:
+    plan, evidence = two_hosts()
+    alone, gang = evidence["h1"].records
+    launches = tuple(replace(item, began="yesterday") for item in gang.launches)
+    evidence["h1"] = Evidence(records=(alone, replace(gang, launches=launches)))
+    assert list(separate_launches(plan, evidence)) == []

@@ -11,11 +11,12 @@ import pytest
 from fleet.diagnosis.diagnose import diagnose
 from fleet.judge.criteria import read_pack
 from fleet.judge.judge import judge
+from fleet.judge.node_coverage import silent_nodes
 from schemas.plans import Plan
 from schemas.records import ERROR, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import host_evidence
+from tests.unit.fleet.judge.small_fleet import host_evidence, host_view
 
 BENCHMARKS = {"host_memory": {}, "host_compute": {}}
 PREFIXES = ("host_memory.", "host_compute.")
@@ -103,3 +104,51 @@ def test_slow_processors_are_one_cause_on_the_host() -> None:
 def test_bandwidth_is_compared_with_the_inventory(stated: float, fails: bool) -> None:
     found = verdicts(lambda item: item, rackproof_host_memory_gbyteps=stated)
     assert {item.criterion for item in found} == ({"host-memory-stated"} if fails else set())
+
+
+def silent(*observations: Observation, plan: Plan | None = None) -> list[tuple[str, dict[str, Any], str]]:
+    """Return name, parameters and reason of each verdict on a host that has only these observations."""
+    view = host_view(plan or plan_of("h1"), observations=observations)
+    return [(item.name, dict(item.params), item.reason) for item in silent_nodes(view)]
+
+
+def nodes(count: int, stage: str = "benchmark") -> Observation:
+    return builders.observation("host_memory.nodes", count, stage=stage)
+
+
+@pytest.mark.parametrize(
+    ("count", "placements"),
+    [(1, {"local"}), (2, {"local", "remote"})],
+)
+def test_every_node_must_have_each_figure_of_its_placements(count: int, placements: set[str]) -> None:
+    found = silent(nodes(count))
+    assert {reason for *_, reason in found} == {f"0 of {count} NUMA nodes have this figure, or a reason why not"}
+    assert ("host_memory.wrong_elements", {}) in [(name, params) for name, params, _ in found]
+    assert {params["placement"] for _, params, _ in found if params} == placements
+    assert {params["op"] for name, params, _ in found if name == "host_memory.bandwidth"} >= {"copy", "triad"}
+
+
+def test_number_of_nodes_that_is_no_number_requires_none() -> None:
+    text = replace(nodes(1), value="two")
+    assert silent(text) == []
+
+
+def test_last_number_of_nodes_counts() -> None:
+    node = builders.node_figures("numa=0")
+    local = [item for item in node if item.params.get("placement") != "remote"]
+    assert {name for name, *_ in silent(nodes(1), nodes(2), *local)} >= {"host_memory.wrong_elements"}
+    assert silent(nodes(2), nodes(1), *local) == []
+
+
+def test_figures_and_numbers_of_another_stage_do_not_count() -> None:
+    assert silent(nodes(1, stage="soak")) == []
+    of_soak = builders.node_figures("numa=0", "soak")
+    assert len(silent(nodes(1), *of_soak)) == len(silent(nodes(1)))
+
+
+def test_figure_with_other_parameters_does_not_count() -> None:
+    node = [item for item in builders.node_figures("numa=0") if item.params.get("placement") != "remote"]
+    without_copy = [item for item in node if item.params.get("op") != "copy"]
+    assert [(name, params) for name, params, _ in silent(nodes(1), *without_copy)] == [
+        ("host_memory.bandwidth", {"op": "copy", "placement": "local"})
+    ]

@@ -448,3 +448,33 @@ def test_tallies_merge() -> None:
     merged = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     assert row.judged() == merged.judged()
     assert worst_hosts(tally_of(verdict("unknown-host"), verdict("h1", 1.0)).judged()[0]) == ["h1", "unknown-host"]
+
+
+@pytest.mark.parametrize(("part", "serial"), [("", "S1"), ("rail=1", "")])
+def test_serial_of_a_verdict_is_left_out_if_another_part_is_at_fault(part: str, serial: str) -> None:
+    (judged,) = tally_of(verdict(verdict=FAIL, value=1.0, serial="S1", part=part)).judged()
+    (worst,) = judged.farthest
+    assert worst.serial == serial
+
+
+def test_host_that_is_not_planned_is_listed_first() -> None:
+    (judged,) = tally_of(verdict("h0"), verdict("new"), verdict("h2", 8.0)).judged()
+    assert worst_hosts(judged) == ["h2", "new", "h0"]
+
+
+@pytest.mark.parametrize(("operator", "lowest_first"), [("ge", True), ("gt", True), ("le", False), ("lt", False)])
+def test_number_on_the_wrong_side_of_the_others_is_the_worst_for_each_operator(
+    operator: str, lowest_first: bool
+) -> None:
+    tally = Tally(PLANNED, {"h1": 0})
+    row = tally.row(verdict(operator=operator))
+    for position in range(2 * MAX_FARTHEST):
+        row.add_pass(float(position), position, f"h{position}", "gpu=0")
+    (judged,) = tally.judged()
+    assert judged.farthest[0].value == (0.0 if lowest_first else 2 * MAX_FARTHEST - 1)
+
+
+def test_row_without_a_verdict_is_not_reported() -> None:
+    tally = Tally(PLANNED, {})
+    tally.row(verdict())
+    assert tally.judged() == ()

@@ -19,6 +19,7 @@ from fleet.report.merge import merge
 from schemas.records import Metric
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
 from tests import ROOT, builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, host_view, one_figure_plan, pack
 
 
 def published(severity: str, score: float, *ranges: tuple[str, str]) -> Advisory:
@@ -192,3 +193,65 @@ def test_score_of_an_unknown_product_stays_as_it_is() -> None:
         host="h1", scope="host", name="vulnerability.toaster", verdict=FAIL, criterion="mine", reason="found 9"
     )
     assert vulnerabilities.with_advisory(view, failed) is failed
+
+
+DRIVERS = Metric(name=DRIVER, unit="1", values={"host": "580.95.05"}, absent={"gpu=1": "error: lost"})
+SCORED = criterion("vulnerability.driver", operator="lt", value=7.0)
+
+
+def test_scores_are_added_only_if_a_criterion_of_the_operator_judges_them() -> None:
+    evidence = host_evidence(one_figure_plan("h1"), "h1", DRIVERS)
+    shipped, other = pack(SCORED), pack(criterion("gpu.thing"), name="mine", chosen=True)
+    assert vulnerabilities.with_scores(evidence, [shipped, other]) is evidence
+    mine = pack(criterion("gpu.thing"), SCORED, name="mine", chosen=True)
+    added = vulnerabilities.with_scores(evidence, [shipped, mine])
+    for before, after in zip(evidence.snapshots(), added.snapshots(), strict=True):
+        (score,) = after.metrics[len(before.metrics) :]
+        assert (score.name, score.unit, score.values) == ("vulnerability.driver", "1", {"host": 8.8})
+        assert score.absent == {"gpu=1": "error: lost"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "package", "score", "absent"),
+    [
+        ("driver.version", "580.159.03", None, 0.0, ""),
+        ("driver.version", "unknown", None, None, "unsupported: not a version of NVIDIA driver"),
+        ("container.runc.version", "1.1.12", "no package", 9.0, ""),
+        ("container.runc.version", "1.1.12", "runc 1.1.12-0ubuntu3.1", None,
+         "unsupported: the distribution adds fixes to old versions (runc 1.1.12-0ubuntu3.1)"),
+        ("container.runc.version", "1.1.12", None, None,
+         "unsupported: the distribution adds fixes to old versions (unknown package)"),
+    ],
+)  # fmt: skip
+def test_score_or_reason_of_each_version(
+    name: str, version: str, package: str | None, score: float | None, absent: str
+) -> None:
+    metrics = [reading(name, version), *([reading("container.runc.package_version", package)] if package else [])]
+    mine = pack(SCORED, name="mine", chosen=True)
+    added = vulnerabilities.with_scores(host_evidence(one_figure_plan("h1"), "h1", *metrics), [mine])
+    (last,) = [item for item in added.snapshots()[0].metrics if item.name.startswith("vulnerability.")]
+    assert (last.values.get("host"), last.absent.get("host", "")) == (score, absent)
+
+
+def failed_score(**fields: str) -> Verdict:
+    default = {"host": "h1", "scope": "host", "name": "vulnerability.driver", "verdict": FAIL, "criterion": "mine"}
+    return Verdict(**{**default, "reason": "found 8.8", **fields})
+
+
+def test_failed_score_names_the_fix_of_each_version_that_lacks_one() -> None:
+    other = reading(DRIVER, "580.159.03")
+    evidence = host_evidence(one_figure_plan("h1"), "h1", reading(DRIVER, "580.95.05"))
+    (record,) = evidence.records
+    first, *rest = record.snapshots
+    changed = replace(record, snapshots=(replace(first, metrics=(other,)), *rest))
+    view = HostView(one_figure_plan("h1"), one_figure_plan("h1").hosts[0], Evidence(records=(changed,)), [])
+    result = vulnerabilities.with_advisory(view, failed_score())
+    assert result.detail.startswith("update NVIDIA driver 580.95.05 to 580.159.03 or later: ")
+    assert result.reason == f"found 8.8; {result.detail}"
+
+
+@pytest.mark.parametrize("fields", [{"verdict": PASS}, {"name": "driver"}, {"name": "driver.version"}])
+def test_other_verdicts_name_no_fix(fields: dict[str, str]) -> None:
+    view = host_view(one_figure_plan("h1"), "h1", reading(DRIVER, "580.95.05"))
+    verdict = failed_score(**fields)
+    assert vulnerabilities.with_advisory(view, verdict) is verdict

@@ -1,0 +1,117 @@
+"""A basic reading that the driver refuses is missing evidence, unless another verdict reports it or the refusal was transient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Pack
+from fleet.judge.refusals import may_be_transient, refused_readings
+from schemas.records import Metric, Snapshot
+from schemas.reports import INCONCLUSIVE, VerdictKind
+from tests.unit.fleet.judge.small_fleet import criterion, host_view, one_figure_plan, pack
+
+PLAN = one_figure_plan("h1", gpu_count=2)
+POWER = "gpu.power"
+
+
+def metric(name: str = POWER, why: str = "error: Unknown Error", scope: str = "gpu=0") -> Metric:
+    return Metric(name=name, unit="W", values={"gpu=1": 90.0}, absent={scope: why} if why else {})
+
+
+def refused(
+    *snapshots: Metric, packs: tuple[Pack, ...] = (), more: tuple[Metric, ...] = ()
+) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason of each verdict. Each of the `snapshots` has one of the metrics; all have `more`."""
+    shots = [
+        Snapshot(stage=f"stage{at}", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(item, *more))
+        for at, item in enumerate(snapshots)
+    ]
+    verdicts = list(refused_readings(host_view(PLAN, snapshots=tuple(shots), packs=packs)))
+    assert {(item.verdict, item.kind, item.stage) for item in verdicts} <= {
+        (INCONCLUSIVE, VerdictKind.ERROR, f"stage{len(shots) - 1}")
+    }
+    return [(item.name, item.scope, item.reason) for item in verdicts]
+
+
+REFUSED = [(POWER, "gpu=0", "the driver refuses it: Unknown Error")]
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"),
+    [
+        ([metric()], REFUSED),
+        ([metric(why=""), metric()], REFUSED),
+        ([metric(), metric(why="")], []),
+        ([metric(why="unsupported: no sensor")], []),
+        ([metric(scope="gpu=0,sensor=1")], [(POWER, "gpu=0,sensor=1", REFUSED[0][2])]),
+        ([metric("gpu.energy")], []),
+    ],
+    ids=["refused", "refused at the end", "transient", "unsupported", "part of a GPU", "not basic"],
+)
+def test_basic_reading_that_the_last_snapshot_refuses_is_inconclusive(
+    snapshots: list[Metric], expected: list[tuple[str, str, str]]
+) -> None:
+    assert refused(*snapshots) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (Metric(name="gpu.uuid", unit="1", values={"gpu=1": "u"}, absent={"gpu=0": "error: GPU is lost"}), []),
+        (Metric(name="gpu.uuid", unit="1", values={"gpu=0": "u"}, absent={"gpu=1": "error: GPU is lost"}), REFUSED),
+        (Metric(name="gpu.recovery_action", unit="1", values={"gpu=0": "reset"}), []),
+        (Metric(name="gpu.recovery_action", unit="1", values={"gpu=0": "none", "gpu=1": "reset"}), REFUSED),
+    ],
+    ids=["GPU does not answer", "other GPU does not answer", "GPU needs recovery", "other GPU needs recovery"],
+)
+def test_gpu_that_needs_recovery_or_does_not_answer_has_other_verdicts(
+    other: Metric, expected: list[tuple[str, str, str]]
+) -> None:
+    assert refused(metric(), more=(other,)) == expected
+
+
+def test_only_the_last_recovery_action_counts() -> None:
+    needs = Metric(name="gpu.recovery_action", unit="1", values={"gpu=0": "reset"})
+    first = Snapshot(stage="preflight", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(needs,))
+    last = Snapshot(
+        stage="benchmark", phase="after", at="2026-11-21T04:00:00Z", duration_s=0.1,
+        metrics=(metric(), Metric(name="gpu.recovery_action", unit="1", values={"gpu=0": "none"})),
+    )  # fmt: skip
+    assert len(list(refused_readings(host_view(PLAN, snapshots=(first, last))))) == 1
+
+
+def test_gpu_without_any_measurement_has_another_verdict() -> None:
+    lost = Metric(name=POWER, unit="W", values={"gpu=1": 90.0}, absent={"gpu=0": "error: GPU is lost"})
+    shots = (Snapshot(stage="preflight", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(lost,)),)
+    assert list(refused_readings(host_view(PLAN, snapshots=shots, observations=()))) == []
+
+
+@pytest.mark.parametrize(
+    ("judging", "is_reported"),
+    [
+        ({"name": POWER}, False),
+        ({"name": "gpu.*"}, False),
+        ({"name": "gpu.energy"}, True),
+        ({"name": "host.*"}, True),
+        ({"name": POWER, "value": None, "same_as_fleet": True}, True),
+    ],
+    ids=["judged", "judged by a pattern", "other reading judged", "not of GPUs", "only compared"],
+)
+def test_reading_that_a_shipped_criterion_judges_has_its_verdict(judging: dict[str, Any], is_reported: bool) -> None:
+    shipped = pack(criterion("gpu.thing"), criterion(id="c2", **judging))
+    assert refused(metric(), packs=(shipped,)) == (REFUSED if is_reported else [])
+
+
+def test_criterion_of_the_operator_does_not_replace_the_verdict() -> None:
+    own = criterion(POWER, origin="site")
+    assert refused(metric(), packs=(pack(), pack(own, name="site", chosen=True))) == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("gpu.power", True), ("gpu.clock.lowered", True), ("gpu.power_limit_lowered", True), ("gpu.uuid", False)],
+)
+def test_refusal_of_basic_and_derived_readings_may_be_transient(name: str, expected: bool) -> None:
+    assert may_be_transient(name) is expected

@@ -1,0 +1,139 @@
+"""With `rackproof_verbs_required`, each RDMA port that was not measured is inconclusive, and so are ports that do not exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.required_ports import unmeasured_ports
+from schemas.records import ERROR, SKIPPED, Metric, Observation
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_view
+
+WHY = "and rackproof_verbs_required is set"
+PORT = "the port was not measured, " + WHY
+GANG_PLAN = builders.with_benchmarks(builders.plan("h1", "h2"), gang={"verbs": {}})
+
+
+def port(number: int, absent: str = "", status: str = SKIPPED, partner: str = "", stage: str = "gang") -> Observation:
+    """Return the bandwidth of port `number`, or the reason why it was not measured."""
+    scope = f"hca=mlx5_{number},port=1" + (f",partner={partner}" if partner else "")
+    figure = builders.observation("verbs.bandwidth", 4e10, scope=scope, stage=stage)
+    return replace(figure, status=status, value=None, reason=absent) if absent else figure
+
+
+def reasons(
+    *figures: Observation, wanted: int = 2, required: bool = True, gang: bool = True, metrics: tuple[Metric, ...] = ()
+) -> dict[str, str]:
+    """Return scope -> reason of the verdicts on h1, which must have `wanted` ports."""
+    hosts = tuple(
+        replace(host, verbs_required=required, infiniband_ports=wanted, gang=host.gang if gang else "")
+        for host in GANG_PLAN.hosts
+    )
+    verdicts = unmeasured_ports(host_view(replace(GANG_PLAN, hosts=hosts), "h1", *metrics, observations=figures))
+    return {item.scope: item.reason for item in verdicts}
+
+
+def names(number: int) -> str:
+    return f"hca=mlx5_{number},port=1"
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_enough_measured_ports_need_no_verdict(wanted: int) -> None:
+    assert reasons(port(0), port(1), wanted=wanted) == {}
+
+
+def test_nothing_is_required_without_the_variable_or_without_a_gang() -> None:
+    assert reasons(required=False) == {}
+    assert reasons(gang=False) == {}
+
+
+def test_host_without_any_port_has_a_verdict_even_if_the_inventory_states_no_number() -> None:
+    assert reasons(wanted=0) == {"host": f"0 of 1 RDMA ports were measured, {WHY}: the host has no RDMA port"}
+
+
+def test_host_with_too_few_ports_has_a_verdict() -> None:
+    assert reasons(port(0)) == {"host": f"1 of 2 RDMA ports were measured, {WHY}: the host has no other RDMA port"}
+
+
+def test_each_port_with_a_reason_has_a_verdict_with_all_its_reasons() -> None:
+    figures = [port(1, "no cable"), port(1, "no cable"), port(1, "no partner"), port(0)]
+    assert reasons(*figures) == {names(1): f"{PORT}: no cable; no partner"}
+    assert list(reasons(port(1, "no cable"), port(0, "no cable"))) == [names(0), names(1)]
+
+
+def test_port_that_was_measured_with_one_partner_is_measured() -> None:
+    assert reasons(port(0), port(1, partner="h2"), port(1, "skipped", partner="h3")) == {}
+
+
+def test_port_with_an_error_has_its_own_verdict() -> None:
+    assert reasons(port(0), port(1, "timed out", ERROR)) == {}
+    assert reasons(port(0), port(1, "timed out", ERROR), port(1, "no cable")) == {}
+
+
+def test_only_the_host_is_named_if_it_is_not_known_which_port_should_have_been_measured() -> None:
+    figures = [port(0), port(1, "no cable"), port(2, "no partner")]
+    reason = f"1 of 2 RDMA ports were measured, {WHY}: no cable; no partner"
+    assert reasons(*figures) == {"host": reason}
+
+
+def test_more_missing_ports_than_reasons_are_named_on_the_host_too() -> None:
+    assert reasons(port(0, "no cable"), wanted=2) == {
+        names(0): f"{PORT}: no cable",
+        "host": f"0 of 2 RDMA ports were measured, {WHY}: the host has no other RDMA port",
+    }
+
+
+@pytest.mark.parametrize(
+    ("partners", "params"),
+    [(("h2",), {"only_partner": "h2"}), (("h2", "h3"), {}), (("h2", ""), {}), (("",), {})],
+)
+def test_verdict_names_the_partner_if_it_was_the_only_one(partners: tuple[str, ...], params: dict[str, Any]) -> None:
+    hosts = tuple(replace(host, verbs_required=True, infiniband_ports=1) for host in GANG_PLAN.hosts)
+    figures = [port(0, "no answer", partner=partner) for partner in partners]
+    (verdict,) = unmeasured_ports(host_view(replace(GANG_PLAN, hosts=hosts), "h1", observations=figures))
+    assert (verdict.stage, verdict.params) == ("gang", params)
+
+
+def test_stage_that_measures_no_ports_requires_none() -> None:
+    plan = builders.with_benchmarks(builders.plan("h1", "h2"), benchmark={"verbs": {}})
+    hosts = tuple(replace(host, verbs_required=True, gang="") for host in plan.hosts)
+    view = host_view(replace(plan, hosts=hosts), "h1", observations=[port(0, "x", stage="gang")])
+    assert [item.stage for item in unmeasured_ports(view)] == ["benchmark"]
+
+
+def readings(layers: dict[int, str], rates: dict[int, float], active: dict[int, bool]) -> tuple[Metric, ...]:
+    named = (("link_layer", layers), ("rate", rates), ("active", active))
+    return tuple(
+        Metric(name=f"infiniband.{name}", unit="1", values={names(number): value for number, value in of_ports.items()})
+        for name, of_ports in named
+    )
+
+
+IB, ETHERNET = "InfiniBand", "Ethernet"
+
+
+@pytest.mark.parametrize(
+    ("layers", "rates", "active", "is_named"),
+    [
+        ({}, {}, {}, True),
+        ({0: IB, 1: IB}, {0: 50.0, 1: 50.0}, {1: True}, True),
+        ({0: IB, 1: ETHERNET}, {0: 50.0, 1: 50.0}, {1: True}, False),
+        ({0: ETHERNET, 1: ETHERNET}, {0: 50.0, 1: 50.0}, {1: True}, True),
+        ({0: ETHERNET, 1: IB}, {0: 50.0, 1: 50.0}, {1: True}, True),
+        ({0: IB, 1: IB}, {0: 50.0, 1: 25.0}, {1: True}, True),
+        ({0: IB, 1: IB}, {0: 50.0, 1: 24.0}, {1: True}, False),
+        ({0: IB, 1: IB}, {0: 50.0, 1: 24.0}, {1: False}, True),
+        ({0: IB, 1: IB}, {0: 50.0}, {1: True}, True),
+        ({0: ETHERNET, 1: IB}, {0: 500.0, 1: 50.0}, {1: True}, True),
+        ({1: IB}, {1: 0.25}, {1: True}, True),
+    ],
+)
+def test_port_of_another_network_is_not_named(
+    layers: dict[int, str], rates: dict[int, float], active: dict[int, bool], is_named: bool
+) -> None:
+    found = reasons(port(0), port(1, "not in the fabric"), metrics=readings(layers, rates, active))
+    host = {"host": f"1 of 2 RDMA ports were measured, {WHY}: not in the fabric"}
+    assert found == ({names(1): f"{PORT}: not in the fabric"} if is_named else host)

@@ -1,0 +1,86 @@
+"""Which verdicts another process on a GPU explains: failed speeds of a GPU that had a process outside of a launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.host_view import HostView
+from fleet.judge.shared_gpus import with_other_processes
+from schemas.records import Metric, Snapshot
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+
+PLAN = one_figure_plan("h1", gpu_count=3)
+ALLOWED = replace(PLAN, hosts=(replace(PLAN.hosts[0], share_gpus=True),))
+
+
+def snapshot(phase: str, **counts: int) -> Snapshot:
+    """Return a snapshot; `counts`: `gpu0` -> number of processes."""
+    values = {f"gpu={name[3:]}": count for name, count in counts.items()}
+    processes = Metric(name="gpu.processes", unit="1", values=values)
+    return Snapshot(stage="benchmark", phase=phase, at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(processes,))
+
+
+def view(*snapshots: Snapshot, share: bool = True) -> HostView:
+    return host_view(ALLOWED if share else PLAN, snapshots=snapshots)
+
+
+def slow(**fields: Any) -> Verdict:
+    default = {"host": "h1", "scope": "gpu=1", "name": "gemm.throughput", "operator": "ge", "unit": "FLOP/s"}
+    return Verdict(**{**default, "verdict": FAIL, "criterion": "c", "reason": "found 1", "action": "rma", **fields})
+
+
+USED = (snapshot("before", gpu0=0, gpu1=1), snapshot("after", gpu1=1, gpu2=2))
+
+
+def text(gpus: str) -> str:
+    return f"another process used {gpus} (rackproof_share_gpus): end it, and measure again"
+
+
+@pytest.mark.parametrize(
+    ("scope", "gpus"),
+    [
+        ("gpu=1", "gpu=1"),
+        ("gpu=0,peer=1", "gpu=1"),
+        ("gpu=2,peer=1", "gpu=1, gpu=2"),
+        ("host", "gpu=1, gpu=2"),
+        ("numa=0", "gpu=1, gpu=2"),
+    ],
+)
+def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> None:
+    result = with_other_processes(view(*USED), slow(scope=scope, detail="of the fleet"))
+    assert (result.action, result.reason) == ("configure", f"found 1; {text(gpus)}")
+    assert result.detail == f"{text(gpus)}; of the fleet"
+    assert with_other_processes(view(*USED), slow(scope=scope)).detail == text(gpus)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scope": "gpu=0"},
+        {"verdict": PASS},
+        {"verdict": INCONCLUSIVE},
+        {"operator": "eq"},
+        {"operator": "le", "unit": "1"},
+        {"name": "gpu.power"},
+    ],
+    ids=["other GPU", "passes", "inconclusive", "a result", "a ceiling of a count", "a reading"],
+)
+def test_other_verdicts_stay_the_same(fields: dict[str, Any]) -> None:
+    verdict = slow(**fields)
+    assert with_other_processes(view(*USED), verdict) is verdict
+
+
+@pytest.mark.parametrize("operator", ["le", "lt"])
+def test_longest_time_is_a_speed(operator: str) -> None:
+    assert with_other_processes(view(*USED), slow(operator=operator, unit="s")).action == "configure"
+
+
+def test_nothing_is_explained_if_sharing_is_not_allowed_or_the_processes_are_those_of_the_run() -> None:
+    verdict = slow()
+    assert with_other_processes(view(*USED, share=False), verdict) is verdict
+    assert with_other_processes(view(snapshot("during", gpu1=1)), verdict) is verdict
+    assert with_other_processes(view(), verdict) is verdict

@@ -1,0 +1,48 @@
+"""Steps of the judge share the readings of a layout until a host has another reading."""
+
+from __future__ import annotations
+
+from fleet.judge.layout import HostValues
+from fleet.judge.shared_readings import SharedReadings
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan, reading
+
+PLAN = one_figure_plan("h1")
+NAMES = {"first": ("gpu.a",), "second": ("gpu.b", "gpu.c"), "third": ("gpu.c",)}
+
+
+def values(**tokens: int) -> HostValues:
+    """Return the values of a host; `tokens`: last component of a reading -> its token, 0 for a reading without."""
+    metrics = []
+    for name, token in tokens.items():
+        metric = reading(1, name=f"gpu.{name}")
+        vars(metric)["token"] = token
+        metrics.append(metric)
+    return HostValues(host_view(PLAN, "h1", *metrics))
+
+
+def test_step_with_a_reading_that_has_no_key_is_not_shared() -> None:
+    assert SharedReadings(values(a=1, b=0, c=3), NAMES).steps == {"first": ("gpu.a",), "third": ("gpu.c",)}
+
+
+def test_nothing_is_removed_while_the_readings_are_equal() -> None:
+    shared = SharedReadings(values(a=1, b=2, c=3), NAMES)
+    assert shared.remove_changed(values(a=1, b=2, c=3)) == []
+    assert shared.steps == NAMES
+
+
+def test_steps_with_a_changed_reading_are_removed_once() -> None:
+    shared = SharedReadings(values(a=1, b=2, c=3), NAMES)
+    assert shared.remove_changed(values(a=1, b=9, c=3)) == ["second"]
+    assert list(shared.steps) == ["first", "third"]
+    assert shared.remove_changed(values(a=1, b=8, c=3)) == []
+    assert shared.remove_changed(values(a=1, b=2, c=4)) == ["third"]
+
+
+def test_reading_of_two_steps_removes_both() -> None:
+    assert SharedReadings(values(a=1, b=2, c=3), NAMES).remove_changed(values(a=1, b=2, c=9)) == ["second", "third"]
+
+
+def test_reading_of_a_removed_step_is_no_longer_compared() -> None:
+    shared = SharedReadings(values(a=1, b=2, c=3), NAMES)
+    assert shared.remove(["first"]) == ["first"]
+    assert shared.remove_changed(values(b=2, c=3)) == []
