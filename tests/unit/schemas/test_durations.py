@@ -57,10 +57,10 @@ def replays(run: str) -> Iterator[Replay]:
 
 
 RUNS = [  # not h100x1-extended: its time budgets are shorter than one pass of a memory test
-    *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-compared"),
+    *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-standard", "h200x4-compared", "h200x4-compared-again"),
     *("h200x1-extended", "h200x2-extended", "h200x2-standard", "h200x2-standard-again", "h200x1-standard-twice"),
     *("h100x1-standard", "h100x1-standard-again"),
-    *("h100x2-slowed-0.2", "h200x1-slowed-0.2", "h200x2-slowed-0.2", *WITHOUT_A_FABRIC),
+    *("h100x2-slowed-0.2", "h200x1-slowed-0.2", "h200x2-slowed-0.2", "h200x4-slowed-0.05", *WITHOUT_A_FABRIC),
 ]
 
 
