@@ -34,7 +34,11 @@ def changed(change: Change, *, gang: bool = False) -> dict[str, Evidence]:
 def reasons(evidence: dict[str, Evidence]) -> list[str]:
     """Return what `sequence_problems` finds in the records of h2."""
     view = next(item for item in host_views(PLAN, evidence, PACKS) if item.host.name == "h2")
-    return [reason for record in evidence["h2"].records for _, _, reason, _ in sequence_problems(view, record)]
+    problems = [problem for record in evidence["h2"].records for problem in sequence_problems(view, record)]
+    for name, scope, _, stage in problems:
+        expected = (f"stage.{stage}", "host") if stage else ("gpu.serial", "gpu=1")
+        assert (name, scope) == expected
+    return [reason for _, _, reason, _ in problems]
 
 
 def snapshots(change: Callable[[tuple[Snapshot, ...]], tuple[Snapshot, ...]]) -> Change:
@@ -284,3 +288,118 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
     assert contradictions(("h1", "h2"), ("h1", "h2")) == []
     assert contradictions(("h1",), ("h2",)) == []
     assert contradictions(("h1", "h2"), ("h2",)) == [("h1", reason), ("h2", reason)]
+
+
+def two_launches(seconds: float, *, later: str = LATER) -> Change:
+    """Return a change: the launch of a gang takes this long, and another begins at `later`, ten seconds after its beginning."""
+    return lambda record: replace(
+        record,
+        launches=(
+            replace(record.launches[0], duration_s=seconds),
+            replace(record.launches[0], began=later, number=2),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "later", "count"), [(70.0, LATER, 0), (70.1, LATER, 1), (1.0, "soon", 0), (1.0, builders.WHEN, 0)]
+)
+def test_launches_may_overlap_by_the_tolerance_of_the_clock(seconds: float, later: str, count: int) -> None:
+    assert len(reasons(changed(two_launches(seconds, later=later), gang=True))) == count
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(60.0, 0), (60.1, 1)])
+def test_snapshot_during_a_launch_is_required_after_a_minute(seconds: float, count: int) -> None:
+    long = launches(lambda item: replace(item, duration_s=seconds, timeline=Trace(bucket_s=2.0)))
+    assert len(reasons(changed(long))) == count
+
+
+POLLED = Series(name="gpu.power", scope="gpu=0", unit="W", params={})
+NOT_DURING = "the soak took {} s, but the record has no snapshot during it"
+
+
+@pytest.mark.parametrize(
+    ("series", "soaked_s", "expected"),
+    [
+        ((ONE, POLLED), 60.1, [NOT_DURING.format("60")]),
+        ((POLLED,), 60.0, []),
+        ((ONE,), 100.0, []),
+        ((), 100.0, []),
+    ],
+)
+def test_long_soak_with_power_readings_has_a_snapshot_during_it(
+    series: tuple[Series, ...], soaked_s: float, expected: list[str]
+) -> None:
+    def change(record: Record) -> Record:
+        record = soak_record((1,), 1, series)(record)
+        assert record.soak
+        return replace(record, soak=replace(record.soak, soaked_s=soaked_s))
+
+    assert reasons(changed(change)) == expected
+
+
+AFTER = "the record has no snapshot after the last round of the soak"
+
+
+@pytest.mark.parametrize(
+    ("taken", "outcome", "expected"),
+    [
+        ([("before", builders.WHEN), ("after", LATER)], "finished", []),
+        ([("before", builders.WHEN), ("during", LATER)], "finished", [AFTER]),
+        ([("before", builders.WHEN), ("after", LATER), ("during", LAST)], "finished", [AFTER]),
+        ([("before", "2026-11-21T03:00:00Z"), ("after", "2026-11-21T03:00:01Z")], "finished", [AFTER]),
+        ([("before", builders.WHEN)], "failed", []),
+    ],
+    ids=["after", "during", "during at the end", "before the last round", "failed round"],
+)
+def test_successful_last_round_of_a_soak_has_a_snapshot_after_it(
+    taken: list[tuple[str, str]], outcome: str, expected: list[str]
+) -> None:
+    def change(record: Record) -> Record:
+        record = soak_record((1,), 1, ended=LAST, ended_by="time")(record)
+        ended = tuple(replace(item, outcome=outcome) if item.stage == "soak" else item for item in record.launches)
+        shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=at) for phase, at in taken)
+        return replace(
+            record, launches=ended, snapshots=tuple(sorted((*record.snapshots, *shots), key=lambda shot: shot.at))
+        )
+
+    found = reasons(changed(change))
+    assert [reason for reason in found if reason == AFTER] == expected
+
+
+def test_gpus_are_compared_only_if_a_launch_finished() -> None:
+    def one_gpu(outcome: str, ranks: bool) -> Change:
+        return lambda record: replace(
+            record,
+            gpus=record.gpus[:1],
+            launches=tuple(
+                replace(
+                    item,
+                    outcome=outcome,
+                    reason="" if outcome == "finished" else "no",
+                    ranks=item.ranks if ranks else (),
+                )
+                for item in record.launches
+            ),
+        )
+
+    lacks = "another record of the host lists this GPU, but this record does not"
+    assert lacks in reasons(changed(one_gpu("finished", True), gang=True))
+    assert lacks not in reasons(changed(one_gpu("failed", True), gang=True))
+    assert lacks not in reasons(changed(one_gpu("finished", False), gang=True))
+
+
+def test_gpus_are_not_compared_if_an_index_changed_its_gpu() -> None:
+    def other_gpu(record: Record) -> Record:
+        return replace(record, gpus=(replace(record.gpus[0], serial="other"),))
+
+    assert reasons(changed(other_gpu, gang=True)) == []
+
+
+@pytest.mark.parametrize(("phases", "count"), [(("before", "after"), 0), (("during", "before"), 1), (("after",), 1)])
+def test_first_snapshot_of_a_soak_is_before_it(phases: tuple[str, ...], count: int) -> None:
+    def change(record: Record) -> Record:
+        shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=LATER) for phase in phases)
+        return replace(record, snapshots=(*record.snapshots, *shots))
+
+    assert len(reasons(changed(change))) == count

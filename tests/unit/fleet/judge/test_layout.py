@@ -1,0 +1,179 @@
+"""Hosts share a layout if all that the criteria use is equal except values, and if nothing about the hosts is irregular."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.layout import HostValues, LayoutCache, are_numbers, is_regular, kind_of, split_pairs, values_at
+from schemas.records import ERROR, SKIPPED, Observation, Record
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan, reading
+
+PLAN = one_figure_plan("h1", "h2")
+GANG_PLAN = builders.plan("h1", "h2", gpu_count=1)
+
+
+def figure(value: Any = 1.0, scope: str = "gpu=0", name: str = "gemm.throughput", **params: Any) -> Observation:
+    return builders.observation(name, value, scope=scope, **params)
+
+
+def values(*figures: Observation, plan: Any = GANG_PLAN) -> HostValues:
+    return HostValues(host_view(plan, "h1", observations=figures))
+
+
+def test_figures_of_pairs_are_separate_and_keep_their_order() -> None:
+    alone, pair = figure(), figure(scope="gpu=0,partner=h2")
+    assert split_pairs([alone, pair, figure(2.0)]) == ([alone, figure(2.0)], [pair])
+    assert split_pairs([alone]) == ([alone], [])
+    assert split_pairs([pair]) == ([], [pair])
+
+
+def test_kind_is_the_token_or_else_all_but_scope_and_value() -> None:
+    assert kind_of(figure(1.0)) == kind_of(figure(2.0, "gpu=1"))
+    different = [
+        figure(name="memory.bandwidth"), figure(dtype="bf16"), replace(figure(), unit="1"), replace(figure(), stage="gang"),
+        replace(figure(), status=SKIPPED, value=None, reason="no"),
+    ]  # fmt: skip
+    assert len({kind_of(item) for item in (figure(), *different)}) == 1 + len(different)
+    with_token = figure()
+    vars(with_token)["token"] = 7
+    assert kind_of(with_token) == 7
+
+
+def test_scopes_of_the_gang_are_written_without_its_name() -> None:
+    in_gang, alone = values(), values(plan=PLAN)
+    assert in_gang.gang_scope == "gang=r1"
+    assert (in_gang.layout_scope("gang=r1"), in_gang.host_scope("gang=")) == ("gang=", "gang=r1")
+    assert (in_gang.layout_scope("gpu=0"), in_gang.host_scope("gpu=0")) == ("gpu=0", "gpu=0")
+    assert (alone.gang_scope, alone.layout_scope("gang=r1")) == ("", "gang=r1")
+
+
+def pairs_of(view: HostView) -> list[Observation]:
+    """Return all observations that the plan expects on pairs of hosts."""
+    return [
+        builders.observation(item.name, 1.0, scope=scope, stage=item.stage)
+        for item in view.expected
+        if item.scope == "peers"
+        for scope in view.plan.scopes_of(view.host, item)
+    ]
+
+
+PAIRS = pairs_of(host_view(GANG_PLAN))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda pairs: pairs, True),
+        (lambda pairs: pairs[1:], False),
+        (lambda pairs: [*pairs[1:], replace(pairs[0], status=SKIPPED, value=None, reason="no")], False),
+        (lambda pairs: [*pairs, figure(scope="gpu=0,partner=h9")], True),
+        (lambda pairs: [*pairs, replace(pairs[0], status=ERROR, value=None, reason="no")], False),
+        (lambda pairs: [*pairs, replace(pairs[0], status=SKIPPED, value=None, reason="no")], True),
+    ],
+    ids=["all", "one is missing", "one is skipped", "one more", "an error too", "skipped once more"],
+)
+def test_all_planned_pairs_must_be_measured_without_an_error(
+    change: Callable[[list[Observation]], list[Observation]], expected: bool
+) -> None:
+    assert PAIRS
+    host = values(*change(PAIRS))
+    assert host.has_all_pairs() is expected
+    assert host.expected_pair_count == len(PAIRS)
+
+
+def test_host_without_planned_pairs_has_all_of_them() -> None:
+    assert values(plan=PLAN).has_all_pairs()
+    assert values(plan=PLAN).expected_pair_count == 0
+
+
+@pytest.mark.parametrize(("tokens", "key"), [((3,), (3,)), ((0,), None), ((3, 4), (3, 4)), ((3, 0), None)])
+def test_key_of_readings_is_their_tokens(tokens: tuple[int, ...], key: tuple[int, ...] | None) -> None:
+    metrics = [reading(1, name=f"gpu.r{at}") for at in range(len(tokens))]
+    for metric, token in zip(metrics, tokens, strict=True):
+        vars(metric)["token"] = token
+    host = HostValues(host_view(PLAN, "h1", *metrics))
+    of_one = host.readings_key([metrics[0].name])
+    assert of_one == (tokens[0],) * 3 if tokens[0] else of_one is None  # one token for each snapshot
+    found = host.readings_key([metric.name for metric in metrics])
+    assert found == (tuple(token for token in key for _ in range(3)) if key else None)
+
+
+def test_position_of_each_observation() -> None:
+    first, second = figure(), figure(2.0, "gpu=1")
+    host = values(first, second)
+    assert {id(item): at for at, item in enumerate(host.observations)} == host.positions()
+    assert host.values == [1.0, 2.0]
+
+
+def test_hosts_that_differ_only_in_values_share_a_layout() -> None:
+    compiled: list[tuple[HostValues, int]] = []
+    cache: LayoutCache[int] = LayoutCache(lambda host, number: compiled.append((host, number)) or number)  # type: ignore[func-returns-value]
+    first, second, other = values(figure(1.0)), values(figure(2.0)), values(figure("text"))
+    assert [cache.of_host(host) for host in (first, second, other, second, other)] == [1, 1, 2, 1, 2]
+    assert [number for _, number in compiled] == [1, 2]
+    cache.clear()
+    assert cache.of_host(first) == 3
+
+
+@pytest.mark.parametrize(("positions", "expected"), [((), ()), ((1,), ("b2",)), ((2, 0), ("c3", "a1"))])
+def test_values_at_positions(positions: tuple[int, ...], expected: tuple[str, ...]) -> None:
+    assert values_at(positions)(["a1", "b2", "c3"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"), [([], True), ([1, 2.0], True), ([1, True], False), ([1, None], False), (["1"], False)]
+)
+def test_only_whole_and_floating_numbers_are_numbers(items: list[Any], expected: bool) -> None:
+    assert are_numbers(items) is expected
+
+
+def regular(change: Callable[[Record], Record], plan: Any = GANG_PLAN, gang: bool = True) -> bool:
+    """Return whether h1 is regular with a change of the record of its gang, or of its own record."""
+    records = tuple(change(item) if bool(item.gang) == gang else item for item in builders.records(plan, "h1"))
+    return is_regular(HostView(plan, plan.hosts[0], Evidence(records=records), ()))
+
+
+def launches(**fields: Any) -> Callable[[Record], Record]:
+    return lambda record: replace(record, launches=tuple(replace(item, **fields) for item in record.launches))
+
+
+@pytest.mark.parametrize(
+    ("change", "gang", "expected"),
+    [
+        (lambda record: record, True, True),
+        (launches(outcome="failed"), True, False),
+        (launches(outcome="deadline"), False, False),
+        (launches(reason="rank 1 ended"), True, False),
+        (launches(reason="rank 1 ended"), False, False),
+        (launches(members=("h1",)), True, False),
+        (launches(members=("h2", "h1")), True, True),
+        (lambda record: replace(record, observations=(*record.observations, figure(name="gpu.power"))), True, False),
+        (lambda record: replace(record, observations=(*record.observations, figure(name="launch.mpi"))), True, True),
+        (lambda record: replace(record, gang="other"), False, False),
+    ],
+    ids=[
+        "healthy", "failed launch", "launch at its deadline", "launch with a reason", "own launch with a reason",
+        "launch without a host", "other order of hosts", "a reading among results", "a version among results", "no own record",
+    ],
+)  # fmt: skip
+def test_host_is_regular_if_it_has_a_record_and_every_launch_had_all_hosts_and_succeeded(
+    change: Callable[[Record], Record], gang: bool, expected: bool
+) -> None:
+    assert regular(change, gang=gang) is expected
+
+
+def test_result_in_a_snapshot_is_irregular() -> None:
+    result = reading(1, name="gemm.throughput")
+    assert is_regular(host_view(PLAN, "h1", reading(1)))
+    assert not is_regular(host_view(PLAN, "h1", reading(1), result))
+
+
+def test_host_with_a_gpu_without_any_measurement_is_irregular() -> None:
+    assert not is_regular(host_view(one_figure_plan("h1", gpu_count=2), "h1", reading(1), observations=(figure(),)))
