@@ -33,7 +33,7 @@ import threading
 import time
 import types
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +42,8 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from fleet.judge.bounded_cache import BoundedCache
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -120,7 +122,7 @@ MAX_FILE_S = 400.0
 """Limit for all tests of a file under line tracing."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
 """Limit of the traced time of all tests for one mutant; those of the supervisor mostly wait."""
-MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 40, 2000
+MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 200, 2000
 """Calls of a function that are traced in one test; a supervisor polls the same functions many times."""
 CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
 
@@ -281,8 +283,22 @@ def _is_none(node: ast.AST) -> bool:
 
 def install_mutant(mutant: Mutant) -> None:
     """Replace the code of the functions of a module by that of the mutant."""
-    module = sys.modules[mutant.file.removesuffix(".py").replace("/", ".")]
-    _replace_code(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), module)
+    _replace_code(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), _module(mutant.file))
+    clear_caches([mutant.file])
+
+
+def _module(file: str) -> types.ModuleType:
+    return sys.modules[file.removesuffix(".py").replace("/", ".")]
+
+
+def clear_caches(files: Iterable[str]) -> None:
+    """Clear the caches of modules: a test that finds a result in the cache does not execute the lines that compute it."""
+    for file in files:
+        for value in vars(_module(file)).values():
+            if isinstance(value, BoundedCache):
+                value.clear()
+            elif hasattr(value, "cache_clear"):
+                value.cache_clear()
 
 
 def _replace_code(code: types.CodeType, owner: Any) -> None:
@@ -405,6 +421,7 @@ class MutationPlugin:
         for item in items:
             executed.clear()
             calls.clear()
+            clear_caches(sorted(set(wanted.values())))
             log.write_text("")
             began = time.monotonic()
             try:
