@@ -14,7 +14,8 @@ Not mutated, because no test needs to detect a change:
 - code that runs at import (constants, tables, default arguments): only function bodies are mutated;
 - text for people: f-strings, and string constants with a space;
 - `strict=` of zip, which is an assertion about the code itself;
-- `return False` to `return None`, which are both false (`return True` is tried instead).
+- `return False`, `return ""` and `return 0` to `return None`, which are false too, and which mypy rejects (another constant is
+  tried instead).
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def _replace_child(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
 
 
 def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def install_mutant(mutant: Mutant) -> None:
