@@ -18,7 +18,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import collectors
 from agent.launch import stage as stages
 from agent.launch.request import LaunchRequest
 from agent.placement.detect import detect_placement
@@ -27,6 +26,7 @@ from agent.run import lease, readiness
 from agent.run.readiness import Gpus
 from agent.sampling.snapshot import collect
 from collectors.base import Absent, Value
+from collectors.table import build_collectors
 from fleet.inventory.ansible import check_variables
 from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.planning.begin import begin
@@ -166,7 +166,7 @@ def _check_options(options: argparse.Namespace, profile: Mapping[str, Any]) -> N
 
 def inspect_machine() -> Machine:
     """Read the state of this machine."""
-    readings = readiness.readings(collect(collectors.build_collectors())[0])
+    readings = readiness.readings(collect(build_collectors())[0])
     return Machine(gpus=readiness.gpus_of(readings, os.environ), readings=readings)
 
 

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import collectors
 from agent.exporter.live import publish_idle
 from agent.run import lease
 from agent.run.record import HostRun, read_plan_text
 from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import MAX_CONFLICTS, gpu_conflicts, shortened
+from collectors.table import build_collectors
 from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
 from schemas.skips import skipped_for
@@ -91,7 +91,7 @@ def record_skipped(run: HostRun, reason: str) -> None:
     devices = run.host.devices if run.host.device == "gpu" else None
     taken = []
     if not has_snapshot:
-        sources = collectors.build_collectors(devices, full_snapshot=True)
+        sources = build_collectors(devices, full_snapshot=True)
         taken = [take_snapshot(sources, stage=PREFLIGHT, phase="before")]
     run.append(
         snapshots=[snapshot for snapshot, _ in taken],

@@ -6,9 +6,9 @@ import argparse
 import json
 import socket
 
-import collectors
 from agent.cli.common import fail
 from agent.diagnose.doctor import examine, table
+from collectors.table import build_collectors
 from fleet.judge.criteria import read_packs
 from schemas.records import to_json
 
@@ -43,7 +43,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if not 0 <= options.seconds <= MAX_SECONDS:
         return fail(f"--seconds {options.seconds:g}: give 0 to {MAX_SECONDS:g} seconds")
     examination = examine(
-        collectors.build_collectors(full_snapshot=True),
+        build_collectors(full_snapshot=True),
         read_packs(options.criteria),
         host=socket.gethostname(),
         gpu_count=options.gpus,

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, write_to_textfile
 
-import collectors
 from agent.cli.common import fail, print_progress
 from agent.exporter.exporter import COMPATIBLE_NAMES, Source, registry, serve
 from agent.exporter.run_metrics import RunSource
@@ -24,6 +23,7 @@ from agent.exporter.sampler import MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S, Gp
 from agent.exporter.web import FRESH_S
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from agent.run import background, lease
+from collectors.table import build_collectors
 from schemas import documents
 
 MAX_PORT = 65535
@@ -118,7 +118,7 @@ def _export(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     sampling = bool(options.sample_hz)
-    readers = collectors.build_collectors(gpus, identity=True, keep_nvml_open=sampling)
+    readers = build_collectors(gpus, identity=True, keep_nvml_open=sampling)
     sources: list[Source] = [RunSource(options.state)]
     sources += [GpuSampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 
-import collectors
 from agent.cli.common import fail
 from agent.cli.stages import print_record
 from agent.launch import stage as stages
@@ -14,6 +13,7 @@ from agent.run import lease
 from agent.run.record import HostRun, read_plan_text, run_directory
 from agent.sampling.snapshot import collect
 from collectors.base import Absent, scope
+from collectors.table import build_collectors
 from schemas.errors import HeldError
 
 
@@ -64,7 +64,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _print_snapshot(*, as_json: bool) -> int:
-    families, outcomes = collect(collectors.build_collectors(full_snapshot=True))
+    families, outcomes = collect(build_collectors(full_snapshot=True))
     readings = [
         {"name": family.name, "unit": family.unit, "scope": scope(labels)}
         | ({"status": value.status, "reason": value.reason} if isinstance(value, Absent) else {"value": value})

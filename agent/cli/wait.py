@@ -8,7 +8,6 @@ import sys
 from agent.cli.common import fail
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
-from agent.soak.soak_run import format_progress
 from schemas.stages import BENCHMARK, GANG, SOAK
 
 NOT_FINISHED = 3
@@ -43,6 +42,8 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
     print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
     if stage == SOAK:
+        from agent.soak.soak_run import format_progress  # the other stages do not need its imports
+
         soak = run.record().soak
         print(format_progress(soak) if soak else "no soak was run")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED

@@ -1,4 +1,8 @@
-"""Run one launch of a stage on this host: check its requirements, supervise it, and append its outcome to the record."""
+"""Run one launch of a stage on this host: check its requirements, supervise it, and append its outcome to the record.
+
+Collectors and supervisor are imported only by the functions that use them: `rackproof bench --detach` and `launch --detach`,
+which only start the process that measures, then start in half the time.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import collectors
 from agent.exporter.live import LivePublisher, publish_idle, publish_record
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
-from agent.launch.supervise import LaunchSpec, supervise
-from agent.launch.torchrun import LaunchError, launcher_command
 from agent.run import background, lease
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
 from agent.sampling.snapshot import take_snapshot, utc_now
 from collectors.base import Absent, Collector
-from collectors.nvml import NotOpened, gpu_conflicts, gpu_indices
 from schemas import documents
 from schemas.records import Gpu, Launch, Record, Snapshot
 from schemas.stages import CELL, GANG, PROBE
@@ -66,6 +66,9 @@ def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
 
 def run_launch(run: HostRun, request: LaunchRequest) -> Record:
     """Run one launch of a stage on this host; return the record with its outcome, even if the launch failed."""
+    from agent.launch.supervise import LaunchSpec, supervise
+    from agent.launch.torchrun import LaunchError, launcher_command
+
     stage = request.stage.name
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     if reason := _reason_not_to_start(run, request):
@@ -163,9 +166,9 @@ def find_earlier_launch(launches: Sequence[Launch], stage: str, members: Sequenc
 
 def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collector]:
     """Return all collectors. In a run on GPUs, the NVML collector reads only the GPUs under test."""
-    return collectors.build_collectors(
-        run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot
-    )
+    from collectors.table import build_collectors
+
+    return build_collectors(run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot)
 
 
 def count_attempt(run: HostRun, number: int) -> str:
@@ -195,6 +198,8 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
         return reason
     if run.host.device != "gpu":
         return ""
+    from collectors.nvml import gpu_conflicts
+
     if reason := _reason_without_gpus(run):
         return reason
     if conflicts := gpu_conflicts(run.host.devices, share=run.host.share_gpus):
@@ -204,6 +209,8 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
 
 def _reason_without_gpus(run: HostRun) -> str:
     """Return why no rank would have a GPU; empty if NVML lists any GPU. Later each rank checks its own GPU."""
+    from collectors.nvml import NotOpened, gpu_indices
+
     indices = gpu_indices()
     if indices and not isinstance(indices, Absent):
         return ""

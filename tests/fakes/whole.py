@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import collectors
 from agent.exporter.metrics_page import page
 from agent.sampling.snapshot import take_snapshot
+from collectors import table
 from collectors.base import IDENTITY_LABELS, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
@@ -94,7 +94,7 @@ def build_collectors(
             else SYNCHRONIZED
         )
 
-    for collector in collectors.build_collectors(
+    for collector in table.build_collectors(
         full_snapshot=full_snapshot, identity=identity, root=root, keep_nvml_open=keep_nvml_open
     ):
         if collector.name == "storage":

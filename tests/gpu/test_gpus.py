@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import collectors
 from agent.exporter.exporter import serve
 from agent.sampling.snapshot import take_snapshot
+from collectors.table import build_collectors
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
@@ -39,7 +39,7 @@ def count() -> int:
 
 
 def test_snapshot_has_every_gpu_and_reasons_for_missing_readings(count: int) -> None:
-    taken, gpus = take_snapshot(collectors.build_collectors(), stage="test", phase="before")
+    taken, gpus = take_snapshot(build_collectors(), stage="test", phase="before")
     assert [gpu.index for gpu in gpus] == list(range(count))
     assert len({gpu.serial for gpu in gpus}) == len({gpu.uuid for gpu in gpus}) == count
     assert all(why.startswith("unsupported: ") for metric in taken.metrics for why in metric.absent.values())
@@ -47,7 +47,7 @@ def test_snapshot_has_every_gpu_and_reasons_for_missing_readings(count: int) -> 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with serve(collectors.build_collectors(), "127.0.0.1", 0) as server:
+    with serve(build_collectors(), "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.port}/metrics"
 
 

@@ -77,7 +77,7 @@ print(len(verdicts) > 1000, [(item.name, item.verdict, item.reason) for item in 
 def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None:
     module, line, test = code_blocks("A collector")
     (checkout / "collectors/fan.py").write_text(module, encoding="utf-8")
-    table = checkout / "collectors/__init__.py"
+    table = checkout / "collectors/table.py"
     add_entry(table, line)
     anchor = "from collectors.host import"
     table.write_text(table.read_text().replace(anchor, f"from collectors.fan import FanCollector\n{anchor}"))
@@ -100,9 +100,9 @@ def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None
     fan = host / "sys/class/hwmon/hwmon0/fan1_input"
     fan.parent.mkdir(parents=True)
     fan.write_text("4200\n")
-    scrape = "import collectors, pathlib, sys; from agent.exporter.exporter import registry; "
+    scrape = "import pathlib, sys; from agent.exporter.exporter import registry; from collectors.table import build_collectors; "
     scrape += "from prometheus_client import generate_latest; "
-    scrape += "print(generate_latest(registry(collectors.build_collectors(root=pathlib.Path(sys.argv[1])))).decode())"
+    scrape += "print(generate_latest(registry(build_collectors(root=pathlib.Path(sys.argv[1])))).decode())"
     page = run(checkout, "-c", scrape, str(host), **driver)
     assert 'rackproof_fan_speed{chip="hwmon0",fan="fan1"} 4200.0' in page
 

@@ -596,7 +596,7 @@ from agent.soak.soak_run import SoakRun
 from schemas.records import to_json
 from schemas.stages import SOAK
 from tests import builders
-import collectors
+from collectors.table import build_collectors
 
 plan = builders.plan("h1", profile="soak", gpu_count=4, rackproof_gang="none", rackproof_soak_duration="2s")
 directory = Path(sys.argv[1])
@@ -607,7 +607,7 @@ def launch(number, span):
     time.sleep(1.2)
     return run.append(launches=[builders.launch(SOAK, ("h1",), devices=2)])
 
-record = run_soak(run, launch, collectors.build_collectors([0, 1, 2, 3], root=directory), lambda line: None)
+record = run_soak(run, launch, build_collectors([0, 1, 2, 3], root=directory), lambda line: None)
 print(json.dumps(to_json(record)["soak"]))
 """
 

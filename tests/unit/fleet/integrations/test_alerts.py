@@ -211,9 +211,9 @@ SCRAPE = """
 import sys
 from pathlib import Path
 from prometheus_client import generate_latest
-import collectors
+from collectors.table import build_collectors
 from agent.exporter.exporter import registry
-sys.stdout.buffer.write(generate_latest(registry(collectors.build_collectors(identity=True, root=Path(sys.argv[1])))))
+sys.stdout.buffer.write(generate_latest(registry(build_collectors(identity=True, root=Path(sys.argv[1])))))
 """
 
 
