@@ -1,0 +1,185 @@
+"""Which gates vary, which parts and values they have, and when a fault can be stated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.detection import ABSOLUTE, LOGIC, RELATIVE, Detection, Run, detection
+from schemas.records import SKIPPED, Observation
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
+
+
+def run(
+    *values: Any, name: str = "memory.bandwidth", unit: str = "B/s", change: Any = lambda item: item, **fields: Any
+) -> Run:
+    """Return a run of one host for each value, with this figure of its GPU."""
+    names = [f"h{at}" for at in range(1, len(values) + 1)]
+    plan = one_figure_plan(*names, **fields)
+    evidence = {
+        host: host_evidence(
+            plan, host, observations=(change(builders.observation(name, value, scope="gpu=0", unit=unit, op="copy")),)
+        )
+        for host, value in zip(names, values, strict=True)
+    }
+    return plan, evidence
+
+
+def rule(**fields: Any) -> Criterion:
+    default = {"id": "floor", "operator": "ge", "value": 100.0, "unit": "B/s"}
+    return criterion(**{"name": "memory.bandwidth", **default, **fields})
+
+
+def of(runs: Sequence[Run], *rules: Criterion) -> Detection:
+    found = [item for item in detection(runs, [pack(*(rules or (rule(),)))]) if item.key.criterion in ("floor", "c")]
+    (result,) = found
+    return result
+
+
+@pytest.mark.parametrize(("values", "is_stated"), [((110.5, 111, 113), True), ((110.5, 111), False), ((110.5,), False)])
+def test_fault_is_stated_for_three_parts(values: Sequence[float], is_stated: bool) -> None:
+    found = of([run(*values)])
+    assert found.is_stated is is_stated
+    assert (found.fault is not None) is is_stated
+    assert (found.limit, found.peers, found.change) == (100.0, False, False)
+    assert (found.parts, found.values, found.failed, found.kind) == (len(values), len(values), 0, RELATIVE)
+
+
+def test_gate_names_its_figure_settings_and_model() -> None:
+    key = of([run(110.5, 111, 113)]).key
+    assert (key.model, key.stage, key.name, key.criterion) == ("h200-sxm", "benchmark", "memory.bandwidth", "floor")
+    assert (dict(key.params), '"size_bytes"' in key.settings) == ({"op": "copy"}, True)
+
+
+def test_reading_has_no_stage_parameters_or_settings() -> None:
+    plan = one_figure_plan("h1")
+    evidence = {"h1": host_evidence(plan, "h1", reading(1))}
+    found = of([(plan, evidence)], criterion())
+    assert (found.key.stage, found.key.params, found.key.settings, found.kind) == ("", (), "", LOGIC)
+    assert found.is_stated
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "kind"),
+    [
+        ((110.5, 111, 113), {}, RELATIVE),
+        ((110.5, 111, 113), {"operator": "eq", "value": 110.5}, LOGIC),
+        ((110.5, 110.5, 110.5), {}, LOGIC),
+        ((110.5, 110.5), {}, RELATIVE),
+        ((0.0, 111, 113), {}, ABSOLUTE),
+        ((110.5, 111, 113), {"value": 0.0}, ABSOLUTE),
+        ((110.5, 111, 113), {"value": -5.0}, ABSOLUTE),
+        ((110.5, 111, 113), {"value": 0.5}, RELATIVE),
+    ],
+)
+def test_fault_is_relative_absolute_or_found_by_logic(
+    values: Sequence[float], fields: dict[str, Any], kind: str
+) -> None:
+    assert of([run(*values)], rule(**fields)).kind == kind
+
+
+def test_temperature_is_compared_in_degrees() -> None:
+    chosen = rule(name="stress.temperature", unit="Cel", operator="le", value=90.0)
+    found = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
+    assert (found.kind, found.unit, found.operator) == (ABSOLUTE, "Cel", "le")
+    # Mean 61.5, standard deviation 1.3229, of a further part sqrt(4/3) times that; t(0.99, 2) = 6.965.
+    assert found.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(("values", "kind"), [((3, 4, 6), LOGIC), ((3, 4, 6.5), RELATIVE)])
+def test_whole_numbers_without_a_unit_are_counts(values: Sequence[float], kind: str) -> None:
+    figures = run(*values, name="overlap.slowdown", unit="1")
+    assert of([figures], rule(name="overlap.slowdown", unit="1", operator="le", value=100.0)).kind == kind
+
+
+def test_failed_values_are_counted_and_raise_the_false_alarm() -> None:
+    found = of([run(99.0, 111, 113, 115)])
+    assert (found.failed, found.values) == (1, 4)
+    assert not found.is_reliable
+    far = of([run(1000.0, 1001, 1002, 1003)])
+    assert far.is_reliable
+    assert far.false_alarm is not None
+    assert replace(far, false_alarm=0.001).is_reliable
+    assert not replace(far, false_alarm=0.0011).is_reliable
+    assert not replace(far, false_alarm=None).is_reliable
+
+
+def test_one_gpu_in_two_runs_is_one_part_with_two_values() -> None:
+    found = of([run(110.5, 111, 113), run(110.0, 112, 113)])
+    assert (found.parts, found.values) == (3, 6)
+
+
+def test_relative_fault_is_a_share_of_the_mean() -> None:
+    """Parts at 110, 111 and 112 of a floor of 100: mean 1.11, sigma of a further part 0.01 · sqrt(4/3), t(0.99, 2) = 6.965."""
+    found = of([run(110.0, 111.0, 112.0)], rule(unit="B/s"))
+    assert found.freedom == 2.0
+    assert found.fault == pytest.approx((0.11 + 6.965 * 0.011547) / 1.11, rel=1e-3)
+
+
+def test_spread_between_runs_adds_to_that_of_the_parts() -> None:
+    """Means 110, 111, 112; each part varies by ±1 between two runs, a variance of 2, of which half is not in the means."""
+    found = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
+    variance = 1 * (1 + 1 / 3) + 2 * (1 - 1 / 2)
+    freedom = variance**2 / ((4 / 3) ** 2 / 2 + 1**2 / 3)
+    assert found.freedom == pytest.approx(int(freedom * 10) / 10)
+    assert found.false_alarm is not None
+    assert found.false_alarm < 0.01
+
+
+def test_figures_that_were_not_measured_are_not_counted() -> None:
+    def absent(item: Observation) -> Observation:
+        return replace(item, status=SKIPPED, value=None, reason="no") if item.value == 1.0 else item
+
+    found = of([run(1.0, 110.5, 111, 113, change=absent)])
+    assert (found.values, found.parts, found.failed) == (3, 3, 0)
+
+
+def test_value_of_a_gang_is_counted_once() -> None:
+    plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
+    name = "collective.all_reduce.busbw"
+    evidence = {}
+    for host in ("h1", "h2"):
+        item = builders.observation(name, 5e11, scope="gang=r1", stage="gang", size_bytes=8)
+        evidence[host] = host_evidence(plan, host, observations=(item,))
+    chosen = criterion(name, id="floor", operator="ge", value=1e11, unit="B/s", scope="gang")
+    found = of([(plan, evidence), (plan, evidence)], chosen)
+    assert (found.parts, found.values) == (1, 2)
+
+
+def test_limit_that_differs_between_runs_is_not_stated() -> None:
+    chosen = rule(value=None, fleet_fraction=0.5)
+    assert of([run(110.5, 111, 113), run(110.5, 111, 113)], chosen).limit == 55.5
+    assert of([run(110.5, 111, 113), run(110.5, 150, 160)], chosen).limit is None
+
+
+@pytest.mark.parametrize(("operator", "limit", "alarm"), [("ge", 100.0, 0.0), ("gt", 100.0, 0.0), ("le", 100.0, 1.0)])
+def test_values_that_do_not_vary_between_few_parts_have_no_false_alarm_unless_they_fail(
+    operator: str, limit: float, alarm: float
+) -> None:
+    found = of([run(110.5, 110.5), run(110.5, 110.5)], rule(operator=operator, value=limit))
+    assert (found.kind, found.is_stated, found.false_alarm) == (RELATIVE, False, None)
+    assert found.failed == (4 if alarm else 0)
+
+
+def test_part_of_a_gpu_keeps_its_scope_and_another_part_names_all_gpus() -> None:
+    plan = one_figure_plan("h1")
+    links = {"gpu=0,link=0": 1.5, "gpu=0,link=1": 1.6, "fan=0": 1.7}
+    metric = replace(reading(1), values=links, unit="V")
+    evidence = {"h1": host_evidence(plan, "h1", metric)}
+    chosen = criterion(scope="", id="floor", operator="ge", value=1.0, unit="V")
+    assert of([(plan, evidence), (plan, evidence)], chosen).parts == 3
+
+
+def test_figure_of_several_spread_runs_weighs_parts_by_their_repetitions() -> None:
+    """Part 1 was measured three times, the others twice: the variances within parts are 1, 2 and 2 with 2, 1 and 1 degrees."""
+    runs = [run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0), run(110.0)]
+    found = of(runs)
+    within = (1.0 * 2 + 2.0 + 2.0) / 4
+    rest, of_means = within * (1 - (1 / 3 + 1 / 2 + 1 / 2) / 3), 1 * (1 + 1 / 3)
+    freedom = (rest + of_means) ** 2 / (of_means**2 / 2 + rest**2 / 4)
+    assert found.freedom == pytest.approx(int(freedom * 10) / 10)
