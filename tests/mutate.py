@@ -91,7 +91,7 @@ SCOPES = {
     "plan": MutationScope(
         targets=("fleet/planning/plan.py", "fleet/inventory/ansible.py", "schemas/plans.py"),
         tests=(
-            *_tests_in("fleet/planning"), "fleet/judge/test_manifest",
+            *_tests_in("fleet/planning"), "fleet/judge/test_manifest", "schemas/test_plans",
             "fleet/scaling/test_scaling", "agent/soak/test_soak",
         ),
         min_score=0.92,

@@ -1,0 +1,113 @@
+"""Totals of the InfiniBand and RoCE ports of a host: how many are up, and the rate of the ports of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fleet.judge.fabric_ports import with_port_totals
+from schemas.records import Metric
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
+
+PLAN = one_figure_plan("h1")
+IB, ETHERNET = "InfiniBand", "Ethernet"
+
+
+def port(number: int) -> str:
+    return f"hca=mlx5_{number},port=1"
+
+
+def totals(
+    layers: Mapping[int, str],
+    rates: Mapping[int, Any],
+    *,
+    interfaces: Mapping[str, Any] | None = None,
+    **states: Mapping[int, Any],
+) -> dict[str, Any]:
+    """Return name -> value or reason of the totals.
+
+    Args:
+        layers: port -> its link layer.
+        rates: port -> its rate in B/s.
+        interfaces: network interface -> its rate.
+        states: `state`, `phys_state` or `active` -> port -> value; every port is active if nothing is given.
+    """
+    given = {"link_layer": layers, "rate": rates, **(states or {"active": dict.fromkeys(layers, True)})}
+    metrics = [
+        Metric(name=f"infiniband.{name}", unit="1", values={port(at): value for at, value in values.items()})
+        for name, values in given.items()
+    ]
+    metrics.append(Metric(name="network.speed", unit="B/s", values=interfaces or {}))
+    before = host_evidence(PLAN, "h1", *metrics)
+    after = with_port_totals(before)
+    found = [shot.metrics[len(metrics) :] for shot in after.snapshots()]
+    assert found == [found[0]] * 3
+    assert [(item.name, item.unit) for item in found[0]] == [
+        ("fabric_ports.active", "1"), ("fabric_ports.rate", "B/s"),
+    ][: len(found[0])]  # fmt: skip
+    return {item.name.partition(".")[2]: item.values.get("host", item.absent.get("host")) for item in found[0]}
+
+
+@pytest.mark.parametrize(
+    ("states", "active"),
+    [
+        ({"active": {0: True, 1: True}}, 2),
+        ({"active": {0: True, 1: False}}, 1),
+        ({"state": {0: "ACTIVE", 1: "DOWN"}}, 1),
+        ({"phys_state": {0: "LinkUp", 1: "Polling"}}, 1),
+        ({"state": {0: "ACTIVE", 1: "ACTIVE"}, "phys_state": {0: "LinkUp", 1: "Disabled"}}, 1),
+        ({"state": {0: "ACTIVE"}, "active": {1: True}}, 2),
+    ],
+)
+def test_port_is_up_if_every_reading_of_its_state_says_so(states: Mapping[str, Mapping[int, Any]], active: int) -> None:
+    assert totals({0: IB, 1: IB}, {0: 5e10, 1: 5e10}, **states) == {"active": active, "rate": 5e10 * active}
+
+
+def test_port_without_a_state_makes_the_number_unknown() -> None:
+    reason = f"error: the state of {port(1)} was not read"
+    assert totals({0: IB, 1: IB}, {0: 5e10, 1: 5e10}, active={0: True}) == {"active": reason}
+
+
+def test_rate_is_unknown_if_that_of_an_active_port_was_not_read() -> None:
+    assert totals({0: IB, 1: IB}, {0: 5e10}) == {"active": 2}
+    assert totals({0: IB, 1: IB}, {0: 5e10}, active={0: True, 1: False}) == {"active": 1, "rate": 5e10}
+
+
+@pytest.mark.parametrize(
+    ("layers", "rates", "interfaces", "rate"),
+    [
+        ({0: IB, 1: ETHERNET}, {0: 5e10, 1: 2e10}, {}, 5e10),
+        ({0: IB, 1: ETHERNET}, {0: 1e10, 1: 2e10}, {}, 2e10),
+        ({0: ETHERNET, 1: ETHERNET}, {0: 1e10, 1: 2e10}, {"nic=eth0": 1e10, "nic=eth1": 2e10}, 3e10),
+        ({0: IB}, {0: 1e10}, {"nic=eth0": 1e10, "nic=eth1": 5e9}, 1.5e10),
+        ({0: IB}, {0: 1e10}, {"nic=eth0": "unknown"}, 1e10),
+        ({0: IB, 1: IB}, {0: 1e10, 1: "unknown"}, {}, 1e10),
+    ],
+)
+def test_rate_is_that_of_the_kind_of_port_with_the_highest_sum(
+    layers: Mapping[int, str], rates: Mapping[int, Any], interfaces: Mapping[str, Any], rate: float
+) -> None:
+    assert totals(layers, rates, interfaces=interfaces) == {"active": len(layers), "rate": rate}
+
+
+def test_host_without_ports_has_no_totals() -> None:
+    for metrics in ([], [Metric(name="infiniband.link_layer", unit="1", absent={"host": "unsupported: none"})]):
+        evidence = host_evidence(
+            PLAN, "h1", *metrics, Metric(name="network.speed", unit="B/s", values={"nic=eth0": 1e9})
+        )
+        assert with_port_totals(evidence) is evidence
+
+
+def test_snapshot_without_ports_has_no_totals() -> None:
+    layers = Metric(name="infiniband.link_layer", unit="1", values={port(0): IB})
+    active = Metric(name="infiniband.active", unit="1", values={port(0): True})
+    evidence = host_evidence(PLAN, "h1", layers, active)
+    (record,) = evidence.records
+    bare = type(record.snapshots[0])(
+        stage="benchmark", phase="after", at="2026-11-21T04:00:09Z", duration_s=0.1, metrics=()
+    )
+    mixed = type(evidence)(records=(type(record)(**{**vars(record), "snapshots": (*record.snapshots, bare)}),))
+    assert with_port_totals(mixed).snapshots()[-1].metrics == ()
+    assert len(with_port_totals(mixed).snapshots()[0].metrics) == 3

@@ -1,0 +1,94 @@
+"""Statistics of a fleet get every host, and those of two groups of hosts are merged completely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.host_view import HostView
+from schemas.plans import Part
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+
+OF_IDENTITIES = ("duplicates", "slots", "domains", "link_faults", "support")
+OF_VALUES = ("figures", "groups", "ranks")
+OF_RECORDS = ("digests", "paths")
+PLAN = one_figure_plan("h1", "h2")
+
+
+class Recorder:
+    """Stands for one statistic, and records what it gets."""
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+        self.merged: list[Recorder] = []
+
+    def add(self, *what: Any, **_: Any) -> None:
+        self.added.append(what[0])
+
+    def update(self, other: Recorder) -> None:
+        self.merged.append(other)
+
+
+def recorded(plan: Any = PLAN) -> FleetStats:
+    """Return statistics whose members only record what they get."""
+    stats = FleetStats(Planned(plan))
+    for name in (*OF_IDENTITIES, *OF_VALUES, *OF_RECORDS):
+        setattr(stats, name, Recorder())
+    return stats
+
+
+def added(stats: FleetStats, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return {name: getattr(stats, name).added for name in names}
+
+
+def test_every_statistic_gets_the_host() -> None:
+    stats, view = recorded(), host_view(PLAN)
+    stats.add_identities(view)
+    own = {"duplicates": [view.host.name], "slots": [view], "domains": [view], "link_faults": [view], "support": [view]}
+    assert added(stats, OF_IDENTITIES) == own
+    assert added(stats, ("digests", *OF_VALUES)) == {"digests": [view], "figures": [], "groups": [], "ranks": []}
+    stats.add_values(view)
+    assert added(stats, (*OF_VALUES, "paths")) == {name: [view] for name in (*OF_VALUES, "paths")}
+    assert [links.host for links in stats.links] == ["h1"]
+
+
+def test_host_without_its_own_record_has_no_digests_and_paths() -> None:
+    stats, view = recorded(), HostView(PLAN, PLAN.hosts[0], Evidence(), ())
+    stats.add_identities(view)
+    stats.add_values(view)
+    assert added(stats, OF_RECORDS) == {"digests": [], "paths": []}
+    assert added(stats, ("slots", "figures")) == {"slots": [view], "figures": [view]}
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_parts_are_listed_only_for_a_manifest(has_manifest: bool) -> None:
+    plan = replace(PLAN, manifest=(Part(host="h1", kind="gpu", serial="h1-0"),)) if has_manifest else PLAN
+    stats = FleetStats(Planned(plan))
+    stats.add_identities(host_view(plan))
+    assert [inventory.host for inventory in stats.inventories] == (["h1"] if has_manifest else [])
+
+
+def test_statistics_of_two_groups_are_merged_one_by_one() -> None:
+    stats, other = recorded(), recorded()
+    other.links.append("links")  # type: ignore[arg-type]
+    other.inventories.append("parts")  # type: ignore[arg-type]
+    stats.update(other)
+    for name in (*OF_IDENTITIES, *OF_VALUES, *OF_RECORDS):
+        assert getattr(stats, name).merged == [getattr(other, name)], name
+    assert (stats.links, stats.inventories) == (["links"], ["parts"])
+
+
+def test_every_statistic_is_tested() -> None:
+    known = {*OF_IDENTITIES, *OF_VALUES, *OF_RECORDS, "planned", "inventories", "links"}
+    assert vars(FleetStats(Planned(PLAN))).keys() == known
+
+
+def test_normal_paths_are_found_after_the_last_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats, found = FleetStats(Planned(PLAN)), []
+    monkeypatch.setattr(stats.paths, "find_normal_paths", found.append)
+    stats.complete()
+    assert found == [stats.figures]

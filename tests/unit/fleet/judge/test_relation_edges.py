@@ -1,0 +1,206 @@
+"""Scopes, counts, lists of parts and wholes of readings: each rule at its boundary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.reading_relations import list_of, relation_problems
+from schemas.readings import READINGS
+from schemas.records import Metric, Snapshot
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+
+PLAN = one_figure_plan("h1", gpu_count=2)
+
+
+def metric(name: str, values: dict[str, Any], **absent: str) -> Metric:
+    return Metric(name=name, unit="1", values=values, absent=absent)
+
+
+def problems(*snapshots: list[Metric]) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason of each problem of these snapshots."""
+    shots = tuple(
+        Snapshot(
+            stage="benchmark", phase="before", at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=tuple(metrics)
+        )
+        for at, metrics in enumerate(snapshots)
+    )
+    view = host_view(PLAN, snapshots=shots)
+    found = list(relation_problems(view, view.evidence.records[0]))
+    assert {stage for *_, stage in found} <= {"benchmark"}
+    return [(name, scope, reason) for name, scope, reason, _ in found]
+
+
+def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
+    return name, scope, f"read in the scope {scope}, but this is a reading of {kind}"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (metric("gpu.power", {"gpu=0": 1}), []),
+        (metric("gpu.power", {"gpu=0": 1, "host": 1}), [wrong_scope("gpu.power", "host", "each gpu")]),
+        (metric("gpu.power", {"gpu=0": 1}, host="error: no"), []),
+        (Metric(name="gpu.power", unit="1", absent={"nic=0": "error: no", "gpu=0": "error: no"}),
+         [wrong_scope("gpu.power", "nic=0", "each gpu")]),
+        (metric("host.load", {"host": 1}), []),
+        (metric("host.load", {"gpu=0": 1}), [wrong_scope("host.load", "gpu=0", "the host")]),
+        (metric("collector.duration", {"host": 1}), []),
+        (metric("collector.duration", {"gpu=0": 1}), [wrong_scope("collector.duration", "gpu=0", "the host")]),
+        (metric("site.thing", {"anywhere=0": 1}), []),
+        (metric("gpu.nvlink.crc_errors", {"gpu=0": 1, "gpu=1,link=3": 1}), []),
+        (metric("gpu.nvlink.crc_errors", {"host": 1}), [wrong_scope("gpu.nvlink.crc_errors", "host", "each gpu and link")]),
+        (metric("xid.count", {"xid=79": 1, "pci=0000:01:00.0,xid=79": 1}), []),
+    ],
+)  # fmt: skip
+def test_reading_is_of_the_parts_of_its_kind(given: Metric, expected: list[tuple[str, str, str]]) -> None:
+    assert [item for item in problems([given]) if "read in the scope" in item[2]] == expected
+
+
+def test_gpu_that_the_record_does_not_list_is_named_once() -> None:
+    power = metric("gpu.power", {"gpu=0": 1, "gpu=3": 1, "gpu=2": 1})
+    reason = "has readings, but the record does not list this GPU"
+    assert problems([power], [power]) == [("gpu.serial", "gpu=2", reason), ("gpu.serial", "gpu=3", reason)]
+
+
+def test_path_of_a_gpu_to_itself_is_named() -> None:
+    paths = metric("gpu.peer.link", {"gpu=0,peer=1": "NV18", "gpu=1,peer=1": "X"})
+    assert problems([paths]) == [("gpu.peer.link", "gpu=1,peer=1", "read between a GPU and itself")]
+
+
+@pytest.mark.parametrize(("stated", "is_wrong"), [(2, False), (3, True), (1, True)])
+def test_number_of_links_is_that_of_the_links_that_were_read(stated: int, is_wrong: bool) -> None:
+    links = metric("gpu.nvlink.active", {"gpu=0,link=0": True, "gpu=0,link=1": True})
+    count = metric("gpu.nvlink.link_count", {"gpu=0": stated, "gpu=1": 18})
+    reason = f"is {stated}, but gpu.nvlink.active was read for 2 links"
+    assert problems([links, count]) == ([("gpu.nvlink.link_count", "gpu=0", reason)] if is_wrong else [])
+
+
+NICS = metric("network.operstate", {"nic=eth0": "up", "nic=eth1": "up"})
+UUIDS = metric("gpu.uuid", {"gpu=0": "a"})
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [(2, ""), (1, "is 1, but gpu.uuid was read for 2"), (3, "is 3, but gpu.uuid was read for 2"),
+     ("two", "is two, but gpu.uuid was read for 2")],
+)  # fmt: skip
+def test_count_is_the_number_of_parts_with_or_without_a_value(stated: Any, reason: str) -> None:
+    uuids = Metric(
+        name="gpu.uuid", unit="1", values={"gpu=0": "a"}, absent={"gpu=1": "error: lost", "host": "error: x"}
+    )
+    found = problems([uuids, metric("gpu.count", {"host": stated})])
+    assert found == ([("gpu.count", "host", reason)] if reason else [])
+
+
+@pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
+def test_attachable_parts_may_be_more_in_a_snapshot_without_them(stated: int, is_wrong: bool) -> None:
+    found = problems([NICS], [metric("network.nic_count", {"host": stated})])
+    assert found == (
+        [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2")] if is_wrong else []
+    )
+
+
+@pytest.mark.parametrize(("stated", "is_wrong"), [(0, True), (1, False), (2, False), (3, True)])
+def test_other_parts_are_as_many_as_in_some_snapshot_with_them(stated: int, is_wrong: bool) -> None:
+    two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})
+    found = problems([UUIDS], [two], [metric("gpu.count", {"host": stated})])
+    assert found == ([("gpu.count", "host", f"is {stated}, but gpu.uuid was read for 1 or 2")] if is_wrong else [])
+
+
+def test_count_without_its_parts_is_not_checked() -> None:
+    assert problems([metric("gpu.count", {"host": 7})]) == []
+    assert problems([UUIDS, Metric(name="gpu.count", unit="1", absent={"host": "error: no"})]) == []
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "expected"),
+    [
+        ({"gpu=0": 8, "gpu=1": 9}, {"gpu=0": 8, "gpu=1": 9}, []),
+        ({"gpu=0": 8.5, "gpu=1": 9}, {"gpu=0": 8, "gpu=1": 9}, [("gpu=0", "is 8.5, but gpu.memory.total is 8")]),
+        ({"gpu=0": 9}, {"gpu=1": 8}, []),
+        ({"gpu=0": "all", "gpu=1": 9}, {"gpu=0": 8, "gpu=1": 9}, []),
+        ({"gpu=0": 9, "gpu=1": 9}, {"gpu=0": "much", "gpu=1": 8}, [("gpu=1", "is 9, but gpu.memory.total is 8")]),
+    ],
+)
+def test_value_does_not_exceed_its_whole(
+    used: dict[str, Any], total: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    found = problems([metric("gpu.memory.used", used), metric("gpu.memory.total", total)])
+    assert found == [("gpu.memory.used", scope, reason) for scope, reason in expected]
+
+
+@pytest.mark.parametrize(("stated", "is_wrong"), [(0, False), (2, False), (3, True), ("many", False)])
+def test_gpus_on_the_bus_are_not_more_than_the_bus_lists(stated: Any, is_wrong: bool) -> None:
+    kinds = metric("pcie.kind", {"pci=0000:01:00.0": "gpu", "pci=0000:02:00.0": "gpu", "pci=0000:03:00.0": "network"})
+    found = problems([kinds, metric("gpu.pci_count", {"host": stated})])
+    assert found == ([("gpu.pci_count", "host", f"is {stated}, but pcie.kind lists 2 GPUs")] if is_wrong else [])
+    assert problems([metric("gpu.pci_count", {"host": stated})]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (metric("network.speed", {"nic=eth0": 1}), []),
+        (metric("network.speed", {"nic=eth9": 1}), ["nic=eth9"]),
+        (
+            Metric(name="network.speed", unit="1", values={"nic=eth0": 1}, absent={"nic=eth8": "error: no"}),
+            ["nic=eth8"],
+        ),
+        (metric("network.speed", {"nic=eth0": 1}, host="error: no"), []),
+        (metric("network.bond.member_up", {"bond=bond0,nic=eth9": True}), []),
+    ],
+)
+def test_part_of_a_reading_is_in_the_list_of_parts(given: Metric, expected: list[str]) -> None:
+    found = [item for item in problems([NICS], [given]) if "was read for" in item[2]]
+    assert found == [(given.name, scope, f"was read for {scope}, but network.operstate was not") for scope in expected]
+    assert [item for item in problems([given]) if "was read for" in item[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "listing"),
+    [
+        ("host.dimm.size", "host.dimm.populated"), ("host.dimm.label", ""), ("network.speed", "network.operstate"),
+        ("network.bond.mode", ""), ("pcie.acs.enabled", ""), ("pcie.width", "pcie.kind"),
+        ("storage.nvme.wear", "storage.disk.rotational"), ("gpu.power", ""),
+    ],
+)  # fmt: skip
+def test_list_of_the_parts_of_a_reading(name: str, listing: str) -> None:
+    assert list_of(name) == listing
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "is_right"),
+    [
+        ("optics.temperature", "hca=mlx5_0,port=1", True),
+        ("optics.temperature", "nic=eth0,port=1", True),
+        ("optics.temperature", "gpu=0,port=1", False),
+        ("xid.count", "xid=79", True),
+        ("xid.count", "host", True),
+        ("xid.count", "nic=eth0,xid=79", False),
+    ],
+)
+def test_port_may_be_of_an_adapter_or_an_interface_and_an_event_of_no_part(
+    name: str, scope: str, is_right: bool
+) -> None:
+    labels = READINGS[name].labels
+    scope = ",".join(label for label in scope.split(",") if label.split("=")[0] != "port" or "port" in labels)
+    found = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
+    assert bool(found) is not is_right
+
+
+def test_gpu_that_is_planned_but_not_listed_has_another_verdict() -> None:
+    view = host_view(PLAN, gpus=host_view(PLAN).gpus[:1], snapshots=())
+    shot = Snapshot(
+        stage="benchmark", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1,
+        metrics=(metric("gpu.power", {"gpu=0": 1, "gpu=1": 1}),),
+    )  # fmt: skip
+    assert list(relation_problems(view, replace(view.evidence.records[0], snapshots=(shot,)))) == []
+
+
+@pytest.mark.parametrize("name", ["gpu.nvlink.active", "gpu.nvlink.link_count"])
+def test_links_without_their_number_are_not_counted(name: str) -> None:
+    scope = "gpu=0,link=0" if name.endswith("active") else "gpu=0"
+    assert problems([metric(name, {scope: 7})]) == []

@@ -1,0 +1,218 @@
+"""Variables and names of an inventory at the boundaries: types, misspelt names, addresses and error texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.inventory import ansible
+from fleet.inventory.ansible import (
+    check_addresses,
+    check_listing,
+    check_names,
+    check_variables,
+    hosts_of,
+    read_inventory,
+)
+from schemas.errors import UsageError
+
+
+def typed(name: str, value: Any) -> Any:
+    return check_variables({"h1": {name: value}})["h1"][name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("rackproof_gpu_count", "8", 8),
+        ("rackproof_gpu_count", " 8 ", 8),
+        ("rackproof_gpu_count", 8, 8),
+        ("rackproof_share_gpus", "Yes", True),
+        ("rackproof_share_gpus", "on", True),
+        ("rackproof_share_gpus", "1", True),
+        ("rackproof_share_gpus", 1, True),
+        ("rackproof_share_gpus", "off", False),
+        ("rackproof_share_gpus", "no", False),
+        ("rackproof_share_gpus", 0, False),
+        ("rackproof_fabric_gbps", "400", 400.0),
+        ("rackproof_fabric_gbps", "4e2", 400.0),
+        ("rackproof_fabric_gbps", "1.5e-1", 0.15),
+        ("rackproof_fabric_gbps", 400, 400),
+        ("rackproof_rack", 12, "12"),
+        ("rackproof_rack", "12", "12"),
+        ("other_variable", "8", "8"),
+    ],
+)
+def test_text_of_an_ini_inventory_is_converted_without_doubt(name: str, value: Any, expected: Any) -> None:
+    result = typed(name, value)
+    assert (result, type(result)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("rackproof_gpu_count", "eight", ""),
+        ("rackproof_gpu_count", "9" * 19, ""),
+        ("rackproof_gpu_count", "8.5", ""),
+        ("rackproof_gpu_count", True, ""),
+        ("rackproof_share_gpus", "maybe", ""),
+        ("rackproof_share_gpus", 2, ""),
+        ("rackproof_fabric_gbps", "fast", ""),
+        ("rackproof_rack", 580.1,
+         ': write it in quotes, such as rackproof_rack: "580.1" (in an INI inventory rackproof_rack=\'"580.1"\')'),
+        ("rackproof_rack", True, ""),
+        ("rackproof_gpu_devices", "[0, 1]",
+         ": an INI inventory and -e give text; set it in YAML, as rackproof_gpu_devices: [a, b]"),
+        ("rackproof_environment", "A=1",
+         ": an INI inventory and -e give text; set it in YAML, as rackproof_environment: {name: value}"),
+        ("rackproof_gpu_devices", 3, ""),
+        ("rackproof_environment", {"A": 1}, ""),
+    ],
+)  # fmt: skip
+def test_value_of_a_wrong_type_is_refused_with_a_remedy_only_if_there_is_one(name: str, value: Any, text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        typed(name, value)
+    message = str(error.value)
+    assert message.startswith(f"host h1: {name}")
+    remedies = (": write it in quotes", ": an INI inventory")
+    assert message.endswith(text) if text else not any(remedy in message for remedy in remedies)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("rackproof_gpu_cont", "rackproof_gpu_count"),
+        ("rackproof_gpu_counts", "rackproof_gpu_count"),
+        ("rackproof_gpu_co", ""),
+        ("rackprof_gpu_count", "rackproof_gpu_count"),
+        ("rakprof_gpu_count", "rackproof_gpu_count"),
+        ("RACKPROOF_gpu_count", "rackproof_gpu_count"),
+    ],
+)
+def test_misspelt_variable_is_refused(name: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown variable {name}.*{nearest}"):
+        check_variables({"h1": {name: 8}})
+    with pytest.raises(UsageError, match=f"unknown variable {name}.*{nearest}"):
+        check_names(["ansible_host", name])
+
+
+@pytest.mark.parametrize(
+    "name", ["rakprf_gpu_count", "rack_gpu_count", "ackproo_gpu_coun", "gpu_count", "ansible_user"]
+)
+def test_variable_of_other_software_is_ignored(name: str) -> None:
+    assert check_variables({"h1": {name: 8}}) == {"h1": {name: 8}}
+    check_names([name])
+
+
+def test_names_of_rackproof_are_valid() -> None:
+    check_names(["rackproof_gpu_count", "ansible_host"])
+
+
+def test_listing_with_a_misspelt_further_name_is_refused() -> None:
+    listing = {"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {"h1": {}}, "names": ["rackproof_gpu_cont"]}}
+    with pytest.raises(UsageError, match="unknown variable rackproof_gpu_cont"):
+        check_listing(listing)
+    assert check_listing({**listing, "_meta": {"hostvars": {"h1": {}}}}) == {"h1": {}}
+
+
+def test_group_is_suggested_but_not_the_metadata() -> None:
+    with pytest.raises(UsageError, match=r"the inventory has no group gpu_hosts.*gpu_host\b"):
+        hosts_of({"gpu_host": {}, "_meta": {}})
+    with pytest.raises(UsageError) as error:
+        hosts_of({"_meta": {}})
+    assert "_meta" not in str(error.value)
+
+
+def test_group_that_contains_itself_is_read_once() -> None:
+    listing = {
+        "gpu_hosts": {"hosts": ["h1"], "children": ["more", "gpu_hosts"]},
+        "more": {"hosts": ["h2", "h1"], "children": ["gpu_hosts"]},
+        "_meta": {"hostvars": {"h2": {"a": 1}}},
+    }
+    assert hosts_of(listing) == {"h1": {}, "h2": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ({"ansible_host": "10.0.0.1"}, {"ansible_host": "10.0.0.2"}, False),
+        ({"ansible_host": "10.0.0.1"}, {"ansible_host": "10.0.0.1"}, True),
+        ({"ansible_host": "10.0.0.1"}, {"ansible_host": "10.0.0.1", "ansible_port": 22}, True),
+        ({"ansible_host": "10.0.0.1"}, {"ansible_host": "10.0.0.1", "ansible_port": 23}, False),
+        ({"ansible_host": "10.0.0.1", "ansible_port": "23"}, {"ansible_host": "10.0.0.1", "ansible_port": 23}, True),
+        ({"ansible_host": "h2"}, {}, True),
+        ({"ansible_host": "10.0.0.1"}, {"ansible_host": "10.0.0.1", "ansible_connection": "local"}, False),
+        ({"ansible_connection": "local"}, {"ansible_connection": "local"}, False),
+    ],
+)
+def test_two_hosts_with_one_address_and_port_are_refused(
+    first: dict[str, Any], second: dict[str, Any], is_same: bool
+) -> None:
+    if not is_same:
+        check_addresses({"h1": first, "h2": second})
+        return
+    with pytest.raises(UsageError, match="hosts h1 and h2 have the same address"):
+        check_addresses({"h1": first, "h2": second})
+
+
+@pytest.mark.parametrize("variable", ["ansible_host", "ansible_port"])
+def test_address_or_port_that_is_a_template_is_refused(variable: str) -> None:
+    with pytest.raises(UsageError, match=f"host h1: {variable}: '{{{{ x }}}}' is a template"):
+        check_addresses({"h1": {variable: "{{ x }}"}})
+
+
+def caused(cause: str, origin: str, *more: str) -> str:
+    """Return the message of an error with this cause, and with further causes of the same origin."""
+    return "".join(f"<<< caused by >>> {each} Origin: {origin} " for each in (cause, *more))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no\n  cause", "no cause"),
+        ("x" * 600, "x" * 500),
+        (caused("bad line.", "/i/hosts.yml:3:1"), "/i/hosts.yml:3:1: bad line."),
+        (caused("bad line.", "/i/hosts.yaml:3", "other."), "/i/hosts.yaml:3: bad line."),
+        (caused("bad line.", "/i/hosts.json:3", "other."), "/i/hosts.json:3: bad line."),
+        (caused("bad line.", "/i/hosts.ini:3", "other."), "/i/hosts.ini:3: bad line.; other."),
+        (caused("same.", "/i/hosts:3", "same."), "/i/hosts:3: same."),
+        (caused("no root 'plugin' key.", "/i/hosts.yml:1") + caused("bad.", "/i/hosts.yml:2"), "/i/hosts.yml:2: bad."),
+        (caused("bad.", "<inventory plugin 'ini' with source '/i/hosts'>"), "/i/hosts: bad."),
+    ],
+)  # fmt: skip
+def test_error_of_ansible_inventory_names_file_and_cause(
+    message: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ansible-inventory"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{message}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ansible.shutil, "which", lambda *_, **__: str(program))
+    source = tmp_path / "hosts"
+    source.write_text("")
+    with pytest.raises(UsageError) as error:
+        read_inventory([str(source)])
+    assert str(error.value).startswith(f"inventory {source}: {expected}")
+    assert len(str(error.value)) < 900
+
+
+def test_bytes_of_an_error_that_are_no_text_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ansible-inventory"
+    program.write_text("#!/bin/sh\nprintf 'bad \\377 byte' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(ansible.shutil, "which", lambda *_, **__: str(program))
+    with pytest.raises(UsageError, match="bad \ufffd byte"):
+        read_inventory(["h1,"])
+
+
+def test_json_file_is_a_listing_only_if_it_is_the_only_source(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps({"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {}}}))
+    assert read_inventory([str(path)]) == {"h1": {}}
+    path.write_text("[]")
+    with pytest.raises(UsageError, match="not an inventory"):
+        read_inventory([str(path)])
+    with pytest.raises(UsageError, match=r"none\.json"):
+        read_inventory([str(tmp_path / "none.json")])

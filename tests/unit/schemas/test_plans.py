@@ -1,0 +1,208 @@
+"""Questions that other modules ask a plan: rates of fabrics, scopes of figures, and who must have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.baselines import PlannedBaseline
+from schemas.catalogue import Expectation, expand
+from schemas.plans import BenchmarkChoice, BudgetSelection, Part, Plan, Stage, expectations, plan_from_json
+from schemas.records import to_json
+from schemas.studies import Cell, Study
+from schemas.waivers import Waiver
+from tests import builders
+
+PLAN = builders.plan("h1", "h2", "h3", gpu_count=2)
+
+
+def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
+    """Return the plan with these rates of a port, in Gb/s, and numbers of GPUs of each host."""
+    hosts = tuple(
+        replace(host, fabric_gbps=rate, devices=tuple(range(count)))
+        for host, rate, count in zip(PLAN.hosts, gbps, gpus, strict=True)
+    )
+    return replace(PLAN, hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("gbps", "members", "port", "fabric"),
+    [
+        ((400.0, 400.0, 400.0), ("h1", "h2"), 50e9, 100e9),
+        ((400.0, 200.0, 100.0), ("h1", "h2"), 25e9, 50e9),
+        ((400.0, 200.0, 100.0), ("h1", "h2", "h3"), 12.5e9, 25e9),
+        ((400.0, 200.0, 100.0), ("h1",), 50e9, 100e9),
+        ((400.0, 200.0, 100.0), (), 50e9, 100e9),
+        ((400.0, 0.0, 100.0), ("h1", "h2"), 50e9, 100e9),
+        ((0.0, 0.0, 0.0), ("h1", "h2"), 0.0, 0.0),
+        ((0.0, 200.0, 0.0), ("h1", "h2"), 25e9, 50e9),
+    ],
+)
+def test_slowest_member_of_the_gang_with_a_known_rate_limits_all(
+    gbps: Sequence[float], members: tuple[str, ...], port: float, fabric: float
+) -> None:
+    plan = with_rates(*gbps)
+    assert plan.slowest_port(plan.hosts[0], members) == port
+    assert plan.slowest_fabric(plan.hosts[0], members) == fabric
+
+
+def test_host_without_a_gang_has_its_own_rate() -> None:
+    alone = replace(PLAN, hosts=tuple(replace(host, gang="", fabric_gbps=400.0) for host in PLAN.hosts))
+    assert alone.slowest_port(alone.hosts[0], ("h1", "h2")) == 50e9
+    assert alone.slowest_fabric(alone.hosts[0], ("h1", "h2")) == 100e9
+
+
+def test_hosts_with_fewer_gpus_have_a_slower_fabric_with_the_same_ports() -> None:
+    plan = with_rates(400.0, 400.0, 400.0, gpus=(4, 2, 2))
+    assert plan.slowest_fabric(plan.hosts[0], ("h1", "h2")) == 100e9
+    assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 50e9
+
+
+def test_number_of_ranks_is_that_of_the_devices_of_the_planned_hosts() -> None:
+    plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
+    assert plan.ranks(("h1", "h3")) == 5
+    assert plan.ranks(("h1", "h1", "unknown")) == 4
+    assert plan.ranks(()) == 0
+
+
+def expected(name: str, scope: str, stage: str = "benchmark", **fields: Any) -> Expectation:
+    return Expectation(name=name, scope=scope, stage=stage, params={}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("item", "scopes"),
+    [
+        (expected("memory.bandwidth", "device"), ("gpu=0", "gpu=1")),
+        (expected("peer_copy.bandwidth", "pair"), ("gpu=0,peer=1", "gpu=1,peer=0")),
+        (expected("host_memory.nodes", "host"), ("host",)),
+        (expected("local_storage.bandwidth", "directory"), ("directory=data:local",)),
+        (expected("shared_storage.bandwidth", "directory", "gang"), ("directory=data:shared",)),
+        (expected("collective.all_reduce.busbw", "world"), ("host",)),
+        (expected("collective.all_reduce.busbw", "world", "gang"), ("gang=r1",)),
+        (expected("pairs.bandwidth", "peers"), ()),
+        (expected("pairs.bandwidth", "peers", "gang"),
+         ("gpu=0,partner=h2", "gpu=1,partner=h2", "gpu=0,partner=h3", "gpu=1,partner=h3")),
+    ],
+)  # fmt: skip
+def test_scopes_of_a_figure_on_a_host(item: Expectation, scopes: tuple[str, ...]) -> None:
+    host = replace(PLAN.hosts[0], local_storage=("/data/local",), shared_storage=("/data/shared",))
+    found = PLAN.scopes_of(host, item)
+    assert sorted(found) == sorted(scopes)
+    assert len(found) == len(scopes)
+
+
+def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
+    plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
+    found = plan.scopes_of(plan.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
+    assert {scope.split(",")[0] for scope in found} == {"gpu=0"}
+    alone = replace(plan.hosts[0], gang="")
+    assert plan.scopes_of(alone, expected("pairs.bandwidth", "peers", "gang")) == ()
+
+
+def test_fewer_rounds_have_fewer_partners() -> None:
+    stages = tuple(
+        replace(stage, benchmarks={**stage.benchmarks, "pairs": {"rounds": 1}}) if stage.name == "gang" else stage
+        for stage in PLAN.stages
+    )
+    found = replace(PLAN, stages=stages).scopes_of(PLAN.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
+    assert len({scope.split(",")[1] for scope in found}) == 1
+
+
+def test_host_without_a_gang_or_with_one_gpu_has_fewer_figures() -> None:
+    alone, single = replace(PLAN.hosts[0], gang=""), replace(PLAN.hosts[0], devices=(0,))
+    everything = PLAN.expected_of(PLAN.hosts[0])
+    assert {item.stage for item in everything} == {"benchmark", "gang"}
+    assert {item.stage for item in PLAN.expected_of(alone)} == {"benchmark"}
+    assert not any(item.peers for item in PLAN.expected_of(single) if item.stage != "gang")
+    assert any(item.peers for item in everything if item.stage != "gang")
+    assert PLAN.expected_of(PLAN.hosts[1]) is everything
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "required", "measures", "judged"),
+    [
+        (False, False, False, True), (True, False, True, False), (True, True, False, False), (True, True, True, True),
+    ],
+)  # fmt: skip
+def test_ports_of_a_rehearsal_are_judged_only_if_they_are_measured_and_required(
+    rehearsal: bool, required: bool, measures: bool, judged: bool
+) -> None:
+    benchmarks = {"verbs": {}} if measures else {"training": {}}
+    plan = replace(builders.with_benchmarks(PLAN, benchmark=benchmarks), rehearsal=rehearsal)
+    assert plan.judges_ports(replace(plan.hosts[0], verbs_required=required)) is judged
+
+
+def test_part_of_a_fleet_has_the_hosts_in_the_given_order_and_no_manifest() -> None:
+    part = PLAN.only(["h3", "h1"])
+    assert [host.name for host in part.hosts] == ["h3", "h1"]
+    assert part.manifest == ()
+    assert part.gangs() == {"r1": ("h3", "h1")}
+    assert PLAN.gangs() == {"r1": ("h1", "h2", "h3")}
+
+
+def test_first_host_of_a_name_and_unknown_names() -> None:
+    twice = replace(PLAN, hosts=(*PLAN.hosts, replace(PLAN.hosts[0], rack="other")))
+    assert twice.host("h1").rack == "r1"
+    with pytest.raises(KeyError):
+        PLAN.host("h9")
+    assert PLAN.stage("gang").name == "gang"
+    with pytest.raises(KeyError, match="soak"):
+        PLAN.stage("soak")
+
+
+def test_longest_time_of_a_stage_includes_one_more_round() -> None:
+    stage = Stage(name="soak", deadline_s=60.0, collective_timeout_s=1.0, benchmarks={}, duration_s=600.0)
+    assert stage.longest_s == 660.0
+    assert replace(stage, duration_s=0.0).longest_s == 60.0
+
+
+def test_directories_of_a_kind() -> None:
+    host = replace(PLAN.hosts[0], local_storage=("/a",), shared_storage=("/b", "/c"))
+    assert host.directories("local_storage") == ("/a",)
+    assert host.directories("shared_storage") == ("/b", "/c")
+
+
+FULL = replace(
+    builders.plan("h1", "h2", gpu_count=2, rackproof_local_storage=["/a"], rackproof_shared_storage=["/b", "/c"]),
+    manifest=(Part(host="h1", kind="gpu", serial="s1"),),
+    waivers=(Waiver(criterion="c", who="me", why="known", until="2026-12-01", host="h1"),),
+    baseline=PlannedBaseline(directory="/b", digest="0" * 64),
+    choice=BudgetSelection(
+        budget_s=60.0,
+        cost_s=50.0,
+        runs=2,
+        items=(BenchmarkChoice(stage="benchmark", benchmark="gemm", chosen=True, cost_s=5.0, why="cheap"),),
+    ),
+    study=Study(cells=(Cell(hosts=2, gpus=1, batch_size=64, epochs=1, cpus=3, precision="bf16"),)),
+)
+
+
+def test_plan_is_the_same_after_it_was_written_and_read() -> None:
+    assert plan_from_json(json.loads(json.dumps(to_json(FULL)))) == FULL
+    assert plan_from_json(json.loads(json.dumps(to_json(PLAN)))) == PLAN
+
+
+def test_cell_of_a_study_has_its_gpus_and_settings() -> None:
+    cell = FULL.of_cell(1)
+    assert [host.devices for host in cell.hosts] == [(0,), (0,)]
+    assert [(stage.name, stage.cpus) for stage in cell.stages] == [("cell", 3)]
+    assert all(chosen["epochs"] == 1 for chosen in cell.stages[0].benchmarks.values())
+    for number in (0, 2):
+        with pytest.raises(KeyError, match=f"cell {number}"):
+            FULL.of_cell(number)
+    with pytest.raises(KeyError):
+        PLAN.of_cell(1)
+
+
+@pytest.mark.parametrize(("rehearsal", "device"), [(True, "cpu"), (False, "gpu")])
+def test_figures_of_a_rehearsal_are_those_of_processes(rehearsal: bool, device: str) -> None:
+    assert expectations(PLAN.stages, rehearsal=rehearsal) == tuple(
+        item
+        for stage in PLAN.stages
+        for benchmark, chosen in stage.benchmarks.items()
+        for item in expand(stage.name, benchmark, chosen, device)
+    )
