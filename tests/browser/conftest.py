@@ -1,4 +1,4 @@
-"""Run Debian's headless Chromium, once per test module, with a fresh profile and without network access."""
+"""Run Debian's headless Chromium, once per test module. Each page has a fresh profile and must not use the network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-"""Allow Chromium to run as root in a container, and prevent network requests."""
+"""Allow Chromium to run as root in a container, and prevent its own network requests."""
 
 
 @pytest.fixture(scope="module")

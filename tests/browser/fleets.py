@@ -77,7 +77,7 @@ def with_trace(evidence: Evidence, gpus: int) -> Evidence:
 
 
 def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """Return the evidence with the rates of one part multiplied by `factor`."""
+    """Return the evidence with those rates of one part multiplied by `factor` whose name begins with `name`."""
 
     def change(observation: Observation) -> Observation:
         is_affected = (
@@ -110,7 +110,7 @@ def with_failed_launch(evidence: Evidence, log_tail: str) -> Evidence:
 
 
 def demo(racks: int = 2, hosts: int = 6, gpus: int = 8) -> FleetReport:
-    """Return the report on racks with one fault of each kind."""
+    """Return the report on racks with faults: slow and faulty GPUs, a hung launch, a dark port and an unreachable host."""
     fleet_plan = plan(racks, hosts, gpus=gpus)
     evidence = {
         name: with_trace(with_noise(of_host, name), gpus) for name, of_host in builders.evidence(fleet_plan).items()
@@ -148,7 +148,7 @@ def lab() -> FleetReport:
 
 
 def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
-    """Return the report on a large fleet: no measurements, the verdicts that do not pass, and only counts of those that pass."""
+    """Return the report on a large fleet: no observations, the verdicts that do not pass, and only counts of those that pass."""
     rng = random.Random(hosts)  # noqa: S311 - the same each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
     verdicts: list[Verdict] = []

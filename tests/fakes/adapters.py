@@ -1,4 +1,4 @@
-"""Readings of two network adapters of a host, in the form of the collectors. The modules come from captured outputs."""
+"""Readings and figures of two network adapters of a host. The readings of the modules come from captured outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PORT_READINGS: Mapping[str, Value] = {
 
 
 def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: int = 0) -> tuple[Metric, ...]:
-    """Return the readings of `mlx5_0` and `mlx5_1`.
+    """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to them, and the uptime of the host.
 
     Args:
         host: number of the host, on which identities depend.

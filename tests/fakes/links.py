@@ -1,7 +1,7 @@
 """Build the /sys of an HGX host, for the `pcie`, `infiniband` and `network` collectors.
 
-Eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive; a switch with four NVSwitches; a
-ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test then changes one file with the functions below.
+Eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive; four NVSwitches, each below a bridge; a
+ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test then changes the tree with the functions below.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ EFA_COUNTERS = {
 
 
 def add_efa(root: Path) -> None:
-    """Add an EFA adapter, as in an instance of AWS: counters of its port, and errors of commands of the adapter."""
+    """Add an EFA adapter, as in an instance of AWS, with the counters of its port and the adapter's count of failed commands."""
     _device(root, ("0000:a0:01.0",), EFA_NIC, 1, ("0x1d0f", "0xefa2", "0x020000"))
     folder = _class_device(root, "infiniband", EFA, EFA_NIC)
     files = {

@@ -59,7 +59,7 @@ def build_host(root: Path) -> Path:
 
 
 def append_kernel_log(root: Path, *messages: str) -> None:
-    """Append messages to the kernel log, each 1 µs newer than the one before."""
+    """Append messages to the kernel log: the first 5 s after boot, each next one 1 µs later."""
     path = root / "dev/kmsg"
     records = path.read_text().splitlines()
     for text in messages:
@@ -68,7 +68,10 @@ def append_kernel_log(root: Path, *messages: str) -> None:
 
 
 def run_program(root: Path, library: Path, *arguments: str, requests: str = "") -> str:
-    """Run this module as a program on a healthy tree; return its output. The scenario of NVML is written below the root."""
+    """Run this module as a program on the tree below `root`, with healthy GPUs; return its output.
+
+    Write the scenario of NVML below the root.
+    """
     scenario = nvml.write(root / "scenario", "healthy-h100x8", *NVML)
     return subprocess.run(
         [sys.executable, "-m", "tests.fakes.whole", root, *arguments],

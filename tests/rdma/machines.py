@@ -24,7 +24,7 @@ from .switches import Switches, switches
 
 ROOT = Path(__file__).parents[2]
 KERNEL = ROOT / "build" / "rdma-kernel"
-"""Where Debian's kernel package is unpacked; git ignores it."""
+"""Directory in which Debian's kernel package is unpacked; git ignores it."""
 MODULES = (
     "virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "crc32_generic", "configfs",
     "ib_core", "udp_tunnel", "ip6_udp_tunnel", "ib_uverbs", "rdma_rxe", "failover", "net_failover", "virtio_net", "netfs",
@@ -105,7 +105,7 @@ class Machines:
     def run(self, limit_s: float, **commands: str) -> dict[str, int]:
         """Run a shell command on each machine named, or the command `all` on all others; return the exit codes.
 
-        Raises AssertionError, with the end of the kernel's log, if a machine does not answer in time.
+        Raises AssertionError, with the end of the kernels' logs, if a machine ends or does not answer in time.
         """
         every = commands.pop("all", "")
         self._post({host: commands.get(host, every) for host in self.hosts})

@@ -69,10 +69,10 @@ def limit(lab: Lab, host: str, rate: str) -> None:
 
 
 def freeze(lab: Lab, host: str) -> None:
-    """Stop the process that serves the shared file system, so that every access hangs."""
+    """Stop the sshfs process of the host, so that every access to the shared file system hangs."""
     lab.on(host, "pkill", "-STOP", "-x", "sshfs")
 
 
 def thaw(lab: Lab, host: str) -> None:
-    """Let the process continue."""
+    """Let the stopped sshfs process of the host continue."""
     lab.on(host, "pkill", "-CONT", "-x", "sshfs")

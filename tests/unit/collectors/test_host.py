@@ -43,7 +43,7 @@ def readings(root: Path, *, full_snapshot: bool = False) -> Readings:
 
 
 def changed(before: Readings, after: Readings) -> Readings:
-    """Return the changed readings."""
+    """Return the readings that are new or different in `after`."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
@@ -52,7 +52,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.build_tree(tmp_path_factory.mktemp("host")), full_snapshot=True)
 
 
-def test_healthy_host_reports_all_readings(tmp_path: Path) -> None:
+def test_healthy_host_reports_all_fast_readings(tmp_path: Path) -> None:
     assert readings(host.build_tree(tmp_path)) == {
         "host.kernel_version": "6.8.0-45-generic",
         "host.cpu.model": "Intel(R) Xeon(R) Platinum 8480C",
@@ -182,7 +182,7 @@ def test_changed_file_affects_only_its_readings(
         ("osrelease", None, {"host.kernel_version": "/proc/sys/kernel/osrelease: No such file or directory"}),
     ],
 )
-def test_invalid_file_affects_only_its_readings(
+def test_invalid_or_missing_file_affects_only_its_readings(
     tmp_path: Path, file: str, text: str | None, reasons: dict[str, str]
 ) -> None:
     values = readings(host.build_tree(tmp_path, **{file: text}))
@@ -367,7 +367,7 @@ def test_placeholder_firmware_text_is_missing(text: str) -> None:
         firmware_text(f"{text}\n")
 
 
-def test_hypervisor_flag_is_unknown_without_cpu_flags() -> None:
+def test_hypervisor_flag_is_read_and_is_unknown_without_cpu_flags() -> None:
     assert has_hypervisor_flag("flags\t: vme hypervisor lm\n")
     assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):

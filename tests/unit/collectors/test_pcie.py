@@ -112,7 +112,7 @@ def test_driver_of_a_gpu_is_read(tmp_path: Path, driver: str) -> None:
     assert readings(tmp_path)["pcie.driver", gpu] == (driver or "none")
 
 
-def test_scrape_omits_constants(root: Path) -> None:
+def test_scrape_omits_readings_of_full_snapshots(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {

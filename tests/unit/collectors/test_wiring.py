@@ -93,7 +93,7 @@ def test_switch_without_a_name_is_known_by_its_id() -> None:
         ("ifalias", "Eth1", "", ("Eth1", "")),
     ],
 )
-def test_port_is_the_name_that_is_printed_on_the_switch(
+def test_port_is_the_name_of_the_interface_if_the_switch_sends_it(
     kind: str, port: str, description: str, expected: tuple[str, str]
 ) -> None:
     item = wiring.neighbor(NIC, "leaf", port, kind=kind, description=description)

@@ -1,4 +1,7 @@
-"""The tables of docs/criteria.md show what `rackproof power --pool --markdown` prints for the accepted runs of real hardware."""
+"""The tables of docs/criteria.md show what `rackproof power` prints for the accepted runs of real hardware.
+
+Its options are `--pool --markdown` for the first tables and `--planted-faults` for the last one.
+"""
 
 from __future__ import annotations
 

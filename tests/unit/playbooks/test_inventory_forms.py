@@ -1,4 +1,4 @@
-"""The playbooks accept inventories with templates, variables of other software, and hosts called localhost."""
+"""The playbooks accept templates, variables of other software and hosts called localhost, and refuse misspelt variables."""
 
 from __future__ import annotations
 

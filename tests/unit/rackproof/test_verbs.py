@@ -1,4 +1,4 @@
-"""Test what the command does without a verb or a run: its help, completions, and the newest run as default."""
+"""Test the command's help and completions, the newest run as default, and the output of `criteria` and `diff`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import builders
 from tests.unit.fleet.report.test_report import write_run
 
 
-def test_help_lists_every_verb_once_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_group_and_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     headings = [f"{title}:" for title in GROUPS.values()]
@@ -74,7 +74,7 @@ def test_bash_completion_offers_the_expected_words(
 
 
 @pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
-def test_completions_of_other_shells_are_valid(
+def test_completions_of_other_shells_are_valid_if_the_shell_is_installed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str, check: str
 ) -> None:
     assert main(["completion", shell]) == 0

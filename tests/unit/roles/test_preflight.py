@@ -1,4 +1,4 @@
-"""The probe of the role preflight reports names in the inventory that the host lacks, and settings that slow its GPUs."""
+"""The probe of the role preflight reports names that the host lacks, settings that slow its GPUs, and unusable directories."""
 
 from __future__ import annotations
 

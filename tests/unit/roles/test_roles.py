@@ -168,7 +168,7 @@ def test_install_and_main_of_a_role_have_the_same_argument_specs(role: str) -> N
 
 
 @pytest.mark.parametrize("distribution", ["debian12", "ubuntu2404", "rhel9"])
-def test_packages_that_are_installed_are_in_the_recorded_indexes(distribution: str) -> None:
+def test_packages_that_are_installed_are_in_the_test_data(distribution: str) -> None:
     index = yaml.safe_load((ROOT / "tests" / "data" / "packages.yml").read_text())[distribution]
     driver = DRIVERS[distribution]
     assert {*driver["open"], *driver["proprietary"], "nvidia-fabricmanager"} <= set(index["packages"])

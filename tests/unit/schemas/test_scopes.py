@@ -1,4 +1,4 @@
-"""`Scope` parses scope strings; no other code splits them."""
+"""`Scope` parses scope strings; no other code splits them. `pci_address` has the form of sysfs."""
 
 from __future__ import annotations
 

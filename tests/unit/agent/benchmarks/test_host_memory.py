@@ -111,7 +111,9 @@ def test_memory_limit_is_that_of_host_or_container(tmp_path: Path, files: Mappin
         (0, 64 * GIB, 240 * MIB, 5 * MIB),
     ],
 )
-def test_arrays_exceed_the_caches_but_not_the_free_memory(cache: int, free: int, limit: int, expected: int) -> None:
+def test_size_of_arrays_follows_the_caches_and_the_free_memory(
+    cache: int, free: int, limit: int, expected: int
+) -> None:
     nodes = [node(0, free=free, cache=cache), node(1, free=free, cache=cache)]
     assert array_bytes(nodes, 32 * MIB, limit) == pytest.approx(expected, abs=64)
 
@@ -181,9 +183,7 @@ def test_thread_that_hangs_is_a_timeout() -> None:
     released.set()
 
 
-def test_rank_that_does_not_measure_waits_until_the_other_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_that_does_not_measure_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_rank, "WAIT_S", 0.001)
     waiting = context(tmp_path)
     waiting.local_rank, waiting.rank, waiting.local_world_size, waiting.benchmark = 1, 1, 2, "host_memory"

@@ -257,7 +257,7 @@ def test_bit_that_fades_only_in_heat_is_found(tmp_path: Path, monkeypatch: pytes
 def test_stuck_column_is_reported_with_its_bit_and_all_addresses(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit 9 of every 64th word is always 1. Whatever the pattern, half of the reads or more find it."""
+    """Bit 9 of every 64th word is always 1. Whatever the pattern, about half of the reads find it."""
     compare = WrongWords.compare
 
     def compare_stuck(errors: WrongWords, words: torch.Tensor, expected: torch.Tensor, fill: Any, address: int) -> None:

@@ -139,7 +139,7 @@ def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPat
         ("import time; time.sleep(60)", "no result within 2 s"),
     ],
 )
-def test_rank_without_a_result_costs_the_figure_on_all_ranks_and_has_a_reason(
+def test_figures_are_absent_on_all_ranks_if_a_rank_has_no_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, reason: str
 ) -> None:
     ranks = ranks_with(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)

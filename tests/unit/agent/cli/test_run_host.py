@@ -1,4 +1,4 @@
-"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage."""
+"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage, also of the agent's other verbs."""
 
 from __future__ import annotations
 
@@ -231,7 +231,9 @@ def test_record_is_printed_even_if_it_cannot_be_copied(run_dir: Path, capfd: pyt
 
 
 @pytest.mark.parametrize("port", [0, 65534])
-def test_launch_refuses_a_port_without_room_for_the_next_two(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_refuses_port_0_and_a_port_without_room_for_the_next_two(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(["launch", "--run-dir=/nowhere", f"--port={port}"]) == 64
     assert f"--port {port}: give 1 to 65533" in capsys.readouterr().err
 

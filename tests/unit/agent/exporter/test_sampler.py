@@ -133,7 +133,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(library: Path, tmp_path: Path) -> Callable[..., list[Exported]]:
-    """Return a function that runs a sampler. The arguments are seconds to wait, each with a change of the scenario after it."""
+    """Return a function that runs a sampler and returns what it exports after each step.
+
+    Its arguments are the scenario and, for each step, seconds to wait and a change of the scenario after the export.
+    """
 
     def run(base: str, *steps: str) -> list[Exported]:
         scenario = nvml.write(tmp_path / "now", base)
@@ -165,7 +168,7 @@ def test_hanging_gpu_does_not_stop_the_sampling_of_the_others(sample: Callable[.
         assert later[f"gpu_sampled_timestamp_seconds {gpu}"] - before[f"gpu_sampled_timestamp_seconds {gpu}"] > 2
 
 
-def test_lost_gpu_counts_failures_until_it_returns(sample: Callable[..., list[Exported]]) -> None:
+def test_lost_gpu_counts_failures_and_is_sampled_again_when_it_returns(sample: Callable[..., list[Exported]]) -> None:
     repaired = f"include={nvml.scenario('healthy-h200x4')}\n"
     before, lost, back = sample("healthy-h200x4", "1.0", "gpu.3.*=!15\n", "1.5", repaired, "2.5", "")
     assert before["gpu_sample_failures_total 3"] == 0

@@ -1,4 +1,4 @@
-"""The exporter's server with real clients: TLS, users, and misbehaving clients. Certificates are created with openssl."""
+"""The exporter's server with real clients (TLS, users, misbehaving clients), and the command's errors and text file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registry() -> CollectorRegistry:
 
 
 def curl(*arguments: str) -> tuple[int, str]:
-    """Return the HTTP status (0: no answer) and the body that curl receives."""
+    """Return the HTTP status (0: no answer), and the body that curl receives with curl's error message."""
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", *arguments],
         capture_output=True,
@@ -284,11 +284,11 @@ def test_half_open_tls_connections_are_limited_before_the_handshake(
     ],
 )
 def test_malformed_request_is_refused(sent: bytes, status: bytes) -> None:
-    with serving() as url, socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as client:
-        with contextlib.suppress(OSError):
-            client.sendall(sent)
-        assert client.recv(100).split(b" ")[1] == status
     with serving() as url:
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as client:
+            with contextlib.suppress(OSError):
+                client.sendall(sent)
+            assert client.recv(100).split(b" ")[1] == status
         assert curl(f"{url}/metrics")[0] == 200
 
 

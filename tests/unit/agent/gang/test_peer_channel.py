@@ -1,4 +1,4 @@
-"""How the first host of a gang handles each message, and when a supervisor may close its channel."""
+"""How watchers and members of a gang handle each message, which host decides, and when a supervisor may close its channel."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_finished_status_is_final(head: PeerChannel, port: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 0, -1])
-def test_repeated_status_is_refused(head: PeerChannel, port: int, number: int) -> None:
+def test_repeated_or_older_status_is_refused(head: PeerChannel, port: int, number: int) -> None:
     caller = RawMember(head, port)
     caller.send_status(number=2)
     caller.channel.send(status_line(port, caller.greeting, number=number))

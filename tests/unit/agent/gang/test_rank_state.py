@@ -1,4 +1,4 @@
-"""The state of a rank from its heartbeats, its guard's messages and /proc, with a controlled clock."""
+"""The heartbeats of a rank, and its state by its heartbeats, its guard's messages and /proc."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
 
 
 def start_heartbeat(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
-    """Return the heartbeat of rank 0, after its first message."""
+    """Return the heartbeat of rank 0 when its first message has arrived."""
     heartbeat = RankHeartbeat(0, directory)
     assert select.select([receiver.socket], [], [], 5)[0]
     return heartbeat
@@ -378,7 +378,7 @@ def test_cpu_reference_is_reset_by_a_heartbeat(
 # ---- processes ----
 
 
-def test_process_with_any_name_is_read(proc: FakeProc) -> None:
+def test_live_process_with_any_name_is_read(proc: FakeProc) -> None:
     proc.put(12, "R", cpu_s=2.5, parent=5, start_time=99)
     process = read_process(12)
     assert process is not None

@@ -195,7 +195,7 @@ rank.run_to_end = run
 
 
 def set_timeout(tmp_path: Path, seconds: float) -> str:
-    """Return code for `sitecustomize` that shortens the time-out of the launch for the first host's launcher."""
+    """Return code for `sitecustomize` that sets the time-out of collectives in the request of the first host's launcher."""
     return f"""
 import json, pathlib, sys
 path = pathlib.Path({str(tmp_path)!r}) / "h1" / "request.json"

@@ -1,4 +1,4 @@
-"""Read a BMC by IPMI, against OpenIPMI's simulator."""
+"""Read a BMC by IPMI, from OpenIPMI's simulator; name errors, and read sensors and logs from values of pyghmi."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_bmc_without_a_route_is_not_reachable() -> None:
     ("bits", "alarm"),
     [(0, "none"), (1, "none"), (2, "91 °C: hot"), (3, "91 °C: hot"), (7, "91 °C: hot"), (None, None), (8, None)],
 )
-def test_sensor_beyond_both_limits_is_critical_and_unknown_health_is_no_alarm(
+def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_is_absent(
     bits: int | None, alarm: str | None
 ) -> None:
     """pyghmi adds the bits of all limits that a sensor exceeds: 3 is warning and critical."""

@@ -372,5 +372,5 @@ def test_unknown_parameters_and_values_of_an_observation_are_findings(name: str,
     assert not why or why in result[0]
 
 
-def test_unknown_observations_accept_any_parameter() -> None:
+def test_observation_that_the_catalogue_lacks_accepts_any_parameter() -> None:
     assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []

@@ -37,7 +37,7 @@ FIGURES = ("gemm.throughput", "memory.bandwidth", "stress.throughput", "collecti
 
 
 def generated_run(directory: Path, name: str, day: int, draw: random.Random) -> Path:
-    """Write a run with random durations, in which figures of some hosts are bad or missing."""
+    """Write a run with random durations, in which figures of some hosts are bad or missing. Add it to the history `../h`."""
     plan = builders.plan(*HOSTS, profile=draw.choice(("revalidate", "smoke")))
     plan = replace(plan, run_id=name, nonce=nonce(name), created=f"2026-10-{day:02}T04:00:00Z")
     run = directory / name
@@ -65,7 +65,7 @@ def altered(item: Observation, bad: set[str], missing: set[str], draw: random.Ra
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with the directories `runs` of four runs, and their history `h`."""
+    """Return a directory with `runs`, the directories of four runs, and `h`, their history."""
     directory, draw = tmp_path_factory.mktemp("former_tests"), random.Random(4)  # noqa: S311
     for number in range(4):
         generated_run(directory / "runs", f"r{number}", 3 * number + 1, draw)
@@ -166,7 +166,7 @@ def plan_of(*arguments: str | Path, **variables: Any) -> Done:
     )
 
 
-def runs_of(done: Done) -> str:
+def selection_line(done: Done) -> str:
     assert done.returncode == 0, done.stderr
     return next(line for line in done.stdout.splitlines() if line.startswith("selected for"))
 
@@ -181,10 +181,10 @@ def one_run(fleet: Path, tmp_path: Path) -> Path:
 def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> None:
     assert (is_history(fleet / "h"), is_history(one_run)) == (True, False)
     store, new = str(fleet / "h"), ("--run-dir", one_run / "new")
-    assert "by the history of 4 earlier runs" in runs_of(plan_of(rackproof_history=store))
-    assert "by the history of 4 earlier runs" in runs_of(plan_of("--history", store))
-    assert "by the history of 1 earlier run " in runs_of(plan_of("--history", one_run, rackproof_history=store))
-    assert "by the history of 4 earlier runs" in runs_of(plan_of(*new, rackproof_history=store))
+    assert "by the history of 4 earlier runs" in selection_line(plan_of(rackproof_history=store))
+    assert "by the history of 4 earlier runs" in selection_line(plan_of("--history", store))
+    assert "by the history of 1 earlier run " in selection_line(plan_of("--history", one_run, rackproof_history=store))
+    assert "by the history of 4 earlier runs" in selection_line(plan_of(*new, rackproof_history=store))
 
 
 @pytest.mark.parametrize("fault", ["none yet", "no duckdb", "damaged index", "cut off"])
@@ -201,7 +201,7 @@ def test_runs_are_read_from_directories_without_a_readable_history(
     for path in (store / REAL / "tests").glob("*.parquet") if fault == "cut off" else ():
         path.write_bytes(path.read_bytes()[:-20])
     done = plan_of("--run-dir", one_run / "new", rackproof_history=str(store))
-    assert "by the history of 1 earlier run " in runs_of(done)
+    assert "by the history of 1 earlier run " in selection_line(done)
     assert done.stderr.count("\n") == (0 if fault == "none yet" else 1)
     reason = {"no duckdb": "duckdb is not installed", "damaged index": "index.json", "cut off": "it was cut off"}
     assert reason.get(fault, "") in done.stderr

@@ -225,7 +225,7 @@ def scraped(scraped_text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the metrics page of a complete GPU host, as `rackproof export` serves it: without readings only in snapshots."""
+    """Return the metrics page of a complete GPU host, without the readings that only full snapshots have."""
     directory = tmp_path_factory.mktemp("host")
     root = whole.build_host(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
@@ -309,7 +309,7 @@ def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
 
 
 def firing(minute: int, *hosts: str) -> dict[str, Any]:
-    """Return a check that exactly the alerts of these hosts fire after `minute` minutes."""
+    """Return a check that after `minute` minutes alerts of exactly these hosts fire."""
     samples = [{"labels": f"{{host={host!r}}}", "value": 1} for host in hosts]
     return {"expr": 'group by (host) (ALERTS{alertstate="firing"})', "eval_time": f"{minute}m", "exp_samples": samples}
 

@@ -98,7 +98,7 @@ SPECIAL_FILES = [fifo, directory, endless_link, link_to_itself, sparse, *([devic
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["hosts/h1.json", "events.jsonl", "plan.json"])
-def test_special_file_in_place_of_a_record_or_plan_is_rejected(
+def test_special_file_in_place_of_a_record_event_file_or_plan_is_rejected(
     run: Path, name: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if damage is device:
@@ -120,7 +120,7 @@ def test_special_file_in_place_of_a_record_or_plan_is_rejected(
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
-def test_special_file_in_place_of_the_report_is_rejected(
+def test_special_file_in_place_of_the_report_is_an_error_except_for_watch(
     run: Path, verb: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run / "report.json")

@@ -230,7 +230,7 @@ def test_reason_is_added_to_the_failures_of_the_run(run: Path) -> None:
     assert package(run, "--serial", "h2-1", "--reason", "burn marks")["causes"][1:] == causes
 
 
-def test_reason_needs_a_part_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reason_needs_text_and_a_part_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = (
         ["--reason", "smoke"],
         ["--serial", "h1-0", "--reason", " "],
@@ -385,7 +385,7 @@ def test_parts_are_those_of_the_causes_without_gangs() -> None:
 
 
 def test_consequence_of_a_cause_does_not_change_its_action() -> None:
-    """A lost GPU fails checks whose action is an inspection. The action remains a reboot, and no package is written."""
+    """A lost GPU also fails checks whose actions are an inspection and a return. The action remains a reboot."""
     verdicts = [failed("gpu=1,xid=79", "reboot"), failed("gpu=1", "inspect_hardware"), failed("gpu=1,peer=2", "rma")]
     verdicts[0] = replace(verdicts[0], name="xid.count")
     (part,) = failed_parts(diagnose(verdicts, {}), verdicts)

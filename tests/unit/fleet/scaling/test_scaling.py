@@ -1,4 +1,4 @@
-"""Test scaling studies: the cells of a matrix, the next cell, the results, and the page.
+"""Test scaling studies: the cells of a matrix, the next cell, the results, the page, and the processors of the ranks.
 
 A cell is one training with one combination of settings.
 """
@@ -383,7 +383,7 @@ def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> No
 
 
 def test_relaunched_cell_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
-    """The failed first launch was unreachable when the study continued with another host. Now both records are there."""
+    """The host of the failed first launch was unreachable when the study continued on another one. Now both have records."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
     lost = replace(
@@ -510,7 +510,7 @@ def test_complete_study_exits_0(tmp_path: Path) -> None:
     assert main(["scaling", str(write_study(tmp_path, SimulatedHosts(study(tmp_path))))]) == 0
 
 
-def test_rehearsal_is_marked_in_every_format(tmp_path: Path) -> None:
+def test_rehearsal_is_marked_on_the_pages_and_has_processes_in_place_of_gpus(tmp_path: Path) -> None:
     plan = study(tmp_path, profile=REHEARSAL)
     results = SimulatedHosts(plan).run_study()
     assert "REHEARSAL" in render_html(plan, results, "")

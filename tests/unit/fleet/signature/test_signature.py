@@ -154,7 +154,7 @@ def append(path: Path) -> None:
         ("SHA256SUMS.sig", lambda path: path.write_text("nonsense"), "signature: "),
     ],
 )
-def test_changed_file_is_named(
+def test_changed_missing_or_unsigned_file_is_reported(
     run: Path, verify: Verify, path: str, change: Callable[[Path], object], message: str
 ) -> None:
     change(run / path)
