@@ -61,7 +61,7 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 
 
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
-    """Replace the content of the file by the document, as one line. A reader sees the old or the new document."""
+    """Replace the content of the file with the document, as one line. A reader sees the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
     # One call, which a signal does not interrupt. The rest of a longer old line then follows the newline; readers ignore it.
     try:

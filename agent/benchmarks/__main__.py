@@ -46,7 +46,7 @@ def main() -> int:
     """Run the requested benchmarks on this rank.
 
     Under a supervisor, returns 0 even if a benchmark fails, because the record has the reason. Without one, returns 1 if any
-    figure is an error.
+    figure of this rank is an error.
     """
     options = _parser().parse_args()
     try:

@@ -15,7 +15,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     """Return this process's placement from srun's variables.
 
     Raises:
-        PlacementError: variables are missing or contradict each other.
+        PlacementError: variables are missing, malformed, or contradict each other.
     """
     if "SLURM_PROCID" not in environment:
         is_in_job = "SLURM_JOB_ID" in environment

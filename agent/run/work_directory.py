@@ -59,7 +59,7 @@ def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
 
 
 def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]:
-    """Return the benchmarks, and the steps between them, that ranks of this host have been running at or after a moment.
+    """Return the benchmarks, and the steps between them, that ranks of this host were running at or after a moment.
 
     Args:
         work: work directory of the launch.

@@ -63,7 +63,7 @@ def pin_to_cpus(cpus: int, local_rank: int, root: Path = Path("/")) -> None:
     own = select_cpus(available, cpus, local_rank, root)
     if len(own) < cpus:
         raise ValueError(
-            f"too few processors: {len(available)} on this host; rank {local_rank} needs {cpus} of its own, "
+            f"too few processors: this process may use {len(available)}; rank {local_rank} needs {cpus} of its own, "
             f"after {local_rank * cpus} for the ranks before it"
         )
     os.sched_setaffinity(0, own)

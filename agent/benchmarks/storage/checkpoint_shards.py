@@ -19,7 +19,7 @@ from agent.benchmarks.storage.target import ACCESS_S, TargetReport, clean
 SLOWEST = 20e6
 """Rate in B/s of one host below which its shards are given up."""
 MOST_DISPUTED = 16
-"""Maximum number of wrong shards that a host reports, and that are read again."""
+"""Maximum number of wrong shards that one host reports. These are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
 """Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first."""
@@ -101,7 +101,7 @@ class CheckpointShards:
 
     @staticmethod
     def _wrong(owner: str, answers: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """Return owner, number, wrong bytes and offset of the first of each shard that was read wrong."""
+        """Return owner, number, wrong bytes and offset of the first, for at most MOST_DISPUTED shards that were read wrong."""
         found = [
             [owner, int(number), int(answer["wrong"]), int(answer["first"])]
             for number, answer in answers.items()
@@ -110,7 +110,7 @@ class CheckpointShards:
         return found[:MOST_DISPUTED]
 
     def _settle(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-        """Report the wrong bytes that this host stored, and those that only this host read."""
+        """Report the wrong bytes that are stored in this host's shards, and those that this host misread."""
         clients, readings = self._clients, _by_shard(first)
         readers = self._read_again(readings) if readings else {}
         if any(found.keys() == readers[name] == {clients.host} != {name[0]} for name, found in readings.items()):

@@ -1,7 +1,7 @@
-"""Run as a program, in a child process: prepare a directory for a measurement, or remove what a measurement left there.
+"""Run as a program, in a child process: prepare a directory for a measurement, or check for or remove its subdirectories.
 
     python directory.py prepare DIRECTORY      prints a JSON object about the directory and its file system
-    python directory.py see DIRECTORY NAME …   prints which of these subdirectories exist
+    python directory.py see DIRECTORY NAME …   prints a JSON object with those of these subdirectories that exist
     python directory.py remove DIRECTORY WORK  removes the subdirectory WORK
 
 It imports the standard library only, so that it starts fast.
@@ -26,7 +26,8 @@ PREFIX = "rackproof-storage-"
 LEFTOVER_S = 86400.0
 """A subdirectory of Rackproof that is older than this was left by a measurement that was killed."""
 BLOCK = 4096
-MAX_LEAVES = 256
+MAX_DEVICES = 256
+"""Block devices that are visited on the way from a file system down to its disks."""
 
 
 def prepare(directory: str) -> dict[str, Any]:
@@ -117,7 +118,9 @@ def _unescape(text: str) -> str:
 
 
 def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str, list[str]]:
-    """Return the block device of a file system, the models of the disks below it, and these disks: `md0`, `2x SAMSUNG MZWLR`.
+    """Return the block device of a file system, the models of the disks below it, and the names of these disks.
+
+    For example `md0`, `2x SAMSUNG MZWLR`, `[nvme0n1, nvme1n1]`.
 
     All are empty if the file system has no block device that the kernel lists. An array, a volume or a partition has the disks
     that it consists of.
@@ -134,7 +137,7 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
         return "", "", []
     name, pending, models = device.resolve().name, [device.resolve()], dict[str, set[str]]()
     disks: set[str] = set()
-    for _ in range(MAX_LEAVES):
+    for _ in range(MAX_DEVICES):
         if not pending:
             break
         path = pending.pop()
@@ -152,7 +155,10 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 
 
 def main(action: str, directory: str, *names: str) -> None:
-    """Run the action and print its answer as JSON: for `prepare` what the function returns; `{"problem": …}` after an error."""
+    """Run the action and print its answer as JSON; `{"problem": …}` after an error.
+
+    The answer of `prepare` is what the function returns, that of `see` is `{"seen": [NAME, …]}`, that of `remove` is `{}`.
+    """
     try:
         if action == "remove":
             shutil.rmtree(names[0])
