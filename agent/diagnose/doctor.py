@@ -40,7 +40,7 @@ class Diagnosis:
     findings: tuple[Verdict, ...]
     """Failed checks, the most severe action first."""
     not_reported: tuple[Verdict, ...]
-    """Checks that could not be evaluated, for example because a reading is missing, a link is idle, or no number of GPUs is given."""
+    """Checks that could not be evaluated, for example because a reading is missing or a link is idle."""
     passed: int
 
     @property
