@@ -104,10 +104,8 @@ SCOPES = {
             "agent/launch/process_tree.py", "agent/run/work_directory.py",
         ),
         tests=(
-            "agent/launch/test_supervise", "agent/launch/test_supervise_edges", "agent/launch/test_guard",
-            "agent/gang/test_heartbeat", "agent/gang/test_rank_state", "agent/gang/test_peer_channel",
-            "agent/gang/test_status_exchange",
-            "agent/gang/test_culprit", "agent/sampling/test_oom", "agent/exporter/test_live",
+            *_tests_in("agent/gang"), *_tests_in("agent/launch"), *_tests_in("agent/sampling"), "agent/run/test_resume",
+            "agent/exporter/test_live",
         ),
         min_score=0.92,
         ends_processes=True,

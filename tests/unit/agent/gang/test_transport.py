@@ -1,0 +1,357 @@
+"""Connections between the hosts of a gang: buffers, limits, authentication, and the addresses that a host uses."""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from agent.gang import transport
+from agent.gang.protocol import MAX_BYTES, Gang, GangError
+from agent.gang.transport import (
+    MAX_UNPROVEN,
+    PROOF_S,
+    BufferedConnection,
+    GangListener,
+    check_addresses,
+    interface_of,
+    listen,
+    own_address,
+    resolve,
+)
+from tests.gangs import MEMBERS, make_gang
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[BufferedConnection, socket.socket]]:
+    """Yield a connection, and the socket at its other end."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.setblocking(False)
+    connection = BufferedConnection(near, 0.0)
+    yield connection, far
+    connection.close()
+    far.close()
+
+
+def test_new_connection_has_no_member_token_or_data(ends: tuple[BufferedConnection, socket.socket]) -> None:
+    connection, _ = ends
+    fields = (
+        connection.host,
+        connection.greeting,
+        connection.token,
+        connection.number,
+        connection.pending,
+        connection.heard_at,
+    )
+    assert fields == ("", "", "", 0, b"", 0.0)
+
+
+def test_lines_are_received_when_they_are_complete(ends: tuple[BufferedConnection, socket.socket]) -> None:
+    connection, far = ends
+    assert connection.receive() == []
+    far.send(b"one\ntw")
+    assert connection.receive() == [b"one"]
+    far.send(b"o\nthree\n")
+    assert connection.receive() == [b"two", b"three"]
+    far.close()
+    assert connection.receive() is None
+
+
+def test_line_may_have_the_maximum_size_but_not_more(ends: tuple[BufferedConnection, socket.socket]) -> None:
+    connection, far = ends
+    for expected in ([], None):
+        received = 0
+        result: list[bytes] | None = []
+        while received < MAX_BYTES if expected == [] else received < 1:
+            received += far.send(b"x" * min(1 << 15, MAX_BYTES - received if expected == [] else 1))
+            result = connection.receive()
+        assert result == expected
+
+
+def test_unsent_data_is_kept_up_to_the_maximum_size(ends: tuple[BufferedConnection, socket.socket]) -> None:
+    connection, far = ends
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # type: ignore[union-attr]
+    assert connection.send(b"a" * MAX_BYTES)
+    assert 0 < len(connection.pending) < MAX_BYTES
+    assert connection.send(b"b" * (MAX_BYTES - len(connection.pending)))
+    assert len(connection.pending) == MAX_BYTES
+    assert not connection.send(b"c")
+    far.setblocking(True)
+    while connection.pending:
+        assert far.recv(1 << 16)
+        connection.send(b"")
+
+
+def test_failed_connection_drops_its_data(ends: tuple[BufferedConnection, socket.socket]) -> None:
+    connection, far = ends
+    far.close()
+    assert not connection.send(b"x" * 10)
+    assert connection.pending == b""
+
+
+def test_connection_that_is_not_open_accepts_and_receives_nothing() -> None:
+    connection = BufferedConnection(None, 0.0)
+    assert connection.send(b"x")
+    assert connection.pending == b""
+    assert connection.receive() is None
+    connection.close()
+
+
+class Listening:
+    """A listener of h1, the messages that it received, and connections to it."""
+
+    def __init__(self, *, greeting: Mapping[str, Any] | None = None, accepts: bool = True) -> None:
+        self.gang = make_gang("h1", 0)
+        self.received: list[Mapping[str, Any]] = []
+        self.selector = selectors.DefaultSelector()
+        self.socket = listen("127.0.0.1", 0)
+        self.listener = GangListener(self.gang, self.socket, self.selector, self._receive, greeting)
+        self.accepts = accepts
+        self.far: list[socket.socket] = []
+
+    def _receive(self, connection: BufferedConnection, message: Mapping[str, Any]) -> bool:
+        self.received.append(message)
+        if "host" in message:
+            self.listener.identify(connection, str(message["host"]))
+        return self.accepts
+
+    def connect(self) -> socket.socket:
+        channel = socket.create_connection(self.socket.getsockname())
+        channel.setblocking(False)
+        self.far.append(channel)
+        self.poll()
+        return channel
+
+    def poll(self) -> None:
+        """Call the function of every event until there is none."""
+        while events := self.selector.select(0.05):
+            for key, _ in events:
+                key.data()
+
+    def close(self) -> None:
+        self.listener.close()
+        self.selector.close()
+        for channel in self.far:
+            channel.close()
+
+
+@pytest.fixture
+def head() -> Iterator[Listening]:
+    listening = Listening()
+    yield listening
+    listening.close()
+
+
+def is_open(channel: socket.socket) -> bool:
+    try:
+        return bool(channel.recv(1 << 16))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def test_signed_messages_are_received_and_others_drop_the_connection(head: Listening) -> None:
+    good, bad = head.connect(), head.connect()
+    good.send(head.gang.sign({"number": 1}) + head.gang.sign({"number": 2}))
+    bad.send(b"no signature\n" + head.gang.sign({"number": 3}))
+    head.poll()
+    assert head.received == [{"number": 1}, {"number": 2}]
+    assert (is_open(good), is_open(bad)) == (True, False)
+    assert len(head.listener.connections) == 1
+
+
+def test_message_that_is_refused_drops_the_connection(head: Listening) -> None:
+    head.accepts = False
+    channel = head.connect()
+    channel.send(head.gang.sign({"number": 1}) + head.gang.sign({"number": 2}))
+    head.poll()
+    assert (head.received, head.listener.connections, is_open(channel)) == ([{"number": 1}], [], False)
+
+
+def test_connection_that_ends_is_removed(head: Listening) -> None:
+    head.connect().close()
+    head.poll()
+    assert head.listener.connections == []
+
+
+def test_each_connection_is_greeted() -> None:
+    head = Listening(greeting={"greeting": "g"})
+    channel = head.connect()
+    assert head.gang.verify(channel.recv(1 << 16).rstrip(b"\n")) == {"greeting": "g"}
+    head.close()
+
+
+def test_connections_do_not_block(head: Listening) -> None:
+    head.connect()
+    assert head.socket.getblocking() is False
+    assert [connection.socket.getblocking() for connection in head.listener.connections if connection.socket] == [False]
+
+
+def test_newer_connection_of_a_member_replaces_the_older_one(head: Listening) -> None:
+    first, other, second = head.connect(), head.connect(), head.connect()
+    for channel, host in ((first, "h2"), (other, "h3"), (second, "h2")):
+        channel.send(head.gang.sign({"host": host}))
+        head.poll()
+    assert [connection.host for connection in head.listener.connections] == ["h3", "h2"]
+    assert (is_open(first), is_open(other), is_open(second)) == (False, True, True)
+
+
+def test_oldest_connections_without_a_message_are_dropped(head: Listening) -> None:
+    proven = head.connect()
+    proven.send(head.gang.sign({"host": "h2"}))
+    head.poll()
+    channels = [head.connect() for _ in range(MAX_UNPROVEN + len(MEMBERS) + 2)]
+    assert [is_open(channel) for channel in channels[:3]] == [False, False, True]
+    assert is_open(proven)
+    assert len(head.listener.connections) == 1 + MAX_UNPROVEN + len(MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "host", "is_kept"),
+    [
+        (PROOF_S - 1, "", True),
+        (PROOF_S + 1, "", False),
+        (PROOF_S + 1, "h2", True),
+        (21.0, "h2", False),
+        (19.0, "h2", True),
+    ],
+)
+def test_silent_connections_are_dropped_after_their_time(
+    head: Listening, age_s: float, host: str, is_kept: bool
+) -> None:
+    channel = head.connect()
+    (connection,) = head.listener.connections
+    connection.host, connection.heard_at = host, time.monotonic() - age_s
+    head.listener.drop_silent(20.0)
+    assert is_open(channel) is is_kept
+    assert (connection in head.listener.connections) is is_kept
+
+
+def test_time_of_a_connection_begins_when_it_is_accepted_and_again_with_a_message(head: Listening) -> None:
+    before = time.monotonic()
+    channel = head.connect()
+    (connection,) = head.listener.connections
+    assert before <= connection.heard_at <= time.monotonic()
+    connection.heard_at = 0.0
+    channel.send(head.gang.sign({"host": "h2"}))
+    head.poll()
+    assert connection.heard_at >= before
+
+
+def test_dropping_twice_and_closing_are_harmless(head: Listening) -> None:
+    channel = head.connect()
+    (connection,) = head.listener.connections
+    head.listener.drop(connection)
+    head.listener.drop(connection)
+    assert not is_open(channel)
+    other, address = head.connect(), head.socket.getsockname()
+    head.listener.close()
+    assert not is_open(other)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=1)
+
+
+def test_pending_data_is_sent_by_flush(head: Listening) -> None:
+    channel = head.connect()
+    (connection,) = head.listener.connections
+    connection.pending = b"late"
+    head.listener.flush()
+    assert channel.recv(10) == b"late"
+    assert connection.pending == b""
+
+
+def test_only_allowed_addresses_and_the_own_one_can_connect() -> None:
+    with listen("127.0.0.1", 0, ["127.0.0.5"]) as listener:
+        port = listener.getsockname()[1]
+        for source, is_allowed in (("127.0.0.5", True), ("127.0.0.1", True), ("127.0.0.6", False)):
+            with socket.socket() as channel:
+                channel.settimeout(0.3)
+                channel.bind((source, 0))
+                assert (channel.connect_ex(("127.0.0.1", port)) == 0) is is_allowed, source
+
+
+def test_refused_restriction_and_taken_port_are_errors_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(GangError) as error:
+        listen("127.0.0.1", taken.getsockname()[1], purpose="the rendezvous")
+    assert str(error.value).startswith("cannot listen for the rendezvous on 127.0.0.1 port ")
+    assert "set rackproof_rendezvous_port to a free port" in str(error.value)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(transport, "admit_only", refuse)
+    with pytest.raises(GangError, match="cannot restrict the rendezvous to the members: Cannot allocate memory; raise"):
+        listen("127.0.0.1", 0, ["127.0.0.5"])
+
+
+def test_resolved_address_has_family_and_port() -> None:
+    assert resolve("127.0.0.1", 80) == (socket.AF_INET, ("127.0.0.1", 80))
+    assert resolve("::1", 80)[0] == socket.AF_INET6
+
+
+OUTSIDE = "192.0.2.1"
+"""An address for documentation (RFC 5737), which no machine has."""
+
+
+def gang_at(**addresses: str) -> Gang:
+    return make_gang("h1", 29400, addresses={**dict.fromkeys(MEMBERS, OUTSIDE), **addresses})
+
+
+def test_host_uses_its_planned_address_if_the_machine_has_it() -> None:
+    everywhere = dict.fromkeys(MEMBERS, "127.0.0.2")
+    assert own_address(gang_at(**{**everywhere, "h1": "127.0.0.3"})) == "127.0.0.3"
+
+
+def test_host_with_a_loopback_address_uses_the_one_from_which_it_reaches_a_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def recorded(address: str, port: int) -> Any:
+        asked.append(address)
+        return resolve(address, port)
+
+    monkeypatch.setattr(transport, "resolve", recorded)
+    address = own_address(gang_at(h1="127.0.1.1", h2="127.0.0.9"))
+    assert address.startswith("127.0.0.")
+    assert address != "127.0.1.1"
+    assert asked[0] == "127.0.1.1"
+    assert asked[-1] == "127.0.0.9"
+
+
+def test_planned_address_is_kept_if_no_peer_can_be_reached() -> None:
+    assert own_address(gang_at(h1=OUTSIDE, h2="host.invalid", h3="host.invalid")) == OUTSIDE
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_refused"),
+    [
+        ({"h1": OUTSIDE, "h2": "127.0.1.1"}, True),
+        ({"h1": OUTSIDE, "h2": "::1"}, True),
+        ({"h1": "127.0.0.1", "h2": "127.0.1.1"}, False),
+        ({"h1": "127.0.1.1"}, False),
+        ({"h1": OUTSIDE, "h2": "127-0-0-1.invalid"}, False),
+        ({"h1": OUTSIDE}, False),
+    ],
+)
+def test_loopback_address_of_another_host_is_refused(addresses: dict[str, str], is_refused: bool) -> None:
+    gang = gang_at(**addresses)
+    if not is_refused:
+        check_addresses(gang)
+        return
+    with pytest.raises(
+        GangError, match=f"host h2: its address {addresses['h2']} is the loopback address {addresses['h2']}"
+    ):
+        check_addresses(gang)
+
+
+def test_interface_is_the_one_with_the_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of(OUTSIDE) == ""
