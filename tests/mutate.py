@@ -104,7 +104,7 @@ SCOPES = {
             "agent/launch/process_tree.py", "agent/run/work_directory.py",
         ),
         tests=(
-            *_tests_in("agent/gang"), *_tests_in("agent/launch"), *_tests_in("agent/sampling"), "agent/run/test_resume",
+            *_tests_in("agent/gang"), *_tests_in("agent/launch"), *_tests_in("agent/sampling"), *_tests_in("agent/run"),
             "agent/exporter/test_live",
         ),
         min_score=0.92,
