@@ -13,6 +13,7 @@ nothing outside of it, and processes that it leaves running end with the namespa
 Not mutated, because no test needs to detect a change:
 - code that runs at import (constants, tables, default arguments): only function bodies are mutated;
 - text for people: f-strings, and string constants with a space;
+- `<` to `<=` beside `time.monotonic()`: no test can meet the exact moment;
 - `strict=` of zip, which is an assertion about the code itself;
 - `return False`, `return ""` and `return 0` to `return None`, which are false too, and which mypy rejects (another constant is
   tried instead).
@@ -219,7 +220,7 @@ def _changes(node: ast.AST) -> list[Any]:
     """Return the possible changes of a node: functions of node and parent that make the change and return the new source."""
     changes: list[Any] = []
     swapped = node.ops[0] if isinstance(node, ast.Compare) and len(node.ops) == 1 else getattr(node, "op", None)
-    if type(swapped) in SWAPS:
+    if type(swapped) in SWAPS and not _is_order_of_moments(node):
         changes.append(_swap_op)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         changes.append(lambda node, parent: _replace_child(parent, node, node.operand))
@@ -274,6 +275,12 @@ def _replace_child(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
         elif isinstance(value, list):
             setattr(parent, name, [new if item is old else item for item in value])
     return ast.unparse(ast.fix_missing_locations(new))
+
+
+def _is_order_of_moments(node: ast.AST) -> bool:
+    """Return whether a node compares the present with another moment."""
+    is_order = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    return is_order and any(ast.unparse(each) == "time.monotonic()" for each in (node.left, *node.comparators))  # type: ignore[attr-defined]
 
 
 def _is_none(node: ast.AST) -> bool:

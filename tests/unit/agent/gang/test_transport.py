@@ -50,6 +50,8 @@ def test_new_connection_has_no_member_token_or_data(ends: tuple[BufferedConnecti
         connection.heard_at,
     )
     assert fields == ("", "", "", 0, b"", 0.0)
+    assert connection.send(b"all of it")
+    assert connection.pending == b""
 
 
 def test_lines_are_received_when_they_are_complete(ends: tuple[BufferedConnection, socket.socket]) -> None:
@@ -248,8 +250,11 @@ def test_time_of_a_connection_begins_when_it_is_accepted_and_again_with_a_messag
 def test_dropping_twice_and_closing_are_harmless(head: Listening) -> None:
     channel = head.connect()
     (connection,) = head.listener.connections
+    registered = len(head.selector.get_map())
     head.listener.drop(connection)
     head.listener.drop(connection)
+    head.listener.drop(BufferedConnection(channel, 0.0))
+    assert len(head.selector.get_map()) == registered - 1
     assert not is_open(channel)
     other, address = head.connect(), head.socket.getsockname()
     head.listener.close()
