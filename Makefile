@@ -28,8 +28,7 @@ help: ## Show the targets
 
 acceptance: $(STAMP) ## Accept the hosts of INVENTORY (default: this machine; if it has no GPU, a rehearsal)
 	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); journal=runs/$$RACKPROOF_RUN/journal.jsonl; before=$$(cat $$journal 2>/dev/null | wc -l); \
-	trap 'echo "interrupted: stages that were started continue on the hosts; resume with make acceptance RACKPROOF_RUN=$$RACKPROOF_RUN, or stop with" \
-	  "$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/stop.yml -e rackproof_run_id=$$RACKPROOF_RUN" >&2; exit 130' INT; \
+	trap 'echo "interrupted: make acceptance RACKPROOF_RUN=$$RACKPROOF_RUN resumes the run" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was started or resumed: see the error above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, the target must fail too, whatever its records show

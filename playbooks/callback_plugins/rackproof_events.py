@@ -7,11 +7,13 @@ Ansible itself does not keep them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -32,6 +34,7 @@ DOCUMENTATION = """
       - Writes failed, unreachable and completed hosts to C(events.jsonl) in the run directory, for the report.
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
+      - Prints how to resume and how to stop the run if the playbook ends before its last task, for example after Ctrl-C.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
       - Ends ansible-playbook with exit code 64 if limit, tags or inventory select no task of a playbook of Rackproof, or if
         ansible-core is too old.
@@ -181,8 +184,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._play_command = self._last_command = ""
         self._passed_hosts: set[str] = set()
         self._failed_hosts: set[str] = set()
-        self._ends_run = False
+        self._ends_run = self._is_run_play = False
         self._is_ours = self._has_run = self._has_run_tagged = self._has_failed = False
+        self._hint = ""
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Begin an attempt at the run, and find the command that must end it, even if its plays fail."""
@@ -209,6 +213,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
         self._play_command = play.get_vars().get(LAST_COMMAND, "")
+        self._is_run_play = "run" in play.tags
         roles = [role.get_name() for role in play.get_roles()]
         self._progress.write({"what": "play", "play": self._play_name, "roles": roles})
 
@@ -232,6 +237,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._has_run_tagged |= "always" not in task.tags
         if not task.run_once:
             self._progress.write({"what": "began", "host": host.get_name()})
+        if self._is_run_play and self._directory is not None and not self._hint:
+            self._hint = _interruption_hint(self._directory.name)
+            atexit.register(self._show_hint, os.getpid())
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Record that a host completed the task. Read the facts of the run."""
@@ -266,8 +274,15 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._record_failure(result, "unreachable")
         self._progress.write({"what": "unreachable", "host": result.host.get_name()})
 
+    def _show_hint(self, pid: int) -> None:
+        """Show how to continue if this process ends before the playbook. Ansible calls no method of a callback after Ctrl-C."""
+        if self._hint and os.getpid() == pid:
+            self._display.display(self._hint, stderr=True)
+
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """End the run. If Ansible stopped early because no host was left, write the report here."""
+        self._hint = ""
+        atexit.unregister(self._show_hint)
         self._finish_play()
         self._progress.close()
         if self._directory is not None and self._last_command:
@@ -334,6 +349,17 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if (directory / "metrics" / "prometheus.pid").exists():
             program = ROOT / "roles" / "monitoring" / "files" / "prometheus.py"
             subprocess.run([sys.executable, str(program), "stop", str(directory / "metrics")], check=False)
+
+
+def _interruption_hint(run_id: str) -> str:
+    """Return how to resume and how to stop the run."""
+    playbook = os.path.relpath(ROOT / "playbooks" / "stop.yml")
+    inventories = [word for inventory in context.CLIARGS.get("inventory") or () for word in ("-i", str(inventory))]
+    stop = shlex.join(["ansible-playbook", *inventories, playbook, "-e", f"rackproof_run_id={run_id}"])
+    return (
+        "interrupted: stages that were started continue on the hosts. To resume the run, repeat the command with "
+        f"-e rackproof_run_id={run_id}. To stop its stages: {stop}"
+    )
 
 
 def _message_of(outcome: Json) -> str:

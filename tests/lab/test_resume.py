@@ -6,6 +6,8 @@ These tests make a few kills; `python -m tests.lab.kill_points 200` makes many.
 from __future__ import annotations
 
 import json
+import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -233,6 +235,10 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site, undi
 def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site, undisturbed: Run) -> None:
     (host, _), variables = HOSTS, {"rackproof_gang": "none"}
     with measuring_run(site, "left", host) as attempt:
+        attempt.process.send_signal(signal.SIGINT)  # Ctrl-C
+        hint = " ".join(attempt.end().split()).partition("interrupted: ")[2]
+        assert "stages that were started continue on the hosts. To resume the run, repeat the command with" in hint
+        assert re.search(r"ansible-playbook -i \S+ playbooks/stop\.yml -e rackproof_run_id=left$", hint), hint
         attempt.kill()
         code, output = site.run("other", "stop", only=[host], **variables)
         assert code == 2
