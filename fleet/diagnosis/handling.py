@@ -38,6 +38,15 @@ WITHOUT_EVIDENCE = {
         "Fix what the cause names, then resume the run or measure the host again.",
         "check power, BMC, network and disk space of the host.",
     ),
+    "contradictory-record": Handling(
+        "Fix what the cause names, then delete the records of the host from the run directory and resume the run.",
+        "compare name, address, clock and serials of the host with the inventory.",
+    ),
+    "clock-skew": Handling(
+        "Compare the clock of the host with that of the control node and correct it (chronyc tracking). Then measure the host "
+        "again.",
+        "check the time server, the battery of the mainboard, and whether the records in the run directory are of this run.",
+    ),
     "in-use": Handling(
         "Wait until the host is free, or drain it in the scheduler; then measure it again.",
         "ask the owner of the processes to end them.",

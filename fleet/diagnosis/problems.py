@@ -128,6 +128,21 @@ PROBLEMS = (
         confidence=UNKNOWN,
     ),
     Problem(
+        id="contradictory-record",
+        title=words.contradictory_record,
+        shown_by=(RECORD,),
+        kinds=(VerdictKind.CONTRADICTORY,),
+        stops=True,
+        confidence=UNKNOWN,
+    ),
+    Problem(
+        id="clock-skew",
+        title=words.clock_skew,
+        shown_by=("record.clock",),
+        kinds=(VerdictKind.CONTRADICTORY,),
+        confidence=UNKNOWN,
+    ),
+    Problem(
         id="in-use", title=words.in_use, shown_by=_ALL, kinds=(VerdictKind.IN_USE,), stops=True, confidence=UNKNOWN
     ),
     Problem(

@@ -410,6 +410,16 @@ def no_record(shown: Sequence[Verdict]) -> str:
     return "left no usable record"
 
 
+def contradictory_record(shown: Sequence[Verdict]) -> str:
+    """Return that the records of a host are not of this host, or not of this run."""
+    return "has records that contradict each other or the plan"
+
+
+def clock_skew(shown: Sequence[Verdict]) -> str:
+    """Return that the times in a record are impossible."""
+    return "has a wrong clock, or a record of another time"
+
+
 def not_known(shown: Sequence[Verdict]) -> str:
     """Return what could not be verified."""
     names = list(dict.fromkeys(label(verdict.name) for verdict in shown))
@@ -463,7 +473,7 @@ def why(first: Verdict) -> str:
     """
     if first.kind == VerdictKind.SUSPECT:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")
-    if first.name == RECORD:
+    if first.name.partition(".")[0] == RECORD:
         return first.reason.removeprefix("no record: ")
     has_value = first.value is not None and first.kind != VerdictKind.IDENTITY
     return first.detail if has_value else first.reason

@@ -205,7 +205,7 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
 
 def _reported(view: HostView, name: str) -> list[str]:
     values = [str(value).strip() for metric in _metrics(view, name) for value in metric.values.values()]
-    return [value for value in dict.fromkeys(values) if _is_serial(value)]
+    return [value for value in dict.fromkeys(values) if is_serial(value)]
 
 
 def _compare(
@@ -216,7 +216,7 @@ def _compare(
     others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
     for scope, serial in own:
         matches = serial.casefold() in folded
-        if not _is_serial(serial) or not (matches or _form(serial) in forms):
+        if not is_serial(serial) or not (matches or _form(serial) in forms):
             continue
         listed = ", ".join(others[:8])
         reason = f"the host reports the serial {serial}, its BMC {'the same' if matches else listed}"
@@ -242,7 +242,8 @@ def _compare(
         )
 
 
-def _is_serial(text: str) -> bool:
+def is_serial(text: str) -> bool:
+    """Return whether the firmware's text is a serial number, not zeros or a placeholder."""
     return len(set(text.strip("0"))) > 1 and not any(word in text.lower() for word in _PLACEHOLDERS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from schemas.baselines import HostBaseline
@@ -32,6 +32,11 @@ class Evidence:
 
     records: tuple[Record, ...] = ()
     """The host record and the gang record of the host, if they are valid."""
+    foreign: tuple[Record, ...] = ()
+    """Gang records of another machine than the host record (`duplicates`). They are not judged."""
+    received: Mapping[str, float] = field(default_factory=dict)
+    """Gang (empty: the host record) -> when the control node wrote the file of the record, in seconds since 1970. A record of a
+    simulation is not in it."""
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""

@@ -1,29 +1,21 @@
-"""Judge what needs no criterion: missing observations, wrong or duplicate identities, and gangs that did not launch together."""
+"""Judge what needs no criterion: missing observations, wrong or changed identities, and gangs that did not launch together."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import Attempt, gang_attempts
-from fleet.scope_text import describe_scope
 from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
-from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Metric, Observation, Value
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 from schemas.stages import GANG
-
-Location = tuple[str, str]
-"""Host and scope of a part."""
-Identity = tuple[str, str]
-"""Name of the reading that identifies a part, and its value."""
-MAC_ADDRESS = "network.address"
-ADAPTER_IDENTITIES = frozenset({"infiniband.hca.node_guid", MAC_ADDRESS})
 
 
 def gpu_models(view: HostView) -> Iterator[Verdict]:
@@ -219,120 +211,6 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
             count = len(view.serials)
             reason += f": the driver lists {count} GPUs, numbered from 0, so this index does not identify a slot"
         yield view.inconclusive("gpu", scope, reason)
-
-
-class DuplicateSerials:
-    """The locations of each serial, UUID and address. Those of different hosts can be merged (`update`) in any order."""
-
-    def __init__(self) -> None:
-        self._first: dict[Identity, Location] = {}
-        self._more: dict[Identity, list[Location]] = {}
-
-    def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
-        """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`)."""
-        for gpu, identity in _identities(evidence.gpus()):
-            self._add_location(identity, (host, f"gpu={gpu.index}"))
-        for scope, identity in _adapter_identities(evidence) if adapters else ():
-            self._add_location(identity, (host, scope))
-
-    def _add_location(self, identity: Identity, location: Location) -> None:
-        if self._first.setdefault(identity, location) != location:
-            self._more.setdefault(identity, []).append(location)
-
-    def update(self, other: DuplicateSerials) -> None:
-        """Add the parts of other hosts."""
-        for identity, location in other._first.items():
-            self._add_location(identity, location)
-        for identity, locations in other._more.items():
-            for location in locations:
-                self._add_location(identity, location)
-
-    def others(self, identity: Identity, location: Location) -> list[Location]:
-        """Return the other locations of an identity, sorted by host."""
-        return sorted({self._first.get(identity, location), *self._more.get(identity, ())} - {location})
-
-    def hosts(self) -> set[str]:
-        """Return the hosts with a part whose identity is not unique."""
-        return {host for key, locations in self._more.items() for host, _ in (self._first[key], *locations)}
-
-
-def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
-    """Yield the serial and the UUID of each GPU. Zeros are no serial.
-
-    GPUs of one board (A16: four) that have UUIDs may share its serial.
-    """
-    boards: set[str] = set()
-    for gpu in gpus:
-        if gpu.serial.strip("0 ") and not (gpu.uuid and gpu.serial in boards):
-            yield gpu, ("gpu.serial", gpu.serial)
-        if gpu.uuid:
-            boards.add(gpu.serial)
-            yield gpu, ("gpu.uuid", gpu.uuid)
-
-
-def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
-    """Yield scope and identity of each network adapter in the last snapshot that has them."""
-    last: dict[str, Metric] = {}
-    for snapshot in evidence.snapshots():
-        for metric in snapshot.metrics:
-            if metric.name in ADAPTER_IDENTITIES:
-                last[metric.name] = metric
-    for name, metric in last.items():
-        for scope, value in metric.values.items():
-            if _is_unique(name, str(value)):
-                yield scope, (name, str(value).lower())
-
-
-_ASSIGNED = frozenset("014589cd")
-"""Second digits of the MAC addresses that a manufacturer assigns: the bit with the value 2 marks locally administered ones."""
-
-
-def _is_unique(name: str, value: str) -> bool:
-    """Return whether the manufacturer assigns the value: it is not zero, nor a locally administered MAC address (IEEE 802)."""
-    digits = value.replace(":", "")
-    if not digits.strip("0"):
-        return False
-    return name != MAC_ADDRESS or digits[1:2].lower() in _ASSIGNED
-
-
-def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU that shares an identity with another one. Its reason names the others.
-
-    An adapter fails only if an adapter of another host has its identity.
-    """
-    verdicts = []
-    for host, of_host in evidence.items():
-        for gpu, identity in _identities(of_host.gpus()):
-            if others := known.others(identity, (host, f"gpu={gpu.index}")):
-                verdicts.append(_duplicate(host, f"gpu={gpu.index}", gpu.serial, identity, others))
-        for scope, identity in _adapter_identities(of_host):
-            # Interfaces of one host may share an address: members of a bond, functions of an adapter.
-            if others := [other for other in known.others(identity, (host, scope)) if other[0] != host]:
-                verdicts.append(_duplicate(host, scope, "", identity, others))
-    return verdicts
-
-
-def _location(host: str, scope: str) -> str:
-    """Return `GPU 7 of h2`."""
-    return host if scope == "host" else f"{describe_scope(scope)} of {host}"
-
-
-def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: Sequence[Location]) -> Verdict:
-    name, value = identity
-    return Verdict(
-        host=host,
-        scope=scope,
-        serial=serial,
-        name=name,
-        verdict=FAIL,
-        criterion="identity-unique",
-        kind=VerdictKind.IDENTITY,
-        value=value,
-        reason=f"also reported by {' and '.join(_location(*other) for other in others)}",
-        action="inspect_hardware",
-        source="a serial, UUID, GUID or MAC address identifies one part",
-        basis="policy",
-    )
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fleet.judge.digests import DigestCounts
+from fleet.judge.duplicates import DuplicateSerials
 from fleet.judge.evidence import Planned
-from fleet.judge.expectations import DuplicateSerials
 from fleet.judge.host_inventory import HostInventory, host_inventory
 from fleet.judge.host_view import HostView
 from fleet.judge.link_faults import LinkFaults

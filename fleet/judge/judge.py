@@ -22,6 +22,7 @@ from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
 from fleet.judge.domain_checks import judge_domains
 from fleet.judge.drift import judge_soak, with_drift_observations, with_drift_time
+from fleet.judge.duplicates import duplicate_identities, with_foreign_records
 from fleet.judge.evaluate import evaluate
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fabric_ports import with_port_totals
@@ -88,7 +89,7 @@ def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pac
 
 def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
     """Return the view of one host, with what the judge derives among its observations: drift, totals of ports, scores."""
-    complete = with_scores(with_port_totals(with_drift_observations(evidence)), packs)
+    complete = with_scores(with_port_totals(with_drift_observations(with_foreign_records(evidence))), packs)
     return HostView(plan, plan.host(name), complete, packs)
 
 
@@ -113,7 +114,7 @@ def judge_hosts(
         *judge_domains(with_record, stats.domains),
         *pair_verdicts,
         *silent_pairs(with_record),
-        *expectations.duplicate_identities(evidence, stats.duplicates),
+        *duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),
         *expectations.contradictory_members(plan, evidence),
         *separate_launches(plan, evidence),

@@ -15,9 +15,9 @@ from fleet.diagnosis.diagnose import diagnose
 from fleet.judge import outliers
 from fleet.judge.change import change, net_change
 from fleet.judge.criteria import Criterion, VsBaseline
+from fleet.judge.duplicates import DuplicateSerials, duplicate_identities
 from fleet.judge.evaluate import describe_comparison, evaluate, holds, matches, series
 from fleet.judge.evidence import Evidence, Planned
-from fleet.judge.expectations import DuplicateSerials, duplicate_identities
 from fleet.judge.gather import Gatherer, gather
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge

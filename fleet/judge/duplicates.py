@@ -1,0 +1,263 @@
+"""Find parts that two hosts report, and records that are of another machine than the host whose name they have.
+
+A part that two machines report fails: one of the two is a forgery or a defect. If two records are of one machine, the inventory
+names a machine twice, or a record was delivered under the name of another host. Then no part is at fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fleet.judge.bmc import HOST_SERIAL, is_serial
+from fleet.judge.evidence import Evidence
+from fleet.scope_text import describe_scope
+from schemas.records import Gpu, Metric, Record
+from schemas.reports import FAIL, INCONCLUSIVE, RECORD, Verdict, VerdictKind
+from schemas.run_directory import record_name
+
+Location = tuple[str, str]
+"""Host and scope of a part."""
+Identity = tuple[str, str]
+"""Name of the reading that identifies a part, and its value."""
+MAC_ADDRESS = "network.address"
+ADAPTER_IDENTITIES = frozenset({"infiniband.hca.node_guid", MAC_ADDRESS})
+LISTED = 3
+"""Number of serials that a reason lists."""
+
+
+class DuplicateSerials:
+    """The locations of each serial, UUID and address. Those of different hosts can be merged (`update`) in any order."""
+
+    def __init__(self) -> None:
+        self._first: dict[Identity, Location] = {}
+        self._more: dict[Identity, list[Location]] = {}
+        self._gpus: Counter[str] = Counter()
+        """Host -> number of the identities of its GPUs."""
+        self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
+        """Identity -> hosts with a record that lists it, and whose records are of different machines."""
+
+    def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
+        """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
+
+        If the records of the host are of different machines, it is unknown which parts it has. Then no part counts as duplicate.
+        """
+        if evidence.foreign:
+            for record in (*evidence.records, *evidence.foreign):
+                for _, identity in _identities(record.gpus):
+                    self._disputed[identity].add(host)
+            return
+        for gpu, identity in _identities(evidence.gpus()):
+            self._gpus[host] += 1
+            self._add_location(identity, (host, f"gpu={gpu.index}"))
+        for scope, identity in _adapter_identities(evidence) if adapters else ():
+            self._add_location(identity, (host, scope))
+
+    def _add_location(self, identity: Identity, location: Location) -> None:
+        if self._first.setdefault(identity, location) != location:
+            self._more.setdefault(identity, []).append(location)
+
+    def update(self, other: DuplicateSerials) -> None:
+        """Add the parts of other hosts."""
+        for identity, location in other._first.items():
+            self._add_location(identity, location)
+        for identity, locations in other._more.items():
+            for location in locations:
+                self._add_location(identity, location)
+        self._gpus.update(other._gpus)
+        for identity, hosts in other._disputed.items():
+            self._disputed[identity] |= hosts
+
+    def others(self, identity: Identity, location: Location) -> list[Location]:
+        """Return the other locations of an identity, sorted by host."""
+        return sorted({self._first.get(identity, location), *self._more.get(identity, ())} - {location})
+
+    def same_machine(self, host: str, evidence: Evidence) -> list[str]:
+        """Return the hosts whose records are of the same machine as those of `host`.
+
+        All GPUs of one of the two hosts are those of the other. If the host reports adapters, they have one in common, because
+        the GPUs of two machines may have forged identities.
+        """
+        shared: Counter[str] = Counter()
+        for gpu, identity in _identities(evidence.gpus()):
+            shared.update({other for other, _ in self.others(identity, (host, f"gpu={gpu.index}"))} - {host})
+        others = [other for other, count in sorted(shared.items()) if count >= min(self._gpus[host], self._gpus[other])]
+        adapters = list(_adapter_identities(evidence)) if others else []
+        with_adapter = {other for scope, identity in adapters for other, _ in self.others(identity, (host, scope))}
+        return [other for other in others if not adapters or other in with_adapter]
+
+    def hosts_with(self, identities: Iterable[Identity]) -> set[str]:
+        """Return every host with a record that lists one of these parts."""
+        listed = [identity for identity in identities if identity in self._first]
+        locations = [location for key in listed for location in (self._first[key], *self._more.get(key, ()))]
+        disputed = {host for identity in identities for host in self._disputed.get(identity, ())}
+        return {host for host, _ in locations} | disputed
+
+    def hosts(self) -> set[str]:
+        """Return the hosts with a part whose identity is not unique."""
+        return {host for key, locations in self._more.items() for host, _ in (self._first[key], *locations)}
+
+
+def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
+    """Yield the serial and the UUID of each GPU. Zeros are no serial.
+
+    GPUs of one board (A16: four) that have UUIDs may share its serial.
+    """
+    boards: set[str] = set()
+    for gpu in gpus:
+        if gpu.serial.strip("0 ") and not (gpu.uuid and gpu.serial in boards):
+            yield gpu, ("gpu.serial", gpu.serial)
+        if gpu.uuid:
+            boards.add(gpu.serial)
+            yield gpu, ("gpu.uuid", gpu.uuid)
+
+
+def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
+    """Yield scope and identity of each network adapter in the last snapshot that has them."""
+    last: dict[str, Metric] = {}
+    for snapshot in evidence.snapshots():
+        for metric in snapshot.metrics:
+            if metric.name in ADAPTER_IDENTITIES:
+                last[metric.name] = metric
+    for name, metric in last.items():
+        for scope, value in metric.values.items():
+            if _is_unique(name, str(value)):
+                yield scope, (name, str(value).lower())
+
+
+_ASSIGNED = frozenset("014589cd")
+"""Second digits of the MAC addresses that a manufacturer assigns: the bit with the value 2 marks locally administered ones."""
+
+
+def _is_unique(name: str, value: str) -> bool:
+    """Return whether the manufacturer assigns the value: it is not zero, nor a locally administered MAC address (IEEE 802)."""
+    digits = value.replace(":", "")
+    if not digits.strip("0"):
+        return False
+    return name != MAC_ADDRESS or digits[1:2].lower() in _ASSIGNED
+
+
+def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
+    """Return a failure for each GPU that shares an identity with another one. Its reason names the others.
+
+    An adapter fails only if an adapter of another host has its identity. Hosts whose records are of one machine, and a host whose
+    records are of two machines, get an inconclusive verdict instead.
+    """
+    verdicts = []
+    for host, of_host in evidence.items():
+        if of_host.foreign:
+            verdicts.append(_contradictory(host, _of_two_machines(host, of_host, known)))
+            continue
+        if twins := known.same_machine(host, of_host):
+            verdicts.append(_contradictory(host, _of_one_machine(host, of_host, twins)))
+            continue
+        for gpu, identity in _identities(of_host.gpus()):
+            if others := known.others(identity, (host, f"gpu={gpu.index}")):
+                verdicts.append(_duplicate(host, f"gpu={gpu.index}", gpu.serial, identity, others))
+        for scope, identity in _adapter_identities(of_host):
+            # Interfaces of one host may share an address: members of a bond, functions of an adapter.
+            if others := [other for other in known.others(identity, (host, scope)) if other[0] != host]:
+                verdicts.append(_duplicate(host, scope, "", identity, others))
+    return verdicts
+
+
+def with_foreign_records(evidence: Evidence) -> Evidence:
+    """Return the evidence of a host. Gang records of another machine than its host record are separated from its records."""
+    alone = [record for record in evidence.records if not record.gang]
+    foreign = [
+        record for record in evidence.records if record.gang and any(_are_of_two_machines(own, record) for own in alone)
+    ]
+    if not foreign:
+        return evidence
+    records = tuple(record for record in evidence.records if record not in foreign)
+    return replace(evidence, records=records, foreign=tuple(foreign))
+
+
+def _are_of_two_machines(one: Record, other: Record) -> bool:
+    """Return whether both records list parts of a kind that has identities, and they have no part in common."""
+    first = set(_identities_of_gpus(one))
+    if not first.isdisjoint(_identities_of_gpus(other)):  # nearly always
+        return False
+    first, second = set(_machine_identities(one)), set(_machine_identities(other))
+    kinds = {name for name, _ in first} & {name for name, _ in second}
+    return bool(kinds) and first.isdisjoint(second)
+
+
+def _identities_of_gpus(record: Record) -> Iterator[Identity]:
+    return (identity for _, identity in _identities(record.gpus))
+
+
+def _machine_identities(record: Record) -> Iterator[Identity]:
+    """Yield the identities of GPUs, network adapters and chassis that a record reports."""
+    yield from _identities_of_gpus(record)
+    yield from (identity for _, identity in _adapter_identities(Evidence(records=(record,))))
+    for snapshot in record.snapshots[:1]:
+        for metric in snapshot.metrics:
+            if metric.name == HOST_SERIAL:
+                yield from ((HOST_SERIAL, str(value)) for value in metric.values.values() if is_serial(str(value)))
+
+
+def _contradictory(host: str, reason: str) -> Verdict:
+    return Verdict(
+        host=host,
+        scope="host",
+        name=RECORD,
+        verdict=INCONCLUSIVE,
+        criterion="plan",
+        kind=VerdictKind.CONTRADICTORY,
+        reason=reason,
+        source="plan",
+    )
+
+
+def _of_two_machines(host: str, evidence: Evidence, known: DuplicateSerials) -> str:
+    """Return which records of a host are of different machines, and which hosts have the parts that they list."""
+    texts = []
+    for record in (*evidence.records, *evidence.foreign):
+        identities = list(_identities_of_gpus(record))
+        others = sorted(known.hosts_with(identities) - {host})
+        owner = f", which {' and '.join(others)} {'report' if len(others) > 1 else 'reports'} too" if others else ""
+        texts.append(f"{record_name(host, record.gang)} lists {_serials(record.gpus)}{owner}")
+    return (
+        f"the records of this host are of different machines: {'; '.join(texts)}: a record of another host was delivered under "
+        "this name; resume the run, and check that every name of the inventory leads to its own host"
+    )
+
+
+def _of_one_machine(host: str, evidence: Evidence, others: Sequence[str]) -> str:
+    names = [record_name(name) for name in sorted({host, *others})]
+    return (
+        f"{' and '.join(names)} are of one machine: each lists {_serials(evidence.gpus())}: the inventory names one machine "
+        "twice, or the record of one host was delivered under the name of another; check that every name leads to its own host"
+    )
+
+
+def _serials(gpus: Sequence[Gpu]) -> str:
+    """Return the serials of GPUs, or their UUIDs if they have no serials."""
+    names = list(dict.fromkeys(filter(None, (gpu.serial or gpu.uuid for gpu in gpus))))
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"the GPUs {', '.join(names[:LISTED])}{more}" if names else "no GPU"
+
+
+def _location(host: str, scope: str) -> str:
+    """Return `GPU 7 of h2`."""
+    return host if scope == "host" else f"{describe_scope(scope)} of {host}"
+
+
+def _duplicate(host: str, scope: str, serial: str, identity: Identity, others: Sequence[Location]) -> Verdict:
+    name, value = identity
+    return Verdict(
+        host=host,
+        scope=scope,
+        serial=serial,
+        name=name,
+        verdict=FAIL,
+        criterion="identity-unique",
+        kind=VerdictKind.IDENTITY,
+        value=value,
+        reason=f"also reported by {' and '.join(_location(*other) for other in others)}",
+        action="inspect_hardware",
+        source="a serial, UUID, GUID or MAC address identifies one part",
+        basis="policy",
+    )
