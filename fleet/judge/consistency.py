@@ -29,6 +29,7 @@ FIRST_READING_S = LAST_READING_S = 3600.0
 """An agent reads the host within this time after its record begins, and reads or launches within this time before it ends."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
 """Software whose versions ranks on GPUs report."""
+CLOCK = "record.clock"
 CLOCK_TOLERANCE_S = 300.0
 """The system clock may be corrected during a run. The clock itself is judged by criteria."""
 
@@ -49,7 +50,8 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
             yield from impossible_readings(snapshot)
         yield from _launch_problems(view, record)
         yield from sequence_problems(view, record)
-        yield from _time_problems(record, view.plan.created)
+        yield from _clock_problems(record, view.plan.created, evidence.received.get(record.gang))
+        yield from _time_problems(record)
         yield from _identity_problems(record)
         yield from reading_problems(record)
         yield from relation_problems(view, record)
@@ -118,9 +120,37 @@ def _code(exit_code: int | None) -> str:
     return "an unknown exit code" if exit_code is None else f"exit code {exit_code}"
 
 
-def _time_problems(record: Record, planned: str) -> Iterator[Problem]:
-    """Check the times of a record with each other, and with the time `planned` at which the control node made the plan."""
-    moments = [("the plan", planned), ("its beginning", record.began), ("its end", record.ended)]
+def _clock_problems(record: Record, planned: str, received: float | None) -> Iterator[Problem]:
+    """Compare the times of a record with those of the control node.
+
+    A host gets the nonce of the run with the plan, so it can put the nonce into the record of an earlier run.
+
+    Args:
+        record: a record of the host.
+        planned: when the control node made the plan.
+        received: when the control node wrote the file of the record, in seconds since 1970; None: unknown.
+    """
+    try:
+        planned_at, began, ended = map(epoch_seconds, (planned, record.began, record.ended))
+    except ValueError:
+        return  # _time_problems reports it
+    if began < planned_at - CLOCK_TOLERANCE_S:
+        when = f"begins at {record.began}, {_amount(planned_at - began)} before the run was planned at {planned}"
+        yield CLOCK, "host", f"the record {when}: it is of an earlier run, or the clock of the host is behind", ""
+    # A copied file may have any earlier time, for example one of an archive.
+    if received is not None and planned_at <= received < ended - CLOCK_TOLERANCE_S:
+        when = f"ends at {record.ended}, {_amount(ended - received)} after the control node received it"
+        yield CLOCK, "host", f"the record {when}: the clock of the host is ahead, or the record was changed", ""
+
+
+def _amount(seconds: float) -> str:
+    """Return a difference of clocks: `3.0 h`."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+
+
+def _time_problems(record: Record) -> Iterator[Problem]:
+    """Check the times of a record with each other."""
+    moments = [("its beginning", record.began), ("its end", record.ended)]
     moments += [(f"the snapshot {item.phase} {item.stage}", item.at) for item in record.snapshots]
     moments += [(f"the launch of {item.stage}", item.began) for item in record.launches]
     times: list[tuple[str, float]] = []
@@ -130,14 +160,10 @@ def _time_problems(record: Record, planned: str) -> Iterator[Problem]:
         except ValueError:
             yield "record", "host", f"{what} has the time {text!r}, which is not a valid time", ""
             return
-    (_, planned_at), (_, began), (_, ended), *_ = times
+    (_, began), (_, ended), *_ = times
     first, last = began - CLOCK_TOLERANCE_S, ended + CLOCK_TOLERANCE_S
     read = [epoch_seconds(snapshot.at) for snapshot in record.snapshots]
-    outside = [what for what, moment in times[1:] if not first <= moment <= last]
-    # A host gets the nonce of the run with the plan, and can put it into the record of an earlier run.
-    if began < planned_at - CLOCK_TOLERANCE_S:
-        reason = f"the record begins at {record.began}, before the run was planned at {planned}"
-        yield "record", "host", f"{reason}: it is of an earlier run, or the clock of the host is wrong", ""
+    outside = [what for what, moment in times if not first <= moment <= last]
     if ended < began:
         yield "record", "host", "the record ends before it begins: the clock of the host was set back", ""
     elif outside:

@@ -15,7 +15,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, RECORD, LineKind, SummaryLine, V
 from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
-NOT_WAIVABLE = frozenset({RECORD, "gpu", "host.events"})
+NOT_WAIVABLE = frozenset({RECORD, "record.clock", "gpu", "host.events"})
 """Observations whose absence cannot be waived: nothing is known of the host or the GPU, or its evidence is
 incomplete."""
 STAGE_PREFIX = "stage."

@@ -70,10 +70,13 @@ class RecordReader:
         """Return the evidence of a host, and its rejected files."""
         host = self.plan.host(name)
         records, problems, quarantined = [], [], []
+        received: dict[str, float] = {}
         for gang in (*([] if self.only_gangs else [""]), *([host.gang] if host.gang else [])):
             path = record_name(host.name, gang)
             try:
                 records.append(self._record(path, host.name, gang))
+                if not self.plan.simulated:  # the times of a simulation are not those of this machine
+                    received[gang] = (self._directory / path).stat().st_mtime
             except FileNotFoundError:
                 if not gang:
                     problems.append(f"no record: {path} is missing")
@@ -85,7 +88,7 @@ class RecordReader:
         problems += self._events.get(host.name, [])
         problems += [f"rejected in the journal: {problem}" for problem in self._journal_problems]
         user = self._users.get(host.name, "")
-        evidence = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
+        evidence = Evidence(records=tuple(records), received=received, problem="; ".join(problems), user=user)
         if host.bmc and not self.only_gangs:
             evidence = self._with_bmc(evidence, host.name, quarantined)
         # The baseline belongs to the evidence, because the judge reads no files.

@@ -206,7 +206,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "record of an earlier run with the nonce of this run": (
         lambda record: shifted_by(record, timedelta(days=-1)),
-        "before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, or the clock of the host is wrong",
+        "24.0 h before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, or the clock of the host is behind",
     ),
     "record that ends a day later": (
         lambda record: replace(record, ended="2026-11-22T04:00:00Z"),
