@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from fleet.judge.credibility import Problem
+from fleet.judge.derived_readings import derived_problems
 from fleet.judge.host_view import HostView
 from schemas.readings import READINGS
 from schemas.records import Metric, Record, Snapshot
@@ -96,6 +97,7 @@ def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
 def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]) -> Iterator[Problem]:
     """Yield the problems of one snapshot. `parts_read`: reading -> the numbers of parts that have it in the snapshots."""
     readings = {metric.name: metric for metric in snapshot.metrics}
+    yield from derived_problems(snapshot, readings)
     for metric in snapshot.metrics:
         shapes = _shapes(metric.name)
         if shapes is not None and not (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes)):

@@ -1,0 +1,131 @@
+"""Check that a snapshot has the readings that the agent derives from, or reports together with, other readings of the snapshot.
+
+Their criteria are optional, because not every host has the part. If another reading shows the part, a value that is not there is
+a contradiction, and so is an alarm of a module that does not follow from the power of the lane and its limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from schemas.records import Metric, Snapshot
+from schemas.scopes import HOST, Scope
+
+Problem = tuple[str, str, str, str]
+"""Name, scope, reason, stage."""
+
+DERIVED = {
+    "container.cdi.current": ("container.cdi.driver_version", "software.driver_module.version"),
+    "software.driver_library.matches": ("software.driver_library.version", "software.driver_module.version"),
+    "software.fabric_manager.matches": (
+        "software.fabric_manager.version",
+        "software.driver_module.version",
+        "fabric.nvswitch.probed",
+    ),
+}
+"""Reading of the host -> the readings from which the agent derives it. It has a value if all of these have one other than 0."""
+TOGETHER = {
+    "container.cdi.current": "container.cdi.gpus",
+    "software.driver_library.matches": "software.driver_library.version",
+    "software.driver_module.open": "software.driver_module.version",
+    "software.fabric_manager.matches": "software.fabric_manager.version",
+}
+"""Reading of the host -> a reading with which the agent always reports it, with a value or a reason."""
+MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
+"""Reading of the members of a part -> a reading of the part, which has members unless this reading is 0."""
+MODULE = "optics.module.type"
+QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
+OF_MODULES = (
+    "optics.module.fault",
+    "optics.rx_los",
+    "optics.tx_fault",
+    *(f"optics.{quantity}" for quantity in QUANTITIES),
+    *(f"optics.{quantity}.{level}" for quantity in QUANTITIES for level in LEVELS),
+)
+"""Readings that the agent reports for each port or its lanes, with a value or a reason."""
+WITH_LIMITS = ("rx_power", "tx_power")
+"""Quantities of a lane whose limits are readings too."""
+ROUNDING = 1e-5
+"""Values and limits have six digits, and are compared before they are rounded."""
+NONE, LOW, HIGH = "none", "low", "high"
+
+
+def derived_problems(snapshot: Snapshot, readings: Mapping[str, Metric]) -> Iterator[Problem]:
+    """Yield each reading that a snapshot lacks although another reading shows that the host has the part.
+
+    `readings` are the metrics of the snapshot by name.
+    """
+    for name, scope, reason in _problems(readings):
+        yield name, scope, reason, snapshot.stage
+
+
+def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
+    for name, other in TOGETHER.items():
+        if _has(readings, other, HOST) and not _has(readings, name, HOST):
+            yield name, HOST, f"not read, but the agent reports it with {other}"
+    for name, sources in DERIVED.items():
+        if (
+            name in readings
+            and HOST not in readings[name].values
+            and all(_value(readings, each, HOST) for each in sources)
+        ):
+            reason = readings[name].absent.get(HOST, "not read")
+            yield name, HOST, f"{reason}; but it follows from {' and '.join(sources)}, which were read"
+    for name, other in MEMBERS.items():
+        for part, value in readings[other].values.items() if other in readings else ():
+            if value != 0 and not _has_part(readings.get(name), part):
+                yield name, part, f"read for no member, but {other} is {value}"
+    ports = readings.get(MODULE)
+    for port in (*ports.values, *ports.absent) if ports else ():
+        for name in OF_MODULES:
+            if not _has_part(readings.get(name), port):
+                yield name, port, f"not read, but the agent reports it with {MODULE}"
+    if ports:
+        yield from _wrong_sides(readings)
+
+
+def _wrong_sides(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
+    """Yield each alarm and warning of a lane that does not follow from its power and the limits of the module."""
+    for quantity in WITH_LIMITS:
+        for level in LEVELS:
+            name = f"optics.{quantity}.{level}"
+            powers = readings[f"optics.{quantity}"].values if f"optics.{quantity}" in readings else {}
+            for lane, power in powers.items():
+                port = str(Scope.parse(lane).without("lane"))
+                low, high = (_value(readings, f"{name}_{side}", port) for side in (LOW, HIGH))
+                if not all(isinstance(each, int | float) for each in (power, low, high)):
+                    continue
+                possible = _sides(float(power), float(low), float(high))  # type: ignore[arg-type]
+                side = _value(readings, name, lane)
+                if side not in possible:
+                    stated = "not read" if side is None else f"is {side}"
+                    yield (
+                        name,
+                        lane,
+                        f"{stated}, but {power:g} W and the limits {low:g} W to {high:g} W mean {possible[0]}",
+                    )
+
+
+def _sides(power: float, low: float, high: float) -> list[str]:
+    """Return the sides of the limits on which the power may be; more than one if it is rounded to a limit."""
+    side = LOW if power < low else HIGH if power > high else NONE
+    near = [name for name, limit in ((LOW, low), (HIGH, high)) if abs(power - limit) <= ROUNDING * abs(limit)]
+    return [side, *near, *([NONE] if near else [])]
+
+
+def _value(readings: Mapping[str, Metric], name: str, scope: str) -> object:
+    return readings[name].values.get(scope) if name in readings else None
+
+
+def _has(readings: Mapping[str, Metric], name: str, scope: str) -> bool:
+    return name in readings and (scope in readings[name].values or scope in readings[name].absent)
+
+
+def _has_part(metric: Metric | None, part: str) -> bool:
+    """Return whether the reading has a value or a reason for the part or something in it."""
+    if metric is None:
+        return False
+    if part in metric.values or part in metric.absent:
+        return True
+    scope = Scope.parse(part)
+    return any(scope.contains(other) for other in (*metric.values, *metric.absent))

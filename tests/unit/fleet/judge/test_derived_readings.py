@@ -1,0 +1,147 @@
+"""A reading that another reading of the same snapshot proves cannot be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.derived_readings import MODULE, OF_MODULES
+from fleet.judge.evidence import Evidence
+from fleet.report.merge import merge
+from schemas.records import Metric, Value
+from schemas.reports import ACCEPTED, INCOMPLETE, INCONCLUSIVE
+from tests import builders
+
+PLAN = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
+HOST, PORT, LANE = "host", "hca=mlx5_0,port=1", "hca=mlx5_0,port=1,lane=1"
+POWER = {"rx_power": 1e-3, "tx_power": 1.2e-3}
+LIMITS = {"alarm_low": 1e-4, "alarm_high": 3e-3, "warning_low": 2e-4, "warning_high": 2e-3}
+
+
+def module() -> dict[str, Metric]:
+    """Return the readings of a healthy optical module with one lane."""
+    metrics = {name: _metric(name, {LANE: _healthy(name)}) for name in OF_MODULES if _is_of_lane(name)}
+    metrics |= {name: _metric(name, {PORT: _healthy(name)}) for name in OF_MODULES if not _is_of_lane(name)}
+    metrics[MODULE] = _metric(MODULE, {PORT: "QSFP28"})
+    for quantity in POWER:
+        for limit, value in LIMITS.items():
+            name = f"optics.{quantity}.{limit}"
+            metrics[name] = _metric(name, {PORT: value}, "W")
+    return metrics
+
+
+def _is_of_lane(name: str) -> bool:
+    return name.split(".")[1] in ("rx_power", "tx_power", "bias", "rx_los", "tx_fault")
+
+
+def _healthy(name: str) -> Value:
+    if name.endswith(("alarm", "warning")):
+        return "none"
+    if name.endswith(("fault", "rx_los")):
+        return False
+    return POWER.get(name.removeprefix("optics."), {"optics.temperature": 45.0, "optics.voltage": 3.3}.get(name, 6e-3))
+
+
+def _metric(name: str, values: Mapping[str, Value], unit: str = "") -> Metric:
+    units = {"optics.temperature": "Cel", "optics.voltage": "V", "optics.bias": "A"}
+    unit = unit or units.get(name, "W" if name in ("optics.rx_power", "optics.tx_power") else "1")
+    return Metric(name=name, unit=unit, values=values)
+
+
+def software() -> dict[str, Metric]:
+    """Return the readings of a host with a CDI specification, and a fabric manager for its NVSwitches."""
+    versions = ("software.driver_module.version", "software.driver_library.version", "software.fabric_manager.version")
+    values: dict[str, Value] = dict.fromkeys((*versions, "container.cdi.driver_version"), "580.1")
+    values |= {"container.cdi.gpus": 1, "container.cdi.current": True, "software.driver_library.matches": True}
+    values |= {
+        "software.fabric_manager.matches": True,
+        "software.driver_module.open": True,
+        "fabric.nvswitch.probed": 4,
+    }
+    return {name: _metric(name, {HOST: value}) for name, value in values.items()}
+
+
+def bond() -> dict[str, Metric]:
+    """Return the readings of a bond with two members."""
+    members: dict[str, Value] = {"nic=bond0,member=eth0": True, "nic=bond0,member=eth1": True}
+    counts: Mapping[str, Value] = {"nic=bond0": 2}
+    names = ("network.bond.slave_count", "network.bond.slaves_up")
+    return {"network.bond.member_up": _metric("network.bond.member_up", members)} | {
+        name: _metric(name, counts) for name in names
+    }
+
+
+def judged(metrics: Mapping[str, Metric]) -> tuple[str, set[tuple[str, str]]]:
+    """Return the decision on a host whose full snapshots have these readings, and name and scope of its verdicts."""
+    (record,) = builders.evidence(PLAN)["h1"].records
+    snapshots = []
+    for taken in record.snapshots:
+        others = [metric for metric in taken.metrics if metric.name not in metrics]
+        snapshots.append(replace(taken, metrics=(*others, *metrics.values())))
+    evidence = {"h1": Evidence(records=(replace(record, snapshots=tuple(snapshots)),))}
+    report = merge(PLAN, evidence, read_packs([]))
+    shown = {(item.name, item.scope) for item in report.verdicts if item.verdict == INCONCLUSIVE}
+    return report.hosts[0].decision, shown
+
+
+@pytest.mark.parametrize("readings", [module(), software(), bond()], ids=["module", "software", "bond"])
+def test_complete_readings_are_accepted(readings: dict[str, Metric]) -> None:
+    assert judged(readings) == (ACCEPTED, set())
+
+
+def unsupported(metric: Metric) -> Metric:
+    return replace(metric, values={}, absent=dict.fromkeys(metric.values, "unsupported: hidden"))
+
+
+@pytest.mark.parametrize(
+    "name", ["container.cdi.current", "software.driver_library.matches", "software.fabric_manager.matches"]
+)
+def test_derived_reading_of_the_host_cannot_be_hidden(name: str) -> None:
+    readings = software()
+    assert judged(readings | {name: unsupported(readings[name])}) == (INCOMPLETE, {(name, HOST)})
+    without = {key: metric for key, metric in readings.items() if key != name}
+    decision, shown = judged(without | {name: replace(readings[name], values={})})
+    assert (decision, (name, HOST) in shown) == (INCOMPLETE, True)
+
+
+def test_fabric_manager_without_nvswitches_need_not_match() -> None:
+    readings = software()
+    name = "software.fabric_manager.matches"
+    none = {"fabric.nvswitch.probed": _metric("fabric.nvswitch.probed", {HOST: 0})}
+    assert judged(readings | none | {name: unsupported(readings[name])}) == (ACCEPTED, set())
+
+
+@pytest.mark.parametrize("name", OF_MODULES)
+def test_reading_of_a_module_cannot_be_left_out(name: str) -> None:
+    readings = module()
+    decision, shown = judged({**readings, name: replace(readings[name], values={})})
+    assert (decision, (name, PORT) in shown) == (INCOMPLETE, True)
+
+
+@pytest.mark.parametrize("quantity", POWER)
+@pytest.mark.parametrize("level", ["alarm", "warning"])
+def test_alarm_follows_from_the_power_and_its_limits(quantity: str, level: str) -> None:
+    readings = module()
+    name = f"optics.{quantity}.{level}"
+    assert judged(readings | {name: unsupported(readings[name])}) == (INCOMPLETE, {(name, LANE)})
+    dark = {f"optics.{quantity}": _metric(f"optics.{quantity}", {LANE: 1e-5})}
+    decision, shown = judged(readings | dark)
+    assert (decision, (name, LANE) in shown) == (INCOMPLETE, True)
+    limit = {f"optics.{quantity}": _metric(f"optics.{quantity}", {LANE: LIMITS[f"{level}_low"]})}
+    assert (name, LANE) not in judged(readings | limit)[1]
+
+
+def test_module_that_does_not_report_limits_has_no_alarms() -> None:
+    readings = module()
+    names = [name for name in readings if ".alarm" in name or ".warning" in name]
+    assert judged(readings | {name: unsupported(readings[name]) for name in names}) == (ACCEPTED, set())
+
+
+def test_members_of_a_bond_cannot_be_left_out() -> None:
+    readings = bond()
+    name = "network.bond.member_up"
+    decision, shown = judged(readings | {name: replace(readings[name], values={})})
+    assert (decision, (name, "nic=bond0") in shown) == (INCOMPLETE, True)
