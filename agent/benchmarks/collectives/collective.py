@@ -109,14 +109,21 @@ def _measure(
         return
     wrong_before = buffers.run_and_check()
     context.synchronize()  # has a time-out, unlike reading the count
-    buffer_pairs = [buffers, *_allocate_more(context, case, communicator)]
-    series = _sample(context, [pair.run for pair in buffer_pairs], settings)
-    wrong_after = buffers.run_and_check()
-    context.synchronize()
-    wrong = context.sum_over_ranks(float(wrong_before + wrong_after))
+    wrong = context.sum_over_ranks(float(wrong_before))
+    params = _params(context, case.size) | {"placement": case.placement, **choice}
+    try:
+        buffer_pairs = [buffers, *_allocate_more(context, case, communicator)]
+        series = _sample(context, [pair.run for pair in buffer_pairs], settings)
+        wrong_after = buffers.run_and_check()
+        context.synchronize()
+        wrong += context.sum_over_ranks(float(wrong_after))
+    except Exception:  # wrong elements count even if a later operation hangs
+        if wrong and context.is_reporting_rank:
+            name = f"collective.{case.op}.wrong_elements"
+            context.report(name, int(wrong), unit=UNITS["wrong_elements"], scope=context.world_scope, **params)
+        raise
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
-    params = _params(context, case.size) | {"placement": case.placement, **choice}
     if buffers.moved != case.size:  # the size is rounded, so that all ranks have the same whole number of elements
         params["moved_bytes"] = buffers.moved
     if len(buffer_pairs) > 1:

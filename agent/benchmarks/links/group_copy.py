@@ -14,6 +14,7 @@ import torch
 
 from agent.benchmarks.compute.digest import compute_digest, digest_factors
 from agent.benchmarks.runtime.context import Context, cuda_stream
+from agent.benchmarks.runtime.timing import cuda_event
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, SKIPPED
@@ -55,9 +56,9 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
             continue
         try:
             peers = everyone if pattern != "by_kernel" else [(context.local_rank + 1) % context.local_world_size]
-            copies = [_copy(context.device, torch.device("cuda", peer), pattern, size) for peer in peers]
+            copies = [_copy(context, torch.device("cuda", peer), pattern, size) for peer in peers]
             devices = [context.device, *(torch.device("cuda", peer) for peer in peers)]
-            seconds = _time_together([start for start, _ in copies], devices)
+            seconds = _time_together(context, [start for start, _ in copies], devices)
             for peer, (_, count_wrong) in zip(peers, copies, strict=True):
                 wrong[peer] += count_wrong()
                 copied.add(peer)
@@ -65,6 +66,11 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
             failed = True
             context.report_absent("group_copy.bandwidth", status=ERROR, reason=describe_error(error), **common)
             continue
+        except TimeoutError:  # wrong bytes count even if a GPU hangs later
+            for peer, count in wrong.items():
+                if count:
+                    context.report("group_copy.wrong_bytes", count, unit="1", scope=context.pair_scope(peer))
+            raise
         access = all(torch.cuda.can_device_access_peer(context.device, torch.device("cuda", peer)) for peer in peers)
         series = SampleSeries(seconds=seconds)
         context.report_rate("group_copy.bandwidth", size * len(peers), series, access=access, **common)
@@ -78,9 +84,13 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _copy(
-    own: torch.device, other: torch.device, pattern: str, size: int
-) -> tuple[Callable[[], None], Callable[[], int]]:
-    """Return a function that starts COPIES copies on a stream of their own, and one that counts the wrong bytes of the last."""
+    context: Context, other: torch.device, pattern: str, size: int
+) -> tuple[Callable[[], torch.cuda.Event], Callable[[], int]]:
+    """Return a function that starts COPIES copies on a stream of their own, and one that counts the wrong bytes of the last.
+
+    The first one returns the event of their end.
+    """
+    own = context.device
     source_device, target_device = (other, own) if pattern == "all_to_one" else (own, other)
     # Other data for each pair, so that data from another GPU are wrong.
     generator = torch.Generator(source_device).manual_seed(1000 * source_device.index + target_device.index)
@@ -90,15 +100,20 @@ def _copy(
     )
     streams = cuda_stream(source_device), cuda_stream(target_device)
 
-    def start() -> None:
+    def start() -> torch.cuda.Event:
         with torch.cuda.stream(streams[1]), torch.cuda.stream(streams[0]):
             for _ in range(COPIES):
                 target.copy_(source, non_blocking=True)
+            done = cuda_event()
+            done.record(streams[0])
+        return done
 
     def count_wrong() -> int:
         expected = source.to(target.dtype)
         factors = digest_factors(expected)
-        if compute_digest(expected, factors).item() == compute_digest(target, factors.to(target_device)).item():
+        digests = compute_digest(expected, factors), compute_digest(target, factors.to(target_device))
+        context.synchronize_devices((source_device, target_device))  # has a time-out, unlike reading the digests
+        if digests[0].item() == digests[1].item():
             return 0
         # Through the host, because the path between the GPUs is what is tested.
         return max(1, int((target.cpu().view(torch.uint8) != expected.cpu().view(torch.uint8)).sum()))
@@ -106,16 +121,15 @@ def _copy(
     return start, count_wrong
 
 
-def _time_together(starts: Sequence[Callable[[], None]], devices: Sequence[torch.device]) -> list[float]:
+def _time_together(
+    context: Context, starts: Sequence[Callable[[], torch.cuda.Event]], devices: Sequence[torch.device]
+) -> list[float]:
     """Return SPANS times in seconds of one copy with each other GPU, all at once, by the host's clock over COPIES copies."""
     seconds = []
     for _ in range(1 + SPANS):
-        for device in devices:
-            torch.cuda.synchronize(device)
+        context.synchronize_devices(devices)
         begin = time.perf_counter()
-        for start in starts:
-            start()
-        for device in devices:
-            torch.cuda.synchronize(device)
+        for done in [start() for start in starts]:
+            context.wait_for(done, pause_s=0.0)  # a pause would lengthen the measured time
         seconds.append((time.perf_counter() - begin) / COPIES)
     return seconds[1:]  # the first span enables the access between the GPUs

@@ -71,7 +71,7 @@ def _measure_latency(context: Context, other: torch.device, **params: Any) -> in
     """Report the latency; return the wrong bytes."""
     common: dict[str, Any] = {"unit": "s", **params}
     try:
-        seconds, wrong = _time_small_copies(context.device, other)
+        seconds, wrong = _time_small_copies(context, other)
     except RuntimeError as error:
         context.report_absent("peer_copy.latency", status=ERROR, reason=describe_error(error), **common)
         return 0
@@ -89,7 +89,7 @@ def _measure_bandwidth(
     size = settings["size_bytes"]
     common: dict[str, Any] = {"unit": "B/s", "direction": direction, "size_bytes": size, **params}
     try:
-        pair = DevicePair(context.device, other, size)
+        pair = DevicePair(context, other, size)
         series = pair.sample(direction, settings["precision"], settings["seconds"])
         wrong = pair.count_wrong()
     except RuntimeError as error:
@@ -105,10 +105,10 @@ def _measure_bandwidth(
 class DevicePair:
     """Buffers on two devices, with two streams for each direction, so that the directions do not wait for each other."""
 
-    def __init__(self, first: torch.device, second: torch.device, size: int) -> None:
-        self._devices = (first, second)
+    def __init__(self, context: Context, other: torch.device, size: int) -> None:
+        self._context = context
         self._directions = []
-        for from_device, to_device in ((first, second), (second, first)):
+        for from_device, to_device in ((context.device, other), (other, context.device)):
             source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=from_device)
             target = torch.empty_like(source, device=to_device)
             self._directions.append((source, target, cuda_stream(from_device), cuda_stream(to_device)))
@@ -139,31 +139,33 @@ class DevicePair:
                     target.copy_(source, non_blocking=True)
                 last.record(source_stream)
             events.append((first, last))
-        for device in self._devices:
-            torch.cuda.synchronize(device)
+        for _, last in events:
+            self._context.wait_for(last)
         return max(elapsed_s(first, last) for first, last in events) / COPIES
 
     def count_wrong(self) -> int:
         """Return how many bytes of the copies differ from their sources."""
-        return sum(_count_differing(source, target) for source, target, _, _ in self._active_directions)
+        return sum(_count_differing(self._context, source, target) for source, target, _, _ in self._active_directions)
 
 
-def _count_differing(source: torch.Tensor, target: torch.Tensor) -> int:
+def _count_differing(context: Context, source: torch.Tensor, target: torch.Tensor) -> int:
     """Return how many bytes differ. A second copy is compared on the target's device; if it differs, the host counts them."""
-    if torch.equal(source.to(target.device), target):
+    differs = (source.to(target.device, non_blocking=True) != target).any()
+    context.synchronize_devices((source.device, target.device))  # has a time-out, unlike reading the result
+    if not differs:
         return 0
     return max(1, int((source.cpu().view(torch.uint8) != target.cpu().view(torch.uint8)).sum()))
 
 
-def _time_small_copies(source_device: torch.device, target_device: torch.device) -> tuple[list[float], int]:
+def _time_small_copies(context: Context, target_device: torch.device) -> tuple[list[float], int]:
     """Return LATENCY_SAMPLES measurements of the latency of a 4-byte copy in seconds, and the wrong bytes of the last copy.
 
     Each latency is the mean of LATENCY_COPIES copies.
     """
+    source_device = context.device
     source, target = torch.ones(1, device=source_device), torch.zeros(1, device=target_device)
     source_stream, target_stream = cuda_stream(source_device), cuda_stream(target_device)
-    for device in (source_device, target_device):
-        torch.cuda.synchronize(device)
+    context.synchronize_devices((source_device, target_device))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=source_stream):
         target_stream.wait_stream(source_stream)
@@ -177,6 +179,6 @@ def _time_small_copies(source_device: torch.device, target_device: torch.device)
         first.record()
         graph.replay()
         last.record()
-        torch.cuda.synchronize(source_device)
+        context.wait_for(last)
         seconds.append(elapsed_s(first, last) / LATENCY_COPIES)
-    return seconds[1:], _count_differing(source, target)  # the first replay uploads the graph
+    return seconds[1:], _count_differing(context, source, target)  # the first replay uploads the graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -113,6 +113,20 @@ class Timing:
         done = cuda_event()
         done.record()
         self.wait_for(done)
+
+    def synchronize_devices(self, devices: Iterable[torch.device]) -> None:
+        """Wait until each of these GPUs has finished the work of its current stream.
+
+        `synchronize` of torch would wait for a hanging device without end.
+
+        Raises:
+            TimeoutError: a device did not finish within `timeout_s`.
+        """
+        for device in (device for device in devices if device.type == "cuda"):
+            with torch.cuda.device(device):
+                done = cuda_event()
+                done.record()
+            self.wait_for(done)
 
     def wait_for(self, event: torch.cuda.Event, pause_s: float = 0.0001) -> None:
         """Wait until the device has reached an event, which is checked every `pause_s` (0: as often as possible).

@@ -66,9 +66,7 @@ class SplitReplica:
         """Train one step and wait for both devices; return the loss and the seconds."""
         began = time.perf_counter()
         loss = train_step(self._context, self._optimizer, self.loss, collective=False)
-        for device in self.devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        self._context.synchronize_devices(self.devices)
         return float(loss), time.perf_counter() - began
 
 

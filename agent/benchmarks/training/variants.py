@@ -18,6 +18,7 @@ from torch import nn
 from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks, report_absent_outputs
 from agent.benchmarks.runtime.context import Context, cuda_stream
 from agent.benchmarks.runtime.datasets import SYNTHETIC, load
+from agent.benchmarks.runtime.timing import cuda_event
 from agent.benchmarks.training.training_loop import build_network, capture_graph, data_parallel, normalize
 from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
@@ -104,8 +105,8 @@ class VariantTraining:
     def join(self) -> None:
         """Wrap the module in DDP, so that from here on the ranks train together."""
         # A graph must not contain work of the default stream, and DDP uses the stream in which it was created.
-        side_stream = self._variant.compiled and self._device.type == "cuda"
-        with torch.cuda.stream(cuda_stream(self._device)) if side_stream else contextlib.nullcontext():
+        side_stream = cuda_stream(self._device) if self._variant.compiled and self._device.type == "cuda" else None
+        with torch.cuda.stream(side_stream) if side_stream else contextlib.nullcontext():
             self.module = data_parallel(
                 self._context,
                 self.module,
@@ -115,7 +116,9 @@ class VariantTraining:
                 static_graph=not self._variant.compiled,  # the compiler splits the graph at DDP's buckets by itself
             )
         if side_stream:
-            torch.cuda.synchronize(self._device)
+            done = cuda_event()
+            done.record(side_stream)
+            self._context.wait_for(done)
 
     def compile(self) -> None:
         """Compile forward and backward pass. Raises CannotMeasureError."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,16 +13,19 @@ from typing import Any, cast
 import pytest
 import torch
 
+from agent.benchmarks.collectives import collective
 from agent.benchmarks.compute import digest, gemm, stress
 from agent.benchmarks.links import host_copy, pairs, peer_copy
 from agent.benchmarks.memory import host_memory, integrity, memory
 from agent.benchmarks.memory.wrong_words import WrongWords
+from agent.benchmarks.runtime import timing
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.training import inference
 from schemas.benchmarks.hardware import HARDWARE
 from schemas.benchmarks.training import TRAINING
 from schemas.catalogue import settings
 from schemas.records import ERROR, MEASURED
+from tests import ROOT
 from tests.unit.agent.benchmarks.test_measuring import context
 
 GEMM = {"dtypes": ["fp32"], "size": 64, "precision": 1.0, "seconds": 0.01}
@@ -176,7 +181,7 @@ class WrongPair:
 
     wrong = 3
 
-    def __init__(self, first: torch.device, second: torch.device, size: int) -> None:
+    def __init__(self, rank: Context, other: torch.device, size: int) -> None:
         pass
 
     def sample(self, direction: str, precision: float, seconds: float) -> Any:
@@ -192,7 +197,7 @@ class WrongPair:
 def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    def time_small_copies(*devices: torch.device) -> tuple[list[float], int]:
+    def time_small_copies(rank: Context, other: torch.device) -> tuple[list[float], int]:
         if fails:
             raise TimeoutError(LOST)
         return [1e-6] * 6, 0
@@ -212,10 +217,70 @@ def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
     assert {item.scope for item in rank.observations} == {"cpu=0,peer=1"}
     WrongPair.wrong = 0
     healthy = context(tmp_path, ranks=2)
-    monkeypatch.setattr(peer_copy, "_time_small_copies", lambda *devices: ([1e-6] * 6, 0))
+    monkeypatch.setattr(peer_copy, "_time_small_copies", lambda rank, other: ([1e-6] * 6, 0))
     peer_copy._measure_pair(healthy, settings, 1)
     WrongPair.wrong = 3
     assert [*results(healthy)] == ["peer_copy.access", "peer_copy.bandwidth", "peer_copy.latency"]
+
+
+class WrongCollective(collective.CollectiveBuffers):
+    """Buffers whose first check finds wrong elements. The second check fails with `error`."""
+
+    wrong, error = 3, TimeoutError(LOST)
+
+    def __init__(self, *arguments: Any) -> None:
+        self.moved, self._checks = 64, iter(range(1 << 30))
+        self.run = lambda: None
+
+    def run_and_check(self) -> torch.Tensor:
+        """Return the number of wrong elements."""
+        if next(self._checks):
+            raise self.error
+        return torch.tensor(self.wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_wrong_elements_before_a_hang_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    monkeypatch.setattr(WrongCollective, "wrong", wrong)
+    monkeypatch.setattr(collective, "CollectiveBuffers", WrongCollective)
+    monkeypatch.setattr(collective.dist, "get_backend", lambda: "gloo")
+    rank = context(tmp_path)
+    sums = iter([2.0 * wrong])  # the other rank has as many; nothing can be summed after the hang
+    monkeypatch.setattr(rank, "sum_over_ranks", lambda value: next(sums))
+    monkeypatch.setattr(rank, "min_max_over_ranks", lambda code: (code, code))
+    monkeypatch.setattr(rank, "max_over_ranks", list)
+    case = collective.Case("all_reduce", "in_place", 64)
+    with pytest.raises(TimeoutError):
+        collective._measure(rank, case, {"precision": 1.0, "seconds": 0.001}, None, {})
+    assert results(rank) == ({"collective.all_reduce.wrong_elements": 6} if wrong else {})
+    assert all((item.scope, item.params["placement"]) == ("host", "in_place") for item in rank.observations)
+
+
+class EndlessEvent:
+    """An event that a hanging device does not reach."""
+
+    def record(self, stream: object = None) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Return that the event has not occurred."""
+        return False
+
+
+def test_wait_for_a_hanging_device_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "cuda_event", EndlessEvent)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    rank = context(tmp_path, timeout_s=0.05)
+    rank.synchronize_devices([torch.device("cpu")])
+    with pytest.raises(TimeoutError, match=r"the device did not finish within 0\.05 s"):
+        rank.synchronize_devices([torch.device("cpu"), torch.device("cuda", 1)])
+
+
+def test_no_rank_waits_for_a_device_without_a_time_limit() -> None:
+    """The process of `mnnvl_rank` is killed after a time limit."""
+    waits = re.compile(r"torch\.cuda\.synchronize\(|\b(event|last|done|end|stream)\.synchronize\(")
+    sources = [path for path in (ROOT / "agent" / "benchmarks").rglob("*.py") if path.name != "mnnvl_rank.py"]
+    assert [path.name for path in sources if waits.search(path.read_text())] == []
 
 
 class Swapped:
@@ -249,12 +314,13 @@ def test_element_at_the_wrong_place_is_counted_for_the_pair(tmp_path: Path, swap
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_differing_bytes_are_counted(dtype: torch.dtype) -> None:
+def test_differing_bytes_are_counted(tmp_path: Path, dtype: torch.dtype) -> None:
+    rank = context(tmp_path)
     source = torch.arange(100, dtype=torch.uint8).to(dtype)
     target = source.clone()
-    assert peer_copy._count_differing(source, target) == 0
+    assert peer_copy._count_differing(rank, source, target) == 0
     target.view(torch.uint8)[[1, 50]] ^= 4
-    assert peer_copy._count_differing(source, target) == 2
+    assert peer_copy._count_differing(rank, source, target) == 2
 
 
 def fail_at(function: Callable[..., Any], call: int, error: Exception) -> Callable[..., Any]:
