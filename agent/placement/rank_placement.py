@@ -6,6 +6,7 @@ contradictory variables are reported before any process is started and before to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -90,8 +91,13 @@ def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES; None if it is not set."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; None if it is not set.
+
+    CUDA ignores the first invalid entry, such as -1, and all that follow it (CUDA C++ Programming Guide, CUDA Environment
+    Variables).
+    """
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
-    return [device.strip() for device in text.split(",") if device.strip() not in ("", "-1", "NoDevFiles")]
+    devices = (device.strip() for device in text.split(","))
+    return list(itertools.takewhile(lambda device: device.isdecimal() or device.startswith(("GPU-", "MIG-")), devices))

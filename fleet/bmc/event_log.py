@@ -87,12 +87,29 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """Return the entries up to the first one that is older than the mark.
 
     Call this only if the entry of the mark was not found: the log was cleared, is full or has more than MAX_NEW new entries.
-    If it was found, times are not compared, because the clock of a BMC may be set back.
+    If it was found, times are not compared, because the clock of a BMC may be set back. If it was not found and the times
+    contradict the order or the numbers of the entries, it is unknown which of them are new.
+
+    Raises:
+        BmcError: it is unknown which entries are new.
     """
     number = next((number for number, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not number:
         raise BmcError("the log lacks the newest entry of the previous reading, and all its entries are older")
+    known = _number(mark.rpartition(" ")[0])
+    for entry in entries[number:]:
+        own = _number(entry.id)
+        has_higher_number = known is not None and own is not None and own > known
+        if has_higher_number or (_time(entry.created) and not _is_older(entry.created, mark)):
+            raise BmcError(
+                "the log lacks the newest entry of the previous reading, and its entries are not in the order of their times: "
+                "the clock of the BMC was set back"
+            )
     return entries[:number]
+
+
+def _number(entry_id: str) -> int | None:
+    return int(entry_id) if entry_id.isascii() and entry_id.isdigit() and len(entry_id) < 19 else None
 
 
 def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
@@ -165,8 +182,8 @@ def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     times = _time(first.created), _time(last.created)
     if times[0] and times[1] and times[0] != times[1]:
         return times[0] < times[1]
-    numbers = [int(item.id) for item in (first, last) if item.id.isascii() and item.id.isdigit() and len(item.id) < 19]
-    return len(numbers) < 2 or numbers[0] <= numbers[1]
+    numbers = _number(first.id), _number(last.id)
+    return numbers[0] is None or numbers[1] is None or numbers[0] <= numbers[1]
 
 
 def _entry(session: RedfishSession, item: object) -> LogEntry | None:

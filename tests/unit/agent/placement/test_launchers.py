@@ -20,7 +20,15 @@ from agent.launch.options import rank_environment, standalone_options
 from agent.launch.request import LaunchRequest
 from agent.launch.torchrun import launcher_command
 from agent.placement import detect, membership, mpi, slurm, torch_env
-from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, PlacementError, RankPlacement, without_placement
+from agent.placement.rank_placement import (
+    MPI,
+    SLURM,
+    TORCHRUN,
+    PlacementError,
+    RankPlacement,
+    visible_devices,
+    without_placement,
+)
 from agent.run.record import HostRun
 from rackproof.main import main
 from schemas import documents
@@ -275,6 +283,23 @@ def test_job_with_fewer_gpus_than_ranks_is_refused() -> None:
     membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     with pytest.raises(PlacementError, match="4 ranks on host h1, but CUDA_VISIBLE_DEVICES=0,1 has 2 GPUs"):
         membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [
+        ("0, 1", ["0", "1"]),
+        ("0,-1,1", ["0"]),
+        ("-1", []),
+        ("", []),
+        ("NoDevFiles", []),
+        ("1,,0", ["1"]),
+        ("GPU-8f6d,MIG-1a2b,x,0", ["GPU-8f6d", "MIG-1a2b"]),
+    ],
+)
+def test_cuda_ignores_the_first_invalid_device_and_all_after_it(variable: str, devices: list[str]) -> None:
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": variable}) == devices
+    assert visible_devices({}) is None
 
 
 def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,39 @@ def test_log_without_the_last_entry_read_is_an_error_if_all_others_are_older(cer
     assert "all its entries are older" in new.absent[LOG]
 
 
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [
+        ("2 3 5 6", [8, 7]),  # the log dropped the entry of the mark, which was written at 4
+        ("2 5 3 6", None),  # the clock was set back and corrected again
+    ],
+)
+def test_entries_that_the_clock_of_the_bmc_put_before_the_mark_are_not_lost(
+    certificate: Path, times: str, found: list[int] | None
+) -> None:
+    entries = [
+        bmc.entry(number, f"event {number}", Created=f"2026-11-04T00:00:0{second}Z")
+        for number, second in zip(range(5, 9), times.split(), strict=True)
+    ]
+    with service(certificate, log_of(entries)) as served:
+        metrics = read(served.target(certificate), {LOG: "6.5 2026-11-04T00:00:04Z"})
+    if found is None:
+        assert "the clock of the BMC was set back" in metrics["bmc.log.new_entries"].absent[LOG]
+    else:
+        messages = metrics["bmc.event.message"].values.values()
+        assert sorted(str(text).rpartition(" ")[2] for text in messages) == sorted(map(str, found))
+
+
+def test_entry_with_a_higher_number_than_the_mark_is_not_old(certificate: Path) -> None:
+    entries = [
+        bmc.entry(number, f"event {number}", Created=f"2026-11-04T00:00:0{second}Z")
+        for number, second in ((5, 1), (8, 2), (9, 6))
+    ]
+    with service(certificate, log_of(entries)) as served:
+        new = read(served.target(certificate), {LOG: "7 2026-11-04T00:00:04Z"})["bmc.log.new_entries"]
+    assert "the clock of the BMC was set back" in new.absent[LOG]
+
+
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_one_wrong_time_does_not_reverse_a_log(certificate: Path, newest_first: bool) -> None:
     entries = [bmc.entry(number, f"event {number}") for number in range(1, 8)]
