@@ -68,8 +68,10 @@ class JunitCase:
 
 def render_junit(report: FleetReport) -> Iterator[str]:
     """Yield the document in pieces: the suite of the fleet, then one piece per host."""
-    explained = {position for cause in report.causes for position in cause.verdicts}
-    of_host = by_host([verdict for position, verdict in enumerate(report.verdicts) if position not in explained])
+    positions_in_causes = {position for cause in report.causes for position in cause.verdicts}
+    of_host = by_host(
+        [verdict for position, verdict in enumerate(report.verdicts) if position not in positions_in_causes]
+    )
     causes: dict[str, list[Cause]] = {}
     titles: dict[str, str] = {}
     for cause in report.causes:

@@ -20,6 +20,8 @@ MANY_LINES = 12
 """Maximum number of lines that are drawn one by one; more are drawn as median and range, with the failed lines."""
 _LOW, _FEWEST_TO_COMPARE = 0.8, 3
 """A curve is marked if it ends below this share of the median, and there are at least this many curves."""
+_LOW_LINE = "line low"
+"""CSS classes of such a curve."""
 _LIMIT_HALF_WIDTH = 34
 _MAX_SIZE = 1 << 60
 
@@ -76,6 +78,8 @@ class Chart:
     """A row per message size."""
     lines: int
     failed: bool
+    has_low_line: bool
+    """Whether a line without a failure is drawn as far below the others."""
 
 
 def charts(report: FleetReport) -> list[Chart]:
@@ -158,6 +162,7 @@ def _chart(op: Operation, kind: str, series: Sequence[BandwidthSeries], limits: 
     axes = LineAxes(FRAME, sizes[0], sizes[-1], max([peak, *(limit.value for limit in limits)]) / factor)
     scaled = [_scaled(line, factor) for line in series]
     columns = _columns(scaled)
+    curves = tuple(_curves(scaled, axes, factor))
     return Chart(
         op=", ".join(text.replace("_", " ") for text in op if text),
         kind=kind,
@@ -165,7 +170,7 @@ def _chart(op: Operation, kind: str, series: Sequence[BandwidthSeries], limits: 
         peak=f"highest {quantity(peak, 'B/s')} at {size(peak_size)}",
         x_ticks=axes.x_ticks(_tick_sizes(sizes), size),
         y_ticks=axes.y_ticks(),
-        curves=tuple(_curves(scaled, axes, factor)),
+        curves=curves,
         limits=tuple(_limit_line(axes, limit, factor) for limit in limits),
         columns=tuple(name for name, _ in columns),
         table=tuple(
@@ -174,6 +179,7 @@ def _chart(op: Operation, kind: str, series: Sequence[BandwidthSeries], limits: 
         ),
         lines=len(series),
         failed=any(line.failed for line in series),
+        has_low_line=any(curve.css == _LOW_LINE for curve in curves),
     )
 
 
@@ -200,7 +206,7 @@ def _curve(line: BandwidthSeries, axes: LineAxes, factor: float, *, is_low: bool
     value = quantity(line.values[last] * factor, "B/s")
     return Curve(
         path=axes.path(line.values),
-        css=f"line{' failed' if line.failed else ' low' if is_low else ''}",
+        css="line failed" if line.failed else _LOW_LINE if is_low else "line",
         label=line.label if line.failed or is_low else "",
         title=f"{line.label}: {value} at {size(last)}{', fails' if line.failed else ''}",
         end=(axes.x(last), axes.y(line.values[last])),

@@ -273,8 +273,8 @@ DEVIATIONS: dict[str, Readings] = {
         "gpu.throttle.active gpu=7,reason=hw_slowdown": True,
         "gpu.throttle.active gpu=7,reason=hw_power_brake": True,
     },
-    "thermal-slowdown-before": {"gpu.throttle.time gpu=4,reason=hw_thermal": 12.5},
-    "power-brake-before": {"gpu.throttle.time gpu=7,reason=hw_power_brake": 3.0},
+    "thermal-slowdown-ended": {"gpu.throttle.time gpu=4,reason=hw_thermal": 12.5},
+    "power-brake-ended": {"gpu.throttle.time gpu=7,reason=hw_power_brake": 3.0},
     "nvlink-errors": {"gpu.nvlink.replays gpu=5,link=11": 40},
     "ecc-off": {
         "gpu.ecc.enabled gpu=3": False,

@@ -1353,3 +1353,23 @@ def test_time_per_host_ignores_hosts_without_durations() -> None:
         report, hosts=(*report.hosts, *(replace(report.hosts[0], name=f"q{i}", measurements=()) for i in range(9)))
     )
     assert timing.summary_line(with_silent_hosts) == timing.summary_line(report)
+
+
+@pytest.mark.parametrize(("lowest", "is_explained"), [(3.4e11, False), (2e11, True)])
+def test_orange_line_of_a_host_is_explained(lowest: float, is_explained: bool) -> None:
+    fleet_plan = plan(4)
+    rates = (3.5e11, 3.5e11, 3.5e11, lowest)
+    records = {
+        number: record(
+            fleet_plan,
+            number,
+            more=[
+                measured("collective.all_gather.busbw", rate, "B/s", world_size=2, size_bytes=size)
+                for size, rate in ((GIB // 2, rate), (GIB, rate))
+            ],
+        )
+        for number, rate in enumerate(rates)
+    }
+    html = "".join(render_html(judge_records(fleet_plan, records)))
+    assert ('class="line low"' in html) is is_explained
+    assert ("an orange one is far below the median" in Page(html).text) is is_explained
