@@ -4,7 +4,7 @@
 
 writes the history, queries it, and prints the planted and the found faults. Exit code 1 if they differ.
 
-Each GPU, host and rack has a level of its own, each run has noise, and in summer all stress figures are lower. GPUs fail at
+Each GPU, host and rack has a level of its own, each run has noise, and all stress figures vary with the season. GPUs fail at
 random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that becomes slower in one step, a drifting
 rack, drivers that change figures, a GPU that fails again and again, a slot in which every GPU fails, a host whose power supply
 fails, a host that loses all its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
@@ -212,7 +212,7 @@ class FleetHistory:
         change += sum(math.log1p(effect) for (name, _, new), effect in DRIVER_EFFECTS.items()
                       if name == figure and DRIVERS.index(driver) >= DRIVERS.index(new))  # fmt: skip
         if figure == "stress.throughput":
-            change -= 0.02 * math.sin(2 * math.pi * years) ** 2  # summer
+            change -= 0.02 * math.sin(2 * math.pi * years) ** 2  # the season
             change += RACK_DRIFT_PER_YEAR * years * (host[:3] == self._rack)
         if figure in ("gemm.throughput", "stress.throughput"):
             change += AGING_PER_YEAR * years * (serial in self._aging)

@@ -46,7 +46,7 @@ LOW_CONTRAST = """() => {
 
 @pytest.fixture(scope="module")
 def racks() -> FleetReport:
-    """Return the report on two racks of six hosts, five of which are faulty."""
+    """Return the report on two racks of six hosts each. Five of the twelve hosts are not accepted."""
     return fleets.demo(racks=2, hosts=6, gpus=4)
 
 

@@ -211,7 +211,7 @@ def write_mockup(resources: Mapping[str, Any], directory: Path) -> Path:
 
 
 def make_certificate(directory: Path, name: str = "127.0.0.1") -> Path:
-    """Return a file with a self-signed certificate for an address, and its key beside it (`.key`)."""
+    """Return a file with a self-signed certificate for an IP address or a host name, and its key beside it (`.key`)."""
     path = directory / f"{name}.pem"
     kind = "IP" if name[0].isdigit() else "DNS"
     subprocess.run(

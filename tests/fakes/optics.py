@@ -18,7 +18,7 @@ HEALTHY_LINK = "cx7-ndr-optical-healthy.mft431.json"
 
 def install_programs(root: Path) -> None:
     """Install both programs and the outputs of a healthy host."""
-    # The last argument is the interface; the second is the device.
+    # The last argument of ethtool is the interface; the second argument of mlxlink is the device.
     write_program(
         root / ETHTOOL,
         'for interface; do :; done; case "$*" in *-m*) what=module;; *-S*) what=statistics;; *--show-fec*) what=fec;; '

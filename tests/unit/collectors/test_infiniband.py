@@ -1,4 +1,4 @@
-"""The InfiniBand collector reads the /sys of a host with eight InfiniBand ports and one RoCE port."""
+"""The InfiniBand collector reads the /sys of hosts with InfiniBand, RoCE, Soft-RoCE and EFA ports."""
 
 from __future__ import annotations
 

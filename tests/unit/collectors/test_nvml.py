@@ -623,7 +623,9 @@ PER_GPU = sorted(
 
 
 @pytest.mark.parametrize("getter", PER_GPU)
-def test_refusal_of_any_reading_until_a_reset_is_the_recovery_action(reader: nvml.Reader, getter: str) -> None:
+def test_any_reading_refused_until_a_reset_gives_the_recovery_action_gpu_reset(
+    reader: nvml.Reader, getter: str
+) -> None:
     before_r570 = "FieldValues.230=!3"
     observed = readings(reader, "healthy-h100x8", before_r570, f"gpu.3.{getter}=!16")
     # Exempt: fallbacks of newer functions, counters that only an exporter reads and other ends of further links, which are not
@@ -683,7 +685,7 @@ def test_functions_missing_in_an_older_library_are_unsupported(healthy: Readings
         ("healthy-h100x8", ["Init=!999"], None, UNKNOWN),
     ],
 )
-def test_only_a_missing_driver_reports_zero_gpus(
+def test_only_a_missing_driver_or_library_reports_zero_gpus(
     reader: nvml.Reader, base: str, lines: list[str], count: int | None, why: str
 ) -> None:
     taken = reader.take(base, *lines)
@@ -959,7 +961,7 @@ def test_nvlink5_has_different_counters(reader: nvml.Reader) -> None:
 
 
 @pytest.mark.parametrize(("code", "ratio"), [(0xFFF, 0.0), (0x0FF, 0.0), (0, 0.0), (0x50C, 5e-12), (0x132, 1e-50)])
-def test_link_without_bit_errors_has_a_ratio_of_zero(code: int, ratio: float) -> None:
+def test_bit_error_ratio_is_decoded_and_is_zero_without_errors(code: int, ratio: float) -> None:
     """NVML returns 15e-255 for such a link, a number that a record may not contain."""
     assert links._bit_error_ratio(code) == pytest.approx(ratio, rel=1e-9, abs=0.0)
 
@@ -1306,7 +1308,7 @@ for later in sys.argv[2:]:
 
 
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
-    """Add each line and collect; return the GPM readings of two GPUs and how often NVML is open after each collection."""
+    """Add each line and collect; return the GPM readings of two GPUs and the count of open uses of NVML after each collection."""
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Redundant storage with a lost member, in every form in /proc/mdstat and /sys: the member is named."""
+"""Redundant storage in /proc/mdstat, in /sys and in the device mapper: a lost member is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test every command, link, path and example in the documentation. Commands are parsed by the real parsers, but not run."""
+"""Test the commands, links, paths, examples and messages in the documentation. Rackproof's parsers parse its commands."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class UnparsedError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UnparsedError instead of exiting."""
+    """A parser that raises UnparsedError on an error instead of exiting."""
 
     def error(self, message: str) -> Any:
         raise UnparsedError(f"{self.prog}: {message}")

@@ -111,7 +111,7 @@ def test_role_readmes_and_page_of_variables_are_current() -> None:
         assert path.read_text(encoding="utf-8") == text, path
 
 
-def test_version_is_the_same_everywhere() -> None:
+def test_version_is_that_of_galaxy_yml_and_of_the_execution_environment() -> None:
     galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
     assert (galaxy["namespace"], galaxy["name"], galaxy["version"]) == ("rackproof", "rackproof", VERSION)
     environment = ENVIRONMENT.read_text(encoding="utf-8")
@@ -150,7 +150,7 @@ def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
 
 
-def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
+def test_acceptance_playbook_of_the_collection_writes_a_report(site: Path) -> None:
     """The inventory is the one of the rehearsal without its second host. The profile is the smallest possible one."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
     tiny = smallest_profile(0.2)
@@ -188,7 +188,7 @@ def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
     assert not (installed(site) / "build").exists()
 
 
-def test_callback_plugin_is_loaded_under_ansible_runner(site: Path) -> None:
+def test_callback_plugin_is_loaded_with_the_settings_of_ansible_runner(site: Path) -> None:
     """AWX and ansible-navigator use ansible-runner. The ansible.cfg of the collection does not apply there."""
     (site / "runners").mkdir()
     (site / "empty.cfg").touch()

@@ -1,4 +1,4 @@
-"""The callback plugin ends a run for which Ansible has no host left."""
+"""The callback plugin ends a run for which Ansible has no host left, and records failures and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages are installed into the agent's environment, however pip is configured on the host."""
+"""Packages are installed into the agent's environment although pip is configured otherwise; a broken configuration is named."""
 
 from __future__ import annotations
 

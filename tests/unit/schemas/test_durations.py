@@ -1,4 +1,4 @@
-"""Replay recorded launches of real GPUs: the errors of progress and time left are at most 10 % of the launch's duration."""
+"""Expected durations. In recorded launches of real GPUs, progress and time left are wrong by at most 10 % of the duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks that do not train, on CPUs and gloo, under a real torchrun."""
+"""The benchmarks that do not train, on CPUs and gloo, under a real torchrun or as forks with its environment."""
 
 from __future__ import annotations
 

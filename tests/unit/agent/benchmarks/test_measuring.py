@@ -1,4 +1,4 @@
-"""Measuring: statistics, barriers and lost ranks, memory patterns, digests, telemetry, NCCL's log."""
+"""Measuring: statistics, barriers and lost ranks, products and digests, telemetry, NCCL's log and errors."""
 
 from __future__ import annotations
 

@@ -310,11 +310,12 @@ def test_offset_of_another_clock_is_measured_within_its_uncertainty(port: int, t
 def test_error_is_the_reason_of_every_missing_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from agent.benchmarks.local_runner import run_benchmark
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(pulse, "build_product", fail)
     rank = context(tmp_path, dist.HashStore(), ranks=1)
     run_benchmark(rank, "pulse", QUICK)
     assert {item.status for item in rank.observations} == {ERROR}
+    assert {item.reason for item in rank.observations} == {"RuntimeError: out of memory"}
     assert {item.name for item in rank.observations} >= {"pulse.work", "pulse.wrong_products", "pulse.kept_share"}

@@ -270,7 +270,7 @@ def test_shard_with_swapped_blocks_short_end_or_flipped_bits_is_wrong(tmp_path: 
 
 
 @pytest.mark.parametrize("broken", ["read/0/1", "checkpoint/read/0", "checkpoint/again"])
-def test_host_that_fails_costs_its_own_figures_only(
+def test_host_that_fails_lacks_only_its_own_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     step = Clients.step

@@ -1,4 +1,4 @@
-"""`rackproof doctor`: run on this machine, which has no GPU, and on fake collectors of a GPU host."""
+"""`rackproof doctor` on this machine, which has no GPU, and on fake collectors of a GPU host; the health check of Slurm."""
 
 from __future__ import annotations
 

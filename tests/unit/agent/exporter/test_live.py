@@ -235,7 +235,7 @@ def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
 
 
 def test_benchmark_that_takes_longer_is_estimated_by_its_observations(tmp_path: Path) -> None:
-    """A quarter of the observations of `gemm` are made after 40 s, of which 4 s were expected."""
+    """A quarter of the observations of `gemm` are made after 40 s, although only 4 s were expected for all of them."""
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]
     made = [

@@ -295,7 +295,9 @@ def test_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPat
     wait_until_gone(int(Path(f"{rank.description_path}.child").read_text()))
 
 
-def test_rank_in_another_process_group_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_in_the_process_group_of_its_guard_ends_with_its_supervisor(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start("os.setpgid(0, os.getppid()) if os.getpgid(os.getppid()) == os.getppid() else None; signal.pause()")

@@ -137,7 +137,7 @@ def test_rank_state_sent_to_other_hosts_keeps_its_reason() -> None:
     assert parse_rank_state(json.loads(json.dumps(to_json(state)))) == state
 
 
-def test_killed_launcher_is_reported_without_a_culprit() -> None:
+def test_oom_kill_without_a_culprit_is_reported_only_if_the_launcher_failed() -> None:
     killed = "killed by the kernel's out-of-memory killer (oom_kill 1, limit 500 MB)"
     for exit_code, outcome, reason in (
         (-9, "failed", f"the launcher exited with -9: every rank had finished; a process of this launch was {killed}"),

@@ -747,7 +747,7 @@ def with_h1(evidence: Any, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("failed", "rank 1 crashed"), ("finished", "no result of rank 1")])
-def test_failed_launch_is_inconclusive_whatever_the_counters(plan: Plan, outcome: str, reason: str) -> None:
+def test_failed_launch_is_inconclusive_even_if_the_soak_counts_none(plan: Plan, outcome: str, reason: str) -> None:
     evidence = evidence_of_soak(plan)
     failed = replace(builders.launch(SOAK, ("h1",), outcome, reason, devices=2), number=7)
     first, *others = evidence["h1"].records[0].launches

@@ -96,7 +96,7 @@ def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path,
     assert floor.centre == pytest.approx(LEVEL, rel=3 * PART_SIGMA / (HOSTS * (1 - bad_share)) ** 0.5)
     assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
     below = (LEVEL - floor.limit) / (LEVEL * sigma)
-    assert 2.5 < below < 7, "a healthy part is at most 3.1 sigma below with a probability of 0.1 %"
+    assert 2.5 < below < 7, "a healthy part is more than 3.1 sigma below with a probability of 0.1 %"
     assert floor.limit < LEVEL * (1 - 2.5 * sigma)
     assert floor.finds < 0.12
 

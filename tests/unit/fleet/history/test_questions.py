@@ -146,7 +146,7 @@ def test_equal_names_of_columns_keep_their_values(store: Path) -> None:
 @pytest.mark.parametrize(
     "question", [["part", "h1-0"], ["figure", "stress.throughput"], ["sql", "select 1"], ["page", "{out}"], ["metrics"]]
 )
-def test_every_query_notes_a_wrong_clock(store: Path, tmp_path: Path, question: list[str]) -> None:
+def test_queries_note_a_wrong_clock(store: Path, tmp_path: Path, question: list[str]) -> None:
     copy = tmp_path / "h"
     shutil.copytree(store, copy)
     run = run_directory(tmp_path / "r0", created="1970-01-01T00:10:00Z")

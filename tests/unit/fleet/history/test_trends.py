@@ -1,4 +1,4 @@
-"""A drift must be visible without any single run. This also applies to racks that are measured in separate runs."""
+"""A drift must remain if any one run is left out. This also applies to racks that are measured in separate runs."""
 
 from __future__ import annotations
 

@@ -454,7 +454,7 @@ def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) 
     ],
     ids=["processes cannot be read", "MIG", "shared by the inventory", "scheduler"],
 )
-def test_busy_detects_each_kind_of_use(
+def test_host_is_busy_only_if_others_use_its_gpus_or_their_use_is_unknown(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -702,7 +702,10 @@ if sys.argv[-1].endswith("revalidate.yml"):
     os.utime(run / "report.json")
 (run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
-"""Fake ansible-playbook: logs its arguments, and copies the files of `made`, which is next to it, to the run directory."""
+"""Fake ansible-playbook: logs the playbook, the run ID and the inventory.
+
+If the playbook is revalidate.yml, it also copies the files of `made`, which is next to it, to the run directory.
+"""
 
 
 class ScheduledRevalidation:

@@ -56,7 +56,7 @@ class SimulatedGang:
     """Hosts whose records cannot be fetched."""
     minimum: int = 2
     flaky: int = 0
-    """The first launches fail by chance: how many."""
+    """Number of launches, from the first one on, that fail by chance."""
     started: list[LaunchPlan] = field(default_factory=list)
     launches: dict[str, list[Launch]] = field(default_factory=dict)
     _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A slow NIC, cable, rail, host or fabric is the only cause, slightly or extremely slow. No healthy GPU is reported as failed."""
+"""A NIC, cable, rail, host or fabric at a half or at 2 % of its speed is the only cause. No GPU is reported as failed."""
 
 from __future__ import annotations
 
