@@ -1,4 +1,4 @@
-"""Faults of adapters, disks, memory, processors and PCIe links that the kernel writes to its log.
+"""Faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links that the kernel writes to its log.
 
 A firmware record (CPER) counts once, and so do the two messages about a fatal PCIe error and all messages about one bad page of
 memory. A message of EDAC has the number of errors. Every other matching message counts, so a fault with several messages counts
@@ -7,7 +7,8 @@ several times. If the firmware, EDAC and the kernel each report an error, each r
 The texts are from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net,
 ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
 drivers/edac/mce_amd.c, mm/memory-failure.c, kernel (watchdog.c, hung_task.c, rcu), drivers/iommu, drivers/nvme/host/pci.c,
-block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c.
+block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c. Those with `NVRM` are from NVIDIA's
+driver.
 """
 
 from __future__ import annotations

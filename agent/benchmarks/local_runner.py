@@ -73,7 +73,10 @@ def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) ->
 
 
 def report_missing(context: RankContext, name: str, chosen: Mapping[str, Any], status: str, reason: str) -> None:
-    """Report the reason for every output of the benchmark that this rank should report and has not."""
+    """Report the reason for every output of the benchmark that this rank should report and has not.
+
+    The duration, and outputs that the supervisor computes from its samples, are left out.
+    """
     for expected in expand(context.stage, name, chosen, context.kind):
         output = next((output for output in BENCHMARKS[name].outputs if output.makes(expected.name)), DURATION)
         for scope in [] if output.sampled or output is DURATION else _scopes(context, name, expected.scope, chosen):

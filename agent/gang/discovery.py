@@ -17,7 +17,7 @@ from agent.gang.protocol import MAX_BYTES, Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
-"""Offset from the gang's port. The status messages use that port and the next one."""
+"""Offset from the gang's port. The status messages use the gang's port and the next one."""
 ANSWER_S = 15.0
 """Time for the first member to send the list, after its wait for the others."""
 CONNECT_S = 10.0
@@ -118,7 +118,10 @@ def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
 
 
 def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> list[str]:
-    """Return the members that the answer lists. Raises OSError if the answer does not arrive in time."""
+    """Return the members that the answer lists; empty if it is not valid or does not list this host.
+
+    Raises OSError if the answer does not arrive in time.
+    """
     line, end = b"", time.monotonic() + timeout_s
     while not line.endswith(b"\n"):
         channel.settimeout(max(0.001, end - time.monotonic()))  # 0 would mean: do not wait

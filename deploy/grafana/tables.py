@@ -22,7 +22,7 @@ class Column:
     unit: str = ""
     decimals: int | None = None
     steps: tuple[dashboard.Threshold, ...] = ()
-    """Colours of the cell by value; empty: the default colour."""
+    """Colours of the cell's text by value; empty: the default colour."""
     words: Mapping[str, tuple[str, str]] | None = None
     """Value -> text that replaces it, and its colour."""
     link: tuple[str, str] | None = None

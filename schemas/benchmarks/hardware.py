@@ -1,4 +1,4 @@
-"""Benchmarks of single GPUs, their memory, and the links inside a host."""
+"""Benchmarks of the parts of a host: GPUs, their memory and links, processors and host memory."""
 
 from __future__ import annotations
 

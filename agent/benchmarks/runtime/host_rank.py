@@ -1,4 +1,4 @@
-"""For benchmarks that one rank of each host runs: the other ranks wait, and all know the request of the supervisor."""
+"""For benchmarks that one rank of each host runs: let the other ranks wait, and read the supervisor's request."""
 
 from __future__ import annotations
 

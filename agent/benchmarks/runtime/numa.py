@@ -66,7 +66,7 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the available memory of the host in bytes, or the limit of this process's control group if that is lower."""
+    """Return the available memory of the host in bytes, or the memory limit of this container if that is lower."""
     left = _kilobytes(root / "proc/meminfo", "MemAvailable")
     for path in (root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _text(path)  # in a container, the group of the container is the root that it sees
@@ -81,7 +81,7 @@ def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T]
     PyTorch uses only the calling thread for the operations of each thread.
 
     Raises:
-        Exception: the exception of the first thread that failed. The others stop at the barrier.
+        Exception: the exception of a thread that failed. The others stop at the barrier.
         TimeoutError: threads did not finish within `timeout_s`.
     """
     results: dict[int, T] = {}

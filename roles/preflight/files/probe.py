@@ -55,7 +55,7 @@ def problems(options):
 
 
 def directory_problems(options):
-    """Yield the problems of the agent's directories."""
+    """Yield the problems of the agent's directories and of the directory for temporary files."""
     for name, directory in (("rackproof_prefix", options.prefix), ("rackproof_state_directory", options.state)):
         parent = nearest_directory(directory)
         mount = os.statvfs(parent)
