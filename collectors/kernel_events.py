@@ -7,8 +7,8 @@ several times. If the firmware, EDAC and the kernel each report an error, each r
 The texts are from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net,
 ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
 drivers/edac/mce_amd.c, mm/memory-failure.c, kernel (watchdog.c, hung_task.c, rcu), drivers/iommu, drivers/nvme/host/pci.c,
-block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c. Those with `NVRM` are from NVIDIA's
-driver.
+block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c. Those with `NVRM` are from
+NVIDIA's driver.
 """
 
 from __future__ import annotations

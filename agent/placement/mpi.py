@@ -14,7 +14,7 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     """Return this process's placement from mpirun's variables.
 
     Raises:
-        PlacementError: variables are missing or contradict each other.
+        PlacementError: variables are missing, malformed, or contradict each other.
     """
     names = OPEN_MPI if any(name in environment for name in OPEN_MPI) else HYDRA
     if not any(name in environment for name in names):

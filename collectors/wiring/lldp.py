@@ -24,7 +24,7 @@ _SUBINTERFACE = re.compile(r".+\.\d{1,4}")
 
 
 def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
-    """Return the neighbor of each interface that has one; an Absent if the daemon was not asked or did not answer."""
+    """Return the neighbor of each interface that has one; an Absent if lldpd is not installed or gave no valid answer."""
     path = find_program(root, "lldpctl")
     if path is None:
         return NOT_INSTALLED
