@@ -65,7 +65,7 @@ class LaunchSpec:
     """Hosts that start together, in rank order."""
     command: Command
     work: Path
-    """Private directory, initially empty, for the results and logs of the ranks."""
+    """Private directory with the request to the ranks, for their results and logs."""
     deadline_s: float
     """Time after which all processes of the launch are ended."""
     collective_timeout_s: float = 60.0
