@@ -1,4 +1,4 @@
-"""Benchmarks that train a network, or measure a part of training."""
+"""Benchmarks that train a network, run inference with one, or measure a part of training."""
 
 from __future__ import annotations
 
