@@ -147,7 +147,7 @@ def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, repl
     """Add an accepted run to the baselines of its parts and return them. `report` is the result of judging the run again.
 
     Raises:
-        RunError: the run is not accepted, or an existing baseline is invalid.
+        RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.
         UsageError: as for `with_earlier`.
     """
     digest = refuse_unaccepted(run, report)

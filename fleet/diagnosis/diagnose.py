@@ -137,7 +137,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 
 _ONE_PER_READING = ("differs", "identity", "in-use")
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
-"""Problems of a port with which its partner cannot be measured."""
+"""Problems of a port that prevent measurements between it and its partner."""
 _OF_ONE_PORT = ("module", "port-protocol")
 """Problems of one port, which do not make the whole host slow."""
 

@@ -1,10 +1,10 @@
-"""Group failures into episodes, and find the episodes that several parts of a host or most hosts of a rack share.
+"""Group failures into episodes, and find those that begin together on parts of a host or on hosts of a rack.
 
 An episode is a failure until the next run in which the part passes: a part that waits for its replacement and is measured ten
 times has one episode. A run passes the part only if it measured the benchmarks that had failed on the host: a short run between
 two complete ones repairs nothing. If episodes of several parts of a host begin in the same run, that is one event of the host,
-not of its parts: eight GPUs that fall off the bus together are one fault. If at least half of the hosts of a rack begin to fail
-in the same run, that is one event of the rack.
+not of its parts: eight GPUs that fall off the bus together are one fault. If at least half of the hosts of a rack, and at least
+three, begin to fail in the same run, that is one event of the rack.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Episodes:
     """All episodes. Each is in one of the lists."""
 
     racks: tuple[Episode, ...]
-    """Episodes that began in a run in which most hosts of the rack began to fail, of whatever cause."""
+    """Episodes that began in a run in which at least half of the hosts of the rack began to fail, of whatever cause."""
     hosts: tuple[Episode, ...]
     """Episodes that began in a run in which the host itself, or several of its parts, began to fail, of whatever cause."""
     alone: tuple[Episode, ...]
@@ -81,7 +81,7 @@ def group_episodes(
 
     Args:
         causes: rows of `causes`.
-        measured: `serial` or `host`, and which -> its runs. Not needed for what failed in one run only.
+        measured: `("serial", serial)` or `("host", name)` -> its runs. Not needed for parts that failed in one run only.
         rack_hosts: rack and nonce -> number of its hosts in that run.
     """
     by_part: dict[tuple[str, str], list[Cause]] = defaultdict(list)

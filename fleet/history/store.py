@@ -197,8 +197,8 @@ def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: s
     """Add the figures of a file from another tool.
 
     Returns:
-        `added`; `unchanged` if the history has this file already; `replaced` if it has it with another model, or read by
-        another version of Rackproof.
+        `added`; `unchanged` if the history has the same figures of this file already; `replaced` if it has the file with
+        another model or another number of figures, or if the copy in the history is damaged.
     """
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ BACKOFF_S = (2.0, 10.0, 30.0)
 def drain_or_ask(
     directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str], *, drain: bool, wait_s: float
 ) -> dict[str, str]:
-    """Return host -> why it is in use, after draining the hosts if requested. Drained hosts that stay in use are resumed.
+    """Return host -> why it is in use or could not be drained. Drained hosts that stay in use are resumed.
 
     Args:
         directory: the run directory.
@@ -254,7 +254,10 @@ def notes(directory: Path) -> list[str]:
 
 
 def guard(directory: Path) -> list[str]:
-    """Wait until the playbook that drained the nodes exits, then resume them, unless another playbook resumed the run."""
+    """Wait until the playbook that drained the nodes exits, or for SIGTERM, then resume them.
+
+    If another playbook has resumed the run, its background process does so instead.
+    """
     by = _drain_record(directory).get("by")
 
     def stop_waiting(number: int, frame: object) -> None:

@@ -97,7 +97,7 @@ class PortStatements:
         return {port_of(scope) for scope in scopes if Scope.parse(scope).get("partner") == partner}
 
     def has_share(self, port: str) -> bool:
-        """Return whether the port has a figure of those whose best is reported."""
+        """Return whether the port has a figure with the settings whose best value is reported."""
         return any(
             item.name == "verbs.rate_ratio" and item.status == MEASURED and SHARE.items() <= item.params.items()
             for scope, items in self.by_scope.items()
@@ -124,7 +124,7 @@ def port_of(scope: str) -> str:
 def silent_ports(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each port that lacks a figure of its own without a reason.
 
-    A stage that did not finish is reported as such.
+    Stages whose last launch on the host failed are skipped: other verdicts report them.
     """
     for stage, chosen in _stages(view, in_gang=False):
         statements = PortStatements(view, stage)
@@ -242,7 +242,7 @@ def _has_best(chosen: Mapping[str, Any]) -> bool:
 
 
 def _ports(view: HostView) -> set[str]:
-    """Return the scopes of the ports that must have figures: those that were active, and those that any stage measured."""
+    """Return the scopes of the ports that must have figures: active ones, and those with a figure or reason in any stage."""
     layers, states = (
         [metric for _, metric in view.observations.metrics.get(name, ())]
         for name in ("infiniband.link_layer", "infiniband.active")

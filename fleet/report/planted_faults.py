@@ -1,4 +1,4 @@
-"""Render with which probability planted faults are found, as Markdown tables for a terminal and for docs/criteria.md."""
+"""Render the probabilities with which planted faults are found, as Markdown tables for a terminal and for docs/criteria.md."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def is_temporary(name: str) -> bool:
 
 
 def write_stream(path: Path, pieces: Iterable[str | bytes]) -> None:
-    """Write `pieces` one after the other, durably. Text is written as UTF-8 with its line endings unchanged."""
+    """Write `pieces` one after the other, atomically. Text is written as UTF-8 with its line endings unchanged."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
 

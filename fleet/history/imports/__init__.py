@@ -1,7 +1,7 @@
 """Figures from elsewhere: outputs of nccl-tests, nvbandwidth, DCGM and SuperBench, with their source.
 
-A figure that Rackproof measures too has Rackproof's name and settings, so that a value can be compared with both. Other figures
-keep the tool's own name behind that of the tool. Values are in SI units.
+A figure that Rackproof measures too has Rackproof's name and settings, so that a value can be compared with both. The name of any
+other figure is the name of the tool followed by the tool's own name for the figure. Values are in SI units.
 """
 
 from __future__ import annotations
