@@ -102,7 +102,7 @@ class RedfishSession:
         return self.get(link.get("@odata.id")) if isinstance(link, dict) else None
 
     def members(self, collection: Resource | None) -> Iterator[Resource]:
-        """Yield the members of a collection. Raises BmcError if there are more than MAX_MEMBERS."""
+        """Yield the members of a collection. Raises BmcError if there are more than MAX_MEMBERS, or more than MAX_PAGES pages."""
         count, pages = 0, 0
         if collection and self._expands and isinstance(path := collection.get("@odata.id"), str) and "?" not in path:
             collection = self.get(f"{path}?$expand=.($levels=1)") or collection

@@ -68,7 +68,7 @@ def wrong_dates(index: Index) -> list[str]:
 
 
 def clock_notes(index: Index, now: str) -> list[str]:
-    """Return notes on clocks that are or were wrong, for each question."""
+    """Return notes on clocks that are or were wrong, to be shown with every answer from the history."""
     began = {nonce: seconds(run["began"]) for nonce, run in index.runs.items()}
     wrong = {nonce for nonce, run in index.runs.items() if run.get("clock")}
     later = [nonce for nonce in began if nonce not in wrong and began[nonce] > seconds(now) + CLOCK_TOLERANCE_S]

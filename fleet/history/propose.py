@@ -3,7 +3,7 @@
 The centre is the median of the parts, without outliers (`robust_level`: up to two bad parts in five do not move it). Sigma
 combines the scatter from part to part and from run to run, as in `fleet.judge.power`. The floor is the lower tolerance limit of
 a normal distribution: with CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it (Natrella, NBS Handbook 91,
-1963; NIST/SEMATECH e-Handbook, section 7.2.6.3). So few parts give a lower floor than many.
+1963; NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIN_RUNS = 3
 NEWEST_RUNS = 20
 """Number of values of each part that are used, newest first."""
 MAX_FOUND = 0.5
-"""Largest slowdown that a proposed floor may need to be found. If a floor needs a larger one, the figure is too noisy."""
+"""A floor that finds only slowdowns larger than this share is not proposed: the figure is too noisy."""
 _SCOPES = {(True, ""): "gpu", (True, "peer=*"): "peer", (False, ""): "host"}
 """Whether the figure is of a GPU, and the kind of scope below the part -> scope of the criterion."""
 
@@ -159,7 +159,7 @@ def _rounded(limit: float, sign: int) -> float:
 
 
 def _where(settings: str) -> dict[str, Value] | None:
-    """Return the settings with their types; None if they cannot be told from the text."""
+    """Return the settings with their types; None if a word of the text is not `name=value`."""
     where: dict[str, Value] = {}
     for word in settings.split():
         name, equals, text = word.partition("=")

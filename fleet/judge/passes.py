@@ -1,4 +1,4 @@
-"""Count the criteria that a host passes without building their verdicts.
+"""Count the passes of hosts without building a verdict for each.
 
 Most verdicts of a fleet are passes, and many of them are alike. This module counts only certain passes; `judge` evaluates
 everything else. Equal readings are evaluated once. Hosts whose benchmarks made the same observations share a layout (`layout`),

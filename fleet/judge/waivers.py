@@ -69,7 +69,7 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
 
 
 def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:
-    """Yield a line for each waiver: how often it was used, who gave it and until when, or why it was not used."""
+    """Yield a line for each waiver: who gave it and until when, and how often it was used, or that it expired or was not used."""
     counts: dict[Waiver, int] = {}
     for verdict in verdicts:
         if verdict.waiver:

@@ -21,8 +21,8 @@ class VerdictChange:
     """A verdict that changed; `old` is None for a new verdict, `new` for one that is gone."""
 
     kind: str
-    """`verdict`; `waiver`: waived, no longer waived, or another waiver; `limit`: another limit, value, reason, part or action;
-    `new`; `gone`."""
+    """`verdict`: another result; `waiver`: waived, no longer waived, or another waiver; `limit`: another detail, such as limit,
+    value, reason, part or action; `new`; `gone`."""
     old: Document | None
     new: Document | None
 

@@ -43,7 +43,7 @@ def read_nvbandwidth(text: str, file: str) -> Imported:
 
 
 def _case(case: dict[str, object], place: dict[str, str]) -> Iterator[Row]:
-    """Yield the figures of a test case that passed: GB/s in the output."""
+    """Yield the figures of a test case that passed and whose unit is GB/s."""
     name, matrix = str(case.get("name", "")), [as_list(line) for line in as_list(case.get("bandwidth_matrix"))]
     if case.get("status") != "Passed" or not matrix or "GB/s" not in str(case.get("bandwidth_description")):
         return

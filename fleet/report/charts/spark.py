@@ -1,4 +1,4 @@
-"""Geometry of sparklines: small plots of one figure of one part over a soak or a launch."""
+"""Geometry of sparklines: small plots of one figure of one part over a soak, a launch or a period of the load."""
 
 from __future__ import annotations
 

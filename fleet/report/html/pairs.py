@@ -1,4 +1,4 @@
-"""Show the bandwidth between every two hosts of a gang: a matrix of the gang, and one of each host."""
+"""Show the bandwidth between the measured pairs of hosts of a gang: a matrix of the gang, and one of each host."""
 
 from __future__ import annotations
 

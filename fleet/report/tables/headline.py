@@ -1,4 +1,4 @@
-"""Write the top of the report: the decision in a sentence, and the state of each kind of test."""
+"""Build the top of the report: decision, numbers, facts, state of each kind of test; also the figures without a criterion."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Component:
 
     @property
     def differs(self) -> bool:
-        """Return whether hosts report different versions."""
+        """Return whether hosts, or parts of one host, report different versions."""
         return len(self.versions) > 1
 
 
