@@ -130,7 +130,7 @@ def _tests(
 
 
 def _durations_s(records: Iterable[Record]) -> dict[Key, float]:
-    """Return the seconds that each test took on a host. In a burn-in, which repeats its tests, they are unknown."""
+    """Return the seconds that each test took on a host. Tests of a soak are left out, because a soak repeats its tests."""
     seconds: dict[Key, float] = {}
     for record in records:
         for item in record.observations:

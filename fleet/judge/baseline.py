@@ -1,8 +1,8 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
 The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five do not move it. The scatter
-of the remaining runs is the figure's noise. A limit is never closer to the level than a multiple of this noise, except for
-counts.
+of the remaining runs is the figure's noise. A limit is never closer to the level than a multiple of this noise, except if the
+criterion sets an absolute change.
 
 A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
 (Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead

@@ -92,7 +92,7 @@ def host_inventory(view: HostView) -> HostInventory:
 
 
 def _located_parts(view: HostView) -> Iterator[LocatedPart]:
-    """Yield every part of a host that has an identity."""
+    """Yield every GPU, adapter and Ethernet interface of a host that has an identity."""
     for gpu in view.evidence.gpus():
         if gpu.serial:
             address = {pci_address(gpu.pci_bus_id)} if gpu.pci_bus_id else set()

@@ -1,4 +1,4 @@
-"""Compute how long a profile runs: the duration of a burn-in, or the one that the budgets of `extended` are scaled to."""
+"""Compute how long a profile runs: the duration of a soak, or the duration that the budgets of `extended` are scaled to."""
 
 from __future__ import annotations
 

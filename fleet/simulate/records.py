@@ -383,9 +383,9 @@ def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
 def host_values(
     run: Mapping[str, str], host: str, number: int, devices: int, hosts_per_leaf: int = HOSTS_PER_LEAF
 ) -> dict[str, str]:
-    """Return the values of the placeholders for a host: its name, and the identity of each GPU.
+    """Return the values of the placeholders for a host: run, name, identity of each GPU, cables and ports.
 
-    The identities are the same in every simulated run.
+    The identities of GPUs are the same in every simulated run.
 
     Args:
         run: run id and nonce.

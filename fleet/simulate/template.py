@@ -23,7 +23,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Greatest:
-    """The greatest value of several groups of slots that the host draws, and whose texts are these."""
+    """The greatest of the values of several groups of slots. The host draws these groups, and their slots have these texts."""
 
     texts: Sequence[str]
     """Texts of one member, `"value":1.5`."""
@@ -52,7 +52,7 @@ class Template:
     """`HOST` or `GANG` -> group -> its number."""
 
     greatest: dict[int, Greatest] = field(default_factory=dict)
-    """Number of a slot -> the groups of whose values it has the greatest."""
+    """Number of a slot -> the groups whose greatest value it has."""
 
     def __post_init__(self) -> None:
         self._slot_levels: list[tuple[Sequence[str], int]] = []
