@@ -41,7 +41,12 @@ the bulletins say that other earlier branches may be affected, and advise to upg
 
 
 def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield product and advisory of every bulletin (YEAR/NUMBER/NUMBER.json) in the directory. Raises OSError, ValueError."""
+    """Yield product and advisory of every bulletin (YEAR/NUMBER/NUMBER.json) in the directory.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError, LookupError, TypeError, AttributeError: a document is not as expected.
+    """
     for path in sorted(directory.glob("[0-9]*/[0-9]*/[0-9]*.json")):
         if path.stem == path.parent.name:
             yield from bulletin_advisories(json.loads(path.read_text(encoding="utf-8")), path)

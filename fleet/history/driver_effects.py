@@ -1,8 +1,9 @@
 """Find figures whose level changed with the driver.
 
 Other conditions, such as air temperature, benchmark version or power limit, are often the same for all hosts of a run. Therefore
-all runs of a week under one driver count as one value, however many hosts they have. The scatter of these values decides whether a
-change is significant. A linear trend is fitted together with the step, so that a slow drift is not attributed to the driver:
+all runs of a week under one driver count as one value, however many hosts they have. The scatter of these values decides
+whether a change is significant. A linear trend is fitted together with the step, so that a slow drift is not attributed to the
+driver:
 
     y = a + b * week + c * (1 under the new driver, else 0)
 

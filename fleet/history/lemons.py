@@ -210,7 +210,7 @@ def _by(items: Iterable[Episode], key: Callable[[Episode], str]) -> dict[str, li
 def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iterable[Lemon]) -> list[Episode]:
     """Return the episodes of single parts without those that a lemon explains.
 
-    A lemon of a host explains the slots that failed once: where one part or slot failed again, that may be a second lemon.
+    A lemon of a host explains only the slots that failed once: a part or slot that failed again may be a lemon itself.
     """
     certain = {(item.kind, item.id) for item in found if item.is_lemon}
     explained = [item for group in groups if (group.kind, group.id) in certain for item in group.episodes]

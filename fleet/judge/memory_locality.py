@@ -1,7 +1,8 @@
 """Check which NUMA node copies between a GPU and the memory of its host used, and how many GPUs copied at once.
 
-Memory of another node, or of an unknown one, is slower, and has a lower floor. So a slow link to a GPU passes if its copies are
-said to be of such memory. Copies of more than eight GPUs at once have no floor, because these may share links.
+Memory of another node, or of an unknown one, is slower, and has a lower floor. Therefore a slow link to a GPU would pass if the
+record claimed such memory for its copies. Copies of more than eight GPUs at once have a lower floor too, because GPUs may share
+links.
 """
 
 from __future__ import annotations

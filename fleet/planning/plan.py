@@ -259,7 +259,7 @@ def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables, 
 
 
 def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
-    """Return the duration of a burn-in in seconds, and the condition that ends it early."""
+    """Return the duration of a soak in seconds, and the condition that ends it early."""
     return {
         "duration_s": duration_s(variables, SOAK_DURATION, float(content["duration_s"])),
         "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0])),

@@ -12,7 +12,8 @@ from schemas.scopes import Scope
 from schemas.stages import SOAK
 
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
-"""Benchmarks that run on a single GPU, except the copies of `digest` to other GPUs."""
+"""Benchmarks that are repeated on the failed GPU alone, without the copies of `digest` to other GPUs. All other benchmarks are
+repeated on all GPUs of the host."""
 AGENT_BIN = "/opt/rackproof/bin"
 """Default directory of the agent's programs. An inventory can change it with rackproof_prefix, which the plan does not record."""
 
@@ -55,7 +56,7 @@ def reproduce_commands(
         if multi_gpu:
             commands.append(
                 _command(
-                    "the failed benchmarks that need several GPUs",
+                    "the other failed benchmarks, on all GPUs of the host",
                     part.host,
                     _benchmark_command(max(gpus, 1), multi_gpu),
                 )

@@ -118,7 +118,7 @@ class Effect:
     `rank_ended` and `rank_silent`: the rank of the faulty GPU; `rank_unable`: the last rank of the host.
     """
     speed: float = 1.0
-    """Bandwidth between the host and any other, as a share of the healthy one."""
+    """Bandwidth of the slow pairs (`rails`, `reach`), as a share of the healthy one."""
     rails: tuple[int, ...] = ()
     """The GPUs whose rails are slow; empty: all."""
     reach: str = HOST
