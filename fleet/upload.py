@@ -51,7 +51,7 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
 
     Raises:
         UsageError: `url` or `endpoint` is not valid.
-        RunError: there is no report, or a file is not regular or has a control character in its name.
+        RunError: there is no report, or a file is not regular or has a backslash or control character in its name.
         HeldError: the run is in progress.
         WriteError: the store cannot be reached or refuses a request. The files uploaded before remain there.
     """
@@ -137,7 +137,7 @@ def _files(directory: Path, run_dir: Path) -> Iterator[str]:
 
 
 def _client(endpoint: str) -> Any:
-    """Return a client of S3. boto3 takes the credentials from the environment or the files of AWS, never from options.
+    """Return a client of S3. boto3 finds the credentials, for example in the environment or the files of AWS; no option has them.
 
     Stores other than AWS often support neither host names of buckets nor the checksums that AWS added in 2025. So their requests
     have the bucket in the path, and every upload has its MD5, which all stores verify.

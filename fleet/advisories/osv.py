@@ -33,7 +33,7 @@ SCORES: Mapping[str, tuple[float, str]] = {
 def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]]:
     """Yield product and advisory of every document below the directory that is about a module of MODULES.
 
-    Vulnerabilities from before `since` (a year) are left out: databases add some of them years later.
+    Vulnerabilities whose CVE numbers are all from before `since` (a year) are left out: databases add some of them years later.
 
     Raises OSError, ValueError, UsageError.
     """

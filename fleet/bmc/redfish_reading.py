@@ -111,7 +111,7 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
 
 
 def _fan_health(fan: Resource) -> str | None:
-    """Return the health of a fan. One that turns too slowly by its own limit is critical, whatever its `Health` is."""
+    """Return the health of a fan. One that turns too slowly by its own limit is critical even if `Health` is OK or missing."""
     value, speed, low = health(fan), _number(fan.get("Reading")), _limit(fan, "Lower")
     if value in (None, OK) and speed is not None and low is not None and speed < low:
         return f"{CRITICAL}: its speed {speed:g} is below its critical limit {low:g}"
@@ -179,7 +179,7 @@ def _limits(sensor: Resource) -> tuple[float | None, float | None]:
 
 
 def _limit(sensor: Resource, side: str) -> float | None:
-    """Return a critical limit of a sensor, or None. A thermal margin (TLIMIT) counts down to zero and has no upper limit."""
+    """Return a critical limit of a sensor, in the old schema or the new one; None if it has none."""
     value = sensor.get(f"{side}ThresholdCritical")
     thresholds = sensor.get("Thresholds")
     if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):

@@ -172,7 +172,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _hint(options: argparse.Namespace) -> str:
-    """Return which other kind has the baseline, or the command that lists all baselines."""
+    """Return which other kind has the baseline, or the command that lists all baselines of this kind."""
     name = options.names[0]
     for kind in (REAL, REHEARSAL, SIMULATED):
         if kind != options.kind and any(

@@ -219,7 +219,8 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
     most = 2 - LEAST_OF_EXPECTED
     if criterion.name.startswith(STORAGE) and criterion.vs_fleet:
         least, most = LEAST_OF_STORAGE, MOST_OF_STORAGE
-    remedy = f"keep within {(1 - least) * 100:.0f} % of it, or correct the expectation"
+    distance = 1 - least if criterion.operator in FLOORS else most - 1
+    remedy = f"keep within {distance * 100:.0f} % of it, or correct the expectation"
     if criterion.operator in FLOORS and fraction < least:
         yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
     if criterion.operator in CEILINGS and fraction > most:

@@ -46,7 +46,7 @@ def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
 
 
 def _size(regression: Change) -> float:
-    """Return the absolute relative change; infinity if it is unknown."""
+    """Return the size of the relative change, without its sign; infinity if it is unknown."""
     return math.inf if regression.share is None else abs(regression.share)
 
 

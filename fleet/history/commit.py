@@ -64,7 +64,7 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
     """Yield the index, which the caller may change, and commit it. A second writer waits, at most LOCK_WAIT_S.
 
     The index is written when the block ends without an exception; then the files that it listed before and lists no longer are
-    removed. Other files are never touched: they may belong to somebody else, or to an index that was lost.
+    removed. Other files are never touched: they may belong to another program, or to an index that was lost.
 
     Raises:
         IndexChangedError: another writer was faster; nothing was changed.
@@ -116,7 +116,7 @@ def _locked(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise RunError(
-                        f"{path}: another process has changed the history for {LOCK_WAIT_S:g} s: try again when it ends"
+                        f"{path}: another process has been changing the history for {LOCK_WAIT_S:g} s: try again when it ends"
                     ) from None
                 time.sleep(LOCK_POLL_S)
             except OSError as error:

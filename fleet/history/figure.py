@@ -99,7 +99,7 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """The selected figures. `within` is their kind: `peer=*`."""
+    """The selected figures. In `rows`, `within` names the kind of link, peer or adapter, not which one: `peer=*`."""
 
     history: History
     where: str

@@ -1,6 +1,6 @@
-"""Is this number normal? The place of a figure among those of accepted parts of the same model, driver and stage.
+"""Find the place of a figure among those of accepted parts of the same model, driver and stage: is this number normal?
 
-Renderers use this module: `percentiles` answers for all figures of a report in one query.
+`percentiles` answers for many figures in one query.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Beside the value of each figure the store has `relative`: the logarithm of the value divided by the median of its peers in the
 same run and with the same driver. Causes that all peers share (another driver, a warm week, another version of the benchmark)
 cancel out in it. The peers of a GPU are the GPUs of its host. In `levels`, the peers of a host are the hosts of its rack, and the
-peers of a rack are all racks. If these are fewer than MIN_PEERS, all GPUs or hosts of the run are the peers. `reference` names the
-group. If no group is large enough, `relative` is the logarithm of the value itself.
+peers of a rack are all racks. If these are fewer than MIN_PEERS, all GPUs or hosts of the run are the peers. `reference` names
+the group. If no group is large enough, `relative` is the logarithm of the value itself.
 """
 
 from __future__ import annotations

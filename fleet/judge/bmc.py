@@ -1,4 +1,4 @@
-"""Judge what needs no limit on a BMC: whether it was read, its readings are complete, and its serials are those of the host."""
+"""Judge without criteria whether a BMC was read, its readings are complete, and its serials are those of the host."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ Keeping the mapping ensures that no other object gets its `id`."""
 
 
 def impossible_readings(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator[Problem]:
-    """Yield a problem for each reading with an impossible unit, sign or amount, and for each duplicate reading."""
+    """Yield a problem for each reading with an impossible unit, sign or amount, or the wrong source, and for each duplicate."""
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)
         for name in (name for name, count in counts.items() if count > 1):

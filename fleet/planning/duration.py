@@ -22,7 +22,7 @@ class Estimate:
     """How long a run takes per host."""
 
     stages_s: dict[str, float]
-    """Stage -> its expected duration in seconds, including the start and end of the ranks; empty if no times are known."""
+    """Stage -> its expected duration in seconds, including the start and end of the ranks; empty if it is unknown for a stage."""
     longest_s: float
     """Time after which all stages have reached their deadlines."""
     source: str

@@ -61,7 +61,7 @@ class Decision:
     excluded: Mapping[str, str]
     """Reachable hosts whose last launch failed, and why."""
     awaited: tuple[str, ...] = ()
-    """Hosts whose launch is still running: fetch their records again before deciding."""
+    """Hosts whose record lacks a launch that another member has recorded: fetch their records again before deciding."""
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document. It lists the options of each launch once, since a gang may have thousands of members."""

@@ -43,7 +43,7 @@ def versions(
 
 
 def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
-    """Return the criteria that compare a version or setting over all hosts or GPUs, those that accept any value included."""
+    """Return the criteria that compare a version or setting over all hosts or GPUs, also those with `same_as_fleet: false`."""
     return [
         item
         for item in criteria

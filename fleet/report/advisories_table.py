@@ -29,7 +29,10 @@ class Floor:
 
 
 def floors(advisories: Advisories) -> Iterator[Floor]:
-    """Yield the floors of every product: released versions that no advisory affects. Boards are listed separately."""
+    """Yield the floors of every product: released versions that no advisory affects.
+
+    Of a product without a reading, which must be compared by hand, every version with a fix is listed.
+    """
     for key, product in PRODUCTS.items():
         items = advisories.products.get(key, ())
         found: dict[tuple[str, str], tuple[AffectedRange, Advisory]] = {}

@@ -13,7 +13,7 @@ from fleet.scaling.results import CellResult, StudyResults
 
 FRAME = Frame(width=480.0, height=260.0, left=52.0, right=14.0, top=24.0, bottom=26.0)
 COLOUR_COUNT = 8
-"""Number of colours in scaling.css; more series are dashed."""
+"""Number of colours in scaling.css; the next eight series repeat them, dashed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Plot:
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
     dots: tuple[tuple[float, float, str, str], ...]
-    """X, y, CSS class and tooltip of each cell."""
+    """X, y, CSS class and tooltip of each cell that a curve passes."""
 
 
 def styles(results: StudyResults) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:

@@ -92,7 +92,7 @@ def _settings(size: object, dtype: str, placement: str, ranks: int) -> dict[str,
 
 def _rows(operation: str, settings: dict[str, object], time: float | None, busbw: float | None, *, is_graph: bool,
           place: dict[str, str]) -> Iterator[Row]:  # fmt: skip
-    """Yield latency and bus bandwidth: µs and GB/s in the output. A graph gives the latency of the graph only."""
+    """Yield latency and bus bandwidth, converted from µs and GB/s. A graph gives the latency of the graph only."""
     name = f"collective.{operation or 'unknown'}"
     if time:
         yield row(

@@ -79,7 +79,7 @@ class VerbsPairs(GangPairs):
         return switches
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
-        """Return for each kind of pair the share of the data rate of its slower port that every healthy port reaches."""
+        """Return for each kind of pair the speed that healthy ports at least reach: a share of the slowest port's data rate."""
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():
             values = [

@@ -34,7 +34,7 @@ class Reason:
     """The name in words."""
     params: str
     value: str
-    """Empty if the leading verdict has no value and limit."""
+    """Empty if the leading verdict lacks a value, a limit or an operator."""
     wanted: str
     margin: str
     why: str
@@ -51,7 +51,7 @@ class Reason:
     """All verdicts of the reason, if there are several."""
     count: int
     share: float | None = None
-    """The value as a share of its limit, if both are numbers."""
+    """The value as a share of its limit, if both are numbers and need not be equal."""
     severity: str = ""
     waiver: str = ""
     """The waiver: person, reason and last day. The verdict is unchanged."""

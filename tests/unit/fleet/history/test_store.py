@@ -259,7 +259,7 @@ def test_lock_that_is_never_released_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Judged]
 ) -> None:
     monkeypatch.setattr(commit, "LOCK_WAIT_S", 0.0)
-    with writer(tmp_path / "h", REAL), pytest.raises(RunError, match="another process has changed the history"):
+    with writer(tmp_path / "h", REAL), pytest.raises(RunError, match="another process has been changing the history"):
         add(tmp_path / "h", judged["r1"])
 
 
