@@ -31,7 +31,7 @@ def readings(root: Path, table: bytes | None, *, virtual: Value | Absent = False
     return {f"{item.name} {scope(labels)}": value for item in families for labels, value in item.readings}
 
 
-def test_each_module_has_its_readings(tmp_path: Path) -> None:
+def test_module_and_host_have_their_readings(tmp_path: Path) -> None:
     values = readings(tmp_path, dmi.table(SLOTS))
     assert {name: value for name, value in values.items() if name.endswith(("dimm=P2-DIMMC1", "host"))} == {
         "host.dimm.populated dimm=P2-DIMMC1": True,

@@ -180,7 +180,10 @@ def members(observed: dict[tuple[str, str], object], bond: str) -> dict[str, obj
 
 
 @pytest.mark.parametrize("state", ["up", "down", "going down", "going back"])
-@pytest.mark.parametrize("mode", ["balance-rr 0", "active-backup 1", "balance-xor 2", "802.3ad 4", "balance-alb 6"])
+@pytest.mark.parametrize(
+    "mode",
+    ["balance-rr 0", "active-backup 1", "balance-xor 2", "broadcast 3", "802.3ad 4", "balance-tlb 5", "balance-alb 6"],
+)
 def test_member_without_a_link_is_named_in_every_mode(root: Path, mode: str, state: str) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
     links.write(root, "sys/class/net/bond0/bonding/mode", f"{mode}\n")

@@ -109,7 +109,7 @@ def test_process_prints_only_the_error_line() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_terminal_without_utf_8_gets_the_whole_output(encoding: str) -> None:
+def test_terminal_without_utf_8_gets_escaped_characters(encoding: str) -> None:
     command = [sys.executable, ROOT / "rackproof", "criteria", "list", "h100-sxm"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run(command, capture_output=True, check=False, env=environment)

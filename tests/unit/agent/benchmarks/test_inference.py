@@ -54,7 +54,7 @@ def test_healthy_device_has_no_wrong_token_and_fills_the_allowed_memory(tmp_path
 
 @pytest.mark.parametrize("scores", ["other", "not finite"])
 def test_wrong_scores_are_counted(tmp_path: Path, scores: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device computes wrong scores of one sequence from its 20th step on."""
+    """The scores of one sequence are wrong from the 21st call of the decoder on."""
     right, calls = Decoder.decode, []
 
     def decode(self: Decoder, *arguments: Any) -> torch.Tensor:

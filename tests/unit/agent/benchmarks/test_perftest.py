@@ -1,4 +1,4 @@
-"""Parsing perftest: good and bad outputs of several versions (tests/data/perftest), and altered copies of them."""
+"""Parsing perftest: good and bad outputs of two versions (tests/data/perftest), and altered copies of them."""
 
 from __future__ import annotations
 

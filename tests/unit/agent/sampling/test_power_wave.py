@@ -90,7 +90,7 @@ def test_values_averaged_over_a_second_resolve_only_long_periods() -> None:
 
 
 def test_values_in_one_part_of_the_period_are_unresolved() -> None:
-    """The meter updates exactly three times per two periods, so its values repeat at few moments."""
+    """First one value per period, always at the same moment of it; then nine values in the first tenth of each period."""
     readings = [PowerValue(at=BEGIN + number * 0.5, power=100.0 + number % 7) for number in range(40)]
     with pytest.raises(UnresolvedError):
         power_wave(readings, BEGIN, 0.5)

@@ -446,7 +446,7 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 
 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
-    """With a value, the first is not the same finding as that of the other host."""
+    """The cause of c has both of its verdicts. Its leading one has a value, so it is not the same finding as the one on a."""
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
         for host, scope, value in (("c", "gpu=1", None), ("c", "gpu=1", True), ("a", "host", None))

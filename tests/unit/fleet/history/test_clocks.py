@@ -1,4 +1,4 @@
-"""A run with an implausible date has a note and is in no trend, whether the clock was fast, slow or reset."""
+"""A run with an implausible date has a note and is marked in the history, whether the clock was fast, slow or reset."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, 
 def test_two_writers_at_once_both_succeed(
     tmp_path: Path, judged: dict[str, Judged], monkeypatch: pytest.MonkeyPatch, has_locks: bool
 ) -> None:
-    """Without locks as on NFS with `nolock`, where a lock is local to each machine."""
+    """Also without locks, as on NFS with `nolock`, where a lock is local to each machine."""
     monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)  # the second writer merges what the first one added
     if not has_locks:
         monkeypatch.setattr(commit.fcntl, "flock", lambda *_: None)

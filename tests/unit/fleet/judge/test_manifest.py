@@ -126,7 +126,7 @@ def line(text: str) -> str:
         (CSV.encode("utf-16-le"), "contains a NUL character: save it as `CSV UTF-8`"),
     ],
 )
-def test_manifest_error_names_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_mistake_in_a_csv_manifest_is_named(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_parts(tmp_path, content)
     assert message in str(caught.value)
@@ -144,7 +144,7 @@ def test_manifest_error_names_its_line(tmp_path: Path, content: str | bytes, mes
         ("- [", "not YAML"),
     ],
 )
-def test_yaml_error_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_mistake_in_a_yaml_manifest_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_parts(tmp_path, text, "order.yml")
     assert message in str(caught.value)

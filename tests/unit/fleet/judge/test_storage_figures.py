@@ -57,7 +57,7 @@ def causes(change: Change = unchanged, **variables: Any) -> list[Cause]:
 
 
 def on(host: str, scope: str, **change: Any) -> Change:
-    """Return a function that changes the values of figures of one directory: last part of the name -> factor or value."""
+    """Return a function that changes figures of one directory; `change`: last part of a name -> function of the value."""
 
     def changed(name: str, item: Observation) -> Observation:
         kind = item.name.split(".")[1]

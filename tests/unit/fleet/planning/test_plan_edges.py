@@ -189,7 +189,7 @@ def test_run_wide_variable_that_only_one_host_has_is_refused(key: str) -> None:
         plan_of(hosts)
 
 
-def test_training_variables_change_only_training() -> None:
+def test_epochs_change_only_training_and_validation_only_omits_training_and_the_straggler_test() -> None:
     plan = builders.plan(profile="smoke", rackproof_epochs=7)
     assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
     assert "epochs" not in plan.stage("gang").benchmarks["collective"]
@@ -273,7 +273,7 @@ def test_shipped_profiles_are_listed_in_order() -> None:
         "scaling: {precision: bf16}",
     ],
 )
-def test_settings_at_their_limits_are_accepted(tmp_path: Path, settings: str) -> None:
+def test_limits_and_choices_of_settings_are_accepted(tmp_path: Path, settings: str) -> None:
     read_profile(str(profile_with(tmp_path, f"benchmarks: {{{settings}}}")))
 
 

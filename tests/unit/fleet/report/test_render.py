@@ -849,7 +849,7 @@ def test_rendering_is_deterministic(render: Any) -> None:
 
 
 def two_hosts(**over: Any) -> FleetReport:
-    """Return the report of two hosts that ran all benchmarks."""
+    """Return the report of two hosts with figures of many benchmarks."""
     fleet_plan = plan()
     return judge_records(
         fleet_plan, {number: record(fleet_plan, number, more=other_benchmarks(number), **over) for number in range(2)}
