@@ -1,0 +1,163 @@
+"""Figures of RDMA ports must agree with the rate of the port, with each other, and with the links that did not change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.port_consistency import port_problems
+from schemas.records import SKIPPED, Metric, Observation, Snapshot
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+
+PLAN = one_figure_plan("h1")
+PORT = "hca=mlx5_0,port=1"
+SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
+
+
+def figure(name: str, value: Any, *, partner: str = "h2", **params: Any) -> Observation:
+    scope = f"{PORT},partner={partner}" if partner else PORT
+    return builders.observation(
+        f"verbs.{name}", value, scope=scope, stage="gang", **{**SHARE, "sharing": "together", **params}
+    )
+
+
+def problems(
+    *figures: Observation, rates: Sequence[float] = (5e10,), readings: Sequence[Mapping[str, Mapping[str, Any]]] = ()
+) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason; `rates`: that of the port in each snapshot; `readings`: those of each snapshot."""
+    given = readings or [{"infiniband.rate": {PORT: rate}} for rate in rates]
+    shots = tuple(
+        Snapshot(
+            stage="gang", phase=("before", "during", "after")[at], at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1,
+            metrics=tuple(Metric(name=name, unit="1", values=values) for name, values in each.items()),
+        )
+        for at, each in enumerate(given)
+    )  # fmt: skip
+    return [
+        (name, scope, reason)
+        for name, scope, reason, _ in port_problems(host_view(PLAN, snapshots=shots, observations=figures))
+    ]
+
+
+def pair(bandwidth: float, share: float, **params: Any) -> list[Observation]:
+    return [figure("bandwidth", bandwidth, **params), figure("rate_ratio", share, **params)]
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "share", "params", "is_wrong"),
+    [
+        (4.5e10, 0.9, {}, False),
+        (4.54e10, 0.9, {}, False),
+        (4.56e10, 0.9, {}, True),
+        (4.4e10, 0.9, {}, True),
+        (9e10, 0.9, {"direction": "both_ways"}, False),
+        (4.5e10, 0.9, {"direction": "both_ways"}, True),
+        (4.5e10, 0.0, {}, False),
+    ],
+)
+def test_bandwidth_is_its_share_of_the_rate_of_the_port(
+    bandwidth: float, share: float, params: dict[str, str], is_wrong: bool
+) -> None:
+    way = {**SHARE, **params}
+    found = [item for item in problems(*pair(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
+    rate = bandwidth / share / (2 if params else 1) if share else 0
+    reason = f"bandwidth and share give a rate of {rate:g} B/s, but the port has 5e+10 B/s"
+    assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
+
+
+def test_port_without_a_reading_of_its_rate_is_compared_with_its_other_figures() -> None:
+    tests = [*pair(4.5e10, 0.9), *pair(4.0e10, 0.8, partner="h3"), *pair(9e10, 0.9, partner="h4")]
+    named = [scope for name, scope, _ in problems(*tests, readings=[{}]) if name == "verbs.bandwidth"]
+    assert named == [f"{PORT},partner=h4"]
+
+
+@pytest.mark.parametrize("other", [{"op": "read"}, {"direction": "both_ways"}, {"memory": "gpu"}, {"sharing": "alone"}])
+def test_figures_of_two_tests_are_not_combined(other: dict[str, str]) -> None:
+    found = problems(figure("bandwidth", 1e9), figure("rate_ratio", 0.9, **other))
+    assert [item for item in found if item[0] == "verbs.bandwidth"] == []
+
+
+def best(value: Any, partners: int) -> Observation:
+    return replace(
+        builders.observation("verbs.best_ratio", value, scope=PORT, stage="gang", partners=partners),
+        params={"partners": partners},
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "partners", "reason"),
+    [
+        (0.9, 2, ""),
+        (0.905, 2, ""),
+        (0.92, 2, "it is 0.92, but the greatest share is 0.9"),
+        (0.8, 2, "it is 0.8, but the greatest share is 0.9"),
+        (0.9, 3, "it is of 3 partners, but the port has shares with 2"),
+    ],
+)
+def test_best_share_is_the_greatest_with_all_partners(stated: float, partners: int, reason: str) -> None:
+    tests = [*pair(4.5e10, 0.9), *pair(4.0e10, 0.8, partner="h3")]
+    found = [item for item in problems(*tests, best(stated, partners)) if item[0] == "verbs.best_ratio"]
+    assert found == ([("verbs.best_ratio", PORT, reason)] if reason else [])
+
+
+def test_last_share_with_a_partner_counts_and_other_tests_do_not() -> None:
+    tests = [
+        figure("rate_ratio", 0.5),
+        figure("rate_ratio", 0.9),
+        figure("rate_ratio", 0.99, memory="gpu"),
+        figure("rate_ratio", 0.99, partner=""),
+    ]
+    assert [item for item in problems(*tests, best(0.9, 1)) if item[0] == "verbs.best_ratio"] == []
+    absent = replace(best(0.9, 1), status=SKIPPED, value=None, reason="no")
+    assert [item for item in problems(*tests, absent) if item[0] == "verbs.best_ratio"] == []
+    assert [item for item in problems(figure("bandwidth", 1e9), best(0.1, 9)) if item[0] == "verbs.best_ratio"] == []
+
+
+def test_mtu_is_that_of_its_test_and_the_same_in_all_tests() -> None:
+    base = pair(4.5e10, 0.9)
+    assert problems(*base, figure("mtu", 4096, mtu=4096)) == []
+    assert problems(*base, figure("mtu", 1024, mtu=4096)) == [
+        ("verbs.mtu", f"{PORT},partner=h2", "it is 1024, but the test used an MTU of 4096")
+    ]
+    mixed = problems(*base, figure("latency", 1e-6, mtu=1024), figure("mtu", 4096, mtu=4096))
+    assert mixed == [("verbs.mtu", f"{PORT},partner=h2", "the tests of the port used the MTUs 4096, 1024")]
+    absent = replace(figure("latency", 1e-6, mtu=1024), status=SKIPPED, value=None, reason="no")
+    assert problems(*base, absent, figure("mtu", 4096, mtu=4096)) == []
+    skipped = replace(figure("mtu", 4096, mtu=1), status=SKIPPED, value=None, reason="no")
+    assert problems(*base, skipped) == []
+
+
+def test_nothing_is_compared_without_a_measured_bandwidth_or_share() -> None:
+    absent = [replace(item, status=SKIPPED, value=None, reason="no") for item in pair(1e9, 0.9)]
+    assert problems(*absent, figure("mtu", 1024, mtu=4096)) == []
+
+
+@pytest.mark.parametrize("name", ["infiniband.rate", "infiniband.width"])
+def test_link_that_changed_during_the_run_is_named(name: str) -> None:
+    values = [{name: {PORT: value, "hca=mlx5_1,port=1": 1}} for value in (4, 2, 4)]
+    assert problems(readings=values) == [(name, PORT, "changed during the run: 4, then 2")]
+
+
+def adapter(guid: str | None, *, port: bool = True) -> dict[str, dict[str, Any]]:
+    known = {"infiniband.hca.node_guid": {"hca=mlx5_0": guid}} if guid else {"infiniband.hca.node_guid": {}}
+    return {**known, **({"infiniband.link_layer": {PORT: "InfiniBand"}} if port else {})}
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ([adapter("a"), adapter("a")], []),
+        ([adapter("a"), adapter("b")], ["changed during the run: a, then b"]),
+        ([adapter("a"), adapter(None)], ["missing during gang, although the port of the adapter was read"]),
+        ([adapter("a"), adapter(None, port=False)], []),
+        ([adapter(None), adapter(None)], []),
+    ],
+)
+def test_guid_of_an_adapter_is_constant_and_read_with_its_ports(
+    readings: list[dict[str, Any]], expected: list[str]
+) -> None:
+    assert problems(readings=readings) == [("infiniband.hca.node_guid", "hca=mlx5_0", reason) for reason in expected]
