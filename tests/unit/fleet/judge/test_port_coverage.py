@@ -1,0 +1,261 @@
+"""Each port and each pair of ports must have its figures, or a reason why not: what counts, and who must state it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.port_coverage import PortStatements, planned_figures, port_of, silent_pairs, silent_ports
+from schemas.catalogue import settings
+from schemas.records import ERROR, SKIPPED, Metric, Observation
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
+
+CHOSEN = {"figures": ["bandwidth", "latency"], "ops": ["write"], "directions": ["one_way", "both_ways"], "memories": ["host"],
+          "sharings": ["together"]}  # fmt: skip
+PLAN = builders.with_benchmarks(
+    builders.plan("h1", "h2", "h3", gpu_count=1), benchmark={"verbs": CHOSEN}, gang={"verbs": CHOSEN}
+)
+HOSTS = ("h1", "h2", "h3")
+SETTINGS = settings("verbs", CHOSEN)
+
+
+def port(number: int = 0, partner: str = "") -> str:
+    return f"hca=mlx5_{number},port=1" + (f",partner={partner}" if partner else "")
+
+
+def figures(scope: str, stage: str, sharings: tuple[str, ...], *, both_only: bool = False) -> list[Observation]:
+    """Return every planned figure of a port or pair; `both_only`: only those that both hosts of a pair have."""
+    return [
+        builders.observation(item.name, 1.0, scope=scope, stage=stage, **item.params)
+        for item in planned_figures(SETTINGS, sharings)
+        if item.is_of_both_hosts or not both_only
+    ]
+
+
+def best(number: int = 0) -> Observation:
+    return builders.observation("verbs.best_ratio", 0.9, scope=port(number), stage="gang")
+
+
+def pair_figures(host: str, number: int = 0) -> list[Observation]:
+    """Return the figures of one port of a host with the other hosts. The first host of a pair has all of them."""
+    others = [name for name in HOSTS if name != host]
+    return [
+        item for other in others for item in figures(port(number, other), "gang", ("together",), both_only=host > other)
+    ] + [best(number)]
+
+
+def view(
+    host: str, *observations: Observation, active: tuple[int, ...] = (0,), plan: Any = PLAN, failed: bool = False
+) -> HostView:
+    ports = {port(number): True for number in active}
+    metrics = (
+        Metric(name="infiniband.link_layer", unit="1", values=dict.fromkeys(ports, "InfiniBand")),
+        Metric(name="infiniband.active", unit="1", values=ports),
+    )
+    outcome = ("failed", "rank 0 ended") if failed else ("finished", "")
+    launches = (builders.launch("benchmark", (host,), *outcome), builders.launch("gang", HOSTS, *outcome))
+    evidence = host_evidence(one_figure_plan(*HOSTS), host, *metrics, launches=launches, observations=observations)
+    return HostView(plan, plan.host(host), evidence, ())
+
+
+def absent(
+    scope: str, reason: str = "no cable", *, stage: str = "gang", status: str = SKIPPED, **params: Any
+) -> Observation:
+    item = builders.observation("verbs.bandwidth", 1.0, scope=scope, stage=stage, **params)
+    return replace(item, status=status, value=None, reason=reason)
+
+
+ALONE = figures(port(), "benchmark", ("alone",))
+NEITHER = "the port is active, but has neither a figure nor a reason why it was not measured"
+
+
+def alone(*observations: Observation, **fields: Any) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason of the verdicts on the ports of h1 alone."""
+    found = list(silent_ports(view("h1", *observations, **fields)))
+    assert {item.stage for item in found} <= {"benchmark"}
+    return [(item.name, item.scope, item.reason) for item in found]
+
+
+def test_port_with_all_figures_is_complete() -> None:
+    assert ALONE
+    assert alone(*ALONE) == []
+
+
+def test_active_port_without_anything_is_named_once() -> None:
+    assert alone(active=(1, 0)) == [("verbs.bandwidth", port(0), NEITHER), ("verbs.bandwidth", port(1), NEITHER)]
+
+
+def test_missing_figures_of_a_port_are_named() -> None:
+    rest = [item for item in ALONE if item.name != "verbs.latency"]
+    reason = "no figure and no reason for its absence, although the launch finished: verbs.latency"
+    assert alone(*rest) == [("verbs.latency", port(), reason)]
+    (found,) = silent_ports(view("h1", *rest))
+    assert found.params == next(
+        item.params for item in planned_figures(SETTINGS, ("alone",)) if item.name == "verbs.latency"
+    )
+    (found,) = silent_ports(view("h1"))
+    assert found.params == {}
+
+
+def test_figure_with_other_settings_or_of_another_stage_does_not_count() -> None:
+    first, *rest = ALONE
+    assert len(alone(replace(first, params={**first.params, "memory": "gpu"}), *rest)) == 1
+    assert len(alone(*[replace(item, stage="gang") for item in ALONE])) == 1
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [absent(port(), stage="benchmark"), absent("host", stage="benchmark")],
+    ids=["of the port", "of all ports"],
+)
+def test_reason_for_all_tests_is_enough(reason: Observation) -> None:
+    assert alone(reason) == []
+    assert alone(replace(reason, stage="gang")) == [("verbs.bandwidth", port(), NEITHER)]
+
+
+def test_reason_for_one_test_excuses_only_that_test_and_what_follows_from_it() -> None:
+    of_test = {item.name: item for item in ALONE if item.name in ("verbs.bandwidth", "verbs.latency")}
+    bandwidth = replace(of_test["verbs.bandwidth"], status=ERROR, value=None, reason="timed out")
+    others = [
+        item for item in ALONE
+        if not (item.name in ("verbs.bandwidth", "verbs.rate_ratio", "verbs.mtu") and item.params == bandwidth.params)
+    ]  # fmt: skip
+    assert alone(bandwidth, *others) == []
+    latency = replace(of_test["verbs.latency"], status=ERROR, value=None, reason="timed out")
+    assert alone(latency, *[item for item in ALONE if item.name != "verbs.bandwidth"]) != []
+
+
+def test_nothing_is_required_of_stages_that_failed_or_of_ports_that_are_not_active() -> None:
+    assert alone(failed=True) == []
+    assert alone(active=()) == []
+    without = builders.with_benchmarks(PLAN, benchmark={"training": {}}, gang={"verbs": CHOSEN})
+    assert alone(plan=without) == []
+
+
+def test_port_that_another_stage_measured_is_required_even_if_it_is_not_active() -> None:
+    assert alone(*pair_figures("h1", 3), active=()) == [("verbs.bandwidth", port(3), NEITHER)]
+
+
+def together(change: Any = lambda host, items: items, **active: tuple[int, ...]) -> list[tuple[str, str, str, str]]:
+    """Return host, name, scope and reason of the verdicts on pairs. `change` is applied to the figures of each host."""
+    views = [view(host, *change(host, pair_figures(host)), active=active.get(host, (0,))) for host in HOSTS]
+    found = list(silent_pairs(views))
+    assert {item.stage for item in found} <= {"gang"}
+    return [(item.host, item.name, item.scope, item.reason) for item in found]
+
+
+def of_h1(change: Any) -> Any:
+    return lambda host, items: change(items) if host == "h1" else items
+
+
+def test_pairs_with_all_figures_are_complete() -> None:
+    assert together() == []
+
+
+def test_first_host_of_a_pair_must_have_all_figures_and_the_other_those_of_both() -> None:
+    one_sided = [item.name for item in planned_figures(SETTINGS, ("together",)) if not item.is_of_both_hosts]
+    assert one_sided
+    found = together(of_h1(lambda items: [item for item in items if item.name not in one_sided]))
+    assert [(host, scope) for host, _, scope, _ in found] == [("h1", port(0, "h2")), ("h1", port(0, "h3"))]
+
+    def without_own(host: str, items: list[Observation]) -> list[Observation]:
+        return [item for item in items if item.name != "verbs.rate_ratio" or host != "h3"]
+
+    assert {host for host, *_ in together(without_own)} == {"h3"}
+
+
+def test_port_without_anything_in_the_gang_is_named_once() -> None:
+    assert together(h1=(0, 1)) == [("h1", "verbs.bandwidth", port(1), NEITHER)]
+
+
+def test_best_share_is_required_of_a_port_with_shares() -> None:
+    without = of_h1(lambda items: [item for item in items if item.name != "verbs.best_ratio"])
+    reason = "no figure and no reason for its absence, although the launch finished: verbs.best_ratio"
+    assert together(without) == [("h1", "verbs.best_ratio", port(), reason)]
+
+
+def test_reasons_excuse_pairs_ports_and_hosts() -> None:
+    def only_h3(items: list[Observation]) -> list[Observation]:
+        return [item for item in items if "partner=h2" not in item.scope]
+
+    named = {(host, scope) for host, _, scope, _ in together(of_h1(only_h3))}
+    assert ("h1", port(0, "h2")) in named
+    excused = together(of_h1(lambda items: [*only_h3(items), absent(port(0, "h2"))]))
+    assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
+    for scope in (port(), "host"):
+        found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
+        # The partners measured a port with this host, so that a reason of one port does not explain their figures.
+        assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
+
+
+def test_failed_partner_is_reported_once_on_the_first_port() -> None:
+    def failed(items: list[Observation]) -> list[Observation]:
+        return [*[item for item in items if "partner=h2" not in item.scope], absent(port(5, "h2"), status=ERROR)]
+
+    assert [scope for host, _, scope, _ in together(of_h1(failed)) if host == "h1" and "partner=h2" in scope] == []
+
+    def skipped(items: list[Observation]) -> list[Observation]:
+        return [*[item for item in items if "partner=h2" not in item.scope], absent(port(5, "h2"))]
+
+    assert [scope for host, _, scope, _ in together(of_h1(skipped)) if host == "h1" and "partner=h2" in scope] == [
+        port(0, "h2")
+    ]
+
+
+def test_partner_that_measured_more_ports_than_this_host_states_is_uneven() -> None:
+    def two_ports(host: str, items: list[Observation]) -> list[Observation]:
+        return [*items, *pair_figures(host, 1)] if host == "h1" else items
+
+    uneven = [item for item in together(two_ports) if "RDMA ports with this host" in item[3]]
+    text = "h1 measured 2 RDMA ports with this host, but the record of this host has 1"
+    assert uneven == [("h2", "verbs.bandwidth", "host", text), ("h3", "verbs.bandwidth", "host", text)]
+
+
+def test_test_in_both_directions_that_failed_at_the_client_is_not_required_of_the_server() -> None:
+    def failed(host: str, items: list[Observation]) -> list[Observation]:
+        both = [item for item in items if item.params.get("direction") == "both_ways" and "partner=h2" in item.scope]
+        if host == "h1":
+            lost = [
+                replace(item, status=ERROR, value=None, reason="no") for item in both if item.name == "verbs.bandwidth"
+            ]
+            return [*[item for item in items if item not in both], *lost]
+        if host == "h2":
+            return [
+                item for item in items if item.params.get("direction") != "both_ways" or "partner=h1" not in item.scope
+            ]
+        return items
+
+    assert together(failed) == []
+    served = [
+        item for item in together(lambda host, items: failed(host, items) if host == "h2" else items) if item[0] == "h2"
+    ]
+    assert [scope for _, _, scope, _ in served] == [port(0, "h1")]
+
+
+def test_host_without_a_gang_has_no_pairs() -> None:
+    plan = replace(PLAN, hosts=tuple(replace(host, gang="") for host in PLAN.hosts))
+    assert list(silent_pairs([view("h1", plan=plan)])) == []
+    assert list(silent_pairs([view("h1", failed=True)])) == []
+    assert list(silent_pairs([HostView(PLAN, PLAN.hosts[0], Evidence(), ())])) == []
+
+
+def test_statements_of_a_host() -> None:
+    items = (
+        *figures(port(0, "h2"), "gang", ("together",)), best(0), best(4), absent(port(1, "h2")),
+        absent(port(2, "h3"), status=ERROR), absent(port(3), sharing="together"),
+    )  # fmt: skip
+    statements = PortStatements(view("h1", *items), "gang")
+    assert statements.ports() == {port(0), port(3)}
+    assert statements.excused == {port(1, "h2"), port(2, "h3")}
+    assert statements.failed_partners == {"h3"}
+    assert not statements.is_excused
+    assert statements.ports_with("h2") == {port(0), port(1)}
+    assert statements.measured_with("h2") == {port(0)}
+    assert (statements.has_share(port(0)), statements.has_share(port(1))) == (True, False)
+    assert PortStatements(view("h1", absent("host")), "gang").is_excused
+    assert port_of(port(0, "h2")) == port(0)

@@ -1,0 +1,216 @@
+"""Cables of hosts compared with each other: which switches belong to a rail, and which ports deviate from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from fleet.judge.wiring.links import HostLinks, PortLink
+from fleet.judge.wiring.rails import CRITERION, SOURCE, compare_rails
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+
+
+def link(host: str, rail: int, switch: str, **fields: Any) -> PortLink:
+    """Return the port of a rail; its switch has the name and the ID `switch`, empty if it was not read."""
+    default: dict[str, Any] = {
+        "host": host, "scope": f"nic=eth{rail}", "slot": f"slot{rail}", "names": frozenset(), "is_fastest": True,
+        "switch_id": switch, "switch": switch, "port": "swp1" if switch else "", "reason": "" if switch else "no LLDP",
+    }  # fmt: skip
+    return PortLink(**{**default, **fields})
+
+
+def host(number: int, *switches: str, **fields: Any) -> HostLinks:
+    """Return a host whose rails are at these switches."""
+    name = f"h{number}"
+    links = tuple(link(name, rail, switch, **fields) for rail, switch in enumerate(switches))
+    return HostLinks(host=name, has_record=True, links=links)
+
+
+def verdicts(hosts: Sequence[HostLinks], **excluded: str) -> dict[tuple[str, str], Verdict]:
+    """Return host and scope -> verdict. `excluded`: host -> scope that is judged otherwise."""
+    compared = compare_rails(hosts, frozenset(excluded.items()))
+    assert compared.hosts == sum(any(item.switch_id for item in each.links) for each in hosts)
+    found = {(item.host, item.scope): item for item in compared.verdicts}
+    assert len(found) == len(compared.verdicts)
+    assert {(item.criterion, item.source, item.basis, item.unit) for item in compared.verdicts} <= {
+        (CRITERION, SOURCE, "policy", "1")
+    }
+    return found
+
+
+def states(found: Mapping[tuple[str, str], Verdict]) -> dict[str, list[str]]:
+    """Return verdict -> the ports that have it, as `h1 eth0`."""
+    result: dict[str, list[str]] = {}
+    for (name, scope), item in sorted(found.items()):
+        result.setdefault(item.verdict, []).append(f"{name} {scope.removeprefix('nic=')}")
+    return result
+
+
+STRAIGHT = [host(number, "a", "b") for number in range(1, 6)]
+
+
+def test_ports_at_the_switches_of_their_rail_pass() -> None:
+    found = verdicts(STRAIGHT)
+    assert states(found).keys() == {PASS}
+    first = found["h1", "nic=eth0"]
+    assert (first.value, first.limit, first.operator, first.action, first.kind) == (
+        "a",
+        "a",
+        "eq",
+        "none",
+        VerdictKind.PEERS,
+    )
+    assert (first.reason, first.detail) == (
+        "at a swp1: 5 of 5 hosts have a in this slot",
+        "5 of 5 hosts have a in this slot",
+    )
+
+
+def test_port_at_another_switch_fails() -> None:
+    found = verdicts([*STRAIGHT, host(6, "a", "x")])
+    assert states(found)[FAIL] == ["h6 eth1"]
+    moved = found["h6", "nic=eth1"]
+    assert (moved.value, moved.limit, moved.action, moved.kind) == ("x swp1", "b", "recable", VerdictKind.PEERS)
+    assert moved.reason == "at x swp1: 5 of 6 hosts have b in this slot"
+
+
+def test_two_swapped_ports_are_one_finding_with_one_text() -> None:
+    found = verdicts([*STRAIGHT, host(6, "b", "a")])
+    first, second = found["h6", "nic=eth0"], found["h6", "nic=eth1"]
+    assert {first.kind, second.kind} == {VerdictKind.SWAPPED}
+    assert (
+        first.detail
+        == second.detail
+        == (
+            "NIC eth0 of h6 at b swp1 and NIC eth1 of h6 at a swp1: on most hosts it is the other way around; swap the two cables"
+        )
+    )
+
+
+def test_three_ports_in_a_circle_are_not_swapped_in_pairs() -> None:
+    rails = [host(number, "a", "b", "c") for number in range(1, 7)]
+    found = verdicts([*rails, host(7, "b", "c", "a")])
+    assert {found["h7", f"nic=eth{rail}"].kind for rail in range(3)} == {VerdictKind.PEERS}
+    pairs = verdicts([*[host(number, *"abcd") for number in range(1, 7)], host(7, *"badc")])
+    assert "eth0 of h7" in pairs["h7", "nic=eth1"].detail
+    assert "eth2 of h7" in pairs["h7", "nic=eth3"].detail
+
+
+@pytest.mark.parametrize(("others", "fails"), [(1, False), (2, True)])
+def test_three_hosts_are_needed_for_a_majority(others: int, fails: bool) -> None:
+    hosts = [*[host(number, "a", "b", "c", "d") for number in range(1, others + 1)], host(9, "a", "b", "c", "x")]
+    assert (states(verdicts(hosts)).get(FAIL, []) == ["h9 eth3"]) is fails
+
+
+@pytest.mark.parametrize(("right", "wrong", "fails"), [(4, 2, True), (5, 3, False)])
+def test_two_of_three_hosts_must_use_the_switches_of_a_rail(right: int, wrong: int, fails: bool) -> None:
+    hosts = [host(number, "a", "b", "c", "d") for number in range(right)]
+    hosts += [host(right + number, "a", "b", "c", f"x{number}") for number in range(wrong)]
+    assert len(states(verdicts(hosts)).get(FAIL, [])) == (wrong if fails else 0)
+
+
+@pytest.mark.parametrize(("count", "fails"), [(1, True), (2, False)])
+def test_second_switch_of_a_rail_is_used_by_two_hosts_and_a_quarter_as_many(count: int, fails: bool) -> None:
+    hosts = [host(number, "a", "b") for number in range(8)] + [host(8 + number, "a2", "b") for number in range(count)]
+    assert bool(states(verdicts(hosts)).get(FAIL)) is fails
+    many = [host(number, "a", "b") for number in range(9)] + [host(20 + number, "a2", "b") for number in range(2)]
+    assert len(states(verdicts(many)).get(FAIL, [])) == 2
+
+
+def test_rail_with_two_switches_names_both() -> None:
+    hosts = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "a2", "b") for number in range(4)]
+    assert verdicts(hosts)["h0", "nic=eth0"].limit == "a or a2"
+
+
+def test_switch_of_two_rails_belongs_to_the_one_that_uses_it_more() -> None:
+    hosts = [host(number, "a", "b") for number in range(6)] + [host(6 + number, "b", "a") for number in range(2)]
+    found = states(verdicts(hosts))
+    assert found[FAIL] == ["h6 eth0", "h6 eth1", "h7 eth0", "h7 eth1"]
+    half = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "b", "a") for number in range(2)]
+    assert FAIL in states(verdicts(half))
+
+
+def test_hosts_of_two_pods_are_compared_within_their_pod() -> None:
+    pods = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "c", "d") for number in range(4)]
+    assert states(verdicts(pods)).keys() == {PASS}
+    assert verdicts(pods)["h0", "nic=eth0"].reason == "at a swp1: 4 of 4 hosts have a in this slot"
+
+
+def test_switch_that_was_not_read_is_inconclusive_if_it_should_have_been() -> None:
+    unread = verdicts([*STRAIGHT, host(6, "a", "")])["h6", "nic=eth1"]
+    assert (unread.verdict, unread.kind, unread.value, unread.limit, unread.operator) == (
+        INCONCLUSIVE, VerdictKind.MISSING, None, None, "",
+    )  # fmt: skip
+    assert (unread.reason, unread.detail, unread.action) == (
+        "5 of 5 hosts have b in this slot; here it was not read: no LLDP", "", "none",
+    )  # fmt: skip
+    for fields in ({"is_expected": False}, {"has_link": False}):
+        other = HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), link("h6", 1, "", **fields)))
+        assert ("h6", "nic=eth1") not in verdicts([*STRAIGHT, other])
+
+
+def test_switch_that_changed_is_one_contradiction() -> None:
+    changed = link("h6", 1, "", has_changed=True, reason="the switch changed during the run: b, then x")
+    found = verdicts([*STRAIGHT, HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), changed))])
+    verdict = found["h6", "nic=eth1"]
+    assert (verdict.verdict, verdict.kind, verdict.reason) == (INCONCLUSIVE, VerdictKind.CONTRADICTORY, changed.reason)
+    alone = HostLinks(host="h6", has_record=True, links=(changed,))
+    assert states(verdicts([*STRAIGHT, alone]))[INCONCLUSIVE] == ["h6 eth1"]
+    assert INCONCLUSIVE not in states(verdicts([*STRAIGHT, alone], h6="nic=eth1"))
+
+
+@pytest.mark.parametrize(("known", "silent", "is_named"), [(4, 2, True), (3, 2, False), (2, 1, True), (1, 1, False)])
+def test_host_without_any_switch_is_inconclusive_if_two_of_three_hosts_have_one(
+    known: int, silent: int, is_named: bool
+) -> None:
+    hosts = [host(number, "a", "b") for number in range(known)] + [
+        host(known + number, "", "") for number in range(silent)
+    ]
+    found = [item for item in verdicts(hosts).values() if item.verdict == INCONCLUSIVE]
+    assert len(found) == (2 * silent if is_named else 0)
+    if is_named:
+        text = f"{known} of {known + silent} hosts report a switch in this slot; here it was not read: no LLDP"
+        assert {item.reason for item in found} == {text}
+
+
+def test_ports_that_are_judged_otherwise_have_no_verdict() -> None:
+    hosts = [*STRAIGHT, host(6, "a", "x"), host(7, "", "")]
+    found = verdicts(hosts, h6="nic=eth1", h7="nic=eth0", h1="nic=eth0")
+    assert {("h6", "nic=eth1"), ("h7", "nic=eth0"), ("h1", "nic=eth0")}.isdisjoint(found)
+    assert {("h6", "nic=eth0"), ("h7", "nic=eth1"), ("h1", "nic=eth1")} <= found.keys()
+
+
+def test_only_the_fastest_ports_are_rails() -> None:
+    def with_management(number: int, switch: str) -> HostLinks:
+        name = f"h{number}"
+        ports = (link(name, 0, "a"), link(name, 1, "b"), link(name, 2, switch, is_fastest=False))
+        return HostLinks(host=name, has_record=True, links=ports)
+
+    found = verdicts([*[with_management(number, "m") for number in range(5)], with_management(5, "other")])
+    assert {scope for _, scope in found} == {"nic=eth0", "nic=eth1"}
+
+
+def racks(*switches: str) -> list[HostLinks]:
+    """Return one host for each rack switch, with both rails at it."""
+    return [host(number, switch, switch) for number, switch in enumerate(switches)]
+
+
+def test_host_without_peers_may_not_share_a_switch_between_rails_that_others_separate() -> None:
+    apart = [host(number, f"a{number}", f"b{number}") for number in range(2)]
+    found = verdicts([*apart, host(2, "x", "x")])
+    assert states(found)[FAIL] == ["h2 eth0", "h2 eth1"]
+    verdict = found["h2", "nic=eth0"]
+    assert verdict.detail == "at the same switch as NIC eth1; most hosts have different switches in these slots"
+    assert (verdict.limit, verdict.operator, verdict.kind) == (None, "", VerdictKind.PEERS)
+    assert states(verdicts([*apart, host(2, "x", "y")])) == {}
+    assert states(verdicts(racks("a", "b", "c"))) == {}
+    assert FAIL not in states(verdicts([apart[0], host(2, "x", "x")]))
+    assert FAIL not in states(verdicts([*apart, host(2, "x", "x"), host(3, "y", "y")]))
+
+
+def test_switches_that_were_not_read_are_not_shared() -> None:
+    apart = [host(number, f"a{number}", f"b{number}", f"c{number}") for number in range(3)]
+    unread = HostLinks(host="h9", has_record=True, links=(link("h9", 0, "x"), link("h9", 1, ""), link("h9", 2, "")))
+    assert FAIL not in states(verdicts([*apart, unread]))
