@@ -1,6 +1,6 @@
 """Test boundary conditions of the judge on one-figure plans.
 
-Each test exists because no other test failed when `make mutate` changed one expression of the judge.
+Most tests exist because no other test failed when `make mutate` changed one expression of the judge.
 """
 
 from __future__ import annotations

@@ -457,7 +457,7 @@ def test_serial_of_a_verdict_is_left_out_if_another_part_is_at_fault(part: str, 
     assert worst.serial == serial
 
 
-def test_host_that_is_not_planned_is_listed_first() -> None:
+def test_host_that_is_not_planned_precedes_planned_hosts_with_the_same_value() -> None:
     (judged,) = tally_of(verdict("h0"), verdict("new"), verdict("h2", 8.0)).judged()
     assert worst_hosts(judged) == ["h2", "new", "h0"]
 
