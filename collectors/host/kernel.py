@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from collectors.base import Absent, Family, host_family
-from collectors.files import Files
+from collectors.files import Files, nonempty
 from collectors.host.parsing import (
     firmware_text,
     interrupts,
@@ -82,6 +82,13 @@ def options(files: Files) -> Iterable[Family]:
         yield host_family(f"host.ulimit.{name}_unlimited", "1", text, is_unlimited, varies=True)
         value = Absent.unsupported("unlimited") if limit is None else limit
         yield host_family(f"host.ulimit.{name}", unit, f"{title} of this process", value, varies=True)
+
+
+def boot(files: Files) -> Iterable[Family]:
+    """Yield the ID of this boot. Hosts of a run with the same ID are one machine, such as containers."""
+    identity = files.read("proc/sys/kernel/random/boot_id", nonempty)
+    text = "Random ID of this boot; containers of one machine share it, virtual machines do not"
+    yield host_family("host.boot_id", "1", text, identity, varies=True)
 
 
 def firmware(files: Files) -> Iterable[Family]:

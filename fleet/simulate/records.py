@@ -47,6 +47,8 @@ TIMES = {"gpu.throttle.time": 133.3}
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 DURING_GANG = "during the gang launch"
 """Readings as during a launch; counters have their values after the host's own launch, so that they do not fall."""
+BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
+"""The reading that identifies the machine. The record whose readings are used does not have it."""
 UPTIME_S = 86_400.0
 """Uptime of each host when the plan was made."""
 START_S, STAGE_GAP_S = 12.0, 4.0
@@ -208,7 +210,9 @@ def _record(
                 "metrics": [
                     *_metrics(data, shape, readings_phase, at, loaded_s),
                     *(each for each in port_metrics(host, shape.devices) if _is_wanted(each["name"], shape.readings)),
-                    *((*cabling_metrics(shape.devices), *memory_module_metrics()) if phase != "during" else ()),
+                    *(
+                        (BOOT_ID, *cabling_metrics(shape.devices), *memory_module_metrics()) if phase != "during" else ()
+                    ),
                 ],
             }
             for stage, phase, readings_phase, at in _selected(snapshots, shape.readings)
@@ -383,9 +387,9 @@ def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
 def host_values(
     run: Mapping[str, str], host: str, number: int, devices: int, hosts_per_leaf: int = HOSTS_PER_LEAF
 ) -> dict[str, str]:
-    """Return the values of the placeholders for a host: run, name, identity of each GPU, cables and ports.
+    """Return the values of the placeholders for a host: run, name, identities of boot and GPUs, cables and ports.
 
-    The identities of GPUs are the same in every simulated run.
+    The identities are the same in every simulated run.
 
     Args:
         run: run id and nonce.
@@ -396,7 +400,8 @@ def host_values(
     """
     serials = {f"serial{gpu}": serial(number, gpu) for gpu in range(devices)}
     uuids = {f"uuid{gpu}": f"GPU-51400000-0000-4000-8000-{number:08x}{gpu:04x}" for gpu in range(devices)}
-    return {**run, **serials, **uuids, **cabling_values(number, hosts_per_leaf), **port_values(number), "host": host}
+    identity = {"host": host, "boot": f"51400000-0000-4000-8000-{number:012x}", **serials, **uuids}
+    return {**run, **identity, **cabling_values(number, hosts_per_leaf), **port_values(number)}
 
 
 def serial(number: int, gpu: int) -> str:

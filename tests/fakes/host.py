@@ -81,6 +81,7 @@ kind: nvidia.com/gpu
 
 FILES = {
     "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
+    "proc/sys/kernel/random/boot_id": "0d8f3e52-6b1c-4c57-9a3e-2f40c1d7b6a9\n",
     "proc/sys/kernel/tainted": "12289\n",  # proprietary module, out of tree, unsigned: usual with NVIDIA's driver
     "proc/sys/kernel/numa_balancing": "0\n",
     "proc/sys/vm/zone_reclaim_mode": "0\n",

@@ -108,6 +108,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
     assert {name: value for name, value in values.items() if "dimm" not in name} == {
         "host.memory.speed": 4_800_000_000,
         "host.memory.usable_share": 0.9841,
+        "host.boot_id": "0d8f3e52-6b1c-4c57-9a3e-2f40c1d7b6a9",
         "host.cpu.sockets": 2,
         "host.cpu.cores": 2,
         "host.cpu.threads": 4,
@@ -152,6 +153,8 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
         ({"sys/devices/system/cpu/cpu3/topology/thread_siblings_list": None,
           "sys/devices/system/cpu/cpu3/topology/physical_package_id": None}, {"host.cpu.threads": 3}),
         ({"proc/interrupts": " MCE:   1   1  1 1  Machine check exceptions\n"}, {"host.machine_checks": 4}),
+        ({"proc/sys/kernel/random/boot_id": None}, {"host.boot_id": Absent(
+            status="unsupported", reason="no /proc/sys/kernel/random/boot_id")}),
         ({"sys/class/dmi/id/product_serial": "To Be Filled By O.E.M.\n"},
          {"host.system.serial": Absent(
              status="unsupported",
