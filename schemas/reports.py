@@ -59,6 +59,8 @@ class VerdictKind:
     """Observed with this status, which gives the reason."""
     IN_USE = "in_use"
     """Not measured, because the host is in use."""
+    SHARED_MACHINE = "shared_machine"
+    """A speed was compared with a limit, and hosts of the run are one machine and were measured at the same time."""
     UNFINISHED = "unfinished"
     """A launch, a stage or a soak did not finish."""
     TOO_FEW_PEERS = "too_few_peers"
@@ -130,7 +132,8 @@ class Verdict:
     severity: str = ""
     """Severity of a failure: `critical` (not fit for use) or `warning` (inspect it). Empty if nothing failed."""
     user: str = ""
-    """The other run, job or process that uses the host, if the kind is `in_use`."""
+    """The other run, job or process that uses the host, if the kind is `in_use`; all hosts on the machine, if it is
+    `shared_machine`."""
     waiver: Waiver | None = None
     """The waiver that applies. The verdict stays the same, but no longer prevents acceptance."""
 

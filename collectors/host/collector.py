@@ -46,7 +46,14 @@ class HostCollector:
         for part in (memory.sizes, memory.errors, memory.nodes, kernel.health, kernel.modules, kernel.options):
             yield from part(files)
         if self._full_snapshot:
-            for part in (memory.modules, processor.topology, processor.clocks, kernel.boot, kernel.firmware, kernel.processes):
+            for part in (
+                memory.modules,
+                processor.topology,
+                processor.clocks,
+                kernel.boot,
+                kernel.firmware,
+                kernel.processes,
+            ):
                 yield from part(files)
             yield from memory_modules(files, virtual)
         gpus = self._bus.count(GPU)

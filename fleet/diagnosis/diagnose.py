@@ -96,11 +96,10 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
         shown: dict[object, _PartProblem] = {}
         for verdict in remaining:
             if problem.is_shown_by(verdict):
-                key = (
-                    verdict.part_scope,
-                    verdict.name if problem.id in _ONE_PER_READING else verdict.params.get(LINK_PARAM),
+                part = HOST if problem.is_of_host else verdict.part_scope
+                item = shown.setdefault(
+                    (part, _distinction(problem, verdict)), _PartProblem(problem=problem, host=verdict.host, part=part)
                 )
-                item = shown.setdefault(key, _PartProblem(problem=problem, host=verdict.host, part=verdict.part_scope))
                 item.shown.append(verdict)
         taken = {id(verdict) for item in shown.values() for verdict in item.shown}
         remaining = [verdict for verdict in remaining if id(verdict) not in taken]
@@ -112,6 +111,13 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
             remaining = [verdict for verdict in remaining if id(verdict) not in ids]
         problems += shown.values()
     return problems, remaining
+
+
+def _distinction(problem: Problem, verdict: Verdict) -> object:
+    """Return what else than the part distinguishes two problems of the same kind on a host."""
+    if problem.is_of_host:
+        return verdict.user
+    return verdict.name if problem.id in _ONE_PER_READING else verdict.params.get(LINK_PARAM)
 
 
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
@@ -264,7 +270,8 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
     for index, item in enumerate(problems):
         content = _shared_content(item)
         problem = item.problem.id if item.problem else ""
-        key = (problem, item.first.name, item.first.criterion, item.first.waiver, *content) if content else index
+        figure = () if item.problem and item.problem.is_of_host else (item.first.name, item.first.criterion)
+        key = (problem, item.first.waiver, *figure, *content) if content else index
         groups.setdefault(key, []).append(item)
     return list(groups.values())
 
@@ -276,6 +283,8 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     If whole hosts fail the same criterion on a figure, they share a cause even if the values differ.
     """
     first = item.first
+    if item.problem and item.problem.is_of_host:
+        return (first.kind, first.user)
     if item.problem and item.problem.is_joint:
         return (first.kind, first.detail)
     if LINK_PARAM in first.params:
@@ -305,7 +314,7 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
         hosts=tuple(dict.fromkeys(other.host for other in group)),
         part=item.part,
         parts=tuple(dict.fromkeys(_cause_part(other) for other in group)),
-        serial=first.serial,
+        serial="" if item.problem and item.problem.is_of_host else first.serial,
         action=lead.action,
         severity=CRITICAL if any(verdict.severity == CRITICAL for verdict in failing) else lead.severity,
         confidence=item.problem.confidence if item.problem else (CERTAIN if failing else UNKNOWN),
@@ -315,7 +324,8 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
 
 
 def _cause_part(item: _PartProblem) -> CausePart:
-    return CausePart(host=item.host, scope=item.part or HOST, serial=item.first.serial, cable=item.cable)
+    serial = "" if item.problem and item.problem.is_of_host else item.first.serial
+    return CausePart(host=item.host, scope=item.part or HOST, serial=serial, cable=item.cable)
 
 
 def _predicate(item: _PartProblem) -> str:

@@ -190,6 +190,11 @@ HANDLING = {
         "Move the cable to the switch port that the cause names. No part is faulty; the host may stay on.",
         "check the label of the cable, and the row of the manifest if it lists this link.",
     ),
+    ("shared-machine", "configure", ""): Handling(
+        "Give the machine to one host of the inventory, with all of its GPUs, and measure it again. The slow parts may be "
+        "healthy.",
+        "measure the hosts of the machine one at a time (--limit): a part that is slow then is faulty.",
+    ),
     ("identity", "inspect_hardware", ""): Handling(
         "Compare the label of each part with the serial in the report.",
         "contact the vendor of the parts.",

@@ -93,6 +93,8 @@ class Problem:
     confidence: str = CERTAIN
     is_joint: bool = False
     """Whether several parts have the problem with each other, so that the title does not say `each`."""
+    is_of_host: bool = False
+    """Whether the host has the problem, and not the parts of the verdicts that show it."""
 
     def is_shown_by(self, verdict: Verdict) -> bool:
         """Return whether the verdict shows this problem."""
@@ -392,6 +394,15 @@ PROBLEMS = (
         explains_host=_NETWORK,
         stops=True,
         confidence=LIKELY,
+    ),
+    # Before all problems of slow parts: the parts may be healthy.
+    Problem(
+        id="shared-machine",
+        title=words.shared_machine,
+        shown_by=_ALL,
+        kinds=(VerdictKind.SHARED_MACHINE,),
+        explains_host=("collective.*.busbw", "collective.*latency", "pairs.bandwidth", "pairs.latency"),
+        is_of_host=True,
     ),
     Problem(
         id="slow-path",

@@ -405,6 +405,11 @@ def in_use(shown: Sequence[Verdict]) -> str:
     return f"is in use by {shown[0].user or 'other processes'}"
 
 
+def shared_machine(shown: Sequence[Verdict]) -> str:
+    """Return that other hosts used the machine, and how far the first figure misses its limit."""
+    return f"was measured while other hosts used the same machine: {slow(shown).removeprefix('is slow: ')}"
+
+
 def no_record(shown: Sequence[Verdict]) -> str:
     """Return that a host has no usable record."""
     return "left no usable record"

@@ -10,6 +10,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.link_faults import LinkFaults
 from fleet.judge.missing import SlotMap
 from fleet.judge.nvlink_domains import NvlinkDomains
+from fleet.judge.one_machine import Machines
 from fleet.judge.outliers import FleetFigures
 from fleet.judge.paths import NormalPaths
 from fleet.judge.reading_support import ReadingSupport
@@ -33,6 +34,7 @@ class FleetStats:
         self.duplicates = DuplicateSerials()
         self.slots = SlotMap()
         self.domains = NvlinkDomains()
+        self.machines = Machines()
         self.link_faults = LinkFaults()
         self.paths = NormalPaths()
         self.support = ReadingSupport()
@@ -42,10 +44,11 @@ class FleetStats:
         """The network ports of each host."""
 
     def add_identities(self, view: HostView) -> None:
-        """Add what must be counted on every host: parts, slots, NVLink domain, links, digests, and supported readings."""
+        """Add what must be counted on every host: parts, slots, NVLink domain, machine, links, digests, supported readings."""
         self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
         self.slots.add(view)
         self.domains.add(view)
+        self.machines.add(view)
         self.link_faults.add(view)
         self.support.add(view)
         if view.has_record:
@@ -71,6 +74,7 @@ class FleetStats:
         self.duplicates.update(other.duplicates)
         self.slots.update(other.slots)
         self.domains.update(other.domains)
+        self.machines.update(other.machines)
         self.link_faults.update(other.link_faults)
         self.paths.update(other.paths)
         self.support.update(other.support)

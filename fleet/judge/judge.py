@@ -37,6 +37,7 @@ from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing_gpus
 from fleet.judge.modules import with_module
 from fleet.judge.node_coverage import silent_nodes
+from fleet.judge.one_machine import with_one_machine
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_slow_path
 from fleet.judge.port_coverage import silent_pairs, silent_ports
@@ -108,12 +109,15 @@ def judge_hosts(
     with_record = [view for view in views if view.has_record]
     evidence = {view.host.name: view.evidence for view in views}
     pair_verdicts = judge_gangs(with_record, verdicts)
-    return [
+    of_gangs = [
         *attribute_pair_failures(verdicts, pair_verdicts, views),
         *judge_digests(with_record, stats.planned, stats.digests),
         *judge_domains(with_record, stats.domains),
         *pair_verdicts,
         *silent_pairs(with_record),
+    ]
+    return [
+        *with_one_machine(views, of_gangs, stats.machines),
         *duplicate_identities(evidence, stats.duplicates),
         *expectations.partitioned_gangs(plan, evidence),
         *expectations.contradictory_members(plan, evidence),

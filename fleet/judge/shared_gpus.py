@@ -12,6 +12,8 @@ from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope
 
 _PROCESSES = "gpu.processes"
+NO_SPEEDS = (".accuracy", ".mtu")
+"""Ends of the names of figures with a least value that no other process lowers: a result, and a setting."""
 
 
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
@@ -20,7 +22,7 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
     They used the GPU if it had compute processes outside of the launches of the run. A figure of the whole host counts as one of
     all its GPUs.
     """
-    if not view.host.share_gpus or verdict.verdict != FAIL or not _is_speed(verdict):
+    if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
         return verdict
     labels = Scope.parse(verdict.scope).labels
     named = {f"gpu={labels[kind]}" for kind in ("gpu", "peer") if kind in labels}
@@ -32,11 +34,11 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
     return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail, action="configure")
 
 
-def _is_speed(verdict: Verdict) -> bool:
-    """Return whether the limit is a least rate or a longest time, which another process can miss without a fault."""
-    return from_benchmark(verdict.name) and (
-        verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")
-    )
+def is_speed(verdict: Verdict) -> bool:
+    """Return whether the limit is a least rate or a longest time, which a healthy part misses if another process is at work."""
+    if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
+        return False
+    return verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")
 
 
 def _used_gpus(view: HostView) -> Iterator[str]:

@@ -119,6 +119,7 @@ def fleet_report(
         wiring=wiring.summary,
         diff=diff,
         replaced=replaced,
+        machines=stats.machines.shared(),
         version_caveats=tuple(vulnerability_lines(plan, versions, vulnerable, context.advisories)),
         compared={
             item.name.split(".")[0]

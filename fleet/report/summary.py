@@ -44,7 +44,7 @@ STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
 UNCOMPARED = "NOT COMPARED (the fleet's median needs three GPUs, or three hosts, of a model)"
 _SUMMARY_LINES = 20
-MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH = 10, 30, 40
+MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH, MAX_MACHINES = 10, 30, 40, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,8 @@ class SummaryInput:
     """Shipped criteria that packs of the operator replaced."""
     version_caveats: Sequence[SummaryLine] = ()
     """Versions with published vulnerabilities."""
+    machines: Sequence[Sequence[str]] = ()
+    """The hosts of each machine that has several."""
     compared: Collection[str] = ()
     """Benchmarks with figures that a criterion compares with the fleet."""
 
@@ -104,6 +106,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += unjudged_digests(plan, hosts, summary.facts)
     lines += uncompared_hosts(plan, hosts)
     lines += allowances(plan.hosts)
+    lines += [] if plan.rehearsal else shared_machines(summary.machines)
     lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
@@ -132,6 +135,16 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
     if without_count := [host.name for host in hosts if host.count_found]:
         text = f"the inventory does not give the number of GPUs, so the detected number is expected on {_names(without_count, 5)}"
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(without_count)})
+
+
+def shared_machines(machines: Sequence[Sequence[str]]) -> Iterator[SummaryLine]:
+    """Yield a caveat if hosts of the run are one machine; `machines` are the hosts of each machine that has several."""
+    if machines:
+        more = f"; {counted(len(machines) - MAX_MACHINES, 'more machine')}" if len(machines) > MAX_MACHINES else ""
+        groups = "; ".join(f"{_names(hosts, MAX_GANG_NAMES)} share the machine" for hosts in machines[:MAX_MACHINES])
+        text = f"{groups}{more} (the same host.boot_id)"
+        values = {"hosts": len({host for hosts in machines for host in hosts})}
+        yield SummaryLine(kind=LineKind.CAVEAT, title="Hosts on one machine", text=text, values=values)
 
 
 def _names(names: Sequence[str], most: int) -> str:

@@ -211,7 +211,9 @@ def _record(
                     *_metrics(data, shape, readings_phase, at, loaded_s),
                     *(each for each in port_metrics(host, shape.devices) if _is_wanted(each["name"], shape.readings)),
                     *(
-                        (BOOT_ID, *cabling_metrics(shape.devices), *memory_module_metrics()) if phase != "during" else ()
+                        (BOOT_ID, *cabling_metrics(shape.devices), *memory_module_metrics())
+                        if phase != "during"
+                        else ()
                     ),
                 ],
             }

@@ -93,6 +93,9 @@ class Benchmark:
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Setting -> all allowed elements, if its default does not have all of them. An empty default needs it."""
+    gpu_bound: bool = False
+    """Whether its rates depend on the GPU alone. Those of all others also depend on what processes on the GPUs of one machine
+    share: processors, host memory, PCIe, disks and network."""
     needs_peers: bool = False
     """Whether it measures between ranks, so that it is not planned for a single rank."""
     needs_group: bool = False

@@ -51,6 +51,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         cpu_settings={"dtypes": ["fp32", "bf16"], "size": 512},
         cost_s=0.5,
         costs=[Cost(seconds=0.15, timed=["seconds"], over=["dtypes"])],
+        gpu_bound=True,
         parts=["compute"],
     ),
     "gemm_shapes": Benchmark(
@@ -74,6 +75,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         cpu_settings={"dtypes": ["fp32"], "shapes": [*_SMALL_SHAPES]},
         cost_s=0.1,
         costs=[Cost(seconds=0.06, over=["dtypes", "shapes"])],  # the median is precise long before `seconds` are spent
+        gpu_bound=True,
         parts=["compute"],
     ),
     "kernel_launch": Benchmark(
@@ -108,6 +110,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         cpu_settings={"size_bytes": 1 << 24},
         cost_s=0.2,
         costs=[Cost(seconds=0.12, over=["ops"])],
+        gpu_bound=True,
         parts=["GPU memory"],
     ),
     "host_copy": Benchmark(
@@ -228,6 +231,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         cpu_settings={"most_bytes": 1 << 26},
         cost_s=1.2,
         costs=[Cost(seconds=0.23, over=["patterns"]), Cost(timed=["seconds"])],
+        gpu_bound=True,
         parts=["GPU memory"],
     ),
     "stress": Benchmark(
@@ -273,6 +277,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         cpu_settings={"dtypes": ["fp32"], "size": 256, "seconds": 1.0, "settle_seconds": 0.2},
         cost_s=0.8,
         costs=[Cost(timed=["seconds", "settle_seconds"], over=["dtypes"])],
+        gpu_bound=True,
         parts=["compute", "power", "cooling"],
     ),
     "pulse": Benchmark(

@@ -1,0 +1,159 @@
+"""Attribute slow figures to hosts of the inventory that are one machine and were measured at the same time.
+
+Containers of one machine, and several hosts with `ansible_connection: local`, share its processors, host memory, PCIe, disks and
+network. If they are measured at the same time, each is slow although all parts are healthy. They have the same `host.boot_id`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fleet.judge.drift import DRIFT
+from fleet.judge.host_view import HostView
+from fleet.judge.shared_gpus import is_speed
+from schemas.catalogue import BENCHMARKS
+from schemas.reports import FAIL, Verdict, VerdictKind
+from schemas.scopes import HOST
+from schemas.stages import SOAK
+from schemas.times import epoch_seconds
+
+BOOT_ID = "host.boot_id"
+MAX_NAMES = 8
+"""Number of hosts that a text names: a machine with more hosts than GPUs is rare, and most have eight GPUs."""
+
+
+class _Span(NamedTuple):
+    """A launch or a soak of a host."""
+
+    stage: str
+    began: float
+    ended: float
+    """Both in seconds since 1970."""
+    is_judged: bool
+    """Whether its figures are judged. A probe, and a launch that a later one replaced, are not."""
+
+
+class Machines:
+    """The hosts with a record by the boot ID that they report, and when each was measured.
+
+    Those of different hosts can be merged in any order.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[str, dict[str, tuple[_Span, ...]]] = {}
+        """Boot ID -> host -> its launches and soaks."""
+
+    def add(self, view: HostView) -> None:
+        """Add a host. A host that rebooted during the run has several boot IDs."""
+        for boot in _boot_ids(view):
+            self._spans.setdefault(boot, {})[view.host.name] = tuple(_spans(view))
+
+    def update(self, other: Machines) -> None:
+        """Add other hosts."""
+        for boot, hosts in other._spans.items():
+            self._spans.setdefault(boot, {}).update(hosts)
+
+    def shared(self) -> list[tuple[str, ...]]:
+        """Return the hosts of each machine that has several."""
+        machines = {tuple(sorted(hosts, key=_natural)) for hosts in self._spans.values() if len(hosts) > 1}
+        return sorted(machines, key=lambda hosts: list(map(_natural, hosts)))
+
+    def measured_together(self, view: HostView, stage: str) -> tuple[str, ...]:
+        """Return the host, and those on the same machine that were measured during its stage; empty if there are none."""
+        name = view.host.name
+        others = {
+            other
+            for hosts in map(self._spans.get, _boot_ids(view))
+            for other, spans in (hosts or {}).items()
+            if other != name and any(_overlap(own, span) for own in _judged(view, stage) for span in spans)
+        }
+        return tuple(sorted({name, *others}, key=_natural)) if others else ()
+
+
+def with_one_machine(views: Iterable[HostView], verdicts: Sequence[Verdict], machines: Machines) -> list[Verdict]:
+    """Return the verdicts. A speed that fails because hosts are one machine gets the action to measure one of them alone.
+
+    It stays a failure of its part. The speed of a benchmark that depends on the GPU alone (`Benchmark.gpu_bound`) is not changed,
+    nor is a figure of a rehearsal, whose hosts may be one machine.
+    """
+    together: dict[tuple[str, str], tuple[str, ...]] = {}
+    by_name = {view.host.name: view for view in views}
+    result = []
+    for verdict in verdicts:
+        view = by_name.get(verdict.host)
+        if view and verdict.verdict == FAIL and not view.plan.rehearsal and _depends_on_host(verdict):
+            key = verdict.host, verdict.stage
+            if key not in together:
+                together[key] = machines.measured_together(view, verdict.stage)
+            verdict = _annotated(verdict, together[key])
+        result.append(verdict)
+    return result
+
+
+def _annotated(verdict: Verdict, hosts: Sequence[str]) -> Verdict:
+    if not hosts:
+        return verdict
+    names = name_hosts(hosts)
+    text = (
+        f"{names} are the same machine and were measured at the same time: give the machine to one host of the inventory, "
+        "and measure again"
+    )
+    detail = "; ".join(filter(None, (text, verdict.detail)))
+    reason = f"{verdict.reason}; {text}"
+    return replace(
+        verdict, reason=reason, detail=detail, action="configure", kind=VerdictKind.SHARED_MACHINE, user=names
+    )
+
+
+def name_hosts(hosts: Sequence[str]) -> str:
+    """Return the names of several hosts: `h1, h2 and h3`; of many hosts the first, and the number of the others."""
+    if len(hosts) > MAX_NAMES:
+        return f"{', '.join(hosts[:MAX_NAMES])} and {len(hosts) - MAX_NAMES} more"
+    return f"{', '.join(hosts[:-1])} and {hosts[-1]}"
+
+
+def _depends_on_host(verdict: Verdict) -> bool:
+    """Return whether the figure is a speed that depends on what the hosts of one machine share."""
+    first, _, rest = verdict.name.partition(".")
+    benchmark = BENCHMARKS.get(rest.partition(".")[0] if first == DRIFT else first)
+    return is_speed(verdict) and not (benchmark and benchmark.gpu_bound)
+
+
+def _boot_ids(view: HostView) -> dict[str, None]:
+    """Return the boot IDs that the host reported, in the order of time."""
+    values = (metric.values.get(HOST) for _, metric in view.observations.metrics.get(BOOT_ID, ()))
+    return dict.fromkeys(value for value in values if isinstance(value, str) and value)
+
+
+def _spans(view: HostView) -> Iterator[_Span]:
+    """Yield the launches and soaks of a host. A time that cannot be read is reported elsewhere."""
+    for launch in view.evidence.launches():
+        if (began := _seconds(launch.began)) is not None:
+            yield _Span(launch.stage, began, began + launch.duration_s, not launch.observations)
+    for soak in (record.soak for record in view.evidence.records):
+        if soak and (began := _seconds(soak.began)) is not None:
+            yield _Span(SOAK, began, _seconds(soak.ended) or began + soak.soaked_s, True)
+
+
+def _judged(view: HostView, stage: str) -> list[_Span]:
+    return [span for span in _spans(view) if span.stage == stage and span.is_judged]
+
+
+def _overlap(one: _Span, other: _Span) -> bool:
+    """Return whether two spans have a time in common. They have the same clock: that of the machine."""
+    return one.began < other.ended and other.began < one.ended
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return epoch_seconds(text)
+    except ValueError:
+        return None
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key by which h2 comes before h10."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
