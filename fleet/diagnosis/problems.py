@@ -401,7 +401,6 @@ PROBLEMS = (
         title=words.shared_machine,
         shown_by=_ALL,
         kinds=(VerdictKind.SHARED_MACHINE,),
-        explains_host=("collective.*.busbw", "collective.*latency", "pairs.bandwidth", "pairs.latency"),
         is_of_host=True,
     ),
     Problem(

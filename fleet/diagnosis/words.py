@@ -406,8 +406,8 @@ def in_use(shown: Sequence[Verdict]) -> str:
 
 
 def shared_machine(shown: Sequence[Verdict]) -> str:
-    """Return that other hosts used the machine, and how far the first figure misses its limit."""
-    return f"was measured while other hosts used the same machine: {slow(shown).removeprefix('is slow: ')}"
+    """Return that several hosts shared one machine, and how far the first figure misses its limit."""
+    return f"was measured while several hosts shared one machine: {slow(shown).removeprefix('is slow: ')}"
 
 
 def no_record(shown: Sequence[Verdict]) -> str:

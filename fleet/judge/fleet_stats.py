@@ -84,3 +84,4 @@ class FleetStats:
     def complete(self) -> None:
         """Derive what needs the statistics of all hosts."""
         self.paths.find_normal_paths(self.figures)
+        self.machines.complete()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from fleet.judge.drift import DRIFT
@@ -16,7 +17,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.shared_gpus import is_speed
 from schemas.catalogue import BENCHMARKS
 from schemas.reports import FAIL, Verdict, VerdictKind
-from schemas.scopes import HOST
+from schemas.scopes import HOST, Scope
 from schemas.stages import SOAK
 from schemas.times import epoch_seconds
 
@@ -56,13 +57,17 @@ class Machines:
         for boot, hosts in other._spans.items():
             self._spans.setdefault(boot, {}).update(hosts)
 
+    def complete(self) -> None:
+        """Forget the hosts that are alone on their machine: a large fleet has many. Call it after the last merge."""
+        self._spans = {boot: hosts for boot, hosts in self._spans.items() if len(hosts) > 1}
+
     def shared(self) -> list[tuple[str, ...]]:
         """Return the hosts of each machine that has several."""
         machines = {tuple(sorted(hosts, key=_natural)) for hosts in self._spans.values() if len(hosts) > 1}
         return sorted(machines, key=lambda hosts: list(map(_natural, hosts)))
 
     def measured_together(self, view: HostView, stage: str) -> tuple[str, ...]:
-        """Return the host, and those on the same machine that were measured during its stage; empty if there are none."""
+        """Return the host, and those on its machine that were measured at the time of its stage; empty if there are none."""
         name = view.host.name
         others = {
             other
@@ -73,22 +78,35 @@ class Machines:
         return tuple(sorted({name, *others}, key=_natural)) if others else ()
 
 
-def with_one_machine(views: Iterable[HostView], verdicts: Sequence[Verdict], machines: Machines) -> list[Verdict]:
+def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
     """Return the verdicts. A speed that fails because hosts are one machine gets the action to measure one of them alone.
 
     It stays a failure of its part. The speed of a benchmark that depends on the GPU alone (`Benchmark.gpu_bound`) is not changed,
     nor is a figure of a rehearsal, whose hosts may be one machine.
+
+    Args:
+        views: hosts of whole gangs. A figure of a gang depends on all hosts of the gang.
+        verdicts: all verdicts on these hosts.
+        machines: the machines of the whole run.
     """
-    together: dict[tuple[str, str], tuple[str, ...]] = {}
-    by_name = {view.host.name: view for view in views}
+    by_name = {view.host.name: view for view in views if not view.plan.rehearsal}
+
+    @cache
+    def of_host(host: str, stage: str) -> tuple[str, ...]:
+        return machines.measured_together(by_name[host], stage)
+
+    @cache
+    def of_gang(gang: str, stage: str) -> tuple[str, ...]:
+        members = (name for name, view in by_name.items() if view.host.gang == gang)
+        return next(filter(None, (of_host(member, stage) for member in members)), ())
+
     result = []
     for verdict in verdicts:
-        view = by_name.get(verdict.host)
-        if view and verdict.verdict == FAIL and not view.plan.rehearsal and _depends_on_host(verdict):
-            key = verdict.host, verdict.stage
-            if key not in together:
-                together[key] = machines.measured_together(view, verdict.stage)
-            verdict = _annotated(verdict, together[key])
+        if verdict.verdict == FAIL and verdict.host in by_name and _depends_on_host(verdict):
+            hosts = of_host(verdict.host, verdict.stage)
+            if not hosts and Scope.parse(verdict.scope).is_gang:
+                hosts = of_gang(by_name[verdict.host].host.gang, verdict.stage)
+            verdict = _annotated(verdict, hosts)
         result.append(verdict)
     return result
 

@@ -33,6 +33,7 @@ DOCUMENTATION = """
     description:
       - Writes failed, unreachable and completed hosts to C(events.jsonl) in the run directory, for the report.
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
+      - Warns of hosts of the inventory that are one machine, after the preflight checks.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
       - Prints how to resume and how to stop the run if the playbook ends before its last task, for example after Ctrl-C.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
@@ -53,6 +54,11 @@ DOCUMENTATION = """
 
 RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
 """Facts that the roles `plan` and `monitoring` set."""
+REHEARSAL = "_rackproof_rehearsal"
+"""Fact that the role `plan` sets: the hosts may be one machine."""
+PREFLIGHT = "_rackproof_preflight"
+"""Variable of the role `preflight` with the output of its probe, which has the boot ID of the host."""
+MAX_NAMES = 8
 SET_FACT = ("set_fact", "ansible.builtin.set_fact", "ansible.legacy.set_fact")
 WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage that the task waits for."""
@@ -180,6 +186,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._progress = ProgressWriter(self._display.warning)
         self._directory: Path | None = None
         self._targets: Path | None = None
+        self._machines: dict[str, set[str]] = {}
+        """Boot ID -> hosts that reported it to the preflight checks."""
+        self._is_rehearsal = False
         self._play_name = ""
         self._play_command = self._last_command = ""
         self._passed_hosts: set[str] = set()
@@ -247,6 +256,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._passed_hosts.add(host)
         if result.task.action in SET_FACT:  # a module of a host may return facts of the same names
             self._read_facts(result.result.get("ansible_facts") or {})
+        if result.task.register == PREFLIGHT and (boot := _boot_id(result.result.get("stdout"))):
+            self._machines.setdefault(boot, set()).add(host)
         if not result.task.run_once:
             rc = result.result.get("rc")
             is_wait = bool(result.task.get_vars().get(WAITS_FOR)) and isinstance(rc, int)
@@ -312,7 +323,19 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             return f"nothing was done: {options} selects no task of this playbook: the tags are {', '.join(TAGS)}"
         return ""
 
+    def _warn_of_shared_machines(self) -> None:
+        """Warn of the hosts that are one machine, once for each machine."""
+        for hosts in filter(lambda hosts: len(hosts) > 1 and not self._is_rehearsal, self._machines.values()):
+            names = sorted(hosts)
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            self._display.warning(
+                f"{', '.join(names[:MAX_NAMES])}{more} are the same machine (they have the same boot ID): measured at the same "
+                "time, healthy parts are slow; give the machine to one host of the inventory"
+            )
+        self._machines.clear()
+
     def _read_facts(self, facts: Json) -> None:
+        self._is_rehearsal |= facts.get(REHEARSAL) is True
         if facts.get(RUN_DIR) and self._directory is None:
             self._directory = Path(facts[RUN_DIR]).absolute()
             self._open_logs(self._directory)
@@ -327,6 +350,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def _finish_play(self) -> None:
         """Record the hosts that completed the play, so that their failures in earlier attempts no longer count."""
+        self._warn_of_shared_machines()
         if passed := sorted(self._passed_hosts - self._failed_hosts):
             self._failures.write({"play": self._play_name, "what": "passed", "hosts": passed})
         self._passed_hosts, self._failed_hosts = set(), set()
@@ -360,6 +384,16 @@ def _interruption_hint(run_id: str) -> str:
         "interrupted: stages that were started continue on the hosts. To resume the run, repeat the command with "
         f"-e rackproof_run_id={run_id}. To stop its stages: {stop}"
     )
+
+
+def _boot_id(output: Any) -> str:
+    """Return the boot ID in the output of the preflight checks; empty without one. A hostile host may print anything."""
+    try:
+        facts = json.loads(output)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    boot = facts.get("boot_id") if isinstance(facts, dict) else None
+    return boot if isinstance(boot, str) else ""
 
 
 def _message_of(outcome: Json) -> str:

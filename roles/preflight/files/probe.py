@@ -16,6 +16,8 @@ import time
 
 NETWORK = "/sys/class/net"
 INFINIBAND = "/sys/class/infiniband"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""The callback plugin warns of hosts with the same boot ID: they are one machine."""
 NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Variables that make a healthy GPU look slow."""
@@ -257,7 +259,7 @@ def main():
     parser.add_argument("--problem", action="append", default=[], help="a problem that the control node found")
     reasons = list(problems(parser.parse_args()))
     writable = [path for path in ("/run/systemd/system", "/dev/kmsg") if os.access(path, os.W_OK)]
-    print(json.dumps({"writable": writable}))
+    print(json.dumps({"writable": writable, "boot_id": content(BOOT_ID)}))
     print("; ".join(reasons), file=sys.stderr)
     return 1 if reasons else 0
 

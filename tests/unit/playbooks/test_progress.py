@@ -85,6 +85,33 @@ def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Pa
     assert of_task["Fail"] == {("skipped", "h1"), ("failed", "h2")}
 
 
+@pytest.mark.parametrize(
+    ("outputs", "rehearsal", "warned"),
+    [
+        (({"boot_id": "A"}, {"boot_id": "A"}), False, True),
+        (({"boot_id": "A"}, {"boot_id": "B"}), False, False),
+        (({"boot_id": 1}, {"boot_id": 1}), False, False),
+        (({"boot_id": "A"}, {"boot_id": "A"}), True, False),
+    ],
+    ids=["one machine", "two machines", "not a text", "a rehearsal"],
+)
+def test_hosts_that_are_one_machine_are_warned_of(
+    tmp_path: Path, run_dir: Path, outputs: tuple[Any, Any], rehearsal: bool, warned: bool
+) -> None:
+    facts = {"ansible.builtin.set_fact": {"_rackproof_rehearsal": rehearsal}}
+    for host, output in zip(("h1", "h2"), outputs, strict=True):
+        (tmp_path / host).write_text(json.dumps(output))
+    probe = {
+        "name": "Probe",
+        "ansible.builtin.command": {"argv": ["cat", f"{tmp_path}/{{{{ inventory_hostname }}}}"]},
+        "register": "_rackproof_preflight",
+    }
+    done = play(playbook_of_tasks(tmp_path, run_dir, facts, probe), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = " ".join((done.stdout + done.stderr).split())
+    assert ("h1, h2 are the same machine (they have the same boot ID)" in text) == warned
+
+
 def test_error_after_many_warnings_of_pip_is_recorded(tmp_path: Path, run_dir: Path) -> None:
     warnings = f"WARNING: Retrying (Retry(total=4)) after connection broken by {'x' * 400}\n" * 5
     error = "ERROR: No matching distribution found for bcrypt<6,>=4.1"

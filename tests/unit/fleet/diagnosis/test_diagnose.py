@@ -395,6 +395,34 @@ def test_waived_failure_does_not_explain_an_unwaived_one() -> None:
     assert (open_cause.problem, open_cause.waiver, waived.waiver) == ("slow-compute", None, WAIVER)
 
 
+def test_hosts_on_one_machine_have_one_cause_that_blames_no_part() -> None:
+    def slow(
+        host: str, name: str, scope: str, machine: str = "a, b and c", value: float = 5.0, **fields: Any
+    ) -> Verdict:
+        verdict = failed(name, scope, value=value, limit=10.0, operator="ge", unit="B/s", action="configure")
+        return replace(verdict, host=host, serial="s", kind=VerdictKind.SHARED_MACHINE, user=machine, **fields)
+
+    verdicts = [
+        slow("a", "host_copy.bandwidth", "gpu=0", value=4.0, detail="they are one machine"),
+        slow("a", "host_memory.bandwidth", "numa=0"),
+        slow("b", "host_compute.throughput", "host"),
+        slow("c", "collective.all_reduce.busbw", "gang=g", stage="gang"),
+        slow("d", "host_copy.bandwidth", "gpu=0", "d and e"),
+    ]
+    first, second = diagnose(verdicts, {"g": ("a", "b", "c")})
+    assert (first.problem, first.hosts, first.part, first.serial) == ("shared-machine", ("a", "b", "c"), "host", "")
+    assert first.title.startswith("3 hosts (a, b, c): each was measured while several hosts shared one machine: ")
+    assert "(60 % off)" in first.title
+    assert first.why == "they are one machine"
+    assert {(part.scope, part.serial) for part in first.parts} == {("host", "")}
+    assert len(first.verdicts) == 4
+    assert (second.hosts, second.title.split(":")[0]) == (
+        ("d",),
+        "d was measured while several hosts shared one machine",
+    )
+    assert "one host of the inventory" in handling(first).now
+
+
 @pytest.mark.parametrize(
     "name", ["gpu.vbios_version", "host.cpu.count", "infiniband.link_downed", "storage.nvme.spare"]
 )

@@ -64,6 +64,7 @@ def annotated(verdict: Verdict, *views: HostView) -> Verdict:
         part = Machines()
         part.add(each)
         machines.update(part)
+    machines.complete()
     (result,) = with_one_machine(views, [verdict], machines)
     return result
 
@@ -193,6 +194,30 @@ def test_soak_is_one_measurement(ended: str, began_s: float, expected: bool) -> 
     assert is_annotated(slow(host="h2"), *views) == expected
 
 
+@pytest.mark.parametrize(
+    ("host", "boots", "fields", "hosts"),
+    [
+        ("h10", ("A", "A", "B"), {"scope": "gang=all"}, "h1 and h2"),
+        ("h1", ("A", "A", "B"), {"scope": "gang=all"}, "h1 and h2"),
+        ("h10", ("A", "A", "B"), {}, None),
+        ("h10", ("A", "B", "C"), {"scope": "gang=all"}, None),
+        ("h10", ("A", "A", "B"), {"scope": "gang=all", "stage": "soak"}, None),
+        ("h10", ("A", "A", "B"), {"scope": "gang=all", "unit": "1", "operator": "le"}, None),
+    ],
+    ids=["figure of the gang", "on the machine", "figure of the host", "three machines", "another stage", "a result"],
+)
+def test_figure_of_a_gang_depends_on_all_of_its_hosts(
+    host: str, boots: Sequence[str], fields: Mapping[str, Any], hosts: str | None
+) -> None:
+    plan = one_figure_plan("h1", "h2", "h10", rackproof_gang="all")
+    views = [
+        view(name, boot, launch(0, 10, "gang"), plan=plan)
+        for name, boot in zip(("h1", "h2", "h10"), boots, strict=True)
+    ]
+    verdict = slow("collective.all_reduce.busbw", host=host, **{"stage": "gang", **fields})
+    assert annotated(verdict, *views).user == (hosts or "")
+
+
 def test_hosts_of_a_rehearsal_may_be_one_machine() -> None:
     plan = replace(PLAN, rehearsal=True)
     assert not is_annotated(slow(), view("h1", plan=plan), view("h2", plan=plan))
@@ -274,7 +299,7 @@ def test_slow_copies_and_data_loading_are_one_cause_that_blames_no_part() -> Non
     assert {verdict.action for verdict in failures(result)} == {"configure"}
     (cause,) = result.causes
     assert (cause.problem, cause.part, cause.serial, cause.action) == ("shared-machine", "host", "", "configure")
-    assert cause.title.startswith(f"{HOSTS[0]} was measured while other hosts used the same machine: ")
+    assert cause.title.startswith(f"{HOSTS[0]} was measured while several hosts shared one machine: ")
     assert cause.why.startswith(TOGETHER)
     assert len(cause.verdicts) == len(failures(result))
 

@@ -66,8 +66,19 @@ def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> 
         {"operator": "eq"},
         {"operator": "le", "unit": "1"},
         {"name": "gpu.power"},
+        {"name": "fashion_mnist.accuracy", "unit": "1"},
+        {"name": "verbs.mtu", "unit": "B"},
     ],
-    ids=["other GPU", "passes", "inconclusive", "a result", "a ceiling of a count", "a reading"],
+    ids=[
+        "other GPU",
+        "passes",
+        "inconclusive",
+        "a result",
+        "a ceiling of a count",
+        "a reading",
+        "accuracy",
+        "a setting",
+    ],
 )
 def test_other_verdicts_stay_the_same(fields: dict[str, Any]) -> None:
     verdict = slow(**fields)
