@@ -1,0 +1,257 @@
+"""What readings of ports add to a suspect: its switch, its rate, and how it is in loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Pack
+from fleet.judge.host_view import HostView
+from fleet.judge.localization import Pair, judge_gangs
+from fleet.judge.localization.port_pairs import least_share
+from schemas.records import SKIPPED, Metric, Observation, Snapshot
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.fleet.judge.localization.test_localization import Fleet, plan_of
+from tests.unit.fleet.judge.localization.test_port_pairs import RATE, of_layer, with_ports
+from tests.unit.fleet.judge.small_fleet import criterion, pack
+
+SLOW = 0.5
+
+
+def port(rail: int) -> str:
+    return f"hca=mlx5_{rail},port=1"
+
+
+def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
+    """Return a pack with the shares of its rate that every port reaches, with others and alone."""
+    rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
+    return pack(
+        *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
+    )
+
+
+def alone(share: Any, rail: int = 1, *, stage: str = "benchmark", **params: Any) -> Observation:
+    """Return what a port reaches with itself, as a share of its rate."""
+    default = {"op": "write", "direction": "one_way", "memory": "host", "sharing": "alone"}
+    return builders.observation("verbs.rate_ratio", share, scope=port(rail), stage=stage, **{**default, **params})
+
+
+def judged(
+    slow: Callable[[Pair], bool],
+    *,
+    size: int = 4,
+    rails: int = 2,
+    of_h2: Sequence[Observation] = (),
+    rates: Mapping[int, float] | None = None,
+    switches: Callable[[int, int], tuple[str, str]] | None = None,
+    is_roce: bool = False,
+    verdicts: Sequence[Verdict] = (),
+    packs: Sequence[Pack] = (floors(),),
+) -> list[Verdict]:
+    """Return the verdicts on ports that are not passes.
+
+    Args:
+        slow: whether a pair of ports has half of the bandwidth.
+        size: number of hosts.
+        rails: number of ports of each.
+        of_h2: figures of h2 alone.
+        rates: rail -> rate of its ports in B/s, which all hosts report.
+        switches: number of a host and rail -> ID and name of the switch.
+        is_roce: whether the switch is a reading of the network interface of the port.
+        verdicts: verdicts of the criteria.
+        packs: the criteria.
+    """
+    fleet = Fleet(size, rails, noise=0.001)
+    pairs = [replace(pair, bandwidth=(pair.bandwidth or 0) * (SLOW if slow(pair) else 1)) for pair in fleet.pairs()]
+    views = []
+    for number, view in enumerate(with_ports(plan_of(fleet), fleet, pairs)):
+        metrics = [
+            Metric(
+                name="infiniband.rate", unit="B/s", values={port(rail): rate for rail, rate in (rates or {}).items()}
+            )
+        ]
+        if switches:
+            known = {rail: switches(number, rail) for rail in range(rails)}
+            for at, name in enumerate(("switch_id", "switch")):
+                values = {
+                    f"nic=eth{rail}" if is_roce else port(rail): named[at] for rail, named in known.items() if named[at]
+                }
+                metrics.append(Metric(name=f"{'network' if is_roce else 'infiniband'}.{name}", unit="1", values=values))
+            interfaces = {port(rail): f"eth{rail}" for rail in known} if is_roce else {}
+            metrics.append(Metric(name="infiniband.interface", unit="1", values=interfaces))
+        shot = Snapshot(stage="preflight", phase="before", at=builders.WHEN, duration_s=0.1, metrics=tuple(metrics))
+        host_record, gang_record = view.evidence.records
+        own = of_h2 if view.host.name == "h2" else ()
+        host_record = replace(host_record, snapshots=(shot,), observations=tuple(own))
+        evidence = replace(view.evidence, records=(host_record, gang_record))
+        views.append(HostView(view.plan, view.host, evidence, packs))
+    return [item for item in of_layer(judge_gangs(views, verdicts), "verbs") if item.verdict != PASS]
+
+
+def at_h2(pair: Pair) -> bool:
+    return "h2" in (pair.a, pair.b) and pair.rail == 1
+
+
+CABLE = "the cause is its cable, a module or the switch port"
+PORT = "the cause is the port, its PCIe slot or its settings, not the cable"
+
+
+@pytest.mark.parametrize(
+    ("figures", "note", "kind"),
+    [
+        ([alone(0.95)], f"with itself the port reaches 95 % of its rate: {CABLE}", "cable"),
+        ([alone(0.9)], f"with itself the port reaches 90 % of its rate: {CABLE}", "cable"),
+        ([alone(0.89)], f"with itself the port reaches 89 % of its rate: {PORT}", "NIC"),
+        ([alone(0.95), alone(0.5)], f"with itself the port reaches 50 % of its rate: {PORT}", "NIC"),
+        ([alone(0.95), alone(0.5, 0)], f"with itself the port reaches 95 % of its rate: {CABLE}", "cable"),
+        ([alone(0.95), alone(0.5, op="read")], f"with itself the port reaches 95 % of its rate: {CABLE}", "cable"),
+        ([alone(0.95), alone(0.5, stage="gang")], f"with itself the port reaches 95 % of its rate: {CABLE}", "cable"),
+        ([alone(0.95), replace(alone(0.5), status=SKIPPED, value=None, reason="no")],
+         f"with itself the port reaches 95 % of its rate: {CABLE}", "cable"),
+        ([alone(0.95), alone("fast")], f"with itself the port reaches 95 % of its rate: {CABLE}", "cable"),
+        ([], "", "NIC"),
+    ],
+)  # fmt: skip
+def test_loopback_separates_a_slow_cable_from_a_slow_port(figures: list[Observation], note: str, kind: str) -> None:
+    (verdict,) = judged(at_h2, of_h2=figures)
+    assert (verdict.host, verdict.scope, verdict.verdict) == ("h2", port(1), FAIL)
+    assert verdict.reason.startswith(f"suspect {kind} h2 rail 1")
+    if note:
+        assert note in verdict.reason
+        assert note in verdict.detail
+    else:
+        assert "with itself" not in verdict.reason
+
+
+@pytest.mark.parametrize("packs", [[], [floors(alone=None)], [floors(alone=0.0)]])
+def test_loopback_without_a_limit_says_nothing(packs: list[Pack]) -> None:
+    (verdict,) = judged(at_h2, of_h2=[alone(0.95)], packs=packs)
+    assert "with itself" not in verdict.reason
+    assert verdict.reason.startswith("suspect NIC h2 rail 1")
+
+
+def leaf(number: int, rail: int) -> tuple[str, str]:
+    """Return ID and name of the leaf switch of four hosts and a rail."""
+    return f"00{number // 4}{rail}", f"leaf{number // 4}-{rail}"
+
+
+def at_leaf(pair: Pair) -> bool:
+    """Return whether an end of the pair is at leaf 1 of rail 1."""
+    return pair.rail == 1 and any(int(host[1:]) // 4 == 1 for host in (pair.a, pair.b))
+
+
+def best(host: str, rail: int, verdict: str = FAIL) -> Verdict:
+    return Verdict(
+        host=host,
+        scope=port(rail),
+        name="verbs.best_ratio",
+        stage="gang",
+        verdict=verdict,
+        criterion="best",
+        reason="slow",
+    )
+
+
+@pytest.mark.parametrize("is_roce", [False, True])
+def test_slow_switch_has_a_verdict_in_the_scope_of_each_of_its_ports(is_roce: bool) -> None:
+    found = judged(at_leaf, size=12, switches=leaf, is_roce=is_roce)
+    assert {(item.host, item.scope, item.part) for item in found} == {
+        (f"h{at}", port(1), "switch=0011") for at in range(4, 8)
+    }
+    assert {item.verdict for item in found} <= {FAIL, INCONCLUSIVE}
+    for item in found:
+        assert item.reason.endswith("; the switch is leaf1-1") or "; the switch is leaf1-1;" in item.reason
+        assert "; the switch is leaf1-1" in item.detail
+
+
+@pytest.mark.parametrize(
+    ("given", "part", "note"),
+    [
+        (("a b/1", ""), "switch=a_b_1", False),
+        (("leaf", "leaf"), "switch=leaf", False),
+        (("x" * 70, "leaf"), f"switch={'x' * 64}", True),
+    ],
+)
+def test_id_of_a_switch_is_written_as_a_scope(given: tuple[str, str], part: str, note: bool) -> None:
+    def named(number: int, rail: int) -> tuple[str, str]:
+        return given if (number // 4, rail) == (1, 1) else leaf(number, rail)
+
+    found = judged(at_leaf, size=12, switches=named)
+    assert {item.part for item in found} == {part}
+    assert any("the switch is" in item.reason for item in found) is note
+
+
+def test_ports_of_unknown_switches_are_suspected_alone() -> None:
+    found = judged(at_leaf, size=12)
+    assert not any(item.part.startswith("switch") for item in found)
+
+
+def test_port_of_another_number_is_not_found_by_the_name_of_its_adapter() -> None:
+    fleet = judged(at_leaf, size=12, switches=lambda number, rail: leaf(number, rail) if rail == 0 else ("", ""))
+    assert not any(item.part.startswith("switch") for item in fleet)
+
+
+def on_rail(pair: Pair) -> bool:
+    return pair.rail == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        ([], INCONCLUSIVE),
+        ([best("h1", 1)], FAIL),
+        ([best("h1", 1, PASS)], INCONCLUSIVE),
+        ([best("h1", 0)], INCONCLUSIVE),
+        ([replace(best("h1", 1), name="verbs.rate_ratio")], INCONCLUSIVE),
+    ],
+)
+def test_rail_fails_if_one_of_its_ports_is_below_its_own_rate(given: list[Verdict], verdict: str) -> None:
+    found = judged(on_rail, size=6, rails=4, verdicts=given)
+    assert {(item.scope, item.part) for item in found} <= {(port(1), "rail=1")}
+    assert {item.verdict for item in found} <= {verdict}
+    if verdict == FAIL:
+        assert {item.host for item in found} == {f"h{at}" for at in range(6)}
+
+
+ALL = dict.fromkeys(range(4), RATE)
+
+
+@pytest.mark.parametrize(
+    ("rates", "packs", "is_found"),
+    [
+        (ALL, (floors(),), True),
+        ({}, (floors(),), False),
+        (ALL, (), False),
+        (ALL, (floors(best=0.4),), False),
+        (dict.fromkeys(range(4), RATE / 2), (floors(),), False),
+    ],
+    ids=["rate and limit", "no rate", "no limit", "low limit", "ports of half the rate"],
+)
+def test_most_rails_may_be_slow_if_the_rate_of_their_ports_is_known(
+    rates: Mapping[int, float], packs: Sequence[Pack], is_found: bool
+) -> None:
+    below = [best("h1", rail) for rail in range(3)]
+    found = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, packs=packs, verdicts=below)
+    assert {item.part for item in found if item.part.startswith("rail")} == (
+        {"rail=0", "rail=1", "rail=2"} if is_found else set()
+    )
+
+
+def test_highest_limit_of_the_criteria_counts() -> None:
+    rules = (
+        criterion("verbs.best_ratio", id="a", operator="ge", value=0.7, scope=""),
+        criterion("verbs.best_ratio", id="b", operator="ge", value=0.8, scope=""),
+        criterion("verbs.best_ratio", id="c", operator="le", value=0.9, scope=""),
+        criterion("verbs.rate_ratio", id="d", operator="ge", value=0.95, scope=""),
+    )
+    fleet = Fleet(2, 1)
+    (view, *_) = with_ports(plan_of(fleet), fleet, [])
+    assert (
+        least_share(HostView(view.plan, view.host, view.evidence, [pack(*rules, chosen=True)]), "verbs.best_ratio")
+        == 0.8
+    )
+    assert least_share(HostView(view.plan, view.host, view.evidence, []), "verbs.best_ratio") == 0.0
