@@ -80,7 +80,7 @@ class FinishingGang(Gang):
         self._plan, self.options = json.dumps(plan), f"--admit {admit}"
 
     def listening(self, host: str) -> set[tuple[str, int]]:
-        """Return address and port of every listener except sshd."""
+        """Return address and port of every TCP listener except sshd."""
         lines = self.lab.on(host, "ss", "-Hltnp").stdout.splitlines()
         addresses = [line.split()[3].rpartition(":") for line in lines if '"sshd"' not in line]
         return {(address.strip("[]"), int(port)) for address, _, port in addresses}

@@ -125,7 +125,8 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
 
 
 def possible(size: int, part: str, rails: int) -> int:
-    """Return how many parts may be bad at once: fewer than half, and few enough links that no end seems bad."""
+    """Return how many parts may be bad at once, at most 5: fewer than half of the hosts, at most half of the rails, and so few
+    links that no end seems bad."""
     limit = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
     return min(5, limit)
 
@@ -621,7 +622,7 @@ def test_measurement_by_one_end_is_enough_and_missing_pairs_do_not_pass() -> Non
     assert judge_gangs(nothing, []) == []
 
 
-def test_rehearsal_reports_only_gross_faults() -> None:
+def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
         result = judge_gangs(views(plan_of(fleet, "rehearsal"), fleet), [])

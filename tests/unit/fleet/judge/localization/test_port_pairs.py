@@ -199,7 +199,7 @@ def test_figures_of_other_operations_and_directions_are_ignored() -> None:
     assert judge_gangs(others, []) == judge_gangs(healthy, [])
 
 
-def test_figures_without_a_rail_or_port_are_ignored() -> None:
+def test_figures_without_a_valid_partner_rail_or_port_are_ignored() -> None:
     fleet = Fleet(4, 1)
     plan = plan_of(fleet)
     healthy = with_ports(plan, fleet, fleet.pairs())
@@ -221,8 +221,10 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
     "with a slow NIC at it and another elsewhere": (
         4, {"s1r2": 0.5, "h5/2": 0.3, "h9/0": 0.5}, {("switch", "s1r2"), ("nic", "h9 rail 0")},
     ),
-    "three slow hosts, no switch": (4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)}),
-    "three slow NICs of four at a switch": (
+    "none, but all four hosts at it are slow": (
+        4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)},
+    ),
+    "none, but three of the four NICs at it are slow": (
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip
@@ -283,15 +285,15 @@ def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
 
 
 def test_one_to_five_faults_of_sixteen_hosts_with_eight_rails_are_found() -> None:
-    """The faulty parts are ports, links, rails and hosts. Precision and recall are printed."""
+    """The faulty parts are ports, links, hosts, or at most three rails. Precision and recall are printed."""
     for part in ("nic", "link", "rail", "host"):
-        score = Score()
-        for count, seed in itertools.product(range(1, 4 if part == "rail" else 6), range(2)):
+        score, most = Score(), 3 if part == "rail" else 5
+        for count, seed in itertools.product(range(1, most + 1), range(2)):
             fleet = broken(16, part, count, seed, 8, 0)
             score.add(
                 found(judge_gangs(with_ports(plan_of(fleet), Fleet(16, 8), fleet.pairs()), [])), fleet.bad_parts()
             )
-        print(f"16 hosts, 8 rails, 1-5 bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}")
+        print(f"16 hosts, 8 rails, 1-{most} bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}")
         assert score.right
         assert score.precision >= 0.95, part
         assert score.recall >= 0.95, part
