@@ -283,7 +283,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class FarthestPart:
-    """One of the worst parts: a failure far beyond the limit, or a pass close to it."""
+    """One of the worst parts: a failure far beyond the limit, an inconclusive value, or a pass close to the limit."""
 
     host: str
     scope: str

@@ -10,7 +10,7 @@ STOP_ON = ("fatal", "any", "never")
 """Which findings on a host end its soak early."""
 
 RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
-"""Units of rates."""
+"""Units of the rates of benchmarks that a soak records over time, and that are judged for drift."""
 
 
 @dataclass(frozen=True, kw_only=True)

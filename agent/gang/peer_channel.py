@@ -47,7 +47,7 @@ class PeerChannel:
         self.finished = self.aborted = False
         """Whether this host has finished, and whether it ended its ranks itself; part of its status."""
         self._token = secrets.token_hex(8)
-        """Identifies this launch, so that replayed messages of another launch are not accepted."""
+        """Identifies this supervisor in this launch, so that replayed messages of another launch are not accepted."""
         self._number = 0
         self._answered: dict[str, int] = {}
         self._numbers: dict[tuple[str, str], int] = {}

@@ -155,7 +155,10 @@ def record_not_started(run: HostRun, gang: str, request: LaunchRequest, reason: 
 
 
 def find_earlier_launch(launches: Sequence[Launch], stage: str, members: Sequence[str], number: int) -> Launch | None:
-    """Return the recorded launch with this number, however it ended; without a number, the last one that finished."""
+    """Return the recorded launch of the stage with these members and this number, however it ended.
+
+    If `number` is 0, return the last one that finished.
+    """
     for launch in reversed(launches):
         if (launch.stage, launch.members) == (stage, tuple(members)) and (
             launch.number == number if number else launch.outcome == "finished"

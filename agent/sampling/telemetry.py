@@ -231,7 +231,7 @@ def _wave_figures(
     powers: Sequence[PowerValue],
     samples: Sequence[tuple[float, GpuSample | Absent]],
 ) -> Iterator[Observation]:
-    """Yield amplitude, rise, clock and shape of the power under a pulsed load, or why there are none.
+    """Yield amplitude, slew rate and shape of the power under a pulsed load, and the SM clock, or why there are none.
 
     Args:
         reason: why the samples cannot be used; empty if they can.

@@ -49,7 +49,10 @@ VARYING = [
 
 
 class PcieCollector:
-    """Reads the PCI bus under `root`. A full snapshot also reads what is nearly constant: kind, port, payload, BARs, IOMMU."""
+    """Reads the PCI bus under `root`.
+
+    A full snapshot also reads kind, port, power state, driver and NUMA node, and the configuration: payload, BARs, IOMMU, ACS.
+    """
 
     name = "pcie"
 

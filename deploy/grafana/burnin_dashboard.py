@@ -11,8 +11,8 @@ from deploy.grafana.parts import BAD, FINE, GONE, HALF, HOSTS, PLAIN, RUN, WARN,
 from deploy.grafana.tables import Column, matrix, rows
 
 text = texts("burnin")
-HARMFUL = "hw_thermal|sw_thermal|thermal|hw_power_brake|reliability"
-"""Throttle reasons that a healthy part does not have under load."""
+SHOWN_REASONS = "hw_thermal|sw_thermal|thermal|hw_power_brake|reliability"
+"""Throttle reasons that the dashboard shows. A healthy GPU reaches `reliability`, its highest voltage, but none of the others."""
 COUNTERS = {
     "gpu": (
         "ecc_corrected_volatile",
@@ -127,7 +127,7 @@ def _relative_throughput(key: str, alert: str) -> Any:
 
 
 def _load() -> Section:
-    rise = f'increase(rackproof_gpu_throttle_time_seconds_total{{reason=~"{HARMFUL}", {HOSTS}}}[$__range])'
+    rise = f'increase(rackproof_gpu_throttle_time_seconds_total{{reason=~"{SHOWN_REASONS}", {HOSTS}}}[$__range])'
     throttled = f'sum by (where, reason) (label_join({rise}, "where", " GPU ", "host", "gpu"))'
     most = limit("hw-thermal-time")
     below = f'rate(rackproof_gpu_power_of_limit_ratio_bucket{{le="0.95", {HOSTS}}}[$__rate_interval])'

@@ -204,7 +204,9 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """Answer the questions of one host until it asks none for TURN_S: answers are fast if no other host is served meanwhile.
+    """Answer the host's waiting question, if any, and those that follow, each within TURN_S of the answer before it.
+
+    Answers are fast if no other host is served meanwhile.
 
     Args:
         number: number of its next question.

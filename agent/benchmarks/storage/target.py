@@ -42,7 +42,7 @@ class Target:
     pool: str = ""
     """The block device, or the type of a file system without one. Directories with the same pool may share their free space."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Parameters of its figures: file system, device, models of the disks."""
+    """Parameters of its figures, such as file system, device and models of the disks."""
 
     @property
     def scope(self) -> str:
@@ -103,7 +103,7 @@ def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | s
     if isinstance(ended, OSError):
         return f"cannot start a process: {ended.strerror or ended}"
     if ended.code is None:
-        return hangs(limit_s)
+        return hang_problem(limit_s)
     try:
         answer = json.loads(ended.stdout)
         problem = answer.get("problem", "")
@@ -112,7 +112,7 @@ def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | s
     return clean(problem) if problem else dict(answer)
 
 
-def hangs(limit_s: float) -> str:
+def hang_problem(limit_s: float) -> str:
     """Return the problem that the file system did not answer within the limit."""
     return (
         f"no answer within {limit_s:g} s: the file system hangs or is very slow; check kernel log, server and network"
@@ -199,5 +199,5 @@ def _result(item: fio.FioPass, ended: Ended | OSError, limit_s: float) -> fio.Fi
     if isinstance(ended, OSError):
         raise fio.FioError(f"fio cannot be started: {ended.strerror or ended}")
     if ended.code is None:
-        raise fio.FioError(hangs(limit_s))
+        raise fio.FioError(hang_problem(limit_s))
     return fio.parse(item.op, ended.code, ended.stdout, ended.stderr)

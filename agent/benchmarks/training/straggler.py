@@ -12,8 +12,8 @@ Two effects of DDP are not measured: that computing and communication overlap (s
 they slow each other down. The network is the transformer on tokens in device memory. As in real training, it is large enough
 that the GPU limits the speed and not the kernel launches. `straggler.launch` reports how long the host needed for the launches.
 
-A rank's figures are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every
-tenth step does.
+The times are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every tenth step
+does. Counts and shares are over all steps.
 """
 
 from __future__ import annotations
