@@ -180,7 +180,7 @@ def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
     if BENCHMARK not in profile_stages:
         raise UsageError(
             f"profile {profile['name']} has no stage {BENCHMARK}, the only one that `rackproof run` runs (it has "
-            f"{', '.join(profile_stages)}): choose smoke, standard or rehearsal; run a soak with playbooks/burnin.yml"
+            f"{', '.join(profile_stages)}): choose smoke, standard, extended or rehearsal; run a soak with playbooks/burnin.yml"
         )
     stage, gang = dict(profile_stages[BENCHMARK]), profile_stages.get(GANG)
     gang_benchmarks = {

@@ -1,4 +1,6 @@
-"""The layout of a run directory. Only this module builds its paths; `fleet.report.formats` names the other files of the report.
+"""The layout of a run directory. Only this module, the playbooks and their plugins build its paths.
+
+`fleet.report.formats` names the other files of the report.
 
 `runs/RUN_ID` on the control node has this layout, and so does the directory given to `rackproof run-host --results`.
 """
