@@ -1,0 +1,263 @@
+"""Which verdicts one cause explains, how causes are joined, ordered and named: each rule at its boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.diagnosis.diagnose import diagnose
+from fleet.judge.link_faults import FOLLOWS_HOST, FOLLOWS_PART
+from fleet.judge.localization.gang_pairs import LINK_PARAM
+from fleet.judge.required_ports import PARTNER_PARAM
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict, VerdictKind
+from tests.unit.fleet.diagnosis.test_diagnose import GANGS, WAIVER, failed, missing, summary
+
+SLOW = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "FLOP/s"}
+
+
+def causes(*verdicts: Verdict) -> list[Cause]:
+    found = list(diagnose(verdicts, GANGS))
+    explained = sorted(position for cause in found for position in cause.verdicts)
+    assert explained == [at for at, item in enumerate(verdicts) if item.verdict != PASS], "each verdict has one cause"
+    return found
+
+
+def names(*verdicts: Verdict) -> list[tuple[str, str, str, int]]:
+    return summary(causes(*verdicts))
+
+
+def follower(host: str = "b", *, of: tuple[str, str] = ("a", "gpu=1"), **fields: Any) -> Verdict:
+    params = {FOLLOWS_HOST: of[0], FOLLOWS_PART: of[1]}
+    return failed("xid.count", "gpu=0,xid=145", host, **{"params": params, **fields})
+
+
+DEAD = failed("xid.count", "gpu=1,xid=149")
+
+
+def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
+    assert names(DEAD, follower(), follower("c")) == [("gpu-error", "a", "gpu=1", 3)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        follower(of=("a", "gpu=7")),
+        follower(of=("c", "gpu=1")),
+        follower(waiver=WAIVER),
+        follower(params={}),
+    ],
+    ids=["other GPU", "other host", "waived", "no root"],
+)
+def test_follower_of_another_part_or_with_a_waiver_is_its_own_cause(other: Verdict) -> None:
+    assert len(names(DEAD, other)) == 2
+
+
+def test_followers_of_two_roots_on_one_part_are_their_own_cause() -> None:
+    second = follower(of=("c", "gpu=3"), value=2)
+    assert len(names(DEAD, follower(), second)) == 2
+
+
+def test_followers_take_along_what_they_explain() -> None:
+    stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
+    assert names(DEAD, follower(), stopped) == [("gpu-error", "a", "gpu=1", 3)]
+
+
+def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a") -> Verdict:
+    return replace(
+        failed(name, scope, host, value=value, limit=90.0, operator="le", unit="Cel"), verdict=PASS, severity=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "is_named"),
+    [
+        (passed("stress.temperature"), True),
+        (passed("stress.temperature", "gpu=0"), False),
+        (passed("stress.temperature", host="b"), False),
+        (passed("gpu.temperature"), False),
+    ],
+    ids=["under load", "other GPU", "other host", "idle"],
+)
+def test_temperature_under_load_is_evidence_of_heat_even_if_it_passes(more: Verdict, is_named: bool) -> None:
+    hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
+    (cause,) = causes(hot, more)
+    assert ("62" in cause.title) is is_named
+
+
+def test_temperature_is_no_evidence_of_other_problems() -> None:
+    (cause,) = causes(failed("gpu.nvlink.missing_links"), passed("stress.temperature"))
+    assert "62" not in cause.title
+
+
+def test_inconclusive_verdicts_of_one_reason_are_one_cause_and_name_the_host() -> None:
+    same = [missing("gpu.power", f"gpu={at}", reason="refused") for at in range(2)]
+    other = missing("gpu.power", "gpu=2", reason="timed out")
+    assert sorted(names(*same, other)) == [("not-verified", "a", "gpu=2", 1), ("not-verified", "a", "host", 2)]
+    assert names(*same[:1]) == [("not-verified", "a", "gpu=0", 1)]
+    assert len(names(*same, replace(same[0], waiver=WAIVER))) == 2
+    assert len(names(same[0], replace(same[1], kind=VerdictKind.ERROR))) == 2
+
+
+def test_failures_of_one_reading_on_two_parts_are_two_causes() -> None:
+    two = [failed("site.thing", f"gpu={at}") for at in range(2)]
+    assert names(*two) == [("site.thing", "a", "gpu=0", 1), ("site.thing", "a", "gpu=1", 1)]
+    assert names(two[0], replace(two[0], criterion="other")) == [("site.thing", "a", "gpu=0", 2)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"scope": "host", **SLOW}, 1),
+        ({"scope": "gpu=1", **SLOW}, 2),
+        ({"scope": "gang=r1", **SLOW}, 1),
+        ({"scope": "gang=r1", "value": None, "limit": None}, 2),
+    ],
+    ids=["hosts", "parts", "gangs", "gangs without values"],
+)
+def test_whole_hosts_that_fail_one_criterion_share_a_cause(fields: dict[str, Any], count: int) -> None:
+    assert len(names(*[failed("site.figure", host=host, **fields) for host in "ab"])) == count
+
+
+def test_hosts_share_a_cause_only_with_the_same_waiver_and_criterion() -> None:
+    first = failed("site.figure", "host", **SLOW)
+    second = replace(first, host="b")
+    assert len(names(first, second)) == 1
+    assert len(names(first, replace(second, waiver=WAIVER))) == 2
+    assert len(names(first, replace(second, criterion="other"))) == 2
+    assert len(names(first, replace(second, name="site.other"))) == 2
+
+
+def peers(host: str, value: Any = "1", limit: Any = "2", **fields: Any) -> Verdict:
+    return failed("site.version", "host", host, kind=VerdictKind.PEERS, value=value, limit=limit, **fields)
+
+
+def test_hosts_that_differ_in_the_same_way_share_a_cause() -> None:
+    assert len(names(peers("a"), peers("b"))) == 1
+    assert len(names(peers("a"), peers("b", "3"))) == 2
+    assert len(names(peers("a"), peers("b", limit="3"))) == 2
+    absent = [peers(host, None, None) for host in "ab"]
+    assert len(names(*absent)) == 1
+    assert len(names(absent[0], replace(absent[1], reason="other"))) == 2
+
+
+def test_ends_of_one_slow_path_share_a_cause_that_names_the_path() -> None:
+    ends = [
+        failed("pairs.bandwidth", "host", host, kind=VerdictKind.SUSPECT, params={LINK_PARAM: "a - b"}, **SLOW)
+        for host in "ab"
+    ]
+    (cause,) = causes(*ends)
+    assert cause.title.startswith("path a - b ")
+    other = replace(ends[1], params={LINK_PARAM: "b - c"})
+    assert len(names(ends[0], other)) == 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "subject"),
+    [
+        ("a", "a "),
+        ("ab", "2 hosts (a, b): each "),
+        ("abcd", "4 hosts (a, b, c, d): each "),
+        ("abcde", "5 hosts (a, b, c, d and 1 more): each "),
+    ],
+)
+def test_subject_names_up_to_four_hosts(hosts: str, subject: str) -> None:
+    (cause,) = causes(*[peers(host) for host in hosts])
+    assert cause.title.startswith(subject)
+
+
+def test_subject_of_parts_and_of_a_rail() -> None:
+    parts = [replace(peers(host), scope="gpu=1") for host in "ab"]
+    assert causes(*parts)[0].title.startswith("2 parts (GPU 1 of a, GPU 1 of b): each ")
+    rails = [failed("verbs.bandwidth", "host", host, part="rail=1", kind=VerdictKind.SUSPECT, **SLOW) for host in "ab"]
+    (cause,) = causes(*rails)
+    assert cause.title.startswith("rail 1 (2 hosts) ")
+    assert [(item.host, item.scope) for item in cause.parts] == [("a", "rail=1"), ("b", "rail=1")]
+
+
+def order(*verdicts: Verdict) -> list[int]:
+    """Return the first verdict of each cause, in the order of the causes."""
+    return [cause.verdicts[0] for cause in causes(*verdicts)]
+
+
+def test_causes_are_ordered_by_waiver_verdict_severity_action_and_confidence() -> None:
+    critical = failed("site.a", "gpu=0", action="reseat")
+    urgent = failed("site.b", "gpu=1", action="rma")
+    warning = failed("site.c", "gpu=2", action="monitor")
+    unknown = failed("site.d", "gpu=3", action="dance", severity="critical")
+    waived = failed("site.e", "gpu=4", action="rma", waiver=WAIVER)
+    unclear = missing("site.f", "gpu=5")
+    assert order(unclear, waived, unknown, warning, critical, urgent) == [5, 4, 2, 3, 0, 1]
+
+
+def test_leading_verdict_of_a_cause_is_the_most_urgent_one() -> None:
+    same = [
+        failed("site.a", "gpu=0", action="monitor"),
+        failed("site.a", "gpu=0", action="rma", value=2),
+        failed("site.a", "gpu=0", action="reseat", value=3),
+    ]
+    (cause,) = causes(*same)
+    assert (cause.verdicts, cause.action, cause.severity) == ((1, 2, 0), "rma", "critical")
+    of_part = failed("site.a", "gpu=1", part="gpu=0", action="rma")
+    assert causes(of_part, same[1])[0].verdicts == (1, 0)
+    far = [failed("site.a", "gpu=0", value=value, limit=10.0, operator="ge") for value in (9.0, 5.0)]
+    assert causes(*far)[0].verdicts == (1, 0)
+
+
+def test_cause_that_only_explains_failures_is_a_failure_with_their_action() -> None:
+    unfinished = missing("stage.gang", kind=VerdictKind.UNFINISHED, stage="gang")
+    (cause,) = causes(failed("gpu.count", "host", action="rma"), unfinished)
+    assert (cause.verdict, cause.action) == (FAIL, "rma")
+    (alone,) = causes(unfinished)
+    assert (alone.verdict, alone.action) == (INCONCLUSIVE, "none")
+
+
+@pytest.mark.parametrize(
+    ("scope", "part", "explained"),
+    [
+        ("gpu=0,peer=1", "", True),
+        ("gpu=1,peer=0", "", True),
+        ("gpu=0,peer=1", "gpu=0", False),
+        ("gpu=0,peer=2", "", False),
+    ],
+)
+def test_fault_of_a_gpu_explains_slow_pairs_with_it_that_are_not_attributed_to_the_other(
+    scope: str, part: str, explained: bool
+) -> None:
+    pair = failed("peer_copy.bandwidth", scope, part=part, value=1.0, limit=2.0, operator="ge")
+    assert (len(names(failed("gpu.nvlink.missing_links"), pair)) == 1) is explained
+
+
+PORT = "hca=mlx5_0,port=1"
+
+
+def test_port_of_another_host_explains_that_it_was_not_measured() -> None:
+    down = failed("infiniband.active", PORT, "b", value=False, limit=True)
+    unmeasured = missing("verbs.bandwidth", PORT, params={PARTNER_PARAM: "b"}, stage="gang")
+    assert len(names(down, unmeasured)) == 1
+    assert len(names(down, replace(unmeasured, params={PARTNER_PARAM: "c"}))) == 2
+    assert len(names(replace(down, verdict=INCONCLUSIVE, kind=VerdictKind.MISSING), unmeasured)) >= 1
+
+
+def test_fault_of_another_gang_or_with_another_waiver_explains_nothing() -> None:
+    stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
+    fell = failed("xid.count", "gpu=1,xid=79")
+    assert len(names(fell, stopped)) == 1
+    assert len(names(fell, replace(stopped, waiver=WAIVER))) == 2
+    assert len(names(replace(fell, host="z"), stopped)) == 2
+    assert len(names(fell, replace(stopped, stage="benchmark"))) == 2
+
+
+def all_orders(verdicts: Sequence[Verdict]) -> set[frozenset[tuple[str, frozenset[str], int]]]:
+    """Return the causes, without their order, for each rotation of the verdicts: problem, hosts and number of verdicts."""
+    rotated = [diagnose([*verdicts[at:], *verdicts[:at]], GANGS) for at in range(len(verdicts))]
+    return {frozenset((item.problem, frozenset(item.hosts), len(item.verdicts)) for item in each) for each in rotated}
+
+
+def test_order_of_the_verdicts_does_not_change_the_causes() -> None:
+    verdicts = [DEAD, follower(), peers("a"), peers("b"), failed("site.a", "gpu=0"), missing("site.b", "gpu=0"), *[
+        failed("site.figure", "host", host, **SLOW) for host in "abc"
+    ]]  # fmt: skip
+    assert len(all_orders(verdicts)) == 1
