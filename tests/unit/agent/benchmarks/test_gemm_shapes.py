@@ -53,7 +53,7 @@ def test_a_correct_product_of_any_shape_is_not_counted(dtype: str, shape: tuple[
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8"])
 @pytest.mark.parametrize("change", ["sign", "zero", "double", "NaN"])
 def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) -> None:
-    """The error is as large as the checksum of a row of 8192 elements tolerates in bf16."""
+    """In bf16, a checksum of the whole row of 8192 elements would tolerate an element that is zero or doubled."""
     multiply, count_wrong = gemm_shapes.build(dtype, 32, 8192, 256, torch.device("cpu"), seed=3)
     product = multiply()
     size = product.double().square().mean().sqrt()

@@ -1,4 +1,4 @@
-"""Inventory variables and profile settings are in the plan, including values at the limits of their ranges."""
+"""Inventories are read or refused with the reason; their variables and profile settings are in the plan, also at their limits."""
 
 from __future__ import annotations
 
