@@ -394,6 +394,8 @@ def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iter
     for position, item in enumerate(items):
         for criterion in selecting[item.name] if item.status == MEASURED else ():
             missing = criterion.where.keys() - item.params.keys()
+            if not missing:
+                continue
             missing -= Scope.parse(item.scope).labels.keys()
             for name, key in STATED.items():
                 if name.startswith(f"{_benchmark(item)}.") and (*_measurement(item), name) not in measured:

@@ -363,15 +363,23 @@ LIMIT = Criterion(
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Stop a process for 90 % of the time, which exceeds any slowdown by other load."""
+    """Stop a process for 90 % of the time, which exceeds any slowdown by other load.
+
+    On busy processors this thread wakes up late: the longer the process ran, the longer it is stopped afterwards.
+    """
     ended, threads = threading.Event(), list[threading.Thread]()
 
     def pause(pid: int) -> None:
+        ran_s = 0.0
         while not ended.is_set():
-            for number, seconds in ((signal.SIGSTOP, 0.11), (signal.SIGCONT, 0.012)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-                time.sleep(seconds)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(max(0.11, 9 * ran_s))
+            continued = time.monotonic()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(0.012)
+            ran_s = time.monotonic() - continued
 
     def begin(pid: int) -> None:
         threads.append(threading.Thread(target=pause, args=(pid,)))
