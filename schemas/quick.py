@@ -138,7 +138,10 @@ class Reader:
         return observations
 
     def _head(self, key: tuple[Any, ...], item: Any, raw: bytes) -> dict[str, Any] | None:
-        """Return the fields of an observation except its scope, value, reason and samples, with a new token."""
+        """Return the fields of an observation except its scope, value, reason and samples, with a new token.
+
+        Return None if `documents` must decide.
+        """
         document = msgspec.json.decode(msgspec.json.encode(item))
         params = document.setdefault("params", {})
         if not compiled("observation").is_valid(document):

@@ -162,7 +162,7 @@ def join_timeout_s(timeout_s: float) -> float:
 
 
 def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
-    """Return the rank at fault. Ranks of a host whose last status is neither recent nor final are not considered."""
+    """Return the rank at fault, if any. Ranks of a host whose last status is neither recent nor final are not considered."""
     reports = [
         _Report(host=host, rank=rank, age_s=gang.now - status.at)
         for host, status in gang.statuses.items()
@@ -177,7 +177,10 @@ def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
 
 
 def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that failed first, on its own or by a signal from outside the gang."""
+    """Return the rank that failed first, on its own or by a signal from outside the gang.
+
+    Return None if there is none, or if a silent rank may be the cause.
+    """
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None  # a silent rank may be the cause of the end
     ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
@@ -259,7 +262,7 @@ def _can_be_silent(rank: RankState) -> bool:
 
 
 def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
-    """Return the rank whose heartbeats stopped first; if none is silent, a rank that did not start in time."""
+    """Return the rank whose heartbeats stopped first; if none is silent, a rank that did not start in time, if any."""
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
     if not silent:
@@ -274,7 +277,7 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
-    """Return a rank that did not start in time."""
+    """Return a rank that did not start in time; None if there is none."""
     others_started = any((report.rank.alive_s or 0.0) > START_S for report in running)
     for report in running:
         rank = report.rank
@@ -287,7 +290,7 @@ def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that the others waited for until their time-out."""
+    """Return the rank that the others waited for until their time-out; None if there is none."""
     timed_out = [report for report in reports if _has_timed_out(report.rank, timeout_s)]
     first_timeout_s = max((report.failed_ago_s for report in timed_out), default=0.0)
     if not timed_out or first_timeout_s < SETTLE_S:

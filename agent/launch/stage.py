@@ -157,7 +157,7 @@ def record_not_started(run: HostRun, gang: str, request: LaunchRequest, reason: 
 def find_earlier_launch(launches: Sequence[Launch], stage: str, members: Sequence[str], number: int) -> Launch | None:
     """Return the recorded launch of the stage with these members and this number, however it ended.
 
-    If `number` is 0, return the last one that finished.
+    If `number` is 0, return the last one that finished. Return None if there is none.
     """
     for launch in reversed(launches):
         if (launch.stage, launch.members) == (stage, tuple(members)) and (

@@ -155,7 +155,7 @@ class Recorder:
             )
 
     def series(self, name: str, scope: str, params: Mapping[str, Value]) -> Series | None:
-        """Return one series so far."""
+        """Return one series so far; None if it has no value."""
         key = _key(name, scope, params)
         with self._lock:
             return _series(key, self._units[key], self._buckets[key]) if key in self._buckets else None

@@ -45,7 +45,7 @@ def _sram_threshold(gpu: NvmlGpu) -> bool:
     return bool(status.bThresholdExceeded)
 
 
-def is_change_pending(getter: str) -> Getter:
+def change_pending(getter: str) -> Getter:
     """Return a getter of whether the setting changes at the next reset."""
 
     def get(gpu: NvmlGpu) -> bool:
@@ -81,7 +81,7 @@ MEMORY_ROWS = (
         attribute("BAR1MemoryInfo", "bar1Total"), ONCE),
     Row("gpu.bar1.used", "B", VARIES, "BAR1 in use", attribute("BAR1MemoryInfo", "bar1Used"), SLOW),
     Row("gpu.ecc.enabled", "1", VARIES, "ECC is active", item("EccMode", 0, bool), SLOW),
-    Row("gpu.ecc.change_pending", "1", VARIES, "The next reset changes the ECC mode", is_change_pending("EccMode"), SLOW),
+    Row("gpu.ecc.change_pending", "1", VARIES, "The next reset changes the ECC mode", change_pending("EccMode"), SLOW),
     Row("gpu.ecc.corrected_volatile", "1", COUNTER, "Corrected errors since driver load",
         count("TotalEccErrors", CORRECTED, VOLATILE)),
     Row("gpu.ecc.uncorrectable_volatile", "1", COUNTER, "Uncorrectable errors since driver load",

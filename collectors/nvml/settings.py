@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectors.nvml.gpu import RECOVERY_ACTION, NvmlGpu, field_value
-from collectors.nvml.memory import is_change_pending
+from collectors.nvml.memory import change_pending
 from collectors.nvml.rows import (
     CONSTANT,
     COUNTER,
@@ -53,7 +53,7 @@ SETTINGS_ROWS = (
     Row("gpu.pcie.width_max", "1", CONSTANT, "PCIe lanes that GPU and slot support", count("MaxPcieLinkWidth"), ONCE),
     Row("gpu.pcie.replays", "1", COUNTER, "PCIe replays", count("PcieReplayCounter"), SLOW),
     Row("gpu.mig.enabled", "1", CONSTANT, "MIG mode is active", item("MigMode", 0, bool), SLOW),
-    Row("gpu.mig.change_pending", "1", VARIES, "The next reset changes the MIG mode", is_change_pending("MigMode"), SLOW),
+    Row("gpu.mig.change_pending", "1", VARIES, "The next reset changes the MIG mode", change_pending("MigMode"), SLOW),
     Row("gpu.persistence.enabled", "1", VARIES, "Persistence mode is enabled", flag("PersistenceMode")),
     Row("gpu.accounting.enabled", "1", CONSTANT, "Process accounting is enabled", flag("AccountingMode"), SNAPSHOT_ONLY),
     Row("gpu.compute_mode", "1", CONSTANT, "Compute mode", named("ComputeMode", _COMPUTE_MODES)),

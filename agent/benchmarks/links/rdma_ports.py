@@ -90,7 +90,10 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
 
 
 def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequence[str]) -> str | None:
-    """Return the slot of the partner's port on the same rail: the same slot, or, if no slots are equal, the same position."""
+    """Return the slot of the partner's port on the same rail: the same slot, or, if no slots are equal, the same position.
+
+    Return None if the partner has no such port.
+    """
     if set(own_slots) & set(partner_slots):
         return port.slot if port.slot in partner_slots else None
     position = own_slots.index(port.slot)

@@ -60,7 +60,7 @@ def read(path):
         return ""
 
 
-def is_version(version, wanted):
+def matches_version(version, wanted):
     """Return whether the version equals `wanted` or starts with its components: 1.18 matches 1.18.1 but not 1.180."""
     return (version + ".").startswith(wanted.rstrip(".") + ".")
 
@@ -82,7 +82,7 @@ def version_problems(wanted):
     installed = (re.findall(r"version v?(\d+(?:\.\d+)+)", output) or [""])[0]
     if error or not installed:
         yield f"wanted: {needed}; found: {error or repr(output)}; {INSTALL}"
-    elif wanted and not is_version(installed, wanted):
+    elif wanted and not matches_version(installed, wanted):
         yield f"wanted: {needed}; found: {installed}; correct container_toolkit_version, or {INSTALL}"
 
 

@@ -41,7 +41,7 @@ def read(path):
         return ""
 
 
-def is_version(version, wanted):
+def matches_version(version, wanted):
     """Return whether the version equals `wanted` or starts with its components: 580 matches 580.159.04 but not 5801."""
     return (version + ".").startswith(wanted.rstrip(".") + ".")
 
@@ -51,7 +51,7 @@ def is_loaded(module):
     return os.path.isdir(f"/sys/module/{module}")
 
 
-def loaded_modules():
+def loaded_module_type():
     """Return the type of the loaded kernel modules, open or proprietary; empty if it is unknown."""
     version = read("/proc/driver/nvidia/version")
     return ("open" if "Open Kernel Module" in version else "proprietary") if version else ""
@@ -97,10 +97,10 @@ def driver_problems(options, gpus, error):
         yield f"wanted: {wanted}; found: {error}; {cause_and_remedy(error)}"
         return
     versions = sorted({gpu[0] for gpu in gpus})
-    if options.version and not all(is_version(version, options.version) for version in versions):
+    if options.version and not all(matches_version(version, options.version) for version in versions):
         yield f"wanted: {wanted}; found: {', '.join(versions)}; correct nvidia_driver_version, or {INSTALL}"
-    if options.modules and loaded_modules() not in ("", options.modules):
-        yield f"wanted: {options.modules} kernel modules; found: {loaded_modules()} ones; {INSTALL}"
+    if options.modules and loaded_module_type() not in ("", options.modules):
+        yield f"wanted: {options.modules} kernel modules; found: {loaded_module_type()} ones; {INSTALL}"
 
 
 def cause_and_remedy(error):
