@@ -66,9 +66,9 @@ class Suspect:
     measured: float | None = None
     """Median of the part's pairs that did not fail, B/s or s; None if there are none."""
     typical: float | None = None
-    """Median of the other pairs, or of the part's pairs if there are no others, B/s or s."""
+    """Value with which the part was compared: that of a typical best pair, or for a link that of a typical pair, B/s or s."""
     limit: float | None = None
-    """Value beyond which a pair is slow, B/s or s."""
+    """Value beyond which such a pair is slow, B/s or s."""
 
 
 @dataclass(frozen=True, kw_only=True)

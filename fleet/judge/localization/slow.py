@@ -9,6 +9,7 @@ that a ratio is a difference.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,26 @@ class SlowParts:
     """An edge is slow if its share is below the typical one by more than this."""
     end_limit: float = 0.0
     """The same limit for the best edge of an end. Best edges scatter less."""
+    center: float = 0.0
+    """Share of a typical edge between good ends."""
+    end_center: float = 0.0
+    """Share of the best edge of a typical end."""
+
+    def of_rails(self) -> tuple[float, float]:
+        """Return the share of the best edge of a typical end, and the limit of that share."""
+        return self.end_center, self.end_center - self.end_limit
+
+    def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
+        """Return the typical share with which these ends were compared, and its limit; of several rails the medians."""
+        if all(end in self.partly_slow_ends for end in ends):
+            return self.of_edges({rail for _, rail in ends})
+        of_rails = statistics.median(self.rails.get(rail, 0.0) for _, rail in ends)
+        return self.end_center + of_rails, self.end_center + of_rails - self.end_limit
+
+    def of_edges(self, rails: Collection[int]) -> tuple[float, float]:
+        """Return the typical share of an edge on these rails, and its limit; of several rails the medians."""
+        of_rails = statistics.median(self.rails.get(rail, 0.0) for rail in rails)
+        return self.center + of_rails, self.center + of_rails - self.limit
 
 
 def find_slow_parts(
@@ -202,7 +223,7 @@ def _find_slow_ends(
     center = max(upper_median(rail_medians.values()), least)
     deviations = [level - rail_medians[rail] for (_, rail), level in levels.items()]
     limit = max(min_limit, sigmas * spread(deviations, 0.0))
-    slow_parts.end_limit = limit
+    slow_parts.end_limit, slow_parts.end_center = limit, center
     for rail, level in rail_medians.items():
         normal = {(host, rail) for host, level in levels_by_rail[rail].items() if level >= center - limit}
         has_normal_switch = any(
@@ -230,7 +251,7 @@ def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: fl
     if not shares:
         return
     center = upper_median(shares.values())
-    slow_parts.limit = max(min_limit, sigmas * spread([*shares.values()], center))
+    slow_parts.limit, slow_parts.center = max(min_limit, sigmas * spread([*shares.values()], center)), center
     slow_edges = {index for index, share in shares.items() if share < center - slow_parts.limit}
     while slow_edges:
         end, indexes = _end_with_most(slow_edges, edges)

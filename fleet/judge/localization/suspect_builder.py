@@ -77,6 +77,7 @@ class SuspectBuilder:
             rule_of_succession(slow, len(ends)),
             f"{self._quantity} on rail {rail} is {ratio_text(self._quantity, share)} that of the other rails, "
             f"on {slow} of {len(ends)} hosts",
+            self._slow.of_rails(),
             rails=(rail,),
         )
 
@@ -91,6 +92,7 @@ class SuspectBuilder:
             rule_of_succession(len(ends), len(ends)),
             f"{self._quantity} of all {len(ends)} ports at this switch ({rails_name(rails)} of {len(hosts)} hosts) is "
             f"{ratio_text(self._quantity, share)} the typical value; other switches are normal",
+            self._slow.of_ends(ends),
             hosts=hosts,
             rails=rails,
         )
@@ -115,6 +117,7 @@ class SuspectBuilder:
             indexes,
             rule_of_succession(slow, compared),
             f"{self._comparison(host, slow_rails, slow, compared, share)} {rails_text}",
+            self._slow.of_ends([(host, rail) for rail in slow_rails]),
             hosts=(host,),
         )
 
@@ -134,6 +137,7 @@ class SuspectBuilder:
             self._slow.edges_of_end[(host, rail)],
             rule_of_succession(slow, compared),
             f"{comparison} on rail {rail}; {explanation}",
+            self._slow.of_ends([(host, rail)]),
             hosts=(host,),
             rails=(rail,),
         )
@@ -180,6 +184,7 @@ class SuspectBuilder:
                 indexes,
                 rule_of_succession(len({host for pair in slow_edges for host in pair}), len(self._rails_of_host)),
                 f"{len(slow_edges)} of {len(edge_counts)} pairs of hosts are slow, without a common host, NIC or rail",
+                self._slow.of_edges({self._edges[index].rail for index in indexes}),
             )
             return
         for (a, b), indexes in slow_edges.items():
@@ -205,6 +210,7 @@ class SuspectBuilder:
             indexes,
             rule_of_succession(partners, partners),
             f"{subject} between {a} and {b} {finding}{on_rails}; {others}",
+            self._slow.of_edges(rails),
             hosts=(a, b),
             rails=() if all_rails else rails,
         )
@@ -229,9 +235,11 @@ class SuspectBuilder:
         indexes: Iterable[int],
         confidence: float,
         evidence: str,
+        compared_with: tuple[float, float],
         hosts: tuple[str, ...] = (),
         rails: tuple[int, ...] = (),
     ) -> Suspect:
+        """Return a suspect with these edges. `compared_with` has the typical share, and the limit of the share."""
         return Suspect(
             kind=kind,
             where=where,
@@ -240,25 +248,25 @@ class SuspectBuilder:
             hosts=hosts,
             rails=rails,
             quantity=self._quantity,
-            **_figures(self._quantity, self._edges, indexes, self._slow.limit),
+            **self._figures(indexes, *compared_with),
         )
 
+    def _figures(self, indexes: Iterable[int], typical: float, limit: float) -> dict[str, float]:
+        """Return the median of these edges, and the speeds with these shares, in B/s or s. Failed edges do not count."""
 
-def _figures(quantity: str, edges: Sequence[Edge], indexes: Iterable[int], limit: float) -> dict[str, float]:
-    """Return the median of these edges, the median of all other edges and the limit, in B/s or s. Failed edges do not count.
+        def in_unit(speed: float) -> float:
+            return speed if self._quantity == BANDWIDTH else 1 / speed
 
-    In a small fleet the edges of one slow host are most of all edges, so their own values must not set the limit.
-    """
-    of_suspect = set(indexes)
+        speeds = self._speeds(indexes)
+        full = statistics.median(speed / math.exp(share) for speed, share in speeds or self._speeds(self._slow.shares))
+        figures = {"typical": in_unit(full * math.exp(typical)), "limit": in_unit(full * math.exp(limit))}
+        return {**figures, "measured": in_unit(statistics.median(speed for speed, _ in speeds))} if speeds else figures
 
-    def in_unit(speed: float) -> float:
-        return speed if quantity == BANDWIDTH else 1 / speed
-
-    speeds = [edges[index].speed for index in of_suspect if edges[index].speed > 0]
-    others = [edge.speed for index, edge in enumerate(edges) if edge.speed > 0 and index not in of_suspect]
-    typical = statistics.median(others or speeds)
-    figures = {"typical": in_unit(typical), "limit": in_unit(typical * math.exp(-limit))}
-    return {**figures, "measured": in_unit(statistics.median(speeds))} if speeds else figures
+    def _speeds(self, indexes: Iterable[int]) -> list[tuple[float, float]]:
+        """Return the speed and the share of each of these edges that did not fail."""
+        return [
+            (self._edges[index].speed, self._slow.shares[index]) for index in indexes if self._edges[index].speed > 0
+        ]
 
 
 def ratio_text(quantity: str, share: float) -> str:

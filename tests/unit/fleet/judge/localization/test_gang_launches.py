@@ -34,7 +34,7 @@ from fleet.judge.localization.launches import (
     measurements_of,
     probe_result,
 )
-from fleet.judge.localization.matrix import rule_of_succession, spread, upper_median
+from fleet.judge.localization.matrix import BANDWIDTH, rule_of_succession, spread, upper_median
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
@@ -289,7 +289,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "nic", "b rail 1", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 40 % of the typical value on rail 1; 2 of its "
             "other rails are normal",
-            "b", (1,), "bandwidth", 20.0, 100.0, 88.0,
+            "b", (1,), "bandwidth", 20.0, 50.0, 44.0,
         ),
     ],
     "a link is slow": [
@@ -557,7 +557,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "nic", "b rail 3", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 82 % of the typical value on rail 3; 3 of its "
             "other rails are normal",
-            "b", (3,), "bandwidth", 80.0, 95.0, 78.929,
+            "b", (3,), "bandwidth", 80.0, 97.0, 85.36,
         ),
     ],
     "a rail is slow, and all have a best partner": [
@@ -650,7 +650,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "host", "h", 0.889,
             "bandwidth of h with 7 of 7 healthy hosts is at most 80 % of the typical value on its only rail: the "
             "cause may be its GPU or NIC",
-            "h", (), "bandwidth", 80.0, 95.0, 60.195,
+            "h", (), "bandwidth", 80.0, 100.0, 88.0,
         ),
     ],
     "few links of very many are slow": [
@@ -711,6 +711,15 @@ def test_slow_parts_are_suspected_with_their_evidence(case: str) -> None:
     assert [item[:7] for item in all_fields(find_suspects(slower, **options))] == [
         item[:7] for item in EXPECTED.get(case, [])
     ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_figure_of_a_suspect_is_beyond_its_limit(case: str) -> None:
+    pairs, options = CASES[case]
+    for suspect in find_suspects(pairs, **options):
+        if suspect.measured is not None and suspect.limit is not None and suspect.typical is not None:
+            slower = -1 if suspect.quantity == BANDWIDTH else 1
+            assert slower * suspect.measured > slower * suspect.limit > slower * suspect.typical
 
 
 def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
