@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from schemas.records import Metric, Snapshot
 from schemas.scopes import HOST, Scope
+from schemas.semantic_validation import COLLECTOR
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -25,15 +26,21 @@ DERIVED = {
 }
 """Reading of the host -> the readings from which the agent derives it. It has a value if all of these have one other than 0."""
 TOGETHER = {
+    "container.toolkit.present": "collector.container",
+    "software.driver_module.version": "collector.software",
+    "container.cdi.gpus": "container.toolkit.version",
     "container.cdi.current": "container.cdi.gpus",
     "software.driver_library.matches": "software.driver_library.version",
     "software.driver_module.open": "software.driver_module.version",
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
-"""Reading of the host -> a reading with which the agent always reports it, with a value or a reason."""
+"""Reading of the host -> a reading with which the agent always reports it, with a value or a reason; or the duration of its
+collector, which has a value if the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part, which has members unless this reading is 0."""
-MODULE = "optics.module.type"
+MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
+"""Reading that the agent reports for the ports of a host, and readings which show that it read them: the duration of the
+collector, and a reading of each Ethernet interface that only a full snapshot has."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",
@@ -61,7 +68,10 @@ def derived_problems(snapshot: Snapshot, readings: Mapping[str, Metric]) -> Iter
 
 def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
     for name, other in TOGETHER.items():
-        if _has(readings, other, HOST) and not _has(readings, name, HOST):
+        is_there = (
+            _value(readings, other, HOST) is not None if other.startswith(COLLECTOR) else _has(readings, other, HOST)
+        )
+        if is_there and not _has(readings, name, HOST):
             yield name, HOST, f"not read, but the agent reports it with {other}"
     for name, sources in DERIVED.items():
         if (
@@ -76,6 +86,8 @@ def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
             if value != 0 and not _has_part(readings.get(name), part):
                 yield name, part, f"read for no member, but {other} is {value}"
     ports = readings.get(MODULE)
+    if ports is None and all(each in readings and readings[each].values for each in OF_INTERFACES):
+        yield MODULE, HOST, "read for no port, but the host has an Ethernet interface"
     for port in (*ports.values, *ports.absent) if ports else ():
         for name in OF_MODULES:
             if not _has_part(readings.get(name), port):

@@ -107,6 +107,34 @@ def test_derived_reading_of_the_host_cannot_be_hidden(name: str) -> None:
     assert (decision, (name, HOST) in shown) == (INCOMPLETE, True)
 
 
+@pytest.mark.parametrize(
+    ("shown", "name"),
+    [
+        ({"collector.container": {HOST: 0.1}}, "container.toolkit.present"),
+        ({"collector.software": {HOST: 0.1}}, "software.driver_module.version"),
+        ({"container.toolkit.version": {HOST: "1.18.1"}}, "container.cdi.gpus"),
+        (
+            {
+                "collector.optics": {HOST: 0.1},
+                "network.mtu": {"nic=eth0": 9000},
+                "network.operstate": {"nic=eth0": "up"},
+            },
+            MODULE,
+        ),
+    ],
+)
+def test_all_readings_of_a_collector_cannot_be_left_out(shown: dict[str, dict[str, Value]], name: str) -> None:
+    units = {"network.mtu": "B", **{each: "s" for each in shown if each.startswith("collector.")}}
+    readings = {each: _metric(each, values, units.get(each, "")) for each, values in shown.items()}
+    assert (name, HOST) in judged(readings)[1]
+    failed = {
+        each: replace(metric, values={}, absent=dict.fromkeys(metric.values, "error: x"))
+        for each, metric in readings.items()
+    }
+    if any(each.startswith("collector.") for each in shown):
+        assert (name, HOST) not in judged(failed)[1]
+
+
 def test_fabric_manager_without_nvswitches_need_not_match() -> None:
     readings = software()
     name = "software.fabric_manager.matches"
