@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_packs
+from fleet.judge.derived_readings import MODULE, OF_MODULES, TOGETHER
 from fleet.simulate.cabling import HOSTS_PER_LEAF, cabling_metrics, cabling_values
 from fleet.simulate.figures import SimulatedRanks, healthy_observations
 from fleet.simulate.gpu_data import LEVELS, GpuData, json_numbers
@@ -30,6 +31,8 @@ ALL, JUDGED = "all", "judged"
 """Which readings a record has: all, or only those that a criterion names and a few more, to keep large fleets small."""
 _UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
 """Readings that a record always has, although no criterion matches them."""
+_REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
+"""Readings that an agent reports together with others, so that a record without them is incomplete."""
 NVLINKS = 18
 """Number of NVLinks of a GPU."""
 READINGS_GPUS = 2
@@ -309,7 +312,8 @@ def judged_names() -> tuple[str, ...]:
 
 
 def _is_wanted(name: str, readings: str) -> bool:
-    return readings == ALL or name.startswith(_UNJUDGED_PREFIXES) or name in judged_names()
+    is_named = name in judged_names() or name in _REPORTED_TOGETHER
+    return readings == ALL or name.startswith(_UNJUDGED_PREFIXES) or is_named
 
 
 def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s: float) -> Iterator[Doc]:
