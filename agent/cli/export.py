@@ -13,18 +13,18 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry, write_to_textfile
+from typing import TYPE_CHECKING
 
 from agent.cli.common import fail, print_progress
-from agent.exporter.exporter import COMPATIBLE_NAMES, Source, registry, serve
-from agent.exporter.run_metrics import RunSource
-from agent.exporter.sampler import MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S, GpuSampler
-from agent.exporter.web import FRESH_S
+from agent.exporter.defaults import COMPATIBLE, FRESH_S, MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from agent.run import background, lease
-from collectors.table import build_collectors
 from schemas import documents
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from agent.exporter.exporter import Source
 
 MAX_PORT = 65535
 WRITE_S = 15.0
@@ -47,7 +47,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--compat",
         action="append",
         default=[],
-        choices=sorted(COMPATIBLE_NAMES),
+        choices=COMPATIBLE,
         help="also export the metrics under other names. dcgm: the names of dcgm-exporter, for its dashboards; 1.0: the names "
         "that changed since Rackproof 1.0 (will be removed in the next release). May be given twice",
     )
@@ -114,6 +114,17 @@ def _export(options: argparse.Namespace) -> int:
         started = background.start(arguments, options.detach, "exporter", wait_until_ready=True)
         print(json.dumps({"pid": started.pid, "started": started.is_new}) if options.json else started)
         return 0
+    return _serve(options, gpus, web)
+
+
+def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConfig) -> int:
+    """Serve the page, or write the file, until the process is terminated or the run has finished."""
+    # These imports take longer than the rest of `rackproof export --detach`, which does not need them.
+    from agent.exporter.exporter import registry, serve
+    from agent.exporter.run_metrics import RunSource
+    from agent.exporter.sampler import GpuSampler
+    from collectors.table import build_collectors
+
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -205,6 +216,8 @@ def _without_detach(arguments: Sequence[str]) -> list[str]:
 
 def _write_textfile(metrics: CollectorRegistry, path: Path, interval_s: float, ended: threading.Event) -> int:
     """Write the file atomically every `interval_s` until terminated; then remove it, so that no old values are scraped."""
+    from prometheus_client import write_to_textfile
+
     print_progress(f"writing {path} every {interval_s:g} s")
     background.notify_ready()
     try:

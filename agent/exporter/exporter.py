@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from agent.exporter.dcgm_names import DcgmRenamer
+from agent.exporter.defaults import FRESH_S
 from agent.exporter.earlier_names import earlier_metrics
 from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_name
-from agent.exporter.web import FRESH_S, Server
+from agent.exporter.web import Server
 from agent.exporter.web_config import WebConfig
 from agent.sampling.snapshot import Stuck, collect
 from collectors.base import IDENTITY_LABELS, Absent, Collector, Family, Labels

@@ -16,17 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import Histogram, Metric
 
+from agent.exporter.defaults import SAMPLE_HZ, WINDOW_S
 from agent.exporter.metric_names import SAMPLED
 from agent.sampling.sample_log import GpuSamples
 from agent.sampling.telemetry import MAX_GAP_S, NvmlPoller
 from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, gpu_indices
 
-SAMPLE_HZ, MAX_HZ = 10.0, 50.0
-WINDOW_S = 30.0
-"""Default length of the window. It is longer than a scrape interval of 15 s plus the time for which a page is cached
-(web.FRESH_S), so that scrapes leave no gap."""
-MAX_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Buckets of both histograms: ratios to the power limit, and to the maximum clock."""
 SLOW_INTERVAL = 5

@@ -27,14 +27,11 @@ import bcrypt
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from agent.exporter.defaults import FRESH_S
 from agent.exporter.web_config import WebConfig
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 14.0
-"""Time for which a page is cached, just below the usual scrape interval of 15 s. It limits the cost of several scrapers, such
-as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so to read eight
-GPUs every second would use 8 % of a CPU."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024

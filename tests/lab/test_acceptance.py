@@ -18,7 +18,7 @@ import bcrypt
 import pytest
 import yaml
 
-from agent.exporter.web import FRESH_S
+from agent.exporter.defaults import FRESH_S
 from fleet.planning.plan import PROFILES
 from schemas import documents
 from schemas.catalogue import BENCHMARKS

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exporter import exporter
+from agent.exporter.defaults import COMPATIBLE
 from agent.exporter.exporter import Exporter, serve
 from agent.exporter.metric_names import prometheus_name
 from collectors.base import Absent, Collector, Family
@@ -462,6 +463,10 @@ def test_failed_renaming_affects_only_the_dcgm_names(
     assert scraped[("rackproof_host_load", ())] == 0.5
     assert scraped[("rackproof_collector_success", (("collector", "dcgm"),))] == 0
     assert "metrics under the names of dcgm cannot be exported" in caplog.text
+
+
+def test_every_name_of_compat_is_an_option() -> None:
+    assert sorted(exporter.COMPATIBLE_NAMES) == [*COMPATIBLE]
 
 
 def test_collectors_are_read_only_by_scrapes_and_a_fresh_page_is_reused(serving: Callable[..., str]) -> None:
