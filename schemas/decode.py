@@ -23,7 +23,7 @@ def record_from_json(document: Mapping[str, Any], *, source: str = "record") -> 
         DocumentError: the record fails the semantic validation. The message starts with `source`.
     """
     snapshots = [
-        (snapshot, tuple(instance_of(Metric, _METRIC, metric) for metric in snapshot["metrics"]))
+        (snapshot, tuple(instance_of(Metric, {**_METRIC, **metric}) for metric in snapshot["metrics"]))
         for snapshot in document.get("snapshots", ())
     ]
     problems = (problem for _, metrics in snapshots for metric in metrics if (problem := metric_problem(metric)))
@@ -77,6 +77,6 @@ def observation_from_json(document: Mapping[str, Any]) -> Observation:
     observation = object.__new__(Observation)
     fields = {**_OBSERVATION, **document}
     if fields["samples"]:
-        fields["samples"] = instance_of(Samples, _SAMPLES, fields["samples"])
+        fields["samples"] = instance_of(Samples, {**_SAMPLES, **fields["samples"]})
     object.__setattr__(observation, "__dict__", fields)
     return observation

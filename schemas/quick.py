@@ -87,14 +87,14 @@ class Reader:
         for taken in document.get("snapshots", ()):
             if len(taken.metrics) > self._most_metrics:
                 return None
-            metrics = []
-            for raw in taken.metrics:
-                known = self._kept.get(bytes(raw)) or self._metric(bytes(raw), is_checked)
-                if known is None:
-                    return None
-                metrics.append(known[0])
-                colons += known[1]
-            snapshots.append((_without(taken), tuple(metrics)))
+            raws = list(map(bytes, taken.metrics))
+            # The cache may be replaced meanwhile, so a metric that is not in it is added before the next one is looked up.
+            entries = [self._kept.get(raw) or self._metric(raw, is_checked) for raw in raws]
+            if None in entries:
+                return None
+            metrics, numbers = zip(*entries, strict=True) if entries else ((), ())
+            colons += sum(numbers)
+            snapshots.append((_without(taken), metrics))
         items = document.get("observations", ())
         whole = document | {"snapshots": [taken for taken, _ in snapshots]} if snapshots else document
         outer = whole | {"observations": []} if items else whole
@@ -123,7 +123,8 @@ class Reader:
             scope = scopes.get(item.scope) or self._scope(item.scope)
             if head is None or scope is None:
                 return None
-            own: dict[str, Any] = {"scope": scope}
+            own = head.copy()
+            own["scope"] = scope
             if value is not unset:
                 if value.__class__ is str and len(value) > self._longest_value:
                     return None
@@ -133,8 +134,8 @@ class Reader:
                     return None
                 own["reason"] = reason
             if item.samples is not unset:
-                own["samples"] = instance_of(Samples, {}, msgspec.structs.asdict(item.samples))
-            observations.append(instance_of(Observation, head, own))
+                own["samples"] = instance_of(Samples, msgspec.structs.asdict(item.samples))
+            observations.append(instance_of(Observation, own))
         return observations
 
     def _head(self, key: tuple[Any, ...], item: Any, raw: bytes) -> dict[str, Any] | None:

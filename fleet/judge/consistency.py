@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from fleet.judge.credibility import impossible_readings
+from fleet.judge.credibility import impossible_readings, is_doubtful
 from fleet.judge.figure_consistency import Figures, Problem, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
 from fleet.judge.memory_locality import locality_problems
 from fleet.judge.port_consistency import port_problems
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
-from fleet.judge.reading_relations import relation_problems
+from fleet.judge.reading_relations import has_wrong_scope, relation_problems
 from fleet.judge.sequence import sequence_problems
 from schemas.catalogue import needs_torch
 from schemas.records import MEASURED, Launch, Record
@@ -46,8 +46,9 @@ def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> 
 def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Problem]:
     evidence = view.evidence
     for record in evidence.records:
+        doubtful = _doubtful(record)
         for snapshot in record.snapshots:
-            yield from impossible_readings(snapshot)
+            yield from impossible_readings(snapshot, doubtful=doubtful)
         yield from _launch_problems(view, record)
         yield from sequence_problems(view, record)
         yield from _clock_problems(record, view.plan.created, evidence.received.get(record.gang))
@@ -61,6 +62,17 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
     yield from port_problems(view)
     yield from _snapshot_problems(view)
     yield from _record_problems(evidence.records)
+
+
+def _doubtful(record: Record) -> set[int]:
+    """Return the `id` of each metric that is doubtful by itself, and mark the sound ones."""
+    doubtful = set()
+    for metric in [metric for metric in record.distinct_metrics if not metric.is_sound]:
+        if is_doubtful(metric):
+            doubtful.add(id(metric))
+        elif not has_wrong_scope(metric):
+            vars(metric)["is_sound"] = True
+    return doubtful
 
 
 def _figure_problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Problem]:

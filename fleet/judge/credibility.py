@@ -6,7 +6,7 @@ A wrong unit or a corrupted digit passes a limit as easily as a good figure does
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +15,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.matching import matches
 from schemas.catalogue import output_of
 from schemas.readings import BMC, READINGS
-from schemas.records import Observation, Snapshot
+from schemas.records import Metric, Observation, Snapshot
 from schemas.semantic_validation import COLLECTOR
 
 Problem = tuple[str, str, str, str]
@@ -55,14 +55,21 @@ _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Crite
 Keeping the mapping ensures that no other object gets its `id`."""
 
 
-def impossible_readings(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator[Problem]:
-    """Yield a problem for each reading with an impossible unit, sign or amount, or the wrong source, and for each duplicate."""
+def impossible_readings(
+    snapshot: Snapshot, *, is_bmc: bool = False, doubtful: Collection[int] | None = None
+) -> Iterator[Problem]:
+    """Yield a problem for each reading with an impossible unit, sign or amount, or the wrong source, and for each duplicate.
+
+    `doubtful`: `id` of each metric for which `is_doubtful` is true, if known. Snapshots share the objects of equal readings.
+    """
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)
         for name in (name for name, count in counts.items() if count > 1):
             reason = f"read {counts[name]} times in the snapshot {snapshot.phase} {snapshot.stage}"
             yield name, "host", reason, snapshot.stage
-    for metric in snapshot.metrics:
+    for metric in snapshot.metrics if doubtful is None or doubtful else ():
+        if doubtful is not None and id(metric) not in doubtful:
+            continue
         of_bmc, is_count, reason, least, most = _rules_of_reading(metric.name, metric.unit)
         if of_bmc is not is_bmc:
             yield metric.name, "host", _WRONG_SOURCE[is_bmc], snapshot.stage
@@ -77,6 +84,13 @@ def impossible_readings(snapshot: Snapshot, *, is_bmc: bool = False) -> Iterator
                 is_number = type(value) in (int, float) and bool(value)
                 if is_number and (problem := _amount_problem(value, least, most, metric.unit)):  # type: ignore[arg-type]
                     yield metric.name, scope, problem, snapshot.stage
+
+
+def is_doubtful(metric: Metric, *, is_bmc: bool = False) -> bool:
+    """Return whether a reading may have a problem for `impossible_readings`."""
+    of_bmc, is_count, reason, least, most = _rules_of_reading(metric.name, metric.unit)
+    is_possible = least <= metric.least and metric.greatest <= most and (metric.is_whole or not is_count)
+    return of_bmc is not is_bmc or bool(reason) or not is_possible
 
 
 def problem_of(criteria: Mapping[str, Criterion], item: Observation) -> str:

@@ -42,10 +42,12 @@ def identity_changes(view: HostView) -> Iterator[Verdict]:
     After a swap, figures of one index belong to different parts. A reboot resets the counters.
     """
     for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
+        by_scope: dict[str, list[Value]] = defaultdict(list)
+        for item in view.observations[name]:
+            if item.status == MEASURED:
+                by_scope[item.scope].append(item.value)
         for scope in view.host.scopes:
-            readings = [
-                item.value for item in view.observations[name] if item.scope == scope and item.status == MEASURED
-            ]
+            readings = by_scope[scope]
             # The host record and the gang record each list the GPUs.
             recorded = [
                 vars(gpu)[name.removeprefix("gpu.")]

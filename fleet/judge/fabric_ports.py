@@ -6,10 +6,12 @@ is also compared with the same port of other hosts.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.evidence import Evidence
 from schemas.records import ERROR, Metric, Snapshot, Value
 
@@ -21,34 +23,42 @@ _INFINIBAND = "InfiniBand"
 _READINGS = frozenset({*_UP, "infiniband.link_layer", "infiniband.rate", "network.speed"})
 
 
+_TOTALS: BoundedCache[tuple[int, ...], tuple[tuple[Metric, ...], tuple[Metric, ...]]] = BoundedCache(256)
+"""`id` of the readings in a snapshot -> the readings, which are kept so that no other object gets the `id`, and their totals."""
+
+
 def with_port_totals(evidence: Evidence) -> Evidence:
     """Return the evidence with the totals in each snapshot of a host that has InfiniBand or RoCE ports."""
-    if not any(_has_ports(snapshot) for snapshot in evidence.snapshots()):
-        return evidence
     records = tuple(
-        replace(record, snapshots=tuple(_with_totals(snapshot) for snapshot in record.snapshots))
+        replace(record, snapshots=snapshots)
+        if any(map(operator.is_not, snapshots := tuple(map(_with_totals, record.snapshots)), record.snapshots))
+        else record
         for record in evidence.records
     )
-    return replace(evidence, records=records)
-
-
-def _has_ports(snapshot: Snapshot) -> bool:
-    return any(metric.name == "infiniband.link_layer" and metric.values for metric in snapshot.metrics)
+    return evidence if all(map(operator.is_, records, evidence.records)) else replace(evidence, records=records)
 
 
 def _with_totals(snapshot: Snapshot) -> Snapshot:
-    readings = {metric.name: metric.values for metric in snapshot.metrics if metric.name in _READINGS}
+    metrics = tuple([metric for metric in snapshot.metrics if metric.name in _READINGS])
+    known = _TOTALS.get(key := tuple(map(id, metrics)))
+    if known is None:
+        known = _TOTALS[key] = metrics, _totals({metric.name: metric.values for metric in metrics})
+    return replace(snapshot, metrics=(*snapshot.metrics, *known[1])) if known[1] else snapshot
+
+
+def _totals(readings: Mapping[str, Mapping[str, Value]]) -> tuple[Metric, ...]:
+    """Return the totals of the ports; nothing without InfiniBand and RoCE ports."""
     if not readings.get("infiniband.link_layer"):
-        return snapshot
+        return ()
     up = [scope for scope in readings["infiniband.link_layer"] if _is_up(readings, scope)]
     if unread := [scope for scope in readings["infiniband.link_layer"] if not _is_read(readings, scope)]:
         reason = f"{ERROR}: the state of {', '.join(unread)} was not read"
-        return replace(snapshot, metrics=(*snapshot.metrics, Metric(name=ACTIVE, unit="1", absent={"host": reason})))
-    totals = [Metric(name=ACTIVE, unit="1", values={"host": len(up)})]
+        return (Metric(name=ACTIVE, unit="1", absent={"host": reason}),)
+    active = Metric(name=ACTIVE, unit="1", values={"host": len(up)})
     rates = readings.get("infiniband.rate", {})
-    if all(scope in rates for scope in up):
-        totals.append(Metric(name=RATE, unit="B/s", values={"host": _total_rate(readings, up)}))
-    return replace(snapshot, metrics=(*snapshot.metrics, *totals))
+    if not all(scope in rates for scope in up):
+        return (active,)
+    return active, Metric(name=RATE, unit="B/s", values={"host": _total_rate(readings, up)})
 
 
 def _is_read(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:

@@ -7,10 +7,11 @@ Units, settings and the number of figures are the same for all hosts of a layout
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from fleet.judge.baseline import outcome_params
@@ -20,6 +21,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.direction import RATE_UNITS
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
+from fleet.judge.layout import values_at
 from fleet.judge.matching import matches
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import BENCHMARKS, DURATION, output_of
@@ -70,9 +72,10 @@ LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
 MAX_STRUCTURES = 100
+_NUMBERS, _TEXTS = frozenset({bool, float, int}), frozenset({str})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class FigureStructure:
     """The facts about figures that are the same on every host of a layout. A position is an index in the list of figures."""
 
@@ -80,6 +83,8 @@ class FigureStructure:
     """Position of a figure -> a reason why it cannot be right, whatever its value."""
     most: tuple[float | None, ...]
     """For each figure: the value up to which it is certainly possible; None: its value is not checked."""
+    texts: tuple[int, ...]
+    """Positions of the figures of `most` whose value is a text."""
     siblings: tuple[tuple[int, ...], ...]
     """Positions of the same rate, or time of COMPARED_TIMES, on several devices."""
     sampled: tuple[int, ...]
@@ -101,6 +106,36 @@ class FigureStructure:
     """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False
     """The figures are aggregates of several rounds."""
+
+    def are_possible(self, values: Sequence[Value]) -> bool:
+        """Return whether the values of the figures of a host are certainly possible.
+
+        On most hosts they are, which functions in C find quickly.
+        """
+        numbers, texts = self._numbers_of(values), self._texts_of(values)
+        return (
+            _NUMBERS.issuperset(map(type, numbers))
+            and _TEXTS.issuperset(map(type, texts))
+            and all(map(operator.le, numbers, self._limits))  # type: ignore[arg-type]
+            and min(numbers, default=0) >= 0  # type: ignore[operator, type-var]
+        )
+
+    @cached_property
+    def _positions(self) -> list[int]:
+        texts = {*self.texts}
+        return [position for position, most in enumerate(self.most) if most is not None and position not in texts]
+
+    @cached_property
+    def _limits(self) -> list[float | None]:
+        return [self.most[position] for position in self._positions]
+
+    @cached_property
+    def _numbers_of(self) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
+        return values_at(self._positions)
+
+    @cached_property
+    def _texts_of(self) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
+        return values_at(self.texts)
 
 
 Figures = tuple[Sequence[Observation], FigureStructure | None]
@@ -192,6 +227,11 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
     return FigureStructure(
         problems=tuple(problems),
         most=tuple(most),
+        texts=tuple(
+            position
+            for position, item in enumerate(items)
+            if most[position] is not None and isinstance(item.value, str)
+        ),
         siblings=tuple(
             group for group in siblings if items[group[0]].unit in RATE_UNITS or items[group[0]].name in COMPARED_TIMES
         ),
@@ -219,12 +259,7 @@ def figure_problems(
     structure = structure or figure_structure(view, items)
     for position, reason in structure.problems:
         yield _problem(items[position], reason)
-    doubtful = [
-        item
-        for item, most in zip(items, structure.most, strict=True)
-        if most is not None and type(item.value) in (int, float) and not 0.0 <= item.value <= most  # type: ignore[operator]
-    ]
-    for item in doubtful:
+    for item in _doubtful(items, structure):
         if reason := problem_of_figure(view.shipped_criteria, item):
             yield _problem(item, reason)
     for position in structure.sampled:
@@ -254,6 +289,17 @@ def figure_problems(
         if launches and sum(times) > sum(launches) + DURATION_TOLERANCE_S:
             reason = f"the benchmarks took {sum(times):.0f} s, but their launches took only {sum(launches):.0f} s"
             yield DURATION.name, "host", reason, stage
+
+
+def _doubtful(items: Sequence[Observation], structure: FigureStructure) -> list[Observation]:
+    """Return the figures whose value is not certainly possible."""
+    if structure.are_possible([item.value for item in items]):
+        return []
+    return [
+        item
+        for item, most in zip(items, structure.most, strict=True)
+        if most is not None and type(item.value) in (int, float) and not 0.0 <= item.value <= most  # type: ignore[operator]
+    ]
 
 
 def _problem(item: Observation, reason: str) -> Problem:

@@ -135,6 +135,7 @@ class Gatherer:
         """Return the statistics of all hosts that were added."""
         self._readings.clear()
         self._layouts.clear()
+        self._stats.support.finish()
         return self._stats
 
     def _count(self, readings: _Readings) -> None:

@@ -24,8 +24,9 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         metrics: dict[str, list[tuple[Snapshot, Metric]]] = defaultdict(list)
         for snapshot in evidence.snapshots():
             for metric in snapshot.metrics:
-                if not metric.name.startswith(BMC):  # a host cannot report what its BMC reads
-                    metrics[metric.name].append((snapshot, metric))
+                metrics[metric.name].append((snapshot, metric))
+        for name in [name for name in metrics if name.startswith(BMC)]:
+            del metrics[name]  # a host cannot report what its BMC reads
         for snapshot in evidence.bmc_snapshots():
             for metric in snapshot.metrics:
                 if metric.name.startswith(BMC):
@@ -76,9 +77,17 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         """Return the last value of that name in each scope that has one."""
         values = self._last_values.get(name)
         if values is None:
-            values = {item.scope: item.value for item in self[name] if item.status == MEASURED}
-            self._last_values[name] = values
+            values = self._last_values[name] = self._values(name)
         return values
+
+    def _values(self, name: str) -> Mapping[str, Value]:
+        if name in self._others:
+            return {item.scope: item.value for item in self[name] if item.status == MEASURED}
+        metrics = self.metrics.get(name, ())
+        values = {scope: value for _, metric in metrics for scope, value in metric.values.items()}
+        if not any(scope.startswith("pci=") for scope in values):
+            return values
+        return {item.scope: item.value for item in self[name] if item.status == MEASURED}
 
     def __contains__(self, name: object) -> bool:
         return name in self.metrics or name in self._others
@@ -103,8 +112,12 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         """Return those of the scopes that have a reading in a snapshot."""
         without = scopes = {*scopes}
         for metrics in self.metrics.values():
+            last = None
             for _, metric in metrics:
-                without = {scope for scope in without if scope not in metric.values}
+                # Most snapshots share the object of an equal reading, and most readings have other scopes.
+                if metric is not last and not without.isdisjoint(metric.values):
+                    without = without - metric.values.keys()
+                last = metric
             if not without:
                 break
         return scopes - without

@@ -7,8 +7,8 @@ the number of parts that were read. A value that is part of a total must not exc
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from fleet.judge.credibility import Problem
@@ -71,6 +71,7 @@ OF_PORTS, PORT_DEVICES = ("optics.", "port."), ("hca", "nic")
 """Readings of ports and modules, and the devices that a port may belong to: an adapter, or an Ethernet interface."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
+_RELATED = COUNTS.keys() | WHOLES.keys()
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
 """Labels of readings of events. The log does not name the part of every event."""
 
@@ -81,54 +82,84 @@ def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
     known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
     unlisted: dict[str, str] = {}
     parts_read: dict[str, set[int]] = defaultdict(set)
-    for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
+    metrics = record.distinct_metrics
+    for metric in metrics:
         if metric.name in COUNTED:
             parts_read[metric.name].add(_number_of_parts(metric))
+    wrong = {id(metric) for metric in metrics if not metric.is_sound and has_wrong_scope(metric)}
     for snapshot in record.snapshots:
-        for metric in snapshot.metrics:
+        yield from _problems_of_snapshot(snapshot, parts_read, wrong)
+    yield from _unknown_parts(record)
+    if not all(metric.gpus <= known for metric in metrics):
+        for snapshot, metric in [(taken, metric) for taken in record.snapshots for metric in taken.metrics]:
             for index in metric.gpus - known:
                 unlisted.setdefault(index, snapshot.stage)
-        yield from _problems_of_snapshot(snapshot, parts_read)
-    yield from _unknown_parts(record)
     for index, stage in sorted(unlisted.items()):
         yield "gpu.serial", f"gpu={index}", "has readings, but the record does not list this GPU", stage
 
 
-def _problems_of_snapshot(snapshot: Snapshot, parts_read: Mapping[str, set[int]]) -> Iterator[Problem]:
-    """Yield the problems of one snapshot. `parts_read`: reading -> the numbers of parts that have it in the snapshots."""
+def _problems_of_snapshot(
+    snapshot: Snapshot, parts_read: Mapping[str, set[int]], wrong: Collection[int]
+) -> Iterator[Problem]:
+    """Yield the problems of one snapshot.
+
+    Args:
+        snapshot: the readings.
+        parts_read: reading -> the numbers of parts that have it in the snapshots of the record.
+        wrong: `id` of each metric for which `has_wrong_scope` is true.
+    """
     readings = {metric.name: metric for metric in snapshot.metrics}
     yield from derived_problems(snapshot, readings)
     for metric in snapshot.metrics:
-        shapes = _shapes(metric.name)
-        if shapes is not None and not (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes)):
-            wrong = [scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes]
-            wrong += [scope for scope in metric.absent if tuple(Scope.parse(scope).labels) not in _wider(shapes)]
-            for scope in wrong:
+        if id(metric) in wrong:
+            for scope in _wrong_scopes(metric):
                 reason = f"read in the scope {scope}, but this is a reading of {_part_of(metric.name)}"
                 yield metric.name, scope, reason, snapshot.stage
-        if metric.name in COUNTS or metric.name in WHOLES:
+        if metric.name in _RELATED:
             for scope, reason in _exceeding(metric, readings, parts_read):
                 yield metric.name, scope, reason, snapshot.stage
-    for scope in readings[PEER].values if PEER in readings else ():
-        labels = Scope.parse(scope).labels
-        if labels.get("gpu") == labels.get("peer"):
+    if PEER in readings and id(readings[PEER]) in wrong:
+        for scope in filter(_is_own_peer, readings[PEER].values):
             yield PEER, scope, "read between a GPU and itself", snapshot.stage
     if LINK_COUNT in readings and LINKS in readings:
-        numbers = Counter(Scope.parse(scope).device for scope in readings[LINKS].values)
+        numbers = readings[LINKS].values_per_device
         for scope, stated in readings[LINK_COUNT].values.items():
-            if numbers[scope] not in (0, stated):  # some drivers report the state of no link
-                yield LINK_COUNT, scope, f"is {stated}, but {LINKS} was read for {numbers[scope]} links", snapshot.stage
+            if numbers.get(scope, 0) not in (0, stated):  # some drivers report the state of no link
+                reason = f"is {stated}, but {LINKS} was read for {numbers[scope]} links"
+                yield LINK_COUNT, scope, reason, snapshot.stage
+
+
+def has_wrong_scope(metric: Metric) -> bool:
+    """Return whether a scope of the metric is of a part that does not have this reading, or of a GPU and itself."""
+    shapes = _shapes(metric.name)
+    is_right = shapes is None or (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes))
+    return not is_right or (metric.name == PEER and any(map(_is_own_peer, metric.values)))
+
+
+def _wrong_scopes(metric: Metric) -> list[str]:
+    """Return the scopes of parts that do not have this reading."""
+    shapes = _shapes(metric.name)
+    if shapes is None:
+        return []
+    wrong = [scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes]
+    return wrong + [scope for scope in metric.absent if tuple(Scope.parse(scope).labels) not in _wider(shapes)]
+
+
+def _is_own_peer(scope: str) -> bool:
+    labels = Scope.parse(scope).labels
+    return labels.get("gpu") == labels.get("peer")
 
 
 def _unknown_parts(record: Record) -> Iterator[Problem]:
     """Yield each reading of a part that no snapshot lists, and each number of GPUs on the bus above that of the listed GPUs."""
     listed: dict[str, set[str]] = defaultdict(set)
     gpus: set[str] = set()
-    for metric in (metric for snapshot in record.snapshots for metric in snapshot.metrics):
+    for metric in record.distinct_metrics:
         if metric.name in LISTS:
             listed[metric.name].update(metric.values, metric.absent, (HOST,))
         if metric.name == KIND:
             gpus.update(scope for scope, kind in metric.values.items() if kind == "gpu")
+    unknown = {id(metric) for metric in record.distinct_metrics if _has_unknown_part(metric, listed)}
     for snapshot in record.snapshots:
         for metric in snapshot.metrics:
             if gpus and metric.name == GPUS_ON_BUS:
@@ -136,13 +167,18 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
                     # If there are fewer, a GPU fell off the bus, which is judged.
                     if isinstance(stated, int) and stated > len(gpus):
                         yield GPUS_ON_BUS, scope, f"is {stated}, but {KIND} lists {len(gpus)} GPUs", snapshot.stage
-            parts = listed.get(list_of(metric.name))
-            if parts is not None and not (metric.values.keys() <= parts and metric.absent.keys() <= parts):
-                scopes = (*metric.values, *metric.absent)
+            if id(metric) in unknown:
+                parts, scopes = listed[list_of(metric.name)], (*metric.values, *metric.absent)
                 for scope in sorted({Scope.parse(scope).part for scope in scopes} - parts - {HOST}):
                     if not any(Scope.parse(each).part == scope for each in parts):
                         reason = f"was read for {scope}, but {list_of(metric.name)} was not"
                         yield metric.name, scope, reason, snapshot.stage
+
+
+def _has_unknown_part(metric: Metric, listed: Mapping[str, set[str]]) -> bool:
+    """Return whether the metric has a scope that `listed` (reading that lists parts -> their scopes) does not have."""
+    parts = listed.get(list_of(metric.name))
+    return parts is not None and not (metric.values.keys() <= parts and metric.absent.keys() <= parts)
 
 
 def _number_of_parts(metric: Metric) -> int:

@@ -7,7 +7,9 @@ driver, the kernel and the hypervisor. A part that lacks such a reading is fault
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
@@ -37,21 +39,52 @@ CLOCK = "clock.synchronized"
 SLOTS = "host.dimm.populated"
 """Reading that lists the memory slots. An empty slot has no module, and so no readings of one."""
 NOT_READ = "missing"
-_NAMES: BoundedCache[int, tuple[Mapping[str, Criterion], tuple[str, ...]]] = BoundedCache(100)
-"""Identity of the criteria of a host -> these criteria, and the readings that `_optional_of_hosts` returns for them."""
+MAX_KINDS = 256
+"""Number of different hosts whose readings are kept, to be counted or judged together with those of equal hosts."""
+_NAMES: BoundedCache[tuple[int, tuple[str, ...]], tuple[Mapping[str, Criterion], tuple[str, ...], tuple[str, ...]]] = (
+    BoundedCache(MAX_KINDS)
+)
+"""Identity of the criteria of a host, and the names of its readings -> the criteria, which are kept so that no other object gets
+their identity, and the results of `_optional_of_gpus` and `_optional_of_hosts`."""
+
+
+@dataclass(kw_only=True)
+class _Readings:
+    """Optional readings, and the number of hosts that have them but are not counted yet."""
+
+    readings: tuple[tuple[Key, str, str], ...]
+    """As `_last_readings` yields them."""
+    hosts: int = 0
 
 
 class ReadingSupport:
-    """The number of parts that have, and that lack, each optional reading. Numbers of different hosts can be merged."""
+    """The number of parts that have, and that lack, each optional reading. Numbers of different hosts can be merged.
+
+    Most hosts of a fleet have the same readings, which are then determined once (`_key_of`).
+    """
 
     def __init__(self) -> None:
         self._supported: Counter[Key] = Counter()
         self._unsupported: Counter[Key] = Counter()
+        self._pending: BoundedCache[Hashable, _Readings] = BoundedCache(MAX_KINDS, self._count)
+        self._problems: BoundedCache[Hashable, list[tuple[str, str, str]]] = BoundedCache(MAX_KINDS)
+        """Name, scope and reason of each verdict on hosts with that key."""
 
     def add(self, view: HostView) -> None:
-        """Count the readings of a host."""
-        for key, _, reason in _last_readings(view):
-            (self._unsupported if reason else self._supported)[key] += 1
+        """Count the readings of a host. `finish` must follow the last host."""
+        key = _key_of(view)
+        readings = self._pending.get(key)
+        if readings is None:
+            readings = self._pending[key] = _Readings(readings=tuple(_last_readings(view)))
+        readings.hosts += 1
+
+    def finish(self) -> None:
+        """Add the hosts that are not counted yet."""
+        self._pending.clear()
+
+    def _count(self, readings: _Readings) -> None:
+        for key, _, reason in readings.readings:
+            (self._unsupported if reason else self._supported)[key] += readings.hosts
 
     def update(self, other: ReadingSupport) -> None:
         """Add the counts of other hosts."""
@@ -63,6 +96,15 @@ class ReadingSupport:
 
         Also yield one for each reading that every host has, if this host lacks it.
         """
+        key = _key_of(view)
+        problems = self._problems.get(key)
+        if problems is None:
+            problems = self._problems[key] = list(self._problems_of(view))
+        for name, scope, reason in problems:
+            yield view.inconclusive(name, scope, reason, kind=UNSUPPORTED)
+
+    def _problems_of(self, view: HostView) -> Iterator[tuple[str, str, str]]:
+        """Yield name, scope and reason of each verdict on a host."""
         for key, scope, reason in _last_readings(view):
             if not reason:
                 continue
@@ -70,12 +112,22 @@ class ReadingSupport:
             _, name, part = key
             if supported and 2 * supported >= total:
                 what = "GPUs of this model with the same driver" if name.startswith(GPU) else "hosts of this kind"
-                text = f"{reason}; {supported} of {total} {what} have this reading"
+                yield name, scope, f"{reason}; {supported} of {total} {what} have this reading"
             elif part == HOST and _is_on_every_host(view, name):
-                text = f"{reason}; every host has this reading"
-            else:
-                continue
-            yield view.inconclusive(name, scope, text, kind=UNSUPPORTED)
+                yield name, scope, f"{reason}; every host has this reading"
+
+
+def _key_of(view: HostView) -> Hashable:
+    """Return a key of all that `_last_readings` uses. Hosts with equal keys have the same readings, with any values."""
+    metrics = view.observations.metrics
+    names = (*_optional_of_gpus(view), *_optional_of_hosts(view))
+    lists = filter(None, map(_listing, names))
+    slots = metrics.get(SLOTS)
+    return (
+        *(view.kind, view.host.gang, _driver(view), _is_virtual(view), _has_failed_collector(view)),
+        *(names, frozenset(_linked(view)), tuple(slots[-1][1].values.values()) if slots else ()),
+        *(metrics[name][-1][1].form if name in metrics else None for name in (*names, *dict.fromkeys(lists))),
+    )
 
 
 def _is_on_every_host(view: HostView, name: str) -> bool:
@@ -86,14 +138,22 @@ def _is_virtual(view: HostView) -> bool:
     return view.observations.last_values("host.virtual_machine").get(HOST) is True
 
 
+def _driver(view: HostView) -> str:
+    return str(view.observations.last_values("driver.version").get(HOST, ""))
+
+
+def _linked(view: HostView) -> set[str]:
+    """Return the GPUs with an NVLink that is up."""
+    return {scope for scope, links in view.observations.last_values(ACTIVE_LINKS).items() if links}
+
+
 def _last_readings(view: HostView) -> Iterator[tuple[Key, str, str]]:
     """Yield each optional reading in the last snapshot that has it: key, scope, and why it is unsupported or missing.
 
     The reason is empty if there is a value. Readings that failed with an error are left out.
     """
     planned = {*view.host.scopes} if view.host.device == "gpu" else set()
-    driver = str(view.observations.last_values("driver.version").get(HOST, ""))
-    common = driver, _is_virtual(view), len(view.host.scopes)
+    common = _driver(view), _is_virtual(view), len(view.host.scopes)
     if planned:
         yield from _readings_of_gpus(view, planned, common)
     if view.snapshot_phases and not _has_failed_collector(view):
@@ -107,7 +167,7 @@ def _readings_of_gpus(
     view: HostView, planned: set[str], common: tuple[str, bool, int]
 ) -> Iterator[tuple[Key, str, str]]:
     """Yield the readings of the GPUs under test, as `_last_readings` does."""
-    linked = {scope for scope, links in view.observations.last_values(ACTIVE_LINKS).items() if links}
+    linked = _linked(view)
     for name in _optional_of_gpus(view):
         gpus = planned & linked if name.startswith(NVLINK) else planned
         metric = view.observations.metrics[name][-1][1]
@@ -124,7 +184,7 @@ def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
     metric = metrics[name][-1][1] if name in metrics else None
     values: dict[str, Value] = dict(metric.values) if metric else {}
     absent = dict(metric.absent) if metric else {}
-    listing = list_of(name) if READINGS[name].labels else ""
+    listing = _listing(name)
     if name in LISTS or not listing:
         if values:
             yield HOST, ""
@@ -140,6 +200,12 @@ def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
             yield part, reason
 
 
+@cache
+def _listing(name: str) -> str:
+    """Return the reading that lists the parts which have this reading; an empty string if none does."""
+    return list_of(name) if name in READINGS and READINGS[name].labels else ""
+
+
 def _unsupported(metric: Metric) -> dict[str, str]:
     return {scope: reason for scope, reason in metric.absent.items() if _is_unsupported(reason)}
 
@@ -151,28 +217,39 @@ def _is_unsupported(reason: str) -> bool:
 def _has_failed_collector(view: HostView) -> bool:
     """Return whether a collector failed, so that its readings are missing. Another verdict reports that."""
     metrics = view.observations.metrics
-    return any(metrics[name][-1][1].absent for name in metrics if name.startswith(COLLECTOR))
+    return any(metrics[name][-1][1].absent for name in _collectors(tuple(metrics)))
 
 
-def _optional_of_gpus(view: HostView) -> set[str]:
+@lru_cache(maxsize=MAX_KINDS)
+def _collectors(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name.startswith(COLLECTOR))
+
+
+def _optional_of_gpus(view: HostView) -> tuple[str, ...]:
     """Return the readings of GPUs that optional criteria compare with a limit or with the median of the fleet."""
-    criteria = [
-        item
-        for item in view.criteria().values()
-        if item.same_as_fleet is None and item.baseline is None and item.optional and item.name.startswith(GPU)
-    ]
-    return {name for item in criteria for name in item.matched(view.observations.metrics)}
+    return _names(view)[1]
 
 
 def _optional_of_hosts(view: HostView) -> tuple[str, ...]:
     """Return the readings of hosts that optional criteria compare with a limit or with other hosts."""
-    criteria = view.criteria()
-    known = _NAMES.get(id(criteria))
-    if known is None or known[0] is not criteria:
+    return _names(view)[2]
+
+
+def _names(view: HostView) -> tuple[Mapping[str, Criterion], tuple[str, ...], tuple[str, ...]]:
+    """Return the entry of `_NAMES` for a host."""
+    criteria, metrics = view.criteria(), view.observations.metrics
+    known = _NAMES.get(key := (id(criteria), tuple(metrics)))
+    if known is None:
         optional = [item for item in criteria.values() if item.optional and item.baseline is None]
+        of_gpus = dict.fromkeys(
+            name
+            for item in optional
+            if item.same_as_fleet is None and item.name.startswith(GPU)
+            for name in item.matched(metrics)
+        )
         names = dict.fromkeys(
             name for item in optional if item.same_as_fleet is not False for name in item.matched(READINGS)
         )
-        known = criteria, tuple(name for name in names if not name.startswith((GPU, BMC, *OF_SOME_HOSTS)))
-        _NAMES[id(criteria)] = known
-    return known[1]
+        of_hosts = tuple(name for name in names if not name.startswith((GPU, BMC, *OF_SOME_HOSTS)))
+        known = _NAMES[key] = criteria, tuple(of_gpus), of_hosts
+    return known

@@ -137,6 +137,10 @@ class GangPairs:
         self._attempt = attempt
         members = {host: views[host] for host in attempt.launches}
         self._members = members
+        self._rails = {
+            name: {str(device): rail for rail, device in enumerate(view.host.devices)} for name, view in members.items()
+        }
+        """Host -> device under test -> its rail."""
         self._collective_slow = collective_slow
         self._only_gross_faults = self._shares_links()
         """Whether the pairs may share one link, as in a rehearsal on one machine, so that only gross faults are reported."""
@@ -160,11 +164,7 @@ class GangPairs:
         for host, view in self._members.items():
             for quantity in UNITS:
                 name = f"{self.benchmark}.{quantity}"
-                latest = {
-                    item.scope: item
-                    for item in self._attempt.observations[host]
-                    if item.name == name and self._is_compared(item)
-                }
+                latest = {item.scope: item for item in self._attempt.named(host, name) if self._is_compared(item)}
                 for observation in latest.values():
                     key = self._pair_key(view, observation)
                     # An error with the host that stopped the launch is no evidence against the other end.
@@ -213,8 +213,7 @@ class GangPairs:
     def _rail(self, view: HostView, observation: Observation) -> int | None:
         """Return the rail of an observation: the position of its GPU among the GPUs under test; None if it is not one of them."""
         index = Scope.parse(observation.scope).get(view.host.device)
-        rails = {str(device): rail for rail, device in enumerate(view.host.devices)}
-        return rails.get(index)
+        return self._rails[view.host.name].get(index)
 
     def _scope_of_end(self, view: HostView, rail: int) -> str:
         return view.host.scopes[rail]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.localization.bisection import Bisection, GroupOutcome, ProbeConclusion
@@ -67,6 +68,18 @@ class Attempt:
         launch = self.launches.get(host)
         names = {str(item.params.get("benchmark")) for item in self._measured(host) if item.name == DURATION.name}
         return launch is not None and launch.outcome == FINISHED and self.joint_benchmarks <= names
+
+    def named(self, host: str, name: str) -> Sequence[Observation]:
+        """Return the measurements of a host with that name."""
+        return self._by_name.get((host, name), ())
+
+    @cached_property
+    def _by_name(self) -> Mapping[tuple[str, str], list[Observation]]:
+        by_name: dict[tuple[str, str], list[Observation]] = {}
+        for host, items in self.observations.items():
+            for item in items:
+                by_name.setdefault((host, item.name), []).append(item)
+        return by_name
 
     def _measured(self, host: str) -> list[Observation]:
         return [item for item in self.observations.get(host, ()) if item.status == MEASURED]

@@ -76,7 +76,7 @@ def test_every_field_of_the_record_schema_is_altered() -> None:
 def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks of units and of changes during the run, a reading in another unit is accepted, and this is reported."""
     run = alterations.simulated_run("one GPU", tmp_path)
-    monkeypatch.setattr("fleet.judge.consistency.impossible_readings", lambda snapshot: ())
+    monkeypatch.setattr("fleet.judge.consistency.impossible_readings", lambda snapshot, **_: ())
     monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())
     _, failures = alterations.alter(run, 250, seed=1)
     assert any(": accepted: unit" in failure for failure in failures)
