@@ -16,7 +16,7 @@ from schemas import documents
 from schemas.decode import record_from_parts
 from schemas.documents import MAX_BYTES, compiled, part
 from schemas.records import Metric, Observation, Record, Samples, instance_of
-from schemas.semantic_validation import metric_problem, record_problem
+from schemas.semantic_validation import metric_problem, observation_problem, record_problem, scope_problem
 
 try:
     import msgspec
@@ -109,7 +109,7 @@ class Reader:
         if observations is None:
             return None
         record = record_from_parts(outer, snapshots, observations)
-        return None if not is_checked and record_problem(record) else record
+        return None if not is_checked and record_problem(record, checks_figures_only=True) else record
 
     def _observations(self, items: Iterable[Any]) -> list[Observation] | None:
         """Return the observations; None if one is invalid. Fields that are equal in several observations are validated once."""
@@ -149,6 +149,8 @@ class Reader:
             return None
         if msgspec.json.encode(params).count(b":") != raw.count(b":"):  # a duplicate key
             return None
+        if observation_problem(item.name, params):
+            return None
         self._tokens += 1
         common = {name: document[name] for name in ("name", "stage", "unit", "status", "params")}
         head = {**common, "value": None, "reason": "", "samples": None, "token": self._tokens}
@@ -156,7 +158,7 @@ class Reader:
 
     def _scope(self, text: str) -> str | None:
         """Return the scope; None if it is not valid. Equal scopes become the same object."""
-        if not compiled("observation#/$defs/scope").is_valid(text):
+        if not compiled("observation#/$defs/scope").is_valid(text) or scope_problem(text):
             return None
         return _cache(self._scopes, text, text)
 

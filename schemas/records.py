@@ -268,9 +268,12 @@ class Record:
         return list({id(metric): metric for snapshot in self.snapshots for metric in snapshot.metrics}.values())
 
     @cached_property
-    def observed(self) -> frozenset[str]:
-        """Return the names of the observations of its benchmarks."""
-        return frozenset([item.name for item in self.observations])
+    def by_stage(self) -> Mapping[str, list[Observation]]:
+        """Return the observations of its benchmarks by stage."""
+        stages: dict[str, list[Observation]] = {}
+        for item in self.observations:
+            stages.setdefault(item.stage, []).append(item)
+        return stages
 
     def all_observations(self) -> list[Observation]:
         """Return the observations of snapshots and benchmarks as one list."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from schemas.records import Metric, Observation, Record, Value
 from schemas.scopes import Scope
@@ -16,13 +16,29 @@ LEAST, MOST = 1e-60, 1e60
 MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
 
 
-def record_problem(record: Record) -> str:
+def record_problem(record: Record, *, checks_figures_only: bool = False) -> str:
     """Return the place and reason of the first problem in a record that matches its schema; empty if it is valid.
 
-    `metric_problem` checks the metrics of its snapshots.
+    `metric_problem` checks the metrics of its snapshots. With `checks_figures_only`, names, scopes and parameters of
+    `record.observations` are not checked: `observation_problem` has checked them.
     """
-    observations = [*record.observations, *(item for launch in record.launches for item in launch.observations)]
-    return next(itertools.chain(_observation_problems(observations), soak_problems(record.soak)), "")
+    of_launches = [item for launch in record.launches for item in launch.observations]
+    if checks_figures_only:
+        problem = next(_wrong_figures(record.observations, with_params=False), "")
+        problem = problem or next(_observation_problems(of_launches), "")
+    else:
+        problem = next(_observation_problems([*record.observations, *of_launches]), "")
+    return problem or next(soak_problems(record.soak), "")
+
+
+def observation_problem(name: str, params: Mapping[str, Value]) -> str:
+    """Return the first problem in the name and the parameters of an observation of a benchmark; empty if they are valid."""
+    return next(_problems_of_names({name}), "") or _figure_problem(params.values())
+
+
+def scope_problem(scope: str) -> str:
+    """Return the problem of a scope; empty if it is valid."""
+    return next(_scope_problems("observations", {scope}), "")
 
 
 def metric_problem(metric: Metric) -> str:
@@ -34,14 +50,22 @@ def metric_problem(metric: Metric) -> str:
 
 def _observation_problems(observations: Sequence[Observation]) -> Iterator[str]:
     # A host has thousands of observations and few different names and scopes.
-    for name in {item.name for item in observations}:
+    yield from _problems_of_names({item.name for item in observations})
+    yield from _scope_problems("observations", {item.scope for item in observations})
+    yield from _wrong_figures(observations, with_params=True)
+
+
+def _problems_of_names(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
         if name.startswith(COLLECTOR):
             yield f"observations: {name}: only snapshots report collectors"
-    yield from _scope_problems("observations", {item.scope for item in observations})
+
+
+def _wrong_figures(observations: Sequence[Observation], *, with_params: bool) -> Iterator[str]:
+    params = [value for item in observations for value in item.params.values()] if with_params else []
     samples = [item.samples for item in observations if item.samples]
-    values = [item.value for item in observations]
-    params = [value for item in observations for value in item.params.values()]
     repeated = [value for each in samples for value in (each.min, each.p50, each.max, each.cv, each.precision)]
+    values = [item.value for item in observations]
     for where, figures in ("value", values), ("params", params), ("samples", repeated):
         if problem := _figure_problem(figures):
             yield f"observations: {where}: {problem}"

@@ -22,6 +22,10 @@ class BoundedCache(dict[K, V]):
             self.clear()
         super().__setitem__(key, value)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle an empty cache. Clear the cache before if `on_removal` must get its values."""
+        return BoundedCache, (self.max_entries, self._on_removal)
+
     def clear(self) -> None:
         """Remove every entry."""
         for value in self.values() if self._on_removal else ():

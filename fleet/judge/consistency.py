@@ -241,7 +241,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     """Check that each record has only figures and readings of its own stages, and that all records have the same versions."""
     for record in records:
-        stages = {item.stage for item in record.observations if item.status == MEASURED}
+        stages = {stage for stage, items in record.by_stage.items() if any(item.status == MEASURED for item in items)}
         if (GANG in stages) != bool(record.gang) and stages:
             whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
             yield "record", "host", f"the record of {whose} has figures of {', '.join(sorted(stages))}", ""

@@ -122,7 +122,13 @@ def _without_ranks(settings: Sequence[tuple[str, Value]]) -> list[tuple[str, Val
 def _software(view: HostView) -> tuple[str, ...]:
     versions = view.evidence.software()
     driver = [str(item.value) for item in view.observations.get("driver.version", ()) if item.status == MEASURED]
-    agents = [record.rackproof for record in view.evidence.records if NAME in record.observed]
+    agents = [record.rackproof for record in view.evidence.records]
+    if len({*agents}) > 1 or NAME not in view.observations.benchmark_names():
+        agents = [
+            record.rackproof
+            for record in view.evidence.records
+            if any(item.name == NAME for item in record.observations)
+        ]
     return (*(versions.get(name, "") for name in _LIBRARIES), driver[-1] if driver else "", *agents[-1:])
 
 

@@ -136,6 +136,7 @@ class Gatherer:
         self._readings.clear()
         self._layouts.clear()
         self._stats.support.finish()
+        self._stats.groups.share_equal_groups()
         return self._stats
 
     def _count(self, readings: _Readings) -> None:

@@ -7,7 +7,7 @@ and which limit applies. For every other host of the layout it only compares num
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Generic, TypeVar
@@ -39,15 +39,13 @@ class HostValues:
         self.observations, self.pair_observations = split_pairs(view.evidence.benchmarks())
         self.values: list[Value] = [item.value for item in self.observations]
         self.versions = tuple(view.evidence.software().items())
-        self.tokens = {
-            name: tuple([metric.token for _, metric in readings])
-            for name, readings in view.observations.metrics.items()
-        }
-        """Name -> a key for each reading of that name. Equal keys mean equal readings; 0 means that the reading has no key."""
+        self._readings = view.observations.metrics
+        self.tokens = self._readings.tokens()
+        """A key for each of `ReadingIndex.readings`. Equal keys mean equal readings; 0 means that the reading has no key."""
         scopes = {self.gang_scope: GANG_SCOPE}
         launches = tuple((launch.stage, view.plan.ranks(launch.members)) for launch in view.evidence.launches())
         self._facts: tuple[Hashable, ...] = (
-            *(view.kind, id(view.expected), tuple(self.tokens), launches, self.versions, len(view.evidence.records)),
+            *(view.kind, id(view.expected), self._readings.names, launches, self.versions, len(view.evidence.records)),
             frozenset([(kind_of(item), Scope.parse(item.scope).kind) for item in self.pair_observations]),
         )
         self._lists: tuple[list[Hashable], ...] = (
@@ -64,13 +62,14 @@ class HostValues:
         """Return the key of the layout."""
         return self._facts, *map(tuple, self._lists)
 
+    @property
+    def places(self) -> Mapping[str, tuple[int, ...]]:
+        """Return name -> positions of its readings in `tokens`."""
+        return self._readings.places
+
     def readings_key(self, names: Sequence[str]) -> tuple[int, ...] | None:
         """Return a key of the readings of these names: equal keys mean equal readings. None if a reading has no key."""
-        tokens = (
-            self.tokens[names[0]]
-            if len(names) == 1
-            else tuple(chain.from_iterable(map(self.tokens.__getitem__, names)))
-        )
+        tokens = tuple(map(self.tokens.__getitem__, chain.from_iterable(map(self.places.__getitem__, names))))
         return None if 0 in tokens else tokens
 
     def positions(self) -> dict[int, int]:
@@ -175,7 +174,7 @@ def is_regular(view: HostView) -> bool:
     if not view.has_record or view.unmeasured_gpus:
         return False
     observations = view.observations
-    if not _are_separate(tuple(observations.metrics), tuple(observations.benchmark_names())):
+    if not _are_separate(observations.metrics.names, tuple(observations.benchmark_names())):
         return False
     launches = view.evidence.launches()
     gang = set(view.plan.gangs().get(view.host.gang, ()))

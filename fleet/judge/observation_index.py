@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from fleet.judge.evidence import Evidence, with_gpu_scope
+from fleet.judge.reading_index import ReadingIndex
 from schemas.catalogue import Expectation
-from schemas.readings import BMC
-from schemas.records import MEASURED, Metric, Observation, Snapshot, Value
+from schemas.records import MEASURED, Observation, Value
 from schemas.scopes import Scope
 
 
@@ -21,17 +21,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
     def __init__(self, evidence: Evidence) -> None:
         self._gpu_scopes = evidence.gpu_scopes()
-        metrics: dict[str, list[tuple[Snapshot, Metric]]] = defaultdict(list)
-        for snapshot in evidence.snapshots():
-            for metric in snapshot.metrics:
-                metrics[metric.name].append((snapshot, metric))
-        for name in [name for name in metrics if name.startswith(BMC)]:
-            del metrics[name]  # a host cannot report what its BMC reads
-        for snapshot in evidence.bmc_snapshots():
-            for metric in snapshot.metrics:
-                if metric.name.startswith(BMC):
-                    metrics[metric.name].append((snapshot, metric))
-        self.metrics = dict(metrics)
+        self.metrics = ReadingIndex(evidence.snapshots(), evidence.bmc_snapshots())
         """Name -> each snapshot with a metric of that name, and the metric."""
         others: dict[str, list[Observation]] = defaultdict(list)
         self._versions = evidence.versions()
@@ -111,15 +101,13 @@ class ObservationIndex(Mapping[str, list[Observation]]):
     def with_reading(self, scopes: Iterable[str]) -> set[str]:
         """Return those of the scopes that have a reading in a snapshot."""
         without = scopes = {*scopes}
-        for metrics in self.metrics.values():
-            last = None
-            for _, metric in metrics:
-                # Most snapshots share the object of an equal reading, and most readings have other scopes.
-                if metric is not last and not without.isdisjoint(metric.values):
-                    without = without - metric.values.keys()
-                last = metric
-            if not without:
-                break
+        last = None
+        for metric in self.metrics.readings:
+            if metric is not last and not without.isdisjoint(metric.values):
+                without = without - metric.values.keys()
+                if not without:
+                    break
+            last = metric
         return scopes - without
 
     def stages(self) -> set[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
+from itertools import chain
 from typing import Generic, TypeVar
 
-from fleet.judge.layout import HostValues
+from fleet.judge.layout import HostValues, values_at
 
 Step = TypeVar("Step")
 
@@ -17,20 +17,28 @@ class SharedReadings(Generic[Step]):
     def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
         """Share each step of `names` (step -> names of its readings), unless one of its readings has no key on the first host."""
         self.steps = {step: of_step for step, of_step in names.items() if values.readings_key(of_step) is not None}
-        self._tokens = {name: values.tokens[name] for names in self.steps.values() for name in names}
+        self._places = values.places
+        self._tokens = {name: values.readings_key([name]) or () for of_step in self.steps.values() for name in of_step}
+        self._select()
+
+    def _select(self) -> None:
+        """Prepare the comparison of the readings of the steps."""
+        used = {name for of_step in self.steps.values() for name in of_step}
+        self._tokens = {name: tokens for name, tokens in self._tokens.items() if name in used}
+        self._chosen = values_at(list(chain.from_iterable(map(self._places.__getitem__, self._tokens))))
+        self._expected = tuple(chain.from_iterable(self._tokens.values()))
 
     def remove_changed(self, values: HostValues) -> list[Step]:
         """Remove the steps whose readings on this host differ from those of the hosts before it, and return them."""
-        tokens = values.tokens
-        if all(map(operator.eq, map(tokens.__getitem__, self._tokens), self._tokens.values())):
+        if values.places is self._places and self._chosen(values.tokens) == self._expected:
             return []
-        changed = {name for name, expected in self._tokens.items() if tokens[name] != expected}
+        changed = {name for name, expected in self._tokens.items() if values.readings_key([name]) != expected}
         return self.remove([step for step, names in self.steps.items() if not changed.isdisjoint(names)])
 
     def remove(self, steps: list[Step]) -> list[Step]:
         """Remove steps, and return them."""
         for step in steps:
             del self.steps[step]
-        used = {name for names in self.steps.values() for name in names}
-        self._tokens = {name: tokens for name, tokens in self._tokens.items() if name in used}
+        if steps:
+            self._select()
         return steps

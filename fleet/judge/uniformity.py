@@ -57,30 +57,30 @@ class ValueGroup:
 
     what: str
     """Name of one part: `GPU`, `host`."""
-    counts: Counter[tuple[bool, Value]] = field(default_factory=Counter)
-    _by_count: list[tuple[Value, int]] = field(default_factory=list)
+    counts: dict[tuple[bool, Value], int] = field(default_factory=dict)
+    _by_count: Sequence[tuple[Value, int]] = ()
     _reference: tuple[Value, int] | None = None
 
     def add(self, value: Value, parts: int = 1) -> None:
         """Count parts with this value."""
-        self.counts[_exact(value)] += parts
-        self._by_count, self._reference = [], None
+        key = _exact(value)
+        self.counts[key] = self.counts.get(key, 0) + parts
+        self._by_count, self._reference = (), None
 
-    def update(self, other: ValueGroup) -> None:
-        """Add the counts of other hosts."""
-        self.counts.update(other.counts)
-        self._by_count, self._reference = [], None
+    def merged(self, other: ValueGroup) -> ValueGroup:
+        """Return a group with the counts of both."""
+        return ValueGroup(what=self.what, counts=dict(Counter(self.counts) + Counter(other.counts)))
 
     @property
     def total(self) -> int:
         """Return the number of parts."""
-        return self.counts.total()
+        return sum(self.counts.values())
 
-    def by_count(self) -> list[tuple[Value, int]]:
+    def by_count(self) -> Sequence[tuple[Value, int]]:
         """Return each value and the number of parts with it, the most common first."""
         if not self._by_count:
             counts = sorted(self.counts.items(), key=lambda item: (-item[1], str(item[0])))
-            self._by_count = [(value, count) for (_, value), count in counts]
+            self._by_count = tuple((value, count) for (_, value), count in counts)
         return self._by_count
 
     def reference(self, criterion: Criterion) -> tuple[Value, int]:
@@ -211,10 +211,18 @@ class ValueGroups:
         self._kinds.add(part.kind)
         self._common.clear()
 
+    def share_equal_groups(self) -> None:
+        """Let equal groups be one object: a large fleet has many gangs with the same values. No part may be added after that."""
+        shared: dict[tuple[object, ...], ValueGroup] = {}
+        for key, group in self._groups.items():
+            content = (key[0], group.what, *group.counts.items(), *(type(value) for _, value in group.counts))
+            self._groups[key] = shared.setdefault(content, group)
+
     def update(self, other: ValueGroups) -> None:
-        """Add the values of other hosts."""
+        """Add the values of other hosts. Groups are replaced, because equal ones may be one object (`share_equal_groups`)."""
         for key, group in other._groups.items():
-            self._groups.setdefault(key, ValueGroup(what=group.what)).update(group)
+            known = self._groups.get(key)
+            self._groups[key] = known.merged(group) if known else group
         self._kinds |= other._kinds
         self._common.clear()
 

@@ -198,12 +198,7 @@ def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
     A record itself has the measurements of the last launch of each stage. Earlier launches have their own.
     """
     last = [other for other in record.launches if other.stage == launch.stage and (other.ranks or other is launch)][-1]
-    current = (
-        tuple(observation for observation in record.observations if observation.stage == launch.stage)
-        if last is launch
-        else ()
-    )
-    return (*launch.observations, *current)
+    return (*launch.observations, *(record.by_stage.get(launch.stage, ()) if last is launch else ()))
 
 
 def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | ProbeConclusion:
