@@ -75,7 +75,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
             return {item.scope: item.value for item in self[name] if item.status == MEASURED}
         metrics = self.metrics.get(name, ())
         values = {scope: value for _, metric in metrics for scope, value in metric.values.items()}
-        if not any(scope.startswith("pci=") for scope in values):
+        if not any(Scope.parse(scope).device_kind == "pci" for scope in values):
             return values
         return {item.scope: item.value for item in self[name] if item.status == MEASURED}
 
