@@ -493,6 +493,23 @@ def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
     assert [problem[2] for problem in impossible_readings(taken)] == ([reason] if reason else [])
 
 
+def test_wrong_reading_that_hosts_share_is_reported_on_each_of_them() -> None:
+    shared = Metric(name="gpu.temperature", unit="Cel", values={"gpu=0": 0.051})
+
+    def changed(record: Record) -> Record:
+        snapshots = (
+            replace(taken, metrics=tuple(shared if item.name == shared.name else item for item in taken.metrics))
+            for taken in record.snapshots
+        )
+        return replace(record, snapshots=tuple(snapshots))
+
+    evidence = builders.evidence(PLAN)
+    for host in ("h1", "h3"):
+        evidence[host] = replace(evidence[host], records=tuple(map(changed, evidence[host].records)))
+    found = [item.host for item in judge(PLAN, evidence, PACKS) if "0.051 Cel is not credible" in item.reason]
+    assert list(dict.fromkeys(found)) == ["h1", "h3"]
+
+
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
     "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, but this figure is in FLOP/s"),
     "sign of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,10 @@ from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.host_view import HostView
 from fleet.judge.observation_index import ObservationIndex, ObservationLookup
 from fleet.judge.pack_selection import criteria_by_id, select_packs
+from fleet.judge.reading_index import ReadingIndex
 from schemas.catalogue import Expectation
 from schemas.plans import Plan
+from schemas.readings import BMC
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot
 from schemas.reports import INCONCLUSIVE
 from schemas.scopes import pci_address
@@ -279,6 +282,32 @@ def test_full_bounded_cache_is_emptied() -> None:
     assert dict(cache) == {0: 0, 1: 1, 2: 2}
     cache[3] = 3
     assert dict(cache) == {3: 3}
+
+
+def test_bounded_cache_is_sent_to_another_process_without_its_entries() -> None:
+    cache: BoundedCache[int, int] = BoundedCache(1)
+    cache[1] = 1
+    sent = copy.copy(cache)
+    sent[2], sent[3] = 2, 3
+    assert dict(sent) == {3: 3}
+
+
+def test_readings_are_found_by_name_in_each_snapshot_that_has_them() -> None:
+    power, clock, of_bmc = (
+        Metric(name=name, unit="1", values={"host": 1}) for name in ("a.power", "a.clock", f"{BMC}x")
+    )
+    first, second, last = (
+        Snapshot(stage="benchmark", phase="before", at=at, duration_s=0.1, metrics=metrics)
+        for at, metrics in (("1", (power, of_bmc)), ("2", (clock, power)), ("3", (of_bmc, clock)))
+    )
+    index = ReadingIndex([first, second], [last])
+    assert dict(index) == {
+        "a.power": [(first, power), (second, power)],
+        "a.clock": [(second, clock)],
+        of_bmc.name: [(last, of_bmc)],
+    }
+    assert "a.other" not in index
+    assert index.get("a.other") is None
 
 
 def test_unsupported_observation_is_not_a_measurement() -> None:

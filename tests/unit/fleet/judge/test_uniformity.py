@@ -13,6 +13,7 @@ import yaml
 
 from fleet.judge.criteria import Pack, read_pack
 from fleet.judge.judge import Evidence, judge
+from fleet.judge.uniformity import PartValue, ValueGroups
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
@@ -20,7 +21,7 @@ from fleet.report.tables import versions
 from fleet.report.unjudged import uncompared_hosts
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.records import Metric, Snapshot
+from schemas.records import Metric, Snapshot, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, HostReport, Verdict
 from tests import builders
 
@@ -545,3 +546,17 @@ def test_summary_counts_hosts_that_were_not_compared(gangs: dict[str, str], unco
         else []
     )
     assert uncompared_hosts(replace(plan, rehearsal=True), reports) == []
+
+
+def test_groups_that_share_memory_keep_their_own_values() -> None:
+    def part(gang: str, value: Value) -> PartValue:
+        return PartValue(key=("id", "a", "H200", gang, "gpu,"), what="GPU", value=value, kind=("id", "H200", gang))
+
+    groups, other = ValueGroups(), ValueGroups()
+    for gang, value in (("a", 1), ("b", 1), ("c", True), ("d", 1.0)):
+        groups.add_part(part(gang, value))
+    other.add_part(part("a", 2), parts=3)
+    groups.share_equal_groups()
+    groups.update(other)
+    counts = {key[3]: repr(group.by_count()) for key, group in groups._groups.items()}
+    assert counts == {"a": "((2, 3), (1, 1))", "b": "((1, 1),)", "c": "((True, 1),)", "d": "((1.0, 1),)"}
