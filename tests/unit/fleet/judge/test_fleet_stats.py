@@ -13,7 +13,7 @@ from fleet.judge.host_view import HostView
 from schemas.plans import Part
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
-OF_IDENTITIES = ("duplicates", "slots", "domains", "link_faults", "support")
+OF_IDENTITIES = ("duplicates", "slots", "domains", "machines", "link_faults", "support")
 OF_VALUES = ("figures", "groups", "ranks")
 OF_RECORDS = ("digests", "paths")
 PLAN = one_figure_plan("h1", "h2")
@@ -48,8 +48,8 @@ def added(stats: FleetStats, names: tuple[str, ...]) -> dict[str, list[Any]]:
 def test_every_statistic_gets_the_host() -> None:
     stats, view = recorded(), host_view(PLAN)
     stats.add_identities(view)
-    own = {"duplicates": [view.host.name], "slots": [view], "domains": [view], "link_faults": [view], "support": [view]}
-    assert added(stats, OF_IDENTITIES) == own
+    views = {name: [view] for name in OF_IDENTITIES}
+    assert added(stats, OF_IDENTITIES) == {**views, "duplicates": [view.host.name]}
     assert added(stats, ("digests", *OF_VALUES)) == {"digests": [view], "figures": [], "groups": [], "ranks": []}
     stats.add_values(view)
     assert added(stats, (*OF_VALUES, "paths")) == {name: [view] for name in (*OF_VALUES, "paths")}
@@ -87,8 +87,9 @@ def test_every_statistic_is_tested() -> None:
     assert vars(FleetStats(Planned(PLAN))).keys() == known
 
 
-def test_normal_paths_are_found_after_the_last_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normal_paths_and_shared_machines_are_found_after_the_last_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     stats, found = FleetStats(Planned(PLAN)), []
     monkeypatch.setattr(stats.paths, "find_normal_paths", found.append)
+    monkeypatch.setattr(stats.machines, "complete", lambda: found.append("machines"))
     stats.complete()
-    assert found == [stats.figures]
+    assert found == [stats.figures, "machines"]
