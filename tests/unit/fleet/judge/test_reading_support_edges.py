@@ -43,6 +43,7 @@ def verdicts(*views: HostView, judged: int = 0, name: str = "") -> list[tuple[st
     support = ReadingSupport()
     for view in views:
         support.add(view)
+    support.finish()
     found = list(support.judge(views[judged]))
     assert {item.kind for item in found} <= {UNSUPPORTED}
     return [(item.name, item.scope, item.reason) for item in found if name in ("", item.name)]
@@ -66,17 +67,16 @@ def test_reading_is_required_if_at_least_half_of_the_gpus_have_it(others: list[M
     )
 
 
-def test_counts_of_groups_of_hosts_are_merged() -> None:
+@pytest.mark.parametrize(("others", "count"), [((POWER, NO_POWER), 0), ((POWER, NO_POWER, POWER), 2)])
+def test_counts_of_groups_of_hosts_are_merged(others: tuple[Metric, ...], count: int) -> None:
     support, other = ReadingSupport(), ReadingSupport()
     support.add(host("h1", NO_POWER))
-    other.add(host("h2", POWER))
-    other.add(host("h3", metric("gpu.power", gpu0=NO, gpu1=NO)))
+    for at, item in enumerate(others, 2):
+        other.add(host(f"h{at}", item))
+    support.finish()
+    other.finish()
     support.update(other)
-    assert [item.name for item in support.judge(host("h1", NO_POWER)) if item.name.startswith("gpu.")] == []
-    other.add(host("h4", POWER))
-    other.add(host("h5", POWER))
-    support.update(other)
-    assert len([item for item in support.judge(host("h1", NO_POWER)) if item.name.startswith("gpu.")]) == 2
+    assert len([item for item in support.judge(host("h1", NO_POWER)) if item.name.startswith("gpu.")]) == count
 
 
 @pytest.mark.parametrize(
