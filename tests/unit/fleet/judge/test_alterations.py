@@ -55,7 +55,7 @@ def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.Reco
 def test_removed_or_altered_figure_of_a_port_is_detected(tmp_path: Path) -> None:
     """The plan lists no figures of RDMA ports: they follow from the readings of the ports and from the launch."""
     run = alterations.simulated_run("RDMA ports", tmp_path)
-    counts, failures = alterations.alter(run, 200, seed=1, kind_prefix="observations/verbs.")
+    counts, failures = alterations.alter(run, 100, seed=1, kind_prefix="observations/verbs.")
     assert not failures, "\n".join(failures[:20])
     assert {operation for which, operation, _ in counts if which == "figure"} >= {REMOVE, DUPLICATE, SWAP, SCALE}
 
