@@ -55,7 +55,7 @@ class ReadingError(Exception):
 class Family:
     """One kind of reading over all its scopes.
 
-    `name` is dotted and singular. `unit` is an SI unit, `1` for counts, flags and texts, or `ratio` for shares from 0 to 1. The
+    `name` is dotted. `unit` is an SI unit, `1` for counts, flags and texts, or `ratio` for shares, where 1 is the whole. The
     exporter exports a text as a label of the `_info` series of its scope.
     """
 
@@ -64,8 +64,8 @@ class Family:
     help: str
     counter: bool = False
     varies: bool = False
-    """Whether the value may change while the host runs. False for a counter, which may change anyway. All other readings
-    describe a part or its configuration: if two snapshots of a record differ, the judge reports a contradiction."""
+    """Whether the value may change while the host runs. False for a counter, which may always change. A reading that is neither
+    describes a part or its configuration: if two snapshots of a record differ, the judge reports a contradiction."""
     signed: bool = False
     """Whether the value may be negative. If not, the judge reports a negative value as not credible."""
     fractional: bool = False
@@ -136,7 +136,7 @@ def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Calla
 
 
 def mark_varying(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield the families. All except counters are marked: their values may change while the host runs."""
+    """Yield the families, with `varies` set for all that are not counters."""
     for family in families:
         family.varies = not family.counter
         yield family

@@ -1,4 +1,4 @@
-"""The NVLink fabric of the host: NVSwitches on its PCI bus, and the daemons that GPUs need to use them.
+"""The NVLink fabric of the host: NVSwitches on its PCI bus, the fabric manager, and IMEX, which shares GPU memory between hosts.
 
 The nvml collector reads how each GPU sees the fabric. This collector sees only NVSwitches on the host's PCI bus, not those that
 are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
@@ -25,7 +25,7 @@ _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
 
 
 class FabricCollector:
-    """Reads /proc, /sys and /run under `root`.
+    """Reads /proc, /sys, /run and /usr/bin under `root`.
 
     A full snapshot also reports whether IMEX runs, which requires a check of every process, and the domain that it serves, which
     nvidia-imex-ctl prints.
@@ -91,7 +91,7 @@ class FabricCollector:
             return True
         if isinstance(switches, Absent):
             return switches
-        # A search through all processes is expensive, so it is done only on hosts with NVSwitches.
+        # A search through all processes is expensive, so the manager is searched only on hosts with NVSwitches.
         return self._is_running(MANAGER) if switches else _NO_SWITCH
 
     def _manager_pid_is_alive(self) -> bool:

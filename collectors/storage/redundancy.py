@@ -17,10 +17,12 @@ from collectors.storage.disks import LEAVING
 _BLOCK, _SUBSYSTEMS, _BTRFS, _POOLS = "sys/block", "sys/class/nvme-subsystem", "sys/fs/btrfs", "proc/spl/kstat/zfs"
 _STOPPED = ("inactive", "broken", "clear", "suspended")
 """States of an md array that cannot be used. In all other states it can be read."""
-_EXTERNAL = "external:"
-"""Metadata of a firmware RAID (IMSM, DDF). Its container is always inactive; the arrays in it are listed separately."""
+_CONTAINER = re.compile(r"external:(?![/-])")
+"""Metadata of the container of a firmware RAID, such as `external:imsm`. The container is always inactive. An array in it is
+listed separately, with metadata such as `external:/md127/0`, or `external:-md127/0` if it is read-only."""
 _HEAD = re.compile(r"(\S+) : (active|inactive|broken)\b(.*)")
 _MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
+_FLAG = re.compile(r"\([A-Z]\)")
 _COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
 
 MappedDevice = tuple[str, str, Mapping[str, bool]]
@@ -35,11 +37,17 @@ class Array:
     missing: int | None = None
     """Number of missing members; None if the array has no redundancy, or the source does not report it."""
     members: dict[str, bool] = field(default_factory=dict)
-    """Disk, or `slotN` for an empty slot -> whether it is in sync."""
+    """Disk, or `slotN` for an empty slot -> whether it is in sync. /proc/mdstat only shows whether a disk has failed."""
 
     def add_empty(self, slots: list[int], failed: int) -> None:
-        """Add the empty slots, except those of `failed` members, which are already listed by name."""
-        self.members |= {f"slot{slot}": False for slot in slots[failed:]}
+        """Add the empty slots: as `slotN`, or as `empty1`, `empty2` if it is unknown which of them are those of failed members.
+
+        `failed` is the number of members that failed and whose slots are unknown. They are already listed by name.
+        """
+        if failed:
+            self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}
+        else:
+            self.members |= {f"slot{slot}": False for slot in slots}
 
 
 def parse_mdstat(text: str) -> dict[str, Array]:
@@ -48,10 +56,13 @@ def parse_mdstat(text: str) -> dict[str, Array]:
     current: Array | None = None
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            members = {disk: "(F)" not in flags for disk, flags in _MEMBER.findall(head[3])}
+            disks = _MEMBER.findall(head[3])
+            members = {
+                disk: "(F)" not in flags for disk, flags in disks if not {"(S)", "(J)"} & {*_FLAG.findall(flags)}
+            }
             current = arrays[head[1]] = Array(works=head[2] == "active", members=members)
         elif current and line[:1].isspace():
-            current.works = current.works or _EXTERNAL in line
+            current.works = current.works or _CONTAINER.search(line) is not None
             if counts := _COUNTS.search(line):
                 current.missing = int(counts[1]) - int(counts[2])
                 empty = [slot for slot, state in enumerate(counts[3]) if state == "_"]
@@ -63,7 +74,7 @@ def _read_array(files: Files, name: str) -> Array:
     """Return the state of an array from /sys."""
     path = f"{_BLOCK}/{name}/md"
     state, metadata = files.read(f"{path}/array_state", str), files.read(f"{path}/metadata_version", str)
-    is_container = isinstance(metadata, str) and metadata.startswith(_EXTERNAL)
+    is_container = isinstance(metadata, str) and _CONTAINER.match(metadata) is not None
     missing = files.read(f"{path}/degraded", int)
     array = Array(works=state not in _STOPPED or is_container, missing=missing if isinstance(missing, int) else None)
     filled: list[int] = []
@@ -75,11 +86,12 @@ def _read_array(files: Files, name: str) -> Array:
         if isinstance(flags, Absent) or (not isinstance(slot, int) and {"spare", "journal"} & {*flags}):
             continue  # a spare or journal is no member
         array.members[device.removeprefix("dev-")] = "in_sync" in flags and "faulty" not in flags
-        failed += "faulty" in flags
-        if isinstance(slot, int) and "faulty" not in flags:
+        if isinstance(slot, int):
             filled.append(slot)
+        else:
+            failed += "faulty" in flags
     slots = files.read(f"{path}/raid_disks", lambda text: int(text.split()[0]))
-    if array.missing and filled and isinstance(slots, int):
+    if array.missing and isinstance(slots, int):
         array.add_empty([slot for slot in range(slots) if slot not in filled], failed)
     return array
 
@@ -91,7 +103,7 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
     members = Family(
         name="storage.array.member_in_sync",
         unit="1",
-        help="The member of the array is in sync",
+        help="The member of the array is in sync; of btrfs: is present; of LVM RAID: also during the first synchronization",
         labels=("array", "member"),
     )
     listed = files.read("proc/mdstat", parse_mdstat)

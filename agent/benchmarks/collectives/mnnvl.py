@@ -40,16 +40,17 @@ class MeasurementError(Exception):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `mnnvl.busbw` in B/s with NVLink between the hosts (`mnnvl`) and without it, and `mnnvl.speedup`, their ratio.
+    """Report `mnnvl.busbw` in B/s twice, and `mnnvl.speedup`, the ratio.
 
-    If elements of a result are wrong on any rank, report `mnnvl.wrong_elements`, their sum over all ranks, in place of the
-    bandwidth.
+    The first figure (parameter `mnnvl`: true) is that of NCCL's own choice, the second (false) that with NCCL_MNNVL_ENABLE=0, so
+    without NVLink between the hosts. If elements of a result are wrong on any rank, report their number on all ranks as
+    `mnnvl.wrong_elements`, in place of the bandwidth.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return
     rates: dict[bool, dict[tuple[str, int], float]] = {}
     for enabled in (True, False):
-        context.set_phase(f"mnnvl: {'with' if enabled else 'without'} NVLink between the hosts")
+        context.set_phase(f"mnnvl: {'as NCCL chooses' if enabled else 'without NVLink between the hosts'}")
         rates[enabled] = _measure(context, settings, enabled=enabled)
     for (op, size), rate in rates[True].items():
         if other := rates[False].get((op, size)):
@@ -65,9 +66,9 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
     try:
         results = _run_rank(context, settings, nccl_text, enabled=enabled)
     except (MeasurementError, OSError) as error:  # reported after the other ranks have been informed
-        problem = str(error)
-    if not context.min_max_over_ranks(int(not problem))[0]:
-        _report_absent(context, settings, problem or "another rank has no result", enabled=enabled)
+        problem = str(error) or type(error).__name__
+    if problems := _problems_of_ranks(context, problem, f"mnnvl{int(enabled)}/problem"):
+        _report_absent(context, settings, problems, enabled=enabled)
         return {}
     text = nccl_text.read_text(errors="replace")[-MAX_OUTPUT:] if nccl_text.exists() else ""
     transport = all_transports(context, nccl_log.parse_transport(text), f"mnnvl{int(enabled)}") or "unknown"
@@ -88,6 +89,20 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
         rates[item["op"], item["size_bytes"]] = rate
         context.report_world({"mnnvl.busbw": (rate, "B/s")}, **params, world_size=context.world_size)
     return rates
+
+
+def _problems_of_ranks(context: Context, own: str, key: str) -> str:
+    """Return the problem of the first rank that has one, and on how many more ranks there is one; empty if no rank has one.
+
+    The ranks exchange them in the store of the launch under `key`. The first rank of each host reports, so without the exchange
+    the problem of another one would be lost.
+    """
+    context.store.set(f"{key}/{context.rank}", own)
+    if context.min_max_over_ranks(int(not own))[0]:  # also a barrier: afterwards every rank has set its key
+        return ""
+    texts = {rank: context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
+    (first, text), *others = [(rank, text) for rank, text in texts.items() if text]
+    return f"rank {first}: {text}" + (f" (and {len(others)} more)" if others else "")
 
 
 def _report_absent(context: Context, settings: Mapping[str, Any], reason: str, *, enabled: bool) -> None:

@@ -22,7 +22,7 @@ class Wiring:
 
     verdicts: tuple[Verdict, ...] = ()
     summary: str = ""
-    """How the cables were compared; empty if no switch was read and the manifest has no cable."""
+    """How the cables were compared; empty if no port was judged, or no switch was read and the manifest has no cable."""
 
 
 def judge_wiring(plan: Plan, views: Iterable[HostView]) -> Wiring:
@@ -44,11 +44,13 @@ def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
     if lines:
         passed = sum(verdict.verdict == PASS for verdict in planned)
         texts.append(f"{passed} of {len(lines)} cables as in the manifest")
-    if rails.verdicts:
+    if compared := len(rails.verdicts) - rails.shared:
         ports = sum(verdict.verdict == PASS for verdict in rails.verdicts)
-        texts.append(f"{ports} of {len(rails.verdicts)} ports at the switch that most hosts have in this slot")
-    elif rails.hosts and not lines:
-        few = f"{rails.hosts} of at least {MIN_HOSTS} hosts have known switches"
+        texts.append(f"{ports} of {compared} ports at the switch that most hosts have in the same slot")
+    if rails.shared:
+        texts.append(f"{rails.shared} ports at the same switch as another port of their host")
+    elif not compared and rails.hosts and not lines:
+        few = f"hosts with known switches: {rails.hosts}, at least {MIN_HOSTS} are needed"
         why = few if rails.hosts < MIN_HOSTS else "no slot has a switch that most hosts share"
         texts.append(f"NOT COMPARED ({why}); list the cables in the manifest (kind link)")
     return Wiring(verdicts=(*planned, *rails.verdicts), summary="; ".join(texts))

@@ -48,6 +48,8 @@ class Comparison:
     """The result of comparing the cables of a fleet."""
 
     verdicts: tuple[Verdict, ...] = ()
+    shared: int = 0
+    """Number of the verdicts that are on ports at the same switch as another port of their host."""
     hosts: int = 0
     """Number of hosts with a switch that was read."""
 
@@ -68,15 +70,18 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
     for unread in (host for host in listed if host.host not in fleet.ports):
         ports = [port for port in unread.links if (port.host, port.scope) not in excluded]
         verdicts += fleet.unread_ports(ports, len(listed))
+    shared = 0
     for host in fleet.hosts:
         rails = fleet.rails_of(host)
         ports = [port for port in fleet.ports[host] if (host, port.scope) not in excluded]
         if rails.hosts < MIN_HOSTS:
-            verdicts += fleet.shared_switches(ports)
+            at_shared = fleet.shared_switches(ports)
+            verdicts += at_shared
+            shared += len(at_shared)
             continue
         ports = [port for port in ports if port.slot in rails.switches]
         verdicts += _judge_ports(ports, rails, fleet.names)
-    return Comparison(verdicts=tuple(verdicts), hosts=len(fleet.hosts))
+    return Comparison(verdicts=tuple(verdicts), shared=shared, hosts=len(fleet.hosts))
 
 
 class _Fleet:

@@ -68,7 +68,13 @@ LOST_MDSTAT = {
     "raid5, failed": ("active raid5 sdc1[3] sdb1[1](F) sda1[0]",
                       "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/2] [U_U]", 1, {"sdb1"}),
     "raid6, two lost": ("active raid6 sdd1[3](F) sdb1[1] sda1[0]",
-                        "blocks super 1.2 level 6, 512k chunk, algorithm 2 [4/2] [UU__]", 2, {"sdd1", "slot3"}),
+                        "blocks super 1.2 level 6, 512k chunk, algorithm 2 [4/2] [UU__]", 2, {"sdd1", "empty1"}),
+    "raid10, one removed and another failed": (
+        "active raid10 sdd1[3] sdc1[2](F) sdb1[1]", "blocks super 1.2 512K chunks 2 near-copies [4/2] [_U_U]", 2,
+        {"sdc1", "empty1"}),
+    "raid1, removed, with a spare": ("active raid1 sdc1[2](S) sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
+    "volume of a firmware raid": ("inactive raid1 sdb[1] sda[0]", "blocks super external:/md127/0", None, {"array=md0"}),
+    "read-only firmware raid": ("inactive raid1 sdb[1] sda[0]", "blocks super external:-md127/0", None, {"array=md0"}),
     "raid10, failed": ("active raid10 sdd1[3] sdc1[2](F) sdb1[1] sda1[0]",
                        "blocks super 1.2 512K chunks 2 near-copies [4/3] [UU_U]", 1, {"sdc1"}),
     "raid0, broken": ("broken raid0 sda1[0]", "blocks super 1.2 512k chunks", None, {"array=md0"}),
@@ -121,6 +127,7 @@ HEALTHY_SYSFS = {
     "with a journal": array("raid5", TWO | {"sdc1": "in_sync 2", "sdj1": "journal none"}, slots=3),
     "reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, slots=3), f"{MD}/raid_disks": "3 (2)"},
     "raid0": array("raid0", TWO, slots=2, degraded=None),
+    "volume of a firmware raid": {**array("raid1", TWO, slots=2), f"{MD}/metadata_version": "external:/md127/0"},
     "container of a firmware raid": {**array("container", {"sda": "spare none"}, slots=0, degraded=None, state="inactive"),
                                      f"{MD}/metadata_version": "external:imsm"},
 }  # fmt: skip
@@ -132,7 +139,11 @@ LOST_SYSFS = {
     "raid1, failed and rebuilt": (
         array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none", "sdc1": "spare 1"}, slots=2, degraded=1), {"sdb1", "sdc1"}),
     "raid6, two lost": (array("raid6", {"sda1": "in_sync 0", "sdb1": "in_sync 1", "sdd1": "faulty none"}, slots=4, degraded=2),
-                        {"sdd1", "slot3"}),
+                        {"sdd1", "empty1"}),
+    "raid10, one removed and another failed in its slot": (
+        array("raid10", {"sdb1": "in_sync 1", "sdc1": "faulty 2", "sdd1": "in_sync 3"}, slots=4, degraded=2), {"sdc1", "slot0"}),
+    "volume of a firmware raid": (
+        {**array("raid1", TWO, slots=2, state="inactive"), f"{MD}/metadata_version": "external:/md127/0"}, {"array=md0"}),
     "raid10, idle": (
         array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, slots=4, degraded=1, state="active-idle"), {"sdc1"}),
     "raid0, member lost": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=None, state="broken"),

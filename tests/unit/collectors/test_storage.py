@@ -326,7 +326,11 @@ def test_invalid_log_is_refused(page: bytes) -> None:
         (PermissionError(13, "Permission denied"), "error", "/dev/nvme0n1: Permission denied"),
         (OSError(0, "NVMe status 0x6"), "error", "/dev/nvme0n1: NVMe status 0x6"),
         (UnsupportedLogError(0, "no such log"), "unsupported", "nvme0n1: no such log"),
-        (FileNotFoundError(2, "No such file"), "unsupported", "no /dev/nvme0n1 in this container"),
+        (
+            FileNotFoundError(2, "No such file"),
+            "unsupported",
+            "no /dev/nvme0n1: a container without it, or the disk was removed",
+        ),
     ],
 )
 def test_missing_health_log_affects_only_its_disk(

@@ -19,7 +19,7 @@ KNOWN = {*READINGS, *(output.name for entry in BENCHMARKS for output in outputs(
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the names that match a pattern such as `stress.{power,clock}`. `{op}` is a parameter and is kept."""
+    """Return `stress.power` and `stress.clock` for `stress.{power,clock}`. `*` is kept, and so is `{op}`, a parameter."""
     pieces = re.split(r"\{([a-z0-9_]+(?:,[a-z0-9_]+)+)\}", pattern)
     choices = [piece.split(",") if index % 2 else [piece] for index, piece in enumerate(pieces)]
     return ["".join(choice) for choice in itertools.product(*choices)]

@@ -285,7 +285,7 @@ def test_missing_package_is_reported_with_the_remedy(run: Path, monkeypatch: pyt
 
 
 def test_object_of_another_checksum_is_replaced(run: Path, store: Any, server: str) -> None:
-    """With server-side encryption the ETag is not the MD5 checksum. Then the file is uploaded again, not skipped."""
+    """With SSE-KMS or SSE-C no ETag is the MD5 checksum, so each file is uploaded again, not skipped."""
     plan = (run / "plan.json").read_bytes()
     store.put_object(Bucket=BUCKET, Key="site-a/2026/r1/plan.json", Body=b"x" * len(plan))
     uploaded(run, server)

@@ -145,8 +145,17 @@ def test_figures_are_absent_on_all_ranks_if_a_rank_has_no_result(
     ranks = ranks_with(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
     assert ranks.reported == []
     assert len(ranks.absent) == 4, "with and without NVLink, on both hosts"
-    assert reason in {text for _, text in ranks.absent}
-    assert {text for _, text in ranks.absent} <= {reason, "another rank has no result"}
+    assert {text for _, text in ranks.absent} == {f"rank 0: {reason} (and 1 more)"}
+
+
+def test_problem_of_a_rank_that_does_not_report_is_reported_by_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = RANK.replace("off =", "assert request['rank'] == 0; off =", 1)
+    assert program != RANK
+    ranks = ranks_with(monkeypatch, tmp_path, program)
+    reported = {text for rank, text in ranks.absent if rank == 0}
+    assert reported == {"rank 1: the process ended with exit code 1 and 0 results"}
 
 
 def test_process_that_cannot_be_started_is_reported_on_all_ranks(

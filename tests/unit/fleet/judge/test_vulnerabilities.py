@@ -84,11 +84,16 @@ def reading(name: str, value: str, scope: str = "host") -> Metric:
 
 
 DRIVER = "driver.version"
+TOOLKIT = "container.toolkit.version"
+WITH_TOOLKIT = Metric(
+    name="container.cdi.gpus", unit="1", values={}, absent={"host": "unsupported: no CDI specification"}
+)
+"""The agent reports it together with the version of the toolkit."""
 OLD_DRIVER = reading(DRIVER, "580.95.05")
 
 
 def test_without_a_criterion_of_the_site_no_decision_changes() -> None:
-    accepted = report(read_packs([]), OLD_DRIVER, reading("container.toolkit.version", "1.0.0"))
+    accepted = report(read_packs([]), OLD_DRIVER, reading(TOOLKIT, "1.0.0"), WITH_TOOLKIT)
     assert accepted.decision == ACCEPTED
     assert not [item for item in accepted.verdicts if item.name.startswith("vulnerability.")]
 
@@ -126,18 +131,18 @@ def test_version_that_also_differs_from_other_hosts_is_one_cause_for_its_own_pro
 
 
 @pytest.mark.parametrize(
-    "metric",
+    "metrics",
     [
-        reading(DRIVER, "580.159.03"),
-        reading(DRIVER, "535.309.01"),
-        reading(DRIVER, "610.43.02"),
-        reading("container.toolkit.version", "1.17.4"),  # its vulnerability has only CVSS 4.1
+        [reading(DRIVER, "580.159.03")],
+        [reading(DRIVER, "535.309.01")],
+        [reading(DRIVER, "610.43.02")],
+        [reading(TOOLKIT, "1.17.4"), WITH_TOOLKIT],  # its vulnerability has only CVSS 4.1
     ],
 )
 def test_versions_with_the_fixes_or_only_minor_vulnerabilities_are_accepted(
-    site: tuple[Pack, ...], metric: Metric
+    site: tuple[Pack, ...], metrics: list[Metric]
 ) -> None:
-    assert report(site, metric).decision == ACCEPTED
+    assert report(site, *metrics).decision == ACCEPTED
 
 
 def test_an_adapter_of_another_vendor_is_not_judged(site: tuple[Pack, ...]) -> None:

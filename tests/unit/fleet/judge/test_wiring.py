@@ -168,7 +168,7 @@ def test_regular_fabric_is_compared(name: str) -> None:
     assert len(wiring.verdicts) == len(HEALTHY[name])
     assert (
         wiring.summary
-        == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports at the switch that most hosts have in this slot"
+        == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports at the switch that most hosts have in the same slot"
     )
 
 
@@ -228,7 +228,7 @@ def test_fewer_than_three_hosts_are_not_compared(count: int) -> None:
     wiring = compare_hosts(swap(rail_optimized(count), ("h01", 0), ("h01", 1)))
     assert wiring.verdicts == ()
     assert wiring.summary == (
-        f"NOT COMPARED ({count} of at least 3 hosts have known switches); list the cables in the manifest (kind link)"
+        f"NOT COMPARED (hosts with known switches: {count}, at least 3 are needed); list the cables in the manifest (kind link)"
     )
 
 
@@ -621,7 +621,7 @@ def test_report_names_the_swapped_cables_and_rejects_only_that_host(kind: str) -
     plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
     healthy = report_on(plan, cables, kind)
     assert healthy.decision == ACCEPTED
-    assert "Cabling: 16 of 16 ports at the switch that most hosts have in this slot" in healthy.acceptance.summary
+    assert "Cabling: 16 of 16 ports at the switch that most hosts have in the same slot" in healthy.acceptance.summary
     assert "<dt>Cabling</dt><dd>16 of 16 ports at the switch" in render_html(healthy)
     report = report_on(plan, swap(cables, ("h02", 1), ("h02", 3)), kind)
     assert [host.decision for host in report.hosts] == [ACCEPTED, REJECTED, ACCEPTED, ACCEPTED]

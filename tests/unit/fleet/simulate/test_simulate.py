@@ -429,7 +429,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     text = (
         f"{counted} cables as in the manifest"
         if manifest
-        else f"{counted} ports at the switch that most hosts have in this slot"
+        else f"{counted} ports at the switch that most hosts have in the same slot"
     )
     assert f"Cabling: {text}" in report.acceptance.summary
 
