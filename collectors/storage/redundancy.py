@@ -91,7 +91,7 @@ def _read_array(files: Files, name: str) -> Array:
         else:
             failed += "faulty" in flags
     slots = files.read(f"{path}/raid_disks", lambda text: int(text.split()[0]))
-    if array.missing and isinstance(slots, int):
+    if array.missing and filled and isinstance(slots, int):  # without a slot that was read, all would count as empty
         array.add_empty([slot for slot in range(slots) if slot not in filled], failed)
     return array
 
