@@ -43,8 +43,8 @@ WITHOUT_EVIDENCE = {
         "compare name, address, clock and serials of the host with the inventory.",
     ),
     "clock-skew": Handling(
-        "Compare the clock of the host with that of the control node and correct it (chronyc tracking). Then measure the host "
-        "again.",
+        "Compare the clock of the host with that of the control node and correct the wrong one (chronyc tracking). Then "
+        "measure the host again.",
         "check the time server, the battery of the mainboard, and whether the records in the run directory are of this run.",
     ),
     "in-use": Handling(

@@ -422,7 +422,7 @@ def contradictory_record(shown: Sequence[Verdict]) -> str:
 
 def clock_skew(shown: Sequence[Verdict]) -> str:
     """Return that the times in a record are impossible."""
-    return "has a wrong clock, or a record of another time"
+    return "has another time than the control node, or a record of another time"
 
 
 def not_known(shown: Sequence[Verdict]) -> str:

@@ -148,11 +148,21 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
         return  # _time_problems reports it
     if began < planned_at - CLOCK_TOLERANCE_S:
         when = f"begins at {record.began}, {_amount(planned_at - began)} before the run was planned at {planned}"
-        yield CLOCK, "host", f"the record {when}: it is of an earlier run, or the clock of the host is behind", ""
+        yield (
+            CLOCK,
+            "host",
+            f"the record {when}: it is of an earlier run, or the clock of the host is behind that of the control node",
+            "",
+        )
     # A copied file may have any earlier time, for example one of an archive.
     if received is not None and planned_at <= received < ended - CLOCK_TOLERANCE_S:
         when = f"ends at {record.ended}, {_amount(ended - received)} after the control node received it"
-        yield CLOCK, "host", f"the record {when}: the clock of the host is ahead, or the record was changed", ""
+        yield (
+            CLOCK,
+            "host",
+            f"the record {when}: the clock of the host is ahead of that of the control node, or the record was changed",
+            "",
+        )
 
 
 def _amount(seconds: float) -> str:

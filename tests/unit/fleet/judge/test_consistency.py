@@ -206,7 +206,8 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "record of an earlier run with the nonce of this run": (
         lambda record: shifted_by(record, timedelta(days=-1)),
-        "24.0 h before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, or the clock of the host is behind",
+        "24.0 h before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, "
+        "or the clock of the host is behind that of the control node",
     ),
     "record that ends a day later": (
         lambda record: replace(record, ended="2026-11-22T04:00:00Z"),

@@ -160,7 +160,7 @@ def of_record(reason: str) -> Problem:
         (timed(began="03:54:59"),
          [("record.clock", "host",
            "the record begins at 2026-11-21T03:54:59Z, 5 min before the run was planned at 2026-11-21T04:00:00Z: "
-           "it is of an earlier run, or the clock of the host is behind", "")]),
+           "it is of an earlier run, or the clock of the host is behind that of the control node", "")]),
         (timed(began="04:00:02", ended="04:00:01"),
          [of_record("the record ends before it begins: the clock of the host was set back")]),
         (timed(began="04:05:00", ended="04:05:00"), []),

@@ -39,7 +39,11 @@ def with_clock(hours: float) -> Evidence:
 @pytest.mark.parametrize(
     ("hours", "reason"),
     [
-        (3, "h after the control node received it: the clock of the host is ahead, or the record was changed"),
+        (
+            3,
+            "h after the control node received it: the clock of the host is ahead of that of the control node, or "
+            "the record was changed",
+        ),
         (-3, "3.0 h before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, or the clock"),
     ],
 )
