@@ -42,7 +42,7 @@ def pages(folder: Path, names: set[str]) -> dict[str, str]:
     if "lab" in names:
         urls["lab"] = _write_page(folder, "lab", render_html(fleets.lab()))
     if "h200" in names:
-        urls["h200"] = _write_page(folder, "h200", _render_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
+        urls["h200"] = _write_page(folder, "h200", _render_run(ROOT / "docs" / "measurements" / "h200x4-standard"))
     if "pulse" in names:
         page = _write_page(folder, "pulse", _render_run(ROOT / "docs" / "measurements" / "h200x2-extended"))
         urls["pulse"] = f"{page}#host=h200x2"

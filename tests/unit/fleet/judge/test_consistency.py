@@ -532,9 +532,9 @@ def with_samples(item: Observation, **fields: float) -> Observation:
 def test_figure_of_a_soak_that_contradicts_its_rounds_is_named(kind: str) -> None:
     change, reason = SOAK_FIGURES[kind]
     run = load(MEASURED_RUNS / "h200x4-burnin")
-    measured = run.evidence["h200"]
+    measured = run.evidence["h200x4"]
     changed = change_figures(change, "stress.throughput")(measured.records[0])
-    (view,) = host_views(run.plan, {"h200": replace(measured, records=(changed,))}, PACKS)
+    (view,) = host_views(run.plan, {"h200x4": replace(measured, records=(changed,))}, PACKS)
     problems = [item for item in contradictions(view) if reason in item.reason]
     assert {(item.name, item.scope) for item in problems} == {
         ("stress.throughput", f"gpu={index}") for index in range(4)
@@ -542,8 +542,9 @@ def test_figure_of_a_soak_that_contradicts_its_rounds_is_named(kind: str) -> Non
     twice = replace(
         measured.records[0], observations=(*measured.records[0].observations, measured.records[0].observations[0])
     )
-    (view,) = host_views(run.plan, {"h200": replace(measured, records=(twice,))}, PACKS)
-    assert [item.reason for item in contradictions(view)] == ["the record has this figure 2 times"]
+    (view,) = host_views(run.plan, {"h200x4": replace(measured, records=(twice,))}, PACKS)
+    reasons = [item.reason for item in contradictions(view) if item.name not in CONTRADICTORY_READINGS[run.plan.run_id]]
+    assert reasons == ["the record has this figure 2 times"]
 
 
 def test_consistent_evidence_is_accepted() -> None:
@@ -566,6 +567,10 @@ KEPT_RUNS = {
     run: (decision, failures) for run, decision, failures in ROW.findall((MEASURED_RUNS / "README.md").read_text())
 }
 HEADLINES = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+CONTRADICTORY_READINGS = {
+    "h200x4-burnin": {f"gpu.nvlink.{counter}" for counter in ("crc_errors", "recoveries", "replays")},
+}
+"""Run -> readings that some of its snapshots lack, because NVML reported them as not supported for a moment."""
 
 
 def test_table_lists_every_run_of_real_hardware() -> None:
@@ -582,7 +587,8 @@ def test_run_of_real_hardware_is_judged_as_the_table_states(name: str) -> None:
     report = merge(run.plan, run.evidence, PACKS, events=run.events, quarantined=run.quarantined)
     failed = {f"{item.scope} {item.name}" for item in report.verdicts if item.verdict == FAIL}
     assert (report.decision, failed) == (decision, set(re.findall("`(.+?)`", failures)))
-    assert [item.reason for item in report.verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
+    contradictory = {item.name for item in report.verdicts if item.kind == VerdictKind.CONTRADICTORY}
+    assert contradictory == CONTRADICTORY_READINGS.get(name, set())
     headline = (MEASURED_RUNS / name / "report.md").read_text(encoding="utf-8").splitlines()[0]
     assert headline == f"# FINAL ACCEPTANCE: {HEADLINES[decision]}"
 
