@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pynvml as nvml
 from collectors.base import HOST_LABELS, Absent, Family, Labels, ReadingError, Value, empty_families
 from collectors.deadline import PendingCall, call_with_deadline
 from collectors.nvml.calls import ResetRequired, call, decode, gpu_count, open_nvml, try_read
+from collectors.nvml.denials import Denials, replace_denied
 from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.links import PER_LINK
@@ -29,6 +31,8 @@ from collectors.nvml.slow_readings import SlowReadings
 GPU_DEADLINE_S = 5.0
 """A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy one takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
+PAUSES_S = (0.1, 0.3, 1.0)
+"""Pauses before a GPU is read again that denies a reading which its model has (`collectors.nvml.denials`)."""
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
@@ -53,8 +57,8 @@ class CachedGpu:
     """Values that an exporter caches between scrapes, for the GPU with this UUID."""
 
     uuid: str
-    constants: dict[str, Value | Absent] = field(default_factory=dict)
-    missing_fields: set[int] = field(default_factory=set)
+    constants: dict[str, Value] = field(default_factory=dict)
+    has_field: dict[int, bool] = field(default_factory=dict)
     counters: GpmCounters = field(default_factory=GpmCounters)
     slow: SlowReadings = field(default_factory=SlowReadings)
 
@@ -67,6 +71,8 @@ class NvmlCollector:
         full_snapshot: read everything again, including slow readings.
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
+        pauses_s: before a GPU that denies a reading which its model has is read again. With `keep_open` it is not read again,
+            because a scrape must not wait; its next collection has the reading.
     """
 
     name = "nvml"
@@ -77,11 +83,14 @@ class NvmlCollector:
         full_snapshot: bool = False,
         deadline_s: float = GPU_DEADLINE_S,
         keep_open: bool = False,
+        pauses_s: Iterable[float] = PAUSES_S,
     ) -> None:
         self._devices = None if devices is None else frozenset(devices)
         self._full_snapshot = full_snapshot
         self._deadline_s = deadline_s
         self._keep_open = keep_open
+        self._pauses_s = () if keep_open else tuple(pauses_s)
+        self._denials = Denials()
         self._cache: dict[int, CachedGpu] = {}
         self._stuck: dict[int, PendingCall[GpuReadings]] = {}
         self._stuck_peers: dict[int, PendingCall[PeerPaths]] = {}
@@ -89,6 +98,18 @@ class NvmlCollector:
         self._open_count = 0
 
     def collect(self) -> Iterable[Family]:
+        families = self._collect()
+        for pause_s in self._pauses_s:
+            if not (denying := self._denials.find(families)):
+                return families
+            time.sleep(pause_s)
+            for index in denying:
+                self._forget(index)
+            replace_denied(families, self._collect())
+        self._denials.accept(families)
+        return families
+
+    def _collect(self) -> list[Family]:
         host = empty_families(HOST_KINDS, varying=["gpu.count"])
         try:
             open_nvml()
@@ -154,7 +175,7 @@ class NvmlCollector:
             self._forget(index)
             raise
         cached = self._cached(index, read_uuid(gpu))
-        gpu.missing_fields = cached.missing_fields
+        gpu.has_field = cached.has_field
         labels = {"gpu": str(index)} | ({"uuid": cached.uuid} if cached.uuid else {})
         samples = list(read_samples(gpu, self._full_snapshot, cached.constants))
         if not self._full_snapshot:

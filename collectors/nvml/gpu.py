@@ -32,14 +32,14 @@ class NvmlGpu:
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        self.missing_fields: set[int] = set()
-        """NVLink fields that the part does not have, cached between collections."""
+        self.has_field: dict[int, bool] = {}
+        """Whether the part has an NVLink field, cached between collections. A field that was read once stays one that it has."""
         self._answers: dict[Hashable, Any] = {}
 
     def without_cache(self) -> NvmlGpu:
         """Return the same GPU with an empty cache."""
         copy = NvmlGpu(self.handle)
-        copy.missing_fields = self.missing_fields
+        copy.has_field = self.has_field
         return copy
 
     def cached(self, key: Hashable, get: Callable[[], S]) -> S:

@@ -69,10 +69,10 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
     def query() -> LinkStates:
         states: LinkStates = {}
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            state = try_read(lambda: bool(gpu.query("NvLinkState", link)))  # noqa: B023
-            if isinstance(state, Absent) and state.status == "unsupported":
-                break  # links are numbered from 0: the first missing number ends the list
-            states[link] = state
+            states[link] = try_read(lambda: bool(gpu.query("NvLinkState", link)))  # noqa: B023
+        # Links are numbered from 0. The numbers after the last link are no links.
+        while states and _is_unsupported(states[max(states)]):
+            del states[max(states)]
         if not states:
             raise unsupported_error(_NO_NVLINK)
         first = states[0]
@@ -84,11 +84,19 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
 
 
 def known_link_states(gpu: NvmlGpu) -> dict[int, bool]:
-    """Return the state of every NVLink. Raises ReadingError if the state of any link is not available."""
-    states = read_link_states(gpu)
+    """Return the state of every NVLink that the part supports. Raises ReadingError if the state of one cannot be read."""
+    states = {link: state for link, state in read_link_states(gpu).items() if not _is_unsupported(state)}
     if absent := first_absent(*states.values()):
         raise ReadingError(absent)
     return {link: bool(state) for link, state in states.items()}
+
+
+def _link_count(gpu: NvmlGpu) -> int:
+    return sum(not _is_unsupported(state) for state in read_link_states(gpu).values())
+
+
+def _is_unsupported(state: bool | Absent) -> bool:
+    return isinstance(state, Absent) and state.status == "unsupported"
 
 
 def _missing_links(gpu: NvmlGpu) -> int:
@@ -103,7 +111,7 @@ def _missing_links(gpu: NvmlGpu) -> int:
 
 
 LINK_ROWS = (
-    Row("gpu.nvlink.link_count", "1", CONSTANT, "NVLinks of the part", lambda gpu: len(read_link_states(gpu))),
+    Row("gpu.nvlink.link_count", "1", CONSTANT, "NVLinks of the part", _link_count),
     Row("gpu.nvlink.active_links", "1", VARIES, "NVLinks that are up", lambda gpu: sum(known_link_states(gpu).values())),
     Row("gpu.nvlink.missing_links", "1", VARIES, "NVLinks to a switch that are down", _missing_links),
     Row("gpu.nvlink.version", "1", CONSTANT, "NVLink version",
@@ -140,14 +148,15 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
     if kind.error_counter is not None and (counts := _read_error_counter(gpu, kind.error_counter, links)):
         return counts
     for number in kind.fields:
-        if number in gpu.missing_fields:
+        if gpu.has_field.get(number) is False:
             continue
         fields = gpu.fields((number, link) for link in links)
         values = {link: try_read(lambda: kind.convert(field_value(field))) for (_, link), field in fields.items()}  # noqa: B023
         if any(map(_exists, values.values())):
+            gpu.has_field[number] = True
             return values
         if any(state is True for state in read_link_states(gpu).values()):
-            gpu.missing_fields.add(number)
+            gpu.has_field.setdefault(number, False)
     raise unsupported_error("NVML: Not Supported")
 
 

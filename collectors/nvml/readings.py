@@ -96,7 +96,7 @@ def read_uuid(gpu: NvmlGpu) -> str | Absent:
     return uuid
 
 
-def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value | Absent]) -> Iterator[Sample]:
+def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value]) -> Iterator[Sample]:
     """Yield the samples of one GPU; those of SLOW and SNAPSHOT_ONLY only in a full snapshot.
 
     Values that never change are cached in `constants`.
@@ -109,7 +109,7 @@ def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[st
             yield row.name, {}, constants[row.name]
             continue
         value = try_read(lambda: row.get(gpu))  # noqa: B023
-        if row.pace == ONCE and not (isinstance(value, Absent) and value.status == "error"):
+        if row.pace == ONCE and not isinstance(value, Absent):
             constants[row.name] = value
         yield row.name, {}, value
     for reason, is_active in throttling(gpu):

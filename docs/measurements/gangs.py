@@ -5,8 +5,8 @@ NCCL treats them as separate hosts.
 Usage: python docs/measurements/gangs.py RUN_DIR DEVICES PROFILE [FAULT]
     DEVICES  the GPUs of each host, e.g. 0/1/2/3 or 0,1/2,3
     PROFILE  name or .yml file of a profile, whose stage `gang` is run
-    FAULT    stop:RANK or kill:RANK sends a signal to that rank while it measures; slow:GPU:SHARE starts three other processes,
-             each of which computes on that GPU for a share of the time (compete.py)
+    FAULT    stop:RANK or kill:RANK sends a signal to that rank while it measures; slow:HOST:SHARE pauses the ranks of a host (h0,
+             h1 …) for a share of the time
 
 RUN_DIR becomes a run directory like that of the playbooks. The report is written to it and printed.
 """
@@ -19,7 +19,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +33,8 @@ from schemas.plans import Plan  # noqa: E402
 from schemas.records import to_json  # noqa: E402
 
 PORT = 29600
-COMPETITORS = 3
-"""Number of competing processes on the GPU. One alone gets half of the GPU, which hardly slows a transfer over sockets."""
+PERIOD_S = 0.02
+"""Period in which the ranks of a slow host are paused once. A busy GPU hardly slows a transfer over sockets, a pause does."""
 
 
 def main() -> None:
@@ -40,33 +43,31 @@ def main() -> None:
         sys.exit(__doc__)
     directory, devices = Path(sys.argv[1]).absolute(), [part.split(",") for part in sys.argv[2].split("/")]
     fault = sys.argv[4].split(":") if len(sys.argv) == 5 else [""]
-    plan = plan_of(directory.name, devices, sys.argv[3], shared=fault[0] == "slow")
+    plan = plan_of(directory.name, devices, sys.argv[3])
     directory.mkdir(parents=True)
     (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
     hosts = {host.name: directory / "at" / host.name for host in plan.hosts}
     for name, host_directory in hosts.items():
         run_rackproof(name, host_directory, "inspect", "--plan", str(directory / "plan.json"))
-    load = competitors(fault) if fault[0] == "slow" else []
     launches = {name: launch(name, host_directory, list(hosts)) for name, host_directory in hosts.items()}
-    began = time.monotonic()
+    began, since = time.monotonic(), "the start"
     if fault[0] in ("stop", "kill"):
+        since = "the fault"
         began = send_signal(fault[0], int(fault[1]), hosts)
-    for name, process in launches.items():
-        process.wait(timeout=900)
-        print(f"{name}: ended {time.monotonic() - began:.1f} s after {'the fault' if fault[0] else 'the start'}")
-    for process in load:
-        process.terminate()
+    with paused_ranks(fault[1], float(fault[2])) if fault[0] == "slow" else nullcontext():
+        for name, process in launches.items():
+            process.wait(timeout=900)
+            print(f"{name}: ended {time.monotonic() - began:.1f} s after {since}")
     fetch_records(directory, plan, hosts)
 
 
-def plan_of(run_id: str, devices: list[list[str]], profile: str, *, shared: bool) -> Plan:
-    """Return the plan that a playbook would make for hosts with these GPUs. `shared` permits other processes on the GPUs."""
+def plan_of(run_id: str, devices: list[list[str]], profile: str) -> Plan:
+    """Return the plan that a playbook would make for hosts with these GPUs."""
     inventory = {
         f"h{number}": {
             "rackproof_gpu_count": len(own),
             "rackproof_gpu_devices": [int(index) for index in own],
             "rackproof_rack": "r1",
-            "rackproof_share_gpus": shared,
             "ansible_host": "127.0.0.1",
         }
         for number, own in enumerate(devices)
@@ -91,12 +92,38 @@ def launch(name: str, directory: Path, members: list[str]) -> subprocess.Popen[b
     return subprocess.Popen(started, env={**os.environ, "NCCL_HOSTID": name})
 
 
-def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
-    """Start competing processes and wait until they compute."""
-    script = ROOT / "docs" / "measurements" / "compete.py"
-    started = [subprocess.Popen([sys.executable, str(script), fault[1], fault[2], "600"]) for _ in range(COMPETITORS)]
-    time.sleep(8)
-    return started
+@contextmanager
+def paused_ranks(host: str, share: float) -> Iterator[None]:
+    """Pause the ranks of the host for this share of the time, 50 times per second, until the block ends."""
+    end = threading.Event()
+
+    def pause() -> None:
+        ranks: list[int] = []
+        listed = 0.0
+        while not end.wait(PERIOD_S * (1 - share)):
+            if time.monotonic() > listed + 1:
+                ranks, listed = [pid for pid in pids() if is_rank(pid, None, host)], time.monotonic()
+            send(ranks, signal.SIGSTOP)
+            time.sleep(PERIOD_S * share)
+            send(ranks, signal.SIGCONT)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def send(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def send_signal(kind: str, rank: int, hosts: dict[str, Path]) -> float:
@@ -105,8 +132,7 @@ def send_signal(kind: str, rank: int, hosts: dict[str, Path]) -> float:
         time.sleep(0.1)
     time.sleep(2)
     name = next(name for name, directory in hosts.items() if directory == state[0])
-    pids = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and is_rank(pid, rank, name)]
-    (pid,) = (int(pid.name) for pid in pids)
+    (pid,) = (pid for pid in pids() if is_rank(pid, rank, name))
     os.kill(pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
     print(f"{kind}: rank {rank} of {name}, process {pid}")
     return time.monotonic()
@@ -120,13 +146,16 @@ def measuring(directory: Path, rank: int) -> bool:
     return str(state["phase"]).startswith("collective all_reduce")
 
 
-def is_rank(process: Path, rank: int, host: str) -> bool:
+def is_rank(process: int, rank: int | None, host: str) -> bool:
+    """Return whether the process is this rank (None: any) of the host."""
     try:
-        environment = (process / "environ").read_bytes().split(b"\0")
-        name = (process / "comm").read_text().strip()
+        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        name = Path(f"/proc/{process}/comm").read_text().strip()
     except OSError:
         return False
-    return name == f"rank {rank}" and f"NCCL_HOSTID={host}".encode() in environment
+    return (
+        name == f"rank {rank}" if rank is not None else name.startswith("rank ")
+    ) and f"NCCL_HOSTID={host}".encode() in environment
 
 
 def fetch_records(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:

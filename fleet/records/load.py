@@ -25,6 +25,7 @@ from schemas.records import Record
 from schemas.reports import Quarantined
 from schemas.run_directory import EVENTS, RunDirectory, bmc_record_names, is_run, record_name, record_names, runs_in
 from schemas.stages import GANG
+from schemas.times import epoch_seconds
 
 PLAN_BYTES = JOURNAL_BYTES = 64_000_000
 REPORT_BYTES = 4_000_000_000
@@ -62,6 +63,7 @@ class RecordReader:
         self._journal_problems, self.only_gangs = journal_problems, only_gangs
         self._users = users or {}
         self._baseline = BaselineSnapshot(directory, plan) if plan.baseline else None
+        self._clock_lag_s = _clock_lag_s(directory, plan)
         self._reader = quick.Reader()
         self.checked: dict[str, bytes] = {}
         """Path of a valid record -> digest of its bytes. Unchanged bytes are not validated again."""
@@ -76,7 +78,7 @@ class RecordReader:
             try:
                 records.append(self._record(path, host.name, gang))
                 if not self.plan.simulated:  # the times of a simulation are not those of this machine
-                    received[gang] = (self._directory / path).stat().st_mtime
+                    received[gang] = (self._directory / path).stat().st_mtime + self._clock_lag_s
             except FileNotFoundError:
                 if not gang:
                     problems.append(f"no record: {path} is missing")
@@ -145,6 +147,17 @@ class RecordReader:
             return record_from_json(documents.checked(text, "record", source=source), source=source)
         self.checked[path] = digest
         return record
+
+
+def _clock_lag_s(directory: Path, plan: Plan) -> float:
+    """Return how far the clock of the file system is behind that of the control node, which wrote the plan.
+
+    A file server writes the times of files with its own clock. A plan that seems to be newer than it is was copied: return 0.
+    """
+    try:
+        return max(0.0, epoch_seconds(plan.created) - RunDirectory(directory).plan.stat().st_mtime)
+    except (OSError, ValueError):
+        return 0.0
 
 
 class RunEvidence(Mapping[str, Evidence]):

@@ -12,6 +12,7 @@
  *   P2PStatus.5.2=0              a second GPU is given by its index; here GPU 5, and 2 = NVLink
  *   gpu.3.PowerUsage=0           only for that index; without `gpu.` for every GPU
  *   gpu.3.*=!15                  fails with this NVML return code
+ *   gpu.3.*=!3 for 5 after 20    fails with this code in 5 calls after the first 20, otherwise uses the lines above
  *   gpu.3.PowerUsage=~5s         waits 5 seconds, then uses the lines above
  *   FieldValues.161.5=0          a field and its scope, here a link; FieldValues.161 is for all scopes
  *   FieldValues.74=960194000 3   a field whose value is of another type than unsigned int: 3 is unsigned long long
@@ -41,7 +42,7 @@ static const char devices[MAX_GPUS];
 
 /* ---- the scenario ---- */
 
-static struct { char *pattern, *value; } lines[MAX_LINES];
+static struct { char *pattern, *value; int calls; } lines[MAX_LINES];
 static int line_count;
 static struct stat loaded;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -79,6 +80,7 @@ static void load(const char *path)
             continue;
         }
         lines[line_count].pattern = strdup(text);
+        lines[line_count].calls = 0;
         lines[line_count++].value = strdup(equals + 1);
     }
     free(text);
@@ -126,7 +128,16 @@ static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
             delay += strtod(lines[i].value + 1, NULL);
             continue;
         }
-        code = lines[i].value[0] == '!' ? atoi(lines[i].value + 1) : OK;
+        int most, before;
+        if (sscanf(lines[i].value, "!%d for %d after %d", &code, &most, &before) == 3) {
+            int call = lines[i].calls++;
+            if (call < before || call >= before + most) {
+                code = NO_LINE;
+                continue;
+            }
+        } else {
+            code = lines[i].value[0] == '!' ? atoi(lines[i].value + 1) : OK;
+        }
         snprintf(value, TEXT_BYTES, "%s", lines[i].value);
         break;
     }

@@ -18,7 +18,7 @@ from schemas.records import to_json
 @cache
 def collector(full_snapshot: bool, *devices: int) -> NvmlCollector:
     """Return the collector of these devices; default: all."""
-    return NvmlCollector(devices or None, full_snapshot)
+    return NvmlCollector(devices or None, full_snapshot, pauses_s=[0.0] * 3)
 
 
 for line in sys.stdin:

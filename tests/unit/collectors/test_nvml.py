@@ -1102,12 +1102,13 @@ def test_cache_belongs_to_the_gpu_not_its_index(reader: nvml.Reader) -> None:
     }
 
 
-def test_failed_constant_is_read_again(reader: nvml.Reader) -> None:
+@pytest.mark.parametrize(("index", "code"), [(1, 999), (2, 3)])
+def test_failed_constant_is_read_again(reader: nvml.Reader, index: int, code: int) -> None:
     broken, fixed = (
-        flat(reader.take("healthy-h200x4", *lines, devices=[1], full_snapshot=False)["snapshot"])
-        for lines in (["gpu.1.VbiosVersion=!999"], [])
+        flat(reader.take("healthy-h200x4", *lines, devices=[index], full_snapshot=False)["snapshot"])
+        for lines in ([f"gpu.{index}.VbiosVersion=!{code}"], [])
     )
-    assert changes(broken, fixed) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
+    assert changes(broken, fixed) == {f"gpu.vbios_version gpu={index}": "96.00.A5.00.1A"}
 
 
 # ---- selected GPUs ----
@@ -1284,6 +1285,54 @@ def test_reading_names_are_unique() -> None:
 )
 def test_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
     assert translate(pynvml.NVMLError(code)) == expected
+
+
+# ---- readings that NVML denies for a moment ----
+
+CALLS = 250
+"""About as many calls as a full snapshot makes for one GPU."""
+
+
+@pytest.mark.parametrize(
+    ("before", "most"), [(0, 2), *((before, most) for before in range(1, CALLS, 31) for most in (1, 10))]
+)
+def test_denial_of_a_moment_loses_no_reading(reader: nvml.Reader, healthy: Readings, before: int, most: int) -> None:
+    lines = [f"gpu.{index}.*=!3 for {most} after {before}" for index in (2, 7)]
+    assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
+
+
+def test_denial_of_all_gpus_loses_no_reading_that_was_read_before(reader: nvml.Reader, healthy: Readings) -> None:
+    observed = readings(reader, "healthy-h100x8", "gpu.*.NvLinkErrorCounter.*=!3 for 40 after 0")
+    assert changes(healthy, observed) == {}
+
+
+def test_repeated_denial_is_reported(reader: nvml.Reader, healthy: Readings) -> None:
+    observed = readings(reader, "healthy-h100x8", "gpu.2.NvLinkErrorCounter.*=!3", "gpu.2.FieldValues.*=!3")
+    changed = changes(healthy, observed)
+    assert changed["gpu.nvlink.replays gpu=2"] == NOT_SUPPORTED
+    assert {key.split()[1].split(",")[0] for key in changed} == {"gpu=2"}
+
+
+def test_exporter_reads_a_denied_reading_in_the_next_scrape(library: Path, tmp_path: Path) -> None:
+    program = """
+import shutil, sys
+from collectors.base import Absent
+from collectors.nvml import NvmlCollector
+collector = NvmlCollector(keep_open=True)
+for scenario in sys.argv[2:]:
+    shutil.copyfile(scenario, sys.argv[1])
+    absent = {
+        family.name: [isinstance(value, Absent) for labels, value in family.readings if labels["gpu"] == "2"]
+        for family in collector.collect() if family.name in ("gpu.vbios_version", "gpu.temperature")
+    }
+    print(sorted(absent.items()))
+"""
+    healthy = nvml.write(tmp_path / "healthy", "healthy-h200x4")
+    denied = nvml.write(tmp_path / "denied", "healthy-h200x4", "gpu.2.*=!3 for 1000000 after 1")
+    now = nvml.write(tmp_path / "now", "healthy-h200x4")
+    first, second = nvml.python(["-c", program, now, denied, healthy], library, now).splitlines()
+    assert first == "[('gpu.temperature', [True]), ('gpu.vbios_version', [True])]"
+    assert second == first.replace("True", "False")
 
 
 # ---- GPM counters ----

@@ -23,6 +23,7 @@ from tests.unit.fleet.judge.test_consistency import shifted_by
 
 PLAN = builders.plan("h1", "h2", rackproof_gang="none")
 HEALTHY = builders.evidence(PLAN)
+PLANNED = epoch_seconds(PLAN.created)
 RECEIVED = epoch_seconds(builders.WHEN) + 60
 
 
@@ -73,6 +74,12 @@ def test_record_is_received_when_its_file_was_written(tmp_path: Path) -> None:
     for host, evidence in HEALTHY.items():
         documents.write(tmp_path / record_name(host), to_json(evidence.records[0]))
         os.utime(tmp_path / record_name(host), (RECEIVED, RECEIVED))
+    run = load(tmp_path)
+    assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
+    # A file server whose clock is behind: its time of the plan shows by how much.
+    os.utime(paths.plan, (PLANNED - 3600, PLANNED - 3600))
+    for host in HEALTHY:
+        os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))
     run = load(tmp_path)
     assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
     documents.write(paths.plan, to_json(replace(PLAN, simulated=True)))

@@ -1,0 +1,102 @@
+"""Readings that NVML denies for a moment.
+
+On four H200 with driver 580.159.04, NVML returned NVML_ERROR_NOT_SUPPORTED for the error counters of some NVLinks in 2 of about
+40 snapshots, and read the same counters seconds before and after. So "not supported" is believed only if it is repeated, or if
+no GPU of the same model has the reading.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from collectors.base import Absent, Family, Labels, Value
+from collectors.nvml.links import ACTIVE
+
+_MODEL = "gpu.name"
+_PARTS = frozenset({"gpu", "uuid", "link", "peer"})
+"""Labels that select a part. The others, such as the reason of a throttling, distinguish readings of one part."""
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+"""Name of a reading, and its labels that are not in _PARTS. The state of a link has also the number of the link."""
+_Reading = tuple[Labels, Value | Absent]
+
+
+class Denials:
+    """Remembers which readings each model of GPU has, and which of them a GPU denied repeatedly."""
+
+    def __init__(self) -> None:
+        self._models: dict[_Key, set[Value | Absent | None]] = {}
+        """Reading -> the models of GPU that had it."""
+        self._accepted: set[tuple[str, _Key]] = set()
+
+    def find(self, families: Iterable[Family]) -> set[int]:
+        """Return the NVML indices of GPUs that deny a reading which their model has: now, on another GPU, or earlier."""
+        return {int(gpu) for gpu, _ in self._find(families)}
+
+    def accept(self, families: Iterable[Family]) -> None:
+        """Believe all denials in these readings, each until its reading has a value again."""
+        self._accepted |= self._find(families)
+
+    def _find(self, families: Iterable[Family]) -> set[tuple[str, _Key]]:
+        listed = list(families)
+        models = {
+            labels["gpu"]: value for family in listed if family.name == _MODEL for labels, value in family.readings
+        }
+        denied: set[tuple[str, _Key]] = set()
+        measured: set[tuple[str, _Key]] = set()
+        for gpu, key, value in _gpu_readings(listed):
+            if not isinstance(value, Absent):
+                measured.add((gpu, key))
+                self._models.setdefault(key, set()).add(models.get(gpu))
+            elif value.status == "unsupported":
+                denied.add((gpu, key))
+        # NVML lists no links, so a link whose state is denied is missing.
+        links = [key for key in self._models if key[0] == ACTIVE.name]
+        denied |= {(gpu, key) for gpu in models for key in links if (gpu, key) not in measured}
+        self._accepted -= measured - denied
+
+        def has(gpu: str, key: _Key) -> bool:
+            having, model = self._models.get(key, set()), models.get(gpu)
+            return model in having or (isinstance(model, Absent) and bool(having))
+
+        return {(gpu, key) for gpu, key in denied - self._accepted if has(gpu, key)}
+
+
+def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
+    """Replace the readings of the host, and of each GPU that has more values in `again`, which was read later."""
+    older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
+    better = {gpu for gpu, count in _counts(newer).items() if gpu is None or count > _counts(older)[gpu]}
+    for family in families:
+        before, after = older[family.name], newer.get(family.name, {})
+        family.readings = [
+            reading
+            for gpu in dict.fromkeys([*before, *after])
+            for reading in (after if gpu in better else before).get(gpu, [])
+        ]
+
+
+def _gpu_readings(families: Iterable[Family]) -> Iterator[tuple[str, _Key, Value | Absent]]:
+    """Yield the GPU, the key and the value of each reading of a GPU."""
+    for family in families:
+        kept = _PARTS - {"link"} if family.name == ACTIVE.name else _PARTS
+        for labels, value in family.readings:
+            if gpu := labels.get("gpu"):
+                yield gpu, (family.name, tuple((k, v) for k, v in labels.items() if k not in kept)), value
+
+
+def _by_gpu(readings: Iterable[_Reading]) -> dict[str | None, list[_Reading]]:
+    """Return the readings of each GPU. Those of the host have the key None."""
+    grouped: dict[str | None, list[_Reading]] = {}
+    for labels, value in readings:
+        grouped.setdefault(labels.get("gpu"), []).append((labels, value))
+    return grouped
+
+
+def _counts(families: Mapping[str, Mapping[str | None, list[_Reading]]]) -> Counter[str | None]:
+    """Return how many values each GPU has."""
+    counts: Counter[str | None] = Counter()
+    for readings in families.values():
+        for gpu, own in readings.items():
+            counts[gpu] += sum(not isinstance(value, Absent) for _, value in own)
+    return counts
