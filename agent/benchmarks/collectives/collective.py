@@ -164,7 +164,10 @@ def _allocate(context: Context, case: Case, communicator: Communicator | None) -
 
 
 def _allocate_more(context: Context, case: Case, communicator: Communicator | None) -> list[CollectiveBuffers]:
-    """Return more buffers for the same operation: every rank gets as many as fit on the GPU with the least free memory."""
+    """Return more pairs of buffers for a large operation on GPUs, at most BUFFER_PAIRS - 1; none for any other operation.
+
+    All ranks get the same number, which the GPU with the least free memory limits.
+    """
     if context.device.type != "cuda" or case.size < LARGE_BYTES:
         return []
     torch.cuda.empty_cache()
@@ -200,7 +203,10 @@ def _report_absent(context: Context, case: Case, status: str, reason: str) -> No
 def _find_nccl_choices(
     context: Context, cases: Sequence[Case], communicator: Communicator
 ) -> dict[Case, dict[str, Any]]:
-    """Run every case once, untimed, with NCCL's log enabled; report the transport, and return NCCL's choice by case."""
+    """Run every case once, untimed, with NCCL's log enabled; return NCCL's choice by case.
+
+    Reports transport, channels and use of NVLS.
+    """
     context.set_phase("collective paths")
     log = nccl_log.NcclLog(context.work / f"nccl.rank{context.rank}.log")
     text, choices = "", {}

@@ -40,11 +40,11 @@ class MeasurementError(Exception):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `mnnvl.busbw` in B/s twice, and `mnnvl.speedup`, the ratio.
+    """Report for each operation and size `mnnvl.busbw` in B/s twice, and `mnnvl.speedup`, the ratio.
 
     The first figure (parameter `mnnvl`: true) is that of NCCL's own choice, the second (false) that with NCCL_MNNVL_ENABLE=0, so
-    without NVLink between the hosts. If elements of a result are wrong on any rank, report their number on all ranks as
-    `mnnvl.wrong_elements`, in place of the bandwidth.
+    without NVLink between the hosts. If elements of a result are wrong on any rank, `mnnvl.wrong_elements` is reported in place of
+    the bandwidth: the sum over all ranks.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return
@@ -115,7 +115,7 @@ def _report_absent(context: Context, settings: Mapping[str, Any], reason: str, *
 
 
 def _run_rank(context: Context, settings: Mapping[str, Any], nccl_text: Path, *, enabled: bool) -> Results:
-    """Run the process of this rank, and return its results. Raises MeasurementError."""
+    """Run the process of this rank, and return its results. Raises MeasurementError or OSError."""
     request = {
         "rank": context.rank, "world_size": context.world_size, "device": context.local_rank,
         "ops": settings["ops"], "sizes_bytes": settings["sizes_bytes"], "timeout_s": LIMIT_S,

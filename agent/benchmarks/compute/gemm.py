@@ -37,7 +37,7 @@ by at most 0.23 % with it."""
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `gemm.throughput` in FLOP/s for each dtype. A product counts as 2·size³ operations, as usual for GEMM.
 
-    If a product is wrong, report `gemm.wrong_products` instead: of the first and the last product.
+    The first and the last product are checked. If one is wrong, report `gemm.wrong_products` instead (1 or 2).
     """
     size = settings["size"]
     for dtype in settings["dtypes"]:

@@ -26,7 +26,10 @@ NO_CLOCK = "no cpufreq driver: the firmware or a hypervisor sets the clocks"
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `host_compute.throughput` in FLOP/s of all cores, `host_compute.wrong_elements`, and `host_compute.clock` in Hz."""
+    """Report `host_compute.throughput` in FLOP/s and `.wrong_elements`, both summed over all cores, and `.clock` in Hz.
+
+    The clock is the median of the processors, half-way through the run.
+    """
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
         return
@@ -65,7 +68,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def read_clocks(cpus: Sequence[int], root: Path = Path("/")) -> list[float]:
-    """Return the present clocks of these processors in Hz; empty without a cpufreq driver."""
+    """Return the present clocks in Hz of those processors whose clock can be read; empty without a cpufreq driver."""
     clocks = []
     for cpu in cpus:
         try:

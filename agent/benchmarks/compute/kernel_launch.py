@@ -1,7 +1,7 @@
 """Time to launch a small kernel: queued one after another, waiting for each, and as part of a CUDA graph.
 
-A slow or badly governed CPU, a hypervisor, a debugger or a tracer makes launches slow, and with them every workload of small
-kernels. The time of a launch is measured on the host's clock, that of a node of a graph with CUDA events.
+A slow CPU, a power-saving CPU governor, a hypervisor, a debugger or a tracer makes launches slow, and with them every workload of
+small kernels. The time of a launch is measured on the host's clock, that of a node of a graph with CUDA events.
 """
 
 from __future__ import annotations

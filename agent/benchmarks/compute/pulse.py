@@ -34,16 +34,16 @@ LATEST = 0.1
 DEPTH = 2
 """Products that are queued on the GPU at once: so many that it never waits for the host, so few that the load ends in time."""
 SPIN_S = 0.001
-"""Time before a phase in which the host does not sleep, because a sleep may last longer than asked for."""
+"""The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
 IDLE_S = 0.2
 """Pause before the first period of each wave, so that it too begins at idle."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each period length the products in each period and how exactly the periods were kept; wrong products over all.
+    """Report for each period length the products in each period and how exactly the periods were kept.
 
-    The last product of each period must be bit-identical to the first product of the run.
+    The number of wrong products is that of the whole run. The last product of each period must be bit-identical to the first product of the run.
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):
@@ -140,7 +140,7 @@ class Load:
 
 @dataclass(kw_only=True)
 class Wave:
-    """What was achieved in a number of periods."""
+    """Measurements of consecutive periods. Times are those of `time.monotonic()`."""
 
     start: float
     period_s: float
@@ -157,7 +157,7 @@ class Wave:
 
     @property
     def delays_s(self) -> list[float]:
-        """Return by how much each period began too late."""
+        """Return by how many seconds each period began too late."""
         return [at - self.start - number * self.period_s for number, at in enumerate(self.begun)]
 
     @property
@@ -170,7 +170,7 @@ class Wave:
 
     @property
     def periods_s(self) -> list[float]:
-        """Return the periods that were achieved."""
+        """Return the measured lengths of the periods, from one begin to the next, in seconds."""
         return [later - earlier for earlier, later in zip(self.begun, self.begun[1:], strict=False)]
 
     @property
@@ -182,7 +182,7 @@ class Wave:
 def run_wave(
     load: Load, start: float, period_s: float, seconds: float, keep_alive: Callable[[], object] = lambda: None
 ) -> Wave:
-    """Load the device during the first half of each period, for as many whole periods as `seconds` have, at least two."""
+    """Load the device during the first half of each period, for `seconds` rounded to whole periods, at least two."""
     wave = Wave(start=start, period_s=period_s)
     for number in range(max(LEAST_PERIODS, round(seconds / period_s))):
         begin = start + number * period_s

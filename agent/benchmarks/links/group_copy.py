@@ -1,7 +1,7 @@
 """Copies between one GPU and all others of the host at once, and copies by a kernel instead of a copy engine.
 
-`peer_copy` measures one pair of GPUs at a time, and may not detect a faulty switch. A GPU that copies with all others
-uses all of its links.
+`peer_copy` measures one pair of GPUs at a time, and may not detect a faulty switch. A GPU that copies to or from all
+others uses all of its links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     - `by_kernel`: a kernel on this GPU writes to the memory of the next one. torch has no copy kernel between GPUs for
       contiguous data of one type, so it converts int32 to fp32. Without peer access torch copies through a buffer instead.
     """
-    if context.local_world_size == 1:  # a gang of hosts with one GPU each
+    if context.local_world_size == 1:  # there is no other GPU on this host
         return
     for turn in range(context.local_world_size):
         context.host_barrier("turn")
@@ -124,7 +124,10 @@ def _copy(
 def _time_together(
     context: Context, starts: Sequence[Callable[[], torch.cuda.Event]], devices: Sequence[torch.device]
 ) -> list[float]:
-    """Return SPANS times in seconds of one copy with each other GPU, all at once, by the host's clock over COPIES copies."""
+    """Return SPANS times in seconds, measured with the host's clock: one copy to or from each peer, all peers at once.
+
+    Each time is the mean of COPIES copies.
+    """
     seconds = []
     for _ in range(1 + SPANS):
         context.synchronize_devices(devices)

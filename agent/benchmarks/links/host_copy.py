@@ -1,7 +1,7 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
 If all GPUs copy at once they share the host's memory and PCIe bridges, so each is slower than alone (measured on 4 H200:
-39.6 GB/s each instead of 55.4). The host memory is on the GPU's own NUMA node and, if there are several, also on another.
+39.6 GB/s each instead of 55.4). The host memory is on the GPU's own NUMA node if that is known, and then also on another one.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:
 
 @contextmanager
 def memory_from_node(node: int | None) -> Iterator[None]:
-    """Context manager in which new memory is allocated on that NUMA node.
+    """Context manager in which new memory is allocated on that NUMA node, if this thread may run on its CPUs.
 
     The kernel places memory on the node of the CPU that touches it first. So this thread runs on the node's CPUs meanwhile.
     """

@@ -1,4 +1,4 @@
-"""The pairs of hosts that the benchmark `pairs` measures. No torch is imported, so that every rank can name missing pairs."""
+"""The pairs of hosts that the benchmark `pairs` measures. No torch is imported, so that a rank without torch can report its pairs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Latency:
 
 
 def parse_bandwidth(stdout: str) -> Bandwidth:
-    """Return the last row of a bandwidth test. Raises PerftestError if there is none, or its unit is unknown."""
+    """Return the last row of a bandwidth test. Raises PerftestError if there is none, its unit is unknown, or the MTU is missing."""
     columns, row = _table(stdout)
     unit = next((match[1] for title in columns if (match := _BANDWIDTH.fullmatch(title))), "")
     if unit not in BYTES_OF_UNIT:
@@ -101,7 +101,7 @@ def parse_bandwidth(stdout: str) -> Bandwidth:
 
 
 def parse_latency(stdout: str) -> Latency:
-    """Return the last row of a latency test by iterations. Raises PerftestError if there is none."""
+    """Return the last row of a latency test by iterations. Raises PerftestError if there is none, or the MTU is missing."""
     columns, row = _table(stdout)
     values = dict(zip(columns, row, strict=True))
     if "t_typical[usec]" not in values:

@@ -162,7 +162,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progress: Progress) -> dict[str, str]:
-    """Wait until each server listens on its port; return key -> reason for those that do not within LISTEN_S."""
+    """Wait until each server listens on its port; return key -> reason for those that end or do not listen within LISTEN_S."""
     deadline, problems = time.monotonic() + LISTEN_S, {}
     waiting = dict(servers)
     while waiting and time.monotonic() < deadline:

@@ -36,9 +36,9 @@ class RdmaPort:
     link_layer: str
     """`InfiniBand`, `Ethernet` (RoCE), or anything else."""
     rate: float
-    """Data rate in B/s, one way; 0 without a link."""
+    """Data rate in B/s, one way; 0 if the port is not active, or perftest cannot connect its queues."""
     gid_index: int
-    """Index of the RoCE v2 GID that belongs to the address of the interface; 0 on InfiniBand, -1 without one."""
+    """Index of the RoCE v2 GID that belongs to the address of the interface; -1 if there is none, 0 if the link is not Ethernet."""
     gid_type: str
     """`IB`, `RoCE v2 IPv4`, `RoCE v2 IPv6`, `RoCE v2 link-local`; empty without a GID."""
     numa_node: str
