@@ -91,7 +91,7 @@ def measure_pairs(
 
 
 class HostStore:
-    """What the hosts post for each other."""
+    """Values that the hosts of a launch publish for each other, in the store of the launch."""
 
     def __init__(self, context: RankContext, host: str) -> None:
         self._context, self._host = context, host

@@ -38,16 +38,16 @@ def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:
 
 
 class PortReport:
-    """Reports the figures of ports, and why there are none."""
+    """Reports the figures of ports, and the reason for each missing figure."""
 
     def __init__(self, context: RankContext, settings: Mapping[str, Any]) -> None:
         self._context, self._settings = context, settings
         self.installation = Installation()
         self._ratios: dict[RdmaPort, dict[str, float]] = {}
-        """Port -> partner -> share of the port's rate at which the port wrote to it in one direction."""
+        """Port -> partner -> share of the port's rate at which the port wrote to the partner in one direction."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
-        """Return the ports to measure; report the reason for the others, and, once, that perftest is missing."""
+        """Return the ports to measure, none if perftest is missing; report the reason for the others."""
         for port in ports:
             if port.unusable:
                 self._context.report_absent(

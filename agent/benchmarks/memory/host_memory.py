@@ -1,8 +1,8 @@
 """Bandwidth and latency of the memory of each NUMA node, from its own processors and from another node, and of all together.
 
 One rank of the host measures, with one thread on each core; the others wait. Bandwidths count as in STREAM: the bytes that the
-operation names, without those that the processor reads before it writes a line (copy 2 x, triad 3 x the array). Every element is
-checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line, minus the time
+operation names, without those that the processor reads before it writes a line (copy 2 x, triad 3 x the array). The target and
+the first source are checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line, minus the time
 of such a read in the cache: so the time of the interpreter cancels out.
 """
 
@@ -153,7 +153,7 @@ class HostMemory:
         self._node_of = {cpu: node.number for node in nodes for cpu in node.cpus}
 
     def params(self, op: str, cpus: Sequence[int], nodes: Sequence[Node]) -> dict[str, Any]:
-        """Return the parameters of a bandwidth. `size_bytes`: an array of all threads; `cache_bytes`: their last-level caches."""
+        """Return the parameters of a bandwidth. `size_bytes`: one array of each thread; `cache_bytes`: all last-level caches."""
         size = sum(self.arrays[cpu][0].nbytes for cpu in cpus)
         return {"op": op, "size_bytes": size, "cache_bytes": sum(node.cache for node in nodes), "threads": len(cpus)}
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 EXCHANGES = 8
-"""Messages to the first host and back. The fastest one decides, because its times there and back differ least."""
+"""Messages to the leading host and back. The fastest one decides, because its times there and back differ least."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
 """Time between the agreement and the start: all ranks must have read it from the store by then."""
 POLL_S = 0.0002
 WAIT_S = 0.002
 TURN_S = 0.1
-"""How long the first host waits for the next question of a host before it answers another one."""
+"""How long the leading host waits for the next question of a host before it answers another one."""
 LOCAL_WAITS = 3
 """Number of time-outs for which a rank waits for the first rank of its host. That rank may itself wait for another host to
 arrive, and then until that host no longer waits for others."""
@@ -44,7 +44,7 @@ class ClockOffset:
 
     seconds: float = 0.0
     uncertainty_s: float = 0.0
-    """Half the time of the fastest exchange: the offset is wrong by no more, however the time there and back differ."""
+    """Half the time of the fastest exchange: the offset is wrong by no more, however the times there and back differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class CommonStart:
         """Return when all ranks of all hosts start.
 
         Raises:
-            NoStartError: a host did not come, or the first rank of this host is lost.
+            NoStartError: a host did not reach the start, or the first rank of this host is lost or did not answer.
         """
         context = self._context
         context.host_barrier(step)
@@ -137,7 +137,7 @@ class CommonStart:
         return start
 
     def _await_start(self, name: str, first: int) -> dict[str, Any]:
-        """Return what the first host has published. It waits for the other hosts until its own limit."""
+        """Return what the leading host has published. That host waits for the other hosts until its own limit."""
         context = self._context
         deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
         _wait_for(context, f"{name}/start", first, self._members[first], deadline, WAIT_S)
@@ -153,7 +153,7 @@ class _HostLeftError(Exception):
 
 
 def measure_offset(context: RankContext, name: str, first: int, first_name: str, clock: Clock) -> ClockOffset:
-    """Return the offset of this host's clock from that of the first host, and report to it that this host is ready.
+    """Return the clock of the leading host minus that of this host, and report to the leading host that this host is ready.
 
     An answer with the time `s`, asked for at `a` and received at `b`, gives the offset `s - (a + b) / 2` (RFC 5905, section 8,
     for a server that answers at once), with an error of at most `(b - a) / 2`.
@@ -161,13 +161,13 @@ def measure_offset(context: RankContext, name: str, first: int, first_name: str,
     Args:
         context: the first rank of this host.
         name: prefix of the keys in the store.
-        first: number of the first host.
-        first_name: its name.
+        first: number of the leading host.
+        first_name: name of the leading host.
         clock: clock of this host.
 
     Raises:
-        NoStartError: the first host does not answer.
-        _HostLeftError: the first rank of the first host has left the benchmark.
+        NoStartError: the leading host does not answer.
+        _HostLeftError: the first rank of the leading host has left the benchmark.
     """
     best = ClockOffset(uncertainty_s=float("inf"))
     deadline = time.monotonic() + context.timeout_s + MARGIN_S

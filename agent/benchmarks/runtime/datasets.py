@@ -55,7 +55,7 @@ def _fashion_mnist(directory: Path) -> Images:
 
 
 def read_idx(path: Path) -> torch.Tensor:
-    """Return the uint8 tensor in a gzipped IDX file. Raises ValueError if it is not one, or is truncated."""
+    """Return the uint8 tensor in a gzipped IDX file. Raises OSError, or ValueError if it is not such a file or is truncated."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (EOFError, gzip.BadGzipFile, gzip.zlib.error) as error:  # type: ignore[attr-defined]

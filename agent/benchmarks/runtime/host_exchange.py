@@ -1,7 +1,7 @@
 """Values that the hosts of a launch exchange through its store, without the process group.
 
 The first host collects the values of all and publishes them together, so the traffic grows with the number of hosts, not with its
-square. If the first host's measuring rank has left the benchmark (its GPU is broken), the next host takes its place.
+square. If the first host's measuring rank has left the benchmark, for example because its GPU is broken, the next host collects.
 """
 
 from __future__ import annotations

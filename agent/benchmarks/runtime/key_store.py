@@ -24,7 +24,7 @@ REDIAL_S = 0.2
 
 
 class KeyServer:
-    """Serves the keys of one launch until its event loop ends."""
+    """Serves the keys of one launch."""
 
     def __init__(self, name: str) -> None:
         self._name, self._values = name, dict[str, str]()

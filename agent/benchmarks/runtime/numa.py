@@ -40,9 +40,9 @@ class Node:
 
 
 def usable_nodes(root: Path = Path("/")) -> list[Node]:
-    """Return the nodes with processors and memory. Nodes of GPU memory have no processors, and are left out.
+    """Return the nodes with memory and processors that this process may use. Nodes of GPU memory have no processors.
 
-    Without NUMA in the kernel, the host is one node.
+    If there are fewer than two such nodes, for example without NUMA in the kernel, the host is one node.
     """
     allowed = os.sched_getaffinity(0)
     found: dict[int, tuple[set[int], int]] = {}
@@ -140,7 +140,7 @@ def _farthest(number: int, nodes: Sequence[int], root: Path) -> int:
 
 
 def _kilobytes(path: Path, key: str) -> int:
-    """Return a line of a meminfo file in bytes; 0 without it."""
+    """Return the value of a key of a meminfo file in bytes; 0 if the key is missing."""
     for line in _text(path).splitlines():
         words = line.replace(":", " ").split()
         if key in words:

@@ -62,7 +62,7 @@ class RankContext:
     node: int = 0
     """Number of this host among the hosts of the launch."""
     launched: float = field(default_factory=time.monotonic)
-    """`time.monotonic()` when this host's ranks were launched, or, without a supervisor, when torch was imported."""
+    """`time.monotonic()` when this host's ranks were launched, or, without a supervisor, when this rank had imported torch."""
     benchmark: str = ""
     """The benchmark that is running."""
     begun: dict[str, float] = field(default_factory=dict)

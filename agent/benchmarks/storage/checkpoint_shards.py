@@ -91,7 +91,7 @@ class CheckpointShards:
         return self._clients.run(commands, self._limit_s)
 
     def _rate(self, op: str, answers: Mapping[str, Mapping[str, Any]], moved: int) -> None:
-        """Report the bandwidth of this host: its shards are written or read when the slowest is."""
+        """Report the bandwidth of this host: the bytes of all its shards, divided by the time of the slowest shard."""
         seconds = max((float(answer["seconds"]) for answer in answers.values()), default=0.0)
         if seconds > 0 and not self._clients.target.problem:
             about = {"clients": len(self._clients.hosts), "moved_bytes": moved}

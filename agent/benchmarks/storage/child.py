@@ -29,7 +29,7 @@ class Ended:
     stdout: str
     stderr: str
     at: float = 0.0
-    """When it ended, by `time.monotonic()`."""
+    """When its end was noticed, or it was abandoned, by `time.monotonic()`."""
 
 
 def run_children(
