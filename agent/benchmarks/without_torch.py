@@ -1,7 +1,7 @@
 """Start the ranks of a stage whose benchmarks need no torch: `python -m agent.benchmarks.without_torch FILE REQUEST`.
 
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
-forks, and one rank that fails ends those of its host. FILE has the same parameters, and which ranks are on this host. `python -m
+forks, and if a rank fails, the other ranks of its host are ended. FILE has the same parameters, and which ranks are on this host. `python -m
 agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
 """
 
@@ -109,7 +109,7 @@ def _wait_for_ranks(guards: set[int]) -> int:
 def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
     """Report the end of this host's ranks. The first host waits for the other hosts, whose ranks use its store.
 
-    It waits as long as a rank waits for another one. After that, the others are lost, and it names them in the log.
+    It waits as long as a rank waits for another one. Then it writes the hosts whose ranks have not ended to its log.
     """
     store = KeyStore(config["address"], config["port"], config["name"], limit_s=0)
     store.set(f"launcher/{config['rank']}", "left")

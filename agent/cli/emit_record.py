@@ -43,10 +43,10 @@ def _emit_record(options: argparse.Namespace) -> int:
 
 
 def emit_records(run: HostRun, environment: Mapping[str, str] = os.environ) -> int:
-    """Print the records of this host, each line in one write; return the number of records.
+    """Print the records of this host; return the number of records.
 
     Raises:
-        documents.DocumentError: a record is not valid. It is not printed, because `rackproof collect` would reject it.
+        documents.DocumentError: a record is not valid, or of another host. `rackproof collect` would reject it.
     """
     count = 0
     for gang, path in _records(run):

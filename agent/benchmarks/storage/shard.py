@@ -1,4 +1,4 @@
-"""Run as a program, in a child process: write the shard of a checkpoint, read and compare one, or create and remove files.
+"""Run as a program, in a child process: write the shard of a checkpoint, read and compare one, or create, look up or remove files.
 
     python shard.py write FILE SEED BYTES DIRECT
     python shard.py read FILE SEED BYTES DIRECT
@@ -59,7 +59,9 @@ def _write_all(descriptor: int, buffer: mmap.mmap) -> None:
 
 
 def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
-    """Read the shard past the page cache and compare every byte. Raises OSError.
+    """Read the shard and compare every byte. Raises OSError.
+
+    The shard is read past the page cache (`direct`), or after the kernel was asked to drop it from there.
 
     Returns the seconds, the number of wrong bytes, and the offset of the first one (-1: none).
     """

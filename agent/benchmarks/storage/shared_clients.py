@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 STEP_S = 30.0
-"""How much later than its own children's limit a step of another host may end."""
+"""How long a host waits for the other hosts in a step, beyond the limit of the children of the step."""
 MOST_LOOKED_UP = 16
 """Number of hosts whose directories each host looks up, to see whether all have the same file system."""
 _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 
 class ExcludedError(Exception):
-    """This host takes no further part; the message says why. It is empty if `Target.problem` says it."""
+    """This host takes no further part; the message says why. It is empty if `Target.problem` has the reason."""
 
 
 class Clients:
@@ -51,7 +51,7 @@ class Clients:
         """Find the hosts that can use the directory, and leave out those that have another file system there.
 
         Raises:
-            ExcludedError: this host is one of those left out.
+            ExcludedError: this host has another file system there or a problem, or answered too late.
         """
         # Hosts may come from benchmarks of different duration, and a file system may hang at the first access.
         answers = self._gather("join", {"work": self.target.work.rpartition("/")[2]}, self.context.timeout_s)

@@ -80,7 +80,7 @@ def little_space(free: int, users: int, kind: str) -> str:
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
-    """Remove the test files. A file system that hangs keeps them; the next measurement removes those older than a day."""
+    """Remove the test files. A file system that hangs keeps them; a later measurement removes those older than a day."""
     run_directory_program(
         context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
     )
@@ -125,7 +125,7 @@ def clean(text: object) -> str:
 
 
 class TargetReport:
-    """Reports the figures of directories, and why there are none."""
+    """Reports the figures of directories, and the reason for each missing figure."""
 
     def __init__(self, context: RankContext, benchmark: str, settings: Mapping[str, Any]) -> None:
         self._context = context

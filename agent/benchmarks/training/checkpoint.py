@@ -75,7 +75,10 @@ class Trainer:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report whether all ranks restored every bit, the save time of the slowest host, the restore time of the slowest rank."""
+    """Report the save time of the slowest host, the restore time of the slowest rank, and `checkpoint.identical`.
+
+    It is true if both trainers of every rank were equal after the restore and after the steps that followed.
+    """
     with _deterministic_algorithms():
         _measure(context, settings["steps"], settings["batch_size"])
 
@@ -121,7 +124,7 @@ def _measure(context: Context, steps: int, batch: int) -> None:
 
 
 def save(context: Context, state: State, path: Path) -> None:
-    """Write and sync the checkpoint to disk, with a JSON file that describes it."""
+    """Write the checkpoint to disk and sync it; also write a JSON file that describes it."""
     with path.open("wb") as file:
         torch.save(state, file)
         file.flush()

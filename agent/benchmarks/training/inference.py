@@ -4,8 +4,8 @@ The decoder has the blocks of `transformer`, in bf16, with one KV head for each 
 for `steps` more. As many sequences as fit into the cache are decoded together, one token of each in a step. A step reads the
 whole cache and masks what is not yet written, so that all steps take the same time.
 
-A token is made when the host has waited for it, as a server does before it sends it. Times are therefore those of the host's
-clock, with the launches and with what other processes of the host take.
+After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
+they include kernel launches and delays by other processes of the host.
 
 The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal that of the first
 round: the operations have no atomic additions and are launched the same way each time, so any other token is a wrong result.
@@ -177,7 +177,10 @@ class Engine:
         return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
 
     def run(self, seconds: float) -> None:
-        """Decode for about that time: one round completely, then more of them, the last one as far as it gets."""
+        """Decode for about that time: the first round completely, then at least one more, the last one as far as it gets.
+
+        Afterwards, prefill until there are enough samples for the percentiles of the time to the first token.
+        """
         deadline = time.monotonic() + seconds
         while not self.times.rounds or time.monotonic() < deadline:
             self._round(deadline)
@@ -247,7 +250,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _report_percentiles(
     context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
 ) -> None:
-    """Report each percentile that the number of samples allows; a tail needs one sample beyond it."""
+    """Report each percentile; as absent if there are too few samples, because a tail needs one sample beyond it."""
     for key in percentiles:
         share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:
@@ -268,7 +271,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _count_sequences(settings: Mapping[str, Any], free: int) -> int:
-    """Return how many sequences fill the share of the free memory, or `most_bytes`, which is a limit unless it is 0."""
+    """Return how many sequences fill the share of the free memory, or `most_bytes`, which is a limit unless it is 0.
+
+    Raises:
+        RuntimeError: not even one sequence fits.
+    """
     wanted = min(settings["share"] * free, settings["most_bytes"] or math.inf)
     count = int(wanted // Cache.bytes_per_sequence(settings))
     if not count:

@@ -193,7 +193,7 @@ def _import_fsdp2() -> Any:
 
 
 def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
-    """Return the shape with as many layers as fit on the device with the least free memory.
+    """Return the shape with as many of its layers as fit on the device with the least free memory; on CPUs with all.
 
     If a rank ran out of memory in a step, the others would hang. Raises CannotMeasureError on all ranks if not even one
     layer fits.

@@ -121,7 +121,7 @@ class VariantTraining:
             self._context.wait_for(done)
 
     def compile(self) -> None:
-        """Compile forward and backward pass. Raises CannotMeasureError."""
+        """Compile forward and backward pass. Raises CannotMeasureError, or OutOfMemoryError of torch."""
         torch._dynamo.reset()
         self.module = torch.compile(self.module, dynamic=False)  # type: ignore[assignment]
         try:
