@@ -24,7 +24,7 @@ CONNECT_S = 10.0
 
 
 def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Return the present members, in the plan's order; empty if this host reached none.
+    """Return the present members, in the plan's order; empty if neither of the first two members answered this host.
 
     Args:
         gang: all expected members.
