@@ -55,7 +55,7 @@ class Gang:
 
     @property
     def store_prefix(self) -> str:
-        """Prefix of the keys of this launch's ranks in torch's rendezvous store. It cannot be guessed without the nonce."""
+        """Prefix of the keys of this launch's ranks in the rendezvous store. It cannot be guessed without the nonce."""
         return self._code(b"rendezvous").decode()[:32]
 
     @property

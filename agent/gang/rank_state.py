@@ -28,7 +28,7 @@ class RankState:
     alive_s: float | None = None
     """Time since the first heartbeat; None before it."""
     silent_s: float = 0.0
-    """Time since the last heartbeat."""
+    """Time since the last heartbeat; 0 before the first."""
     stopped: bool = False
     """The process is stopped, as by SIGSTOP."""
     busy: bool = False
@@ -40,7 +40,7 @@ class RankState:
     exception: str = ""
     """Python exception that ended the rank, if a device cannot be its cause (`RankHeartbeat.record_exception`)."""
     ended_s: float | None = None
-    """Time since the process ended."""
+    """Time since the process ended; None while it runs."""
     exit_code: int | None = None
     """Negative for a signal; None if unknown, or if the rank still runs."""
     terminated_by_launcher: bool = False

@@ -36,7 +36,7 @@ class RanksEnd:
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""
     any_rank_started: bool
     last_line: str = ""
-    """Last line of the launcher's output, or its last line that names an error."""
+    """Last line of the launcher's output that names an error; without one, its last line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _missing_variables(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
-    """Return the missing variables if RANK and WORLD_SIZE are set."""
+    """Check torch's variables, of which RANK or WORLD_SIZE is set; return those of the placement that are missing."""
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)
@@ -120,7 +120,7 @@ def _check_port(port: str) -> None:
 
 
 def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Raise PlacementError if this host has GPUs, but fewer than ranks. Two ranks on one GPU would both be too slow."""
+    """Raise PlacementError if this host has GPUs, but fewer GPUs than ranks. Two ranks on one GPU would both be too slow."""
     ranks, gpus = environment.get("LOCAL_WORLD_SIZE", "1"), count_visible_gpus(environment, root)
     if ranks.isdecimal() and 0 < gpus < int(ranks):
         variable = environment.get("CUDA_VISIBLE_DEVICES")

@@ -68,10 +68,11 @@ def start(arguments: Sequence[str], directory: Path, name: str, *, wait_until_re
         arguments: the command line, without the option that requests the background.
         directory: gets `NAME.pid` and `NAME.log`.
         name: name of the process.
-        wait_until_ready: wait until the process calls `notify_ready`.
+        wait_until_ready: if the process is started now, wait until it calls `notify_ready`.
 
     Raises:
-        BackgroundError: the process ended before it was ready; the message is the log.
+        BackgroundError: with `wait_until_ready`, the process ended before it was ready; the message is the log.
+        documents.DocumentError: the directory is not private to this user.
     """
     if not wait_until_ready:
         return _start(arguments, directory, name, dict(os.environ))[0]

@@ -117,7 +117,7 @@ class HostRun:
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:
-        """Read the record; return an empty one if there is none yet."""
+        """Read the record; return an empty one if there is none yet. Raises documents.DocumentError."""
         path = self.path(gang)
         if not path.exists():
             began = utc_now()

@@ -29,7 +29,7 @@ def utc_now() -> str:
 def collect(
     collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S, stuck: Stuck | None = None
 ) -> tuple[list[Family], dict[str, float | str]]:
-    """Return every family of every collector, and for each collector its duration in seconds or the reason why it failed.
+    """Return the families of the collectors that succeeded, and for each collector its duration in seconds or why it failed.
 
     If a collector blocks or fails, only its own readings are lost, and the next collector runs. If the caller passes the same
     `stuck` each time, a collector that still blocks is not started again.
