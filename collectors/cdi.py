@@ -11,7 +11,7 @@ CDI_KIND = "nvidia.com/gpu"
 
 
 def device_names(specification: str) -> list[str]:
-    """Return the names of the devices in a specification."""
+    """Return the names of the devices in a specification. Raises ValueError, TypeError, LookupError or RecursionError."""
     if specification.lstrip().startswith("{"):
         document = json.loads(specification)
         devices = document.get("devices", []) if isinstance(document, dict) else []

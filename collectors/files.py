@@ -41,7 +41,7 @@ class Files:
         return Path(self._prefix + path)
 
     def text(self, path: str, *, max_bytes: int = -1) -> str:
-        """Return the content of a file without surrounding white space. Raises OSError."""
+        """Return the content of a file, or its first `max_bytes`, without surrounding white space. Raises OSError."""
         if self._cache is None:
             return self._content(path, max_bytes)
         if (path, max_bytes) not in self._cache:

@@ -53,7 +53,7 @@ COLLECTORS: Mapping[str, Callable[[CollectorOptions], Collector]] = {
     "container": lambda options: ContainerCollector(options.root, options.full_snapshot),
     "software": lambda options: SoftwareCollector(options.root, options.full_snapshot),
 }
-"""Name -> constructor. Snapshots and the exporter read the collectors in this order."""
+"""Name -> constructor. Snapshots and the exporter start the collectors in this order."""
 
 
 def build_collectors(

@@ -44,7 +44,7 @@ def parse_rows(output: str) -> Rows:
     """Return key -> text; values of lanes are separated by commas. Keys are unique over the sections.
 
     Raises:
-        ReadingError: the output is neither JSON of a successful call nor text with a link state.
+        ReadingError: the output is JSON of a failed call or damaged JSON, or it has no link state.
     """
     text = _ANSI.sub("", output)
     if not text.lstrip().startswith("{"):

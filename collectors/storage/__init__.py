@@ -1,4 +1,4 @@
-"""Disks and file systems, from /sys, /proc, statvfs, and the health log of NVMe disks."""
+"""Disks and file systems, from /sys, /proc, statvfs, the device mapper, and the health log of NVMe disks."""
 
 from collectors.storage.collector import StorageCollector
 
