@@ -66,7 +66,7 @@ $(STAMP): $(TOOLS) $(TORCHES)
 	$(BIN)/python -c 'import torch._dynamo, agent.benchmarks.rendezvous' # compiles the modules before several processes import them at once
 	touch $@
 
-lint: ## Style, types, imports, Ansible, YAML, criteria packs
+lint: ## Style, types, imports, Ansible, YAML, criteria packs, changelog
 	@$(MAKE) --no-print-directory --jobs 2 lint-ansible lint-code
 
 lint-code: $(STAMP)
@@ -103,7 +103,7 @@ $(CRDS): | $(MADE)
 
 # install_packages.sh comes first, because it installs python3-venv. A new virtual environment gets Debian's Python if it is new enough,
 # because it is built with profile-guided optimization: pyenv's default build needs an eighth more time.
-test: ## Run all linters, and all tests that need no GPU
+test: ## Run all linters, and all tests but those of test-gpu, test-image, test-rdma and test-storage
 	@tests/install_packages.sh
 	@PYTHON=$${PYTHON:-$$(/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo /usr/bin/python3 || echo python3)} \
 	$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests

@@ -43,8 +43,8 @@ def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
 def parse_lldp(text: str) -> dict[str, Neighbor | Absent]:
     """Return interface -> neighbor, from the output of `lldpctl -f json0`, or `-f json`.
 
-    An interface without a neighbor is missing. Raises ValueError, LookupError, TypeError or AttributeError
-    for other texts.
+    An interface without a neighbor is missing. Raises ValueError, LookupError, TypeError, AttributeError or
+    RecursionError for other texts.
     """
     found: dict[str, list[Neighbor]] = {}
     for lldp in _items(json.loads(text)["lldp"] if text.strip() else _no_document()):
@@ -71,7 +71,10 @@ def _interfaces(lldp: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
-    """Return the neighbor; None if it is an adapter: without a name, and with its chassis as port or no switching enabled."""
+    """Return the neighbor; None if it is an adapter.
+
+    An adapter has no name, and either no switching capability is enabled or its port and chassis have the same ID.
+    """
     chassis, name = _chassis(interface)
     port = _items(interface["port"])[0]
     chassis_id, port_id = _items(chassis["id"])[0], _items(port["id"])[0]

@@ -1,1 +1,1 @@
-"""Kustomize manifests, and a check of the cluster to run before applying them."""
+"""Kustomize manifests, inventories for them, and a check of the cluster to run before applying them."""

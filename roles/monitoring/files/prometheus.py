@@ -21,7 +21,7 @@ MESSAGE_CHARACTERS = 1500
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process; empty if it does not exist. Process id and start time together identify a process."""
+    """Return the start time of a process; empty if it does not run. Process id and start time together identify a process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
