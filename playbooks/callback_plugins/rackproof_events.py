@@ -419,7 +419,7 @@ def _is_unterminated(path: Path) -> bool:
 class HeartbeatThread(threading.Thread):
     """Displays the lines of `rackproof watch`, which runs in a separate process, so that its errors cannot affect Ansible.
 
-    Ansible forks for every task, so this thread must not hold a lock. That is why it reads an unbuffered pipe.
+    Ansible forks for every task, so this thread must hold no lock while it waits for a line. A buffered pipe would have one.
     """
 
     def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:

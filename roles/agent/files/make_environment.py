@@ -19,8 +19,8 @@ MARK = "rackproof-environment"
 
 
 def is_current():
-    """Return whether the environment is complete, usable by every user, and of this interpreter in the same minor version."""
-    if not (prefix / "bin" / "pip").exists():  # venv creates it last
+    """Return whether the environment is complete, usable by every user, and made with this interpreter in this minor version."""
+    if not (prefix / "bin" / "pip").exists():  # of what the agent needs, venv creates this last
         return False
     # With umask 027, the user of the exporter's service cannot run the programs in it.
     if not (prefix / "bin").stat().st_mode & 0o001:
