@@ -103,7 +103,7 @@ def connect_store() -> tuple[Store, int, int]:
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
-    # Any process that reaches the store can write to it. Under a supervisor, only the supervisors and their ranks know the prefix.
+    # Any process that reaches the store can write to it. Under a supervisor, only supervisors and their ranks know the prefix.
     return PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", "rackproof"), store), rank, world_size
 
 

@@ -1,8 +1,8 @@
 """Start the ranks of a stage whose benchmarks need no torch: `python -m agent.benchmarks.without_torch FILE REQUEST`.
 
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
-forks, and if a rank fails, the other ranks of its host are ended. FILE has the same parameters, and which ranks are on this host. `python -m
-agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
+forks, and if a rank fails, the other ranks of its host are ended. FILE has the same parameters, and which ranks are on this
+host. `python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report for each operation and size `mnnvl.busbw` in B/s twice, and `mnnvl.speedup`, the ratio.
 
     The first figure (parameter `mnnvl`: true) is that of NCCL's own choice, the second (false) that with NCCL_MNNVL_ENABLE=0, so
-    without NVLink between the hosts. If elements of a result are wrong on any rank, `mnnvl.wrong_elements` is reported in place of
-    the bandwidth: the sum over all ranks.
+    without NVLink between the hosts. If elements of a result are wrong on any rank, `mnnvl.wrong_elements` is reported in place
+    of the bandwidth: the sum over all ranks.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return

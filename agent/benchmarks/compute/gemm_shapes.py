@@ -18,8 +18,8 @@ from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR, UNSUPPORTED
 
 GROUP = 16
-"""Columns of a checksum. One element is about 25 % of a checksum of 16 elements. It is 0.6 % of that of a whole row of 28672, which
-is less than the tolerance, so a wrong element could remain undetected."""
+"""Columns of a checksum. One element is about 25 % of a checksum of 16 elements. It is 0.6 % of that of a whole row of 28672,
+which is less than the tolerance, so a wrong element could remain undetected."""
 TOLERANCE_FACTOR = 2
 """Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`, because there are up to 1800 times as many checksums as
 rows: the largest of 15 million normal errors is 5.5 times their standard deviation, that of 8192 is 4 times. The bound for bf16,

@@ -43,7 +43,8 @@ IDLE_S = 0.2
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report for each period length the products in each period and how exactly the periods were kept.
 
-    The number of wrong products is that of the whole run. The last product of each period must be bit-identical to the first product of the run.
+    The number of wrong products is that of the whole run. The last product of each period must be bit-identical to the first
+    product of the run.
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):

@@ -21,7 +21,8 @@ from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, UNSUPPORTED
 
 BLOCK_S = 0.5
-"""Length of a timed block, at most a tenth of the duration: at the power limit the clock oscillates several times a second, and a block averages that."""
+"""Length of a timed block, at most a tenth of the duration: at the power limit the clock oscillates several times a second, and
+a block averages that."""
 
 Moment = torch.cuda.Event | float
 

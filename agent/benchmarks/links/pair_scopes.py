@@ -1,4 +1,4 @@
-"""The pairs of hosts that the benchmark `pairs` measures. No torch is imported, so that a rank without torch can report its pairs."""
+"""The pairs of hosts that the benchmark `pairs` measures. Imports no torch, so that a rank without torch can report its pairs."""
 
 from __future__ import annotations
 

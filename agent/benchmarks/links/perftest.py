@@ -86,7 +86,7 @@ class Latency:
 
 
 def parse_bandwidth(stdout: str) -> Bandwidth:
-    """Return the last row of a bandwidth test. Raises PerftestError if there is none, its unit is unknown, or the MTU is missing."""
+    """Return the last row of a bandwidth test. Raises PerftestError if there is none, or without a known unit or the MTU."""
     columns, row = _table(stdout)
     unit = next((match[1] for title in columns if (match := _BANDWIDTH.fullmatch(title))), "")
     if unit not in BYTES_OF_UNIT:

@@ -38,7 +38,7 @@ class RdmaPort:
     rate: float
     """Data rate in B/s, one way; 0 if the port is not active, or perftest cannot connect its queues."""
     gid_index: int
-    """Index of the RoCE v2 GID that belongs to the address of the interface; -1 if there is none, 0 if the link is not Ethernet."""
+    """Index of the RoCE v2 GID that belongs to the address of the interface; -1: there is none; 0: the link is not Ethernet."""
     gid_type: str
     """`IB`, `RoCE v2 IPv4`, `RoCE v2 IPv6`, `RoCE v2 link-local`; empty without a GID."""
     numa_node: str

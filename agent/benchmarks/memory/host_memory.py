@@ -2,8 +2,8 @@
 
 One rank of the host measures, with one thread on each core; the others wait. Bandwidths count as in STREAM: the bytes that the
 operation names, without those that the processor reads before it writes a line (copy 2 x, triad 3 x the array). The target and
-the first source are checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line, minus the time
-of such a read in the cache: so the time of the interpreter cancels out.
+the first source are checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line,
+minus the time of such a read in the cache: so the time of the interpreter cancels out.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ has held both values, and neighbours also hold different values, between which a
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
-"""Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB of the 2 % of memory that are not
-tested, of which a GPU with 24 GB has 480 MB. `stress` uses 8192."""
+"""Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB of the 2 % of
+memory that are not tested, of which a GPU with 24 GB has 480 MB. `stress` uses 8192."""
 HEATER_CALLS = 500
 """Products in the queue at once: 0.1 s on an H100 at 700 TFLOP/s."""
 BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]
@@ -116,8 +116,8 @@ def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, nu
 def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
     """Invert every second stripe again and again, then read all; with several widths, and with both halves of the stripes.
 
-    A chunk is inverted many times before the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each inversion
-    reads and writes the memory itself.
+    A chunk is inverted many times before the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each
+    inversion reads and writes the memory itself.
     """
     value = _random_word(number)
     for width in (size // 8 for size in STRIPE_BYTES):

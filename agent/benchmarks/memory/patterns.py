@@ -61,7 +61,7 @@ def invert_stripes(words: torch.Tensor, address: int, *, width: int, phase: int)
 
 
 def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Iterator[torch.Tensor]:
-    """Yield the words whose address divided by `width` is `phase` modulo 2: in the whole pairs of stripes, before them and after them."""
+    """Yield the words whose address divided by `width` is `phase` modulo 2: in whole pairs of stripes, before and after them."""
     pair = 2 * width
     head = min(words.numel(), -address % pair)
     body = (words.numel() - head) // pair * pair

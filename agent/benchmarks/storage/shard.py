@@ -1,4 +1,4 @@
-"""Run as a program, in a child process: write the shard of a checkpoint, read and compare one, or create, look up or remove files.
+"""Run as a program, in a child process: write the shard of a checkpoint, compare one, or create, look up or remove files.
 
     python shard.py write FILE SEED BYTES DIRECT
     python shard.py read FILE SEED BYTES DIRECT

@@ -185,7 +185,8 @@ def evaluate(
 def report_losses(context: Context, benchmark: str, losses: Sequence[float], **params: Any) -> None:
     """Report `BENCHMARK.loss_ratio`: the last loss divided by the first, each summed over all ranks.
 
-    If losses are not finite, report `BENCHMARK.wrong_losses` instead: their number, summed over all ranks. Each rank calls this function.
+    If losses are not finite, report `BENCHMARK.wrong_losses` instead: their number, summed over all ranks. Each rank calls this
+    function.
     """
     wrong = int(context.sum_over_ranks(sum(not math.isfinite(loss) for loss in losses)))
     first, last = context.sum_over_ranks(losses[0]), context.sum_over_ranks(losses[-1])
