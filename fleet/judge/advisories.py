@@ -1,7 +1,8 @@
 """Published vulnerabilities of the software and firmware of GPU hosts, and the versions that fix them.
 
 `advisories.json` is data with a date. `rackproof criteria versions --rebuild` builds it from what the vendors publish
-(`fleet/advisories`). A fix is compared within its branch: R535 with the fix is not older than R580 without it.
+(`fleet/advisories`). A version is compared with the fix of its own branch: R535 with the fix is not affected, although R580
+without it is newer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SEVERITIES = ("critical", "high", "medium", "low", "")
 MOST_SEVERE = 10.0
 STALE_AFTER_DAYS = 90
 UNOWNED = "no package"
-"""Value of the reading of a package if none owns the program."""
+"""Value of a package reading if no package owns the program."""
 VersionKey = tuple[tuple[int, int, str], ...]
 
 
@@ -34,7 +35,7 @@ class Product:
     reading: str = ""
     """Reading that has the version; empty if no reading does, and the fixes are only listed."""
     pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
-    """The part of the version that is compared, of limited length. A text that does not match is not compared."""
+    """Regular expression of a version. Its first group is compared. A text that does not match is not compared."""
     package: str = ""
     """Reading with name and version of the package that owns the program. Distributions add fixes without a new version."""
     vendor_packages: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -
 
 
 def is_comparable(product: Product, text: str) -> bool:
-    """Return whether a text is a version of the product: other vendors of adapters have versions of another form."""
+    """Return whether a text has the form of a version of the product, unlike versions of other vendors' adapters."""
     return re.fullmatch(product.pattern, text, re.ASCII) is not None
 
 

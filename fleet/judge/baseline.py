@@ -1,8 +1,8 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
-The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five do not move it. The scatter
-of the remaining runs is the figure's noise. A limit is never closer to the level than a multiple of this noise, except if the
-criterion sets an absolute change.
+The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five hardly move it. The
+figure's noise is the scatter of the remaining runs, and the precision of a run. A limit is never closer to the level than a
+multiple of this noise, except if the criterion sets an absolute change.
 
 A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
 (Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead
@@ -35,7 +35,7 @@ NEAR_FRACTION = 0.01
 OUTLIER_SIGMAS = 5.0
 """Values farther than this from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
-"""Fraction of the level: if the limit would be farther away than this, a loss cannot be detected."""
+"""Fraction of the level. A noise margin above this, and above the criterion's own distance, gives no limit."""
 MIDDLE_HALF_SIGMAS = 1.349
 """Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
@@ -166,7 +166,7 @@ def direction(name: str, unit: str) -> int:
 
 
 def is_baseline_figure(observation: Observation) -> bool:
-    """Return whether a baseline includes the observation: speed, power, clock, temperature, state of links, wear."""
+    """Return whether a baseline includes the observation."""
     if (
         observation.status != MEASURED
         or isinstance(observation.value, bool)
@@ -186,8 +186,8 @@ def is_baseline_figure(observation: Observation) -> bool:
 def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
     """Return the identity of the GPU that a scope begins with, and the rest of the scope.
 
-    Without such a GPU, or if it has no identity: an empty string and the whole scope; for the scope `host`, two empty strings. A
-    peer in the rest is replaced by its identity too, so that the result does not depend on GPU indexes.
+    Without such a GPU, or if it has no identity, return an empty string and the whole scope. For the scope `host`, return two
+    empty strings. A peer in the rest is replaced by its identity, so that the result does not depend on GPU indexes.
     """
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
@@ -239,7 +239,7 @@ class AcceptedRecord:
         return self._levels.get(serial, {}).get(comparison_key(observation, within))
 
     def part(self, scope: str) -> str:
-        """Return the identity of the GPU that a scope begins with; empty for the host."""
+        """Return the identity of the GPU that a scope begins with; empty without such a GPU or identity."""
         return part_of_scope(self._gpus, scope)[0]
 
     def has(self, scope: str) -> bool:
@@ -248,11 +248,14 @@ class AcceptedRecord:
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
-    """Return the limit by the accepted level, and its explanation; None if the noise is too large to detect a loss.
+    """Return the limit by the accepted level, and its explanation; None if the noise is too large, or not known (`noise`).
 
     The distance from the level is the criterion's, or its multiple of the figure's noise if that is larger. A criterion with
     fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the unit 1. A
     criterion with `change` ignores the noise.
+
+    Raises:
+        ValueError: the criterion compares with no baseline.
     """
     rule = criterion.baseline
     if rule is None:

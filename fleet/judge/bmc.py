@@ -66,7 +66,7 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. A lost redundancy, and a bad system without a reason, are attributed to the part that failed."""
+    """Return the verdict. A lost redundancy, and a bad part without a reason, are attributed to the first part that failed."""
     names = _FOLLOWS.get(verdict.name)
     if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
         return verdict
@@ -79,7 +79,7 @@ def _metrics(view: HostView, name: str) -> list[Metric]:
 
 
 def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield what is missing or changed in the readings of a BMC. If it could not be read, `bmc-readable` judges that."""
+    """Yield what is missing, impossible or changed in the readings of a BMC. `bmc-readable` judges an unreadable one."""
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
     for snapshot in snapshots:
@@ -133,7 +133,7 @@ def _is_readable(readings: Mapping[str, Metric]) -> bool:
 
 
 def _known_scopes(snapshots: Iterable[Snapshot]) -> Mapping[str, set[str]]:
-    """Return name -> the scopes that any reading has: a part that one of them lacks was not read, or removed."""
+    """Return name of a reading -> its scopes in all snapshots. A part that a snapshot lacks was not read, or was removed."""
     known: dict[str, set[str]] = {}
     for snapshot in snapshots:
         readings = {metric.name: metric for metric in snapshot.metrics}
@@ -143,7 +143,7 @@ def _known_scopes(snapshots: Iterable[Snapshot]) -> Mapping[str, set[str]]:
 
 
 def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mapping[str, set[str]]) -> Iterator[Problem]:
-    """Yield what a reading lacks, and what it has in a scope of another kind."""
+    """Yield what a snapshot lacks, and the readings that it has in a scope of the wrong kind."""
     when = f"{snapshot.phase} {snapshot.stage}"
     for name in sorted(NAMES - readings.keys()):
         yield name, HOST, f"missing in the reading {when}", snapshot.stage
@@ -161,7 +161,7 @@ def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mappi
 
 
 def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
-    """Yield a number of power supplies that is not the number of those that were read."""
+    """Yield a problem if the number of power supplies that the BMC states is not the number that was read."""
     fitted, supplies = readings.get(FITTED), readings.get(SUPPLIES)
     if fitted and supplies and fitted.values:
         number = len({*supplies.values, *supplies.absent} - {HOST})
@@ -190,8 +190,8 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
 
     The BMC may number the GPUs in another order, so a serial may be at any of its processors. Serials of different forms (a
     serial of the board and one of the module) are not comparable and get no verdict. A serial that the BMC does not report gets
-    no verdict in two cases: the BMC reports fewer serials of that form than the host has GPUs, or it reports the serial of the
-    chassis only, which may differ from that of the system.
+    no verdict in two cases: the BMC reports fewer serials of that form than the GPUs of the host have, or it reports the serial
+    of the chassis only, which may differ from that of the system.
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus if gpu.serial]
     reported = _reported(view, GPU_SERIAL)
@@ -211,7 +211,10 @@ def _reported(view: HostView, name: str) -> list[str]:
 def _compare(
     view: HostView, own: list[tuple[str, str]], reported: list[str], forms: set[tuple[int, bool]]
 ) -> Iterator[Verdict]:
-    """Yield a verdict on each serial that is among those reported, or has a form in which the BMC reports all of its kind."""
+    """Yield a verdict on each of the host's `own` serials that the BMC reports too, or that has one of the `forms`.
+
+    The BMC reports all serials of these forms, so a serial that it does not report fails.
+    """
     folded = {serial.casefold() for serial in reported}
     others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
     for scope, serial in own:
@@ -243,7 +246,7 @@ def _compare(
 
 
 def is_serial(text: str) -> bool:
-    """Return whether the firmware's text is a serial number, not zeros or a placeholder."""
+    """Return whether the firmware's text is a serial number, not one repeated character or a placeholder."""
     return len(set(text.strip("0"))) > 1 and not any(word in text.lower() for word in _PLACEHOLDERS)
 
 

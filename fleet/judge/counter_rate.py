@@ -17,8 +17,8 @@ BASES = (UPTIME, COUNTER_AGE)
 """Readings on which rates depend."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
-"""Shortest times to which counts are related. A link counts errors while it trains, and a new rack is rebooted and cabled on the
-day of its acceptance; a launch that ends cuts connections."""
+"""Shortest times in seconds by which counts are divided, before and during the run. A link counts errors while it trains, and a new
+rack is rebooted and cabled on the day of its acceptance. A launch that ends cuts connections."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
 """Standard deviations by which a count must exceed the limit of its rate. One in 740 links at the limit exceeds it by chance."""
@@ -63,7 +63,7 @@ def least_rate(count: float, hours: float) -> float:
 
 
 def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float | None:
-    """Return another reading of the same snapshot, if it is a number."""
+    """Return the reading `name` in the snapshot of the reading `at`; None if it is not a number."""
     for snapshot, metric in view.observations.metrics.get(name, ()):
         if (snapshot.stage, snapshot.phase) == (at.stage, at.params.get("phase")):
             value = metric.values.get(scope)

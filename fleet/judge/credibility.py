@@ -22,8 +22,8 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 LEAST = {"Cel": 2.0, "W": 1.0}
-"""Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A part
-without a sensor reports 0."""
+"""Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A
+reading of 0 is accepted, because a part without a sensor reports it."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
 SHARES = (

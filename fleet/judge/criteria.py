@@ -245,7 +245,8 @@ def read_pack(name: str, *, included_by: tuple[Path, ...] = ()) -> Pack:
     `included_by`: the files that include this one, from the outermost to the innermost.
 
     Raises:
-        UsageError: there is no such pack, the file does not follow criteria.schema.json, or it includes itself.
+        UsageError: there is no such pack, the file does not follow criteria.schema.json, it has the name of a shipped pack, it
+            has an id twice, or it includes itself. This is also raised for a pack that it includes.
     """
     if name.endswith((".yml", ".yaml")):
         return _read(Path(name), included_by)

@@ -58,7 +58,7 @@ NONE, LOW, HIGH = "none", "low", "high"
 
 
 def derived_problems(snapshot: Snapshot, readings: Mapping[str, Metric]) -> Iterator[Problem]:
-    """Yield each reading that a snapshot lacks although another reading shows that the host has the part.
+    """Yield each reading that a snapshot lacks although another reading shows that the host has the part, and each wrong alarm.
 
     `readings` are the metrics of the snapshot by name.
     """

@@ -3,7 +3,8 @@
 A figure that varies is judged by its spread: from part to part, and from run to run of the same part. With few parts the spread
 itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction interval), with the
 degrees of freedom of Satterthwaite (Biometrics 2, 1946). A value that does not vary, a count and a comparison for equality are
-judged by logic: any value beyond the limit is found, whatever the spread. Nothing is stated for fewer than MIN_PARTS parts.
+judged by logic: any value beyond the limit is found, whatever the spread. So is a comparison with peers, and an increase over the
+run. For any other figure, nothing is stated with fewer than MIN_PARTS parts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from schemas.scopes import Scope
 
 DETECTION_PROBABILITY, MAX_FALSE_ALARM = 0.99, 0.001
 MIN_PARTS = 3
-"""With two parts, one in a thousand lies 318 standard deviations from the mean: nothing useful can be stated."""
+"""With two parts, one in a thousand lies more than 318 standard deviations above the mean: nothing useful can be stated."""
 
 RELATIVE, ABSOLUTE, LOGIC = "relative", "absolute", "logic"
 """How a fault is stated: as a share of the healthy value, in the unit of the figure, or as any value beyond the limit."""
@@ -42,7 +43,7 @@ class GateKey:
     """A criterion applied to one figure, measured with the same settings, on GPUs of one model."""
 
     model: str
-    """Name of the criteria pack."""
+    """Name of the criteria pack of the GPU model; empty if there is none."""
     stage: str
     name: str
     criterion: str
@@ -67,7 +68,7 @@ class Detection:
     kind: str
     """RELATIVE, ABSOLUTE or LOGIC."""
     values: int
-    """Healthy values: parts times runs."""
+    """Number of healthy values, over all parts and runs."""
     parts: int
     failed: int
     """Healthy values that failed."""

@@ -29,7 +29,7 @@ WINDOW = 3
 MIN_BUCKETS = 2 * WINDOW
 """Drift is not evaluated if fewer buckets than this have a value."""
 MAX_CUT_ROUNDS = 3
-"""Number of rounds that may be cut off together with their supervisor. More than these need an explanation."""
+"""Number of rounds that may be cut off by the end of their supervisor. A higher number is reported."""
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must be present in at least this share of the finished rounds, minus SPARE_ROUNDS."""
 LATE_ROUNDS = 2.0
@@ -61,7 +61,9 @@ class RateCourse:
         return min(self.levels)
 
     def first_drop(self, limit: float) -> tuple[float, float | None]:
-        """Return start and end of the first time below `limit`, in seconds; the end is None if it lasts to the end of the soak.
+        """Return start and end, in seconds, of the first time below `limit`; the end is None if it lasts to the end of the soak.
+
+        `limit` is a share of the start of the rate.
 
         Raises:
             ValueError: no level is below the limit.

@@ -1,7 +1,7 @@
 """Find parts that two hosts report, and records that are of another machine than the host whose name they have.
 
-A part that two machines report fails: one of the two is a forgery or a defect. If two records are of one machine, the inventory
-names a machine twice, or a record was delivered under the name of another host. Then no part is at fault.
+A part that two machines report fails: one of the two identities is forged or wrong. If two records are of one machine, no part is
+at fault: the inventory names a machine twice, or a record was delivered under the name of another host.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class DuplicateSerials:
         self._gpus: Counter[str] = Counter()
         """Host -> number of the identities of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
-        """Identity -> hosts with a record that lists it, and whose records are of different machines."""
+        """Identity in a record of a host whose records are of different machines -> these hosts."""
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
 
-        If the records of the host are of different machines, it is unknown which parts it has. Then no part counts as duplicate.
+        If the records of the host are of different machines, it is unknown which parts it has. Then none of them is a duplicate.
         """
         if evidence.foreign:
             for record in (*evidence.records, *evidence.foreign):
@@ -139,7 +139,7 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each GPU that shares an identity with another one. Its reason names the others.
+    """Return a failure for each identity that a GPU shares with another GPU. The reason names the others.
 
     An adapter fails only if an adapter of another host has its identity. Hosts whose records are of one machine, and a host whose
     records are of two machines, get an inconclusive verdict instead.
@@ -189,7 +189,7 @@ def _identities_of_gpus(record: Record) -> Iterator[Identity]:
 
 
 def _machine_identities(record: Record) -> Iterator[Identity]:
-    """Yield the identities of GPUs, network adapters and chassis that a record reports."""
+    """Yield the identities of the GPUs, the network adapters and the host itself that a record reports."""
     yield from _identities_of_gpus(record)
     yield from (identity for _, identity in _adapter_identities(Evidence(records=(record,))))
     for snapshot in record.snapshots[:1]:

@@ -57,9 +57,9 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
 def _by_credible_values(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures, failed: Verdict
 ) -> Verdict:
-    """Return the failure of the series without its impossible values.
+    """Return the verdict on a series that failed, without its impossible values.
 
-    If only impossible values fail, return an inconclusive verdict: they do not show a fault of the part.
+    If it does not fail without them, return an inconclusive verdict: impossible values do not show a fault of the part.
     """
     problems = {
         id(item): problem
@@ -142,7 +142,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return `series` for readings. Either all readings of a scope match the criterion, or none of them does."""
+    """Return `series` for readings. Except for the stage, a criterion matches all readings of a scope or none."""
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
@@ -184,7 +184,7 @@ def _judge_series(
 def judge_unobserved(
     view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]
 ) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for the host, or each of its GPUs, that has no reading; `groups` come from `series`."""
+    """Yield an inconclusive verdict for the host without a reading, or for each GPU without one; `groups` come from `series`."""
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
@@ -385,7 +385,10 @@ def _unit(criterion: Criterion) -> str:
 
 
 def holds(comparison: str, value: Value, limit: Value) -> bool:
-    """Return whether the comparison is true. It is false if the value has another type than the limit."""
+    """Return whether the comparison is true.
+
+    It is false between values of different kinds (number, truth value, text), and for texts with an operator other than `eq`.
+    """
     if isinstance(value, int | float) and isinstance(limit, int | float):
         return isinstance(value, bool) == isinstance(limit, bool) and COMPARE[comparison](value, limit)
     return comparison == "eq" and value is not None and type(value) is type(limit) and value == limit

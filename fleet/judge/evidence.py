@@ -117,7 +117,7 @@ def with_gpu_scope(observation: Observation, gpu_scopes: Mapping[str, str]) -> O
 
 @lru_cache(maxsize=4096)
 def from_benchmark(name: str) -> bool:
-    """Return whether observations of that name come from a benchmark. All others come from collectors."""
+    """Return whether observations of that name are figures or the duration of a benchmark, or the drift of a figure."""
     return name.split(".")[0] in _PREFIXES
 
 

@@ -84,7 +84,7 @@ class FigureStructure:
     most: tuple[float | None, ...]
     """For each figure: the value up to which it is certainly possible; None: its value is not checked."""
     texts: tuple[int, ...]
-    """Positions of the figures of `most` whose value is a text."""
+    """Positions of the figures whose value is checked (`most`) and is a text."""
     siblings: tuple[tuple[int, ...], ...]
     """Positions of the same rate, or time of COMPARED_TIMES, on several devices."""
     sampled: tuple[int, ...]
@@ -410,7 +410,7 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
 
 
 def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
-    """Yield each figure that is a parameter of other figures of its benchmark, with the value that these have.
+    """Yield each figure that is a parameter of other figures of its benchmark, with each value that these have.
 
     The choices of NCCL (`collective.transport`, `collective.nvls`) and the access of two GPUs are figures and parameters.
     """

@@ -254,7 +254,7 @@ class Gatherer:
                     layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
 
     def _reading_steps(self, view: HostView) -> tuple[list[_Step], bool]:
-        """Return the criteria that compare readings between hosts, and whether no `same_as_fleet` is for a benchmark result."""
+        """Return the steps that compare readings of hosts, and whether no `same_as_fleet` is for a benchmark result."""
         metrics = view.observations.metrics
         benchmarks = {name for name in view.observations.benchmark_names() if from_benchmark(name)}
         chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []

@@ -118,7 +118,7 @@ def _located_parts(view: HostView) -> Iterator[LocatedPart]:
 
 
 def _modules(view: HostView) -> Iterator[LocatedPart]:
-    """Yield the module or cable at each port of the host."""
+    """Yield the module or cable at each port that reports its serial."""
     for scope, latest in _latest(view, MODULE_SERIAL).items():
         if latest.status == MEASURED and identity(MODULE, str(latest.value)):
             yield LocatedPart(
@@ -156,7 +156,7 @@ def _latest(view: HostView, name: str) -> dict[str, Observation]:
 
 
 def _unknown(name: str, view: HostView) -> str:
-    """Return why the part cannot be called missing from its host; empty if it can."""
+    """Return why no part with this observation can be called missing from its host; empty if one can."""
     if not view.has_record:
         return "the host left no record"
     if name == SERIAL:

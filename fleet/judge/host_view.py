@@ -42,7 +42,7 @@ class HostView:
         self.packs, self.no_pack = select_packs(plan, host, self.gpus, packs)
         shipped = {pack.name for pack in packs if not pack.chosen}
         self.operator_packs = {origin for pack in packs if pack.chosen for origin in pack.origins} - shipped
-        """Packs of the operator. A criterion of theirs that matches nothing is a mistake, never a pass."""
+        """Names of the operator's packs. A criterion of these packs that matches nothing is a mistake, never a pass."""
         self.expected = plan.expected_of(host)
         self.accepted = AcceptedRecord(evidence.baseline, self.gpus)
 
@@ -136,7 +136,7 @@ class HostView:
     def nvlinks_between(self, scope: str) -> int | None:
         """Return the NVLinks that join a pair of GPUs; for any other scope the fewest between two GPUs of the host.
 
-        None if neither GPU of a pair reported the number, or the host has no pair.
+        None if the number of a pair was not reported by either GPU, or the host has no pair.
         """
         if Scope.parse(scope).kind == "peer":
             return self.nvlinks.get(scope)
@@ -286,7 +286,7 @@ class HostView:
 
 
 def _nvlinks_of_path(path: str) -> int | None:
-    """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for a path over PCIe."""
+    """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for PCIe, else None."""
     if path in PCIE_PATHS:
         return 0
     number = re.fullmatch(r"NV([0-9]{1,3})", path)

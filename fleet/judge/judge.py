@@ -59,7 +59,7 @@ __all__ = ["Evidence", "judge"]
 
 
 KERNEL_LOG = ("xid.", "sxid.", "kernel.event.")
-"""Readings that count messages in the kernel log since boot."""
+"""Prefixes of the readings of messages in the kernel log since boot."""
 LOG_LIFETIME = (
     "the kernel log keeps this message until the next boot: after a reset or a repair, only a reboot clears it"
 )

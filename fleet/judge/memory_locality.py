@@ -1,8 +1,8 @@
 """Check which NUMA node copies between a GPU and the memory of its host used, and how many GPUs copied at once.
 
-Memory of another node, or of an unknown one, is slower, and has a lower floor. Therefore a slow link to a GPU would pass if the
-record claimed such memory for its copies. Copies of more than eight GPUs at once have a lower floor too, because GPUs may share
-links.
+Memory of another node is slower. It has a lower floor, and so has memory of an unknown node. Therefore a slow link to a GPU
+would pass if the record claimed such memory for its copies. Copies of more than eight GPUs at once have a lower floor too,
+because GPUs may share links.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _copy(item: Observation) -> tuple[object, ...]:
-    """Return what copies of one GPU share if they differ only in the NUMA node of the memory and in what other GPUs do."""
+    """Return what copies of one GPU share if they differ only in the NUMA node of the memory and in how many GPUs copy."""
     return item.scope, item.stage, item.params.get("direction"), item.params.get("size_bytes")

@@ -90,7 +90,7 @@ class SlotMap:
 def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdict:
     """Return the verdict. A failure because of missing GPUs gets texts that identify them.
 
-    If settings explain all missing GPUs, its action becomes `configure`.
+    If settings explain all GPUs that the driver does not list (`gpu.count`), the action becomes `configure`.
     """
     is_count = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not is_count or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):

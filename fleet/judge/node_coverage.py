@@ -1,4 +1,4 @@
-"""Demand the figures of each NUMA node: the plan knows no nodes, so it demands only their number and the total bandwidth."""
+"""Require the figures of each NUMA node. The plan does not list the nodes: it requires only their number and total bandwidth."""
 
 from __future__ import annotations
 

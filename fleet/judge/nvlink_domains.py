@@ -1,7 +1,7 @@
 """NVLink domains of several hosts (GB200 NVL72): what each host reports, and which one breaks the connections of IMEX.
 
-IMEX is the daemon by which the hosts of a domain share GPU memory. Each reports its connections to all others, so one broken
-host shows on every host of its domain. The failure is attributed to the host at the end of most broken connections.
+IMEX is the daemon by which the hosts of a domain share GPU memory. Each daemon reports its connections to all others, so every
+host of a domain reports one broken host. The failure is attributed to the host at the end of most broken connections.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DomainMember:
     peers: int
     """Number of other hosts with a reading of the connection to them."""
     unreported: int
-    """Number of these whose connection IMEX left out, unless it reports that the domain is up."""
+    """Number of these whose connection IMEX left out; 0 if IMEX reports that the domain is up."""
     cliques: frozenset[tuple[Value, Value]]
     """Cluster UUID and clique of its GPUs."""
 

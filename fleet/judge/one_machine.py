@@ -32,7 +32,7 @@ class _Span(NamedTuple):
     stage: str
     began: float
     ended: float
-    """Both in seconds since 1970."""
+    """`began` and `ended` are in seconds since 1970."""
     is_judged: bool
     """Whether its figures are judged. A probe, and a launch that a later one replaced, are not."""
 
@@ -58,7 +58,7 @@ class Machines:
             self._spans.setdefault(boot, {}).update(hosts)
 
     def complete(self) -> None:
-        """Forget the hosts that are alone on their machine: a large fleet has many. Call it after the last merge."""
+        """Remove the hosts that are alone on their machine, to save memory. Call it after the last merge."""
         self._spans = {boot: hosts for boot, hosts in self._spans.items() if len(hosts) > 1}
 
     def shared(self) -> list[tuple[str, ...]]:
@@ -79,7 +79,7 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A speed that fails because hosts are one machine gets the action to measure one of them alone.
+    """Return the verdicts. A speed that fails because hosts are one machine gets the action `configure` and the names of these hosts.
 
     It stays a failure of its part. The speed of a benchmark that depends on the GPU alone (`Benchmark.gpu_bound`) is not changed,
     nor is a figure of a rehearsal, whose hosts may be one machine.

@@ -117,7 +117,7 @@ class FleetFigures:
             yield key, scope, float(observation.value or 0)
 
     def latest(self, view: HostView, name: str) -> dict[tuple[FigureKey, str], Observation]:
-        """Return the last observation of each part that has a number."""
+        """Return the last numeric observation of each part; none for modules and disks of an unknown model."""
         latest = {}
         for observation in view.observations[name]:
             value = observation.value
@@ -212,7 +212,10 @@ def has_enough_peers(criterion: Criterion, peers: PeerGroup) -> bool:
 def limit(criterion: Criterion, peers: PeerGroup) -> float:
     """Return the limit from the fleet. If fraction and deviations are both set, the limit farther from the median counts.
 
-    Raises ValueError unless `has_enough_peers`.
+    Call it only if `has_enough_peers`.
+
+    Raises:
+        ValueError: there are no peers, or too few for a criterion that has deviations only.
     """
     return _limits(criterion, peers)[0]
 

@@ -161,7 +161,7 @@ class _Repeated:
     passes: list[Verdict]
     count: int = 0
     hosts: list[tuple[int, str]] = field(default_factory=list)
-    """Position in the plan and name of the first of these hosts."""
+    """Position in the plan and name of these hosts, sorted; at most the first MAX_FARTHEST."""
 
     def add(self, position: int, host: str) -> None:
         """Count one more host; `position` is its position in the plan."""
@@ -252,9 +252,10 @@ class PassCounter:
         return remaining
 
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
-        """Return whether the criterion passes on the readings of this host.
+        """Count the passes of a criterion on the readings of this host, and return whether it passes.
 
-        If not, its verdicts are kept in `remaining`, unless equal readings failed before: then they are still to be evaluated.
+        If it does not pass, its verdicts are kept in `remaining`. If equal readings failed before, the criterion is not
+        evaluated here, and no verdicts are kept.
         """
         view, criterion = values.view, step.criterion
         names = deciding_readings(view, criterion, step.names or ())

@@ -34,7 +34,7 @@ RATE = 1e-6
 FOUND = 0.99
 """Probability for which the smallest rate is stated."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
-"""`stress` compares one product in this time, or STRESS_BLOCKS in `seconds` if that is more often."""
+"""`stress` compares one product every STRESS_BLOCK_S seconds, or STRESS_BLOCKS in `seconds` if that is more often."""
 COLLISION = 2.0**-32
 """Upper estimate of the probability that flips of several bits leave a digest as it is, with factors taken as random.
 
@@ -73,13 +73,13 @@ class Comparison:
     """The same with two other GPUs of its model and software."""
 
     def found(self, rate: float, per_element: bool) -> float | None:
-        """Return the probability that a fault with this rate is found."""
+        """Return the probability that a fault with this rate is found; None if the number of repetitions is not known."""
         if self.repetitions is None:
             return None
         return -math.expm1(self._trials(per_element) * math.log1p(-rate))
 
     def smallest_rate(self, per_element: bool) -> float | None:
-        """Return the rate of a fault that is found with probability FOUND."""
+        """Return the rate of a fault that is found with probability FOUND; None if the number of repetitions is not known."""
         if self.repetitions is None:
             return None
         return -math.expm1(math.log(1 - FOUND) / self._trials(per_element))

@@ -2,7 +2,7 @@
 
 The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port has every figure of
 `verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: a host
-with which they measured ports must have figures of as many ports.
+with which they measured ports must have figures of, or reasons for, as many ports.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PortStatements:
         )
 
     def measured_with(self, partner: str) -> set[str]:
-        """Return the ports that measured a test with this partner that both hosts measure."""
+        """Return the ports that measured, with this partner, a test whose figures both hosts have."""
         return {
             port_of(scope)
             for scope, items in self.by_scope.items()
@@ -122,7 +122,7 @@ def port_of(scope: str) -> str:
 
 
 def silent_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port that lacks a figure of its own without a reason.
+    """Yield an inconclusive verdict for each port that has neither a figure of its own nor a reason why not.
 
     Stages whose last launch on the host failed are skipped: other verdicts report them.
     """
@@ -136,7 +136,7 @@ def silent_ports(view: HostView) -> Iterator[Verdict]:
 
 
 def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each pair of ports that lacks a figure without a reason.
+    """Yield inconclusive verdicts for ports and pairs of ports that have neither a figure nor a reason why not.
 
     Args:
         views: the hosts of whole gangs.

@@ -70,12 +70,12 @@ class Gate:
     params: Mapping[str, Value]
     unit: str
     n: int
-    """Values: parts times runs."""
+    """Number of values, over all parts and runs."""
     parts: int
     mean: float
     """Mean of the parts' medians."""
     run_sigma: float
-    """Standard deviation from run to run (`mad_sigma`), in `unit`."""
+    """Standard deviation from run to run (`mad_sigma`), as the mean over the parts, in `unit`."""
     part_sigma: float
     """Standard deviation from part to part (`mad_sigma`), in `unit`; 0 for a single part."""
     sigma: float

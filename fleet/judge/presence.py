@@ -41,7 +41,7 @@ def judge_presence(view: HostView) -> Iterator[Verdict]:
 
 
 def _without_figures(view: HostView) -> set[str]:
-    """Return the serials of the parts (empty for the host) that have figures to compare, but no accepted figure."""
+    """Return the identities of the parts (empty for the host) that have figures to compare, but no accepted figure."""
     has_figure: dict[str, bool] = {}
     for criterion in view.criteria().values():
         if criterion.baseline is None:

@@ -69,7 +69,7 @@ def reading_check(
     Args:
         view: the host.
         criterion: a criterion on readings.
-        names: the readings that the criterion matches.
+        names: the readings that decide the verdicts (`deciding_readings`).
         passes: the verdicts on this host, which must be certain passes.
         rows: the rows in which they are counted.
     """

@@ -55,7 +55,7 @@ UPTIME = "host.uptime"
 
 @cache
 def is_constant(name: str) -> bool:
-    """Return whether a reading is the same in every snapshot of a record."""
+    """Return whether a reading must be the same in every snapshot of a record."""
     reading = READINGS.get(name)
     if reading is None:
         return not name.startswith(COLLECTOR) and name.rpartition(".")[2] in CONSTANT_OF_OTHERS

@@ -17,10 +17,10 @@ NO_SPEEDS = (".accuracy", ".mtu")
 
 
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a speed of a GPU that other processes used, its action is to measure without them.
+    """Return the verdict. If it fails a speed of a GPU that other processes used, it names the GPU and has the action `configure`.
 
-    They used the GPU if it had compute processes outside of the launches of the run. A figure of the whole host counts as one of
-    all its GPUs.
+    Other processes used a GPU that had compute processes outside of the launches of the run. A figure of the whole host counts
+    as one of all its GPUs.
     """
     if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
         return verdict
@@ -35,7 +35,7 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def is_speed(verdict: Verdict) -> bool:
-    """Return whether the limit is a least rate or a longest time, which a healthy part misses if another process is at work."""
+    """Return whether the limit is a least rate or a longest time, which a healthy part may miss if another process uses it."""
     if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
         return False
     return verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")

@@ -1,9 +1,10 @@
 """Compare the cables of hosts with each other, if no manifest describes them.
 
 The fastest ports in one slot of all hosts are a rail. Hosts that share at least half of their switches are peers. Among peers, a
-switch belongs to a rail if at least two hosts use it there, a quarter as many as use the rail's most used switch, and more than
-half as many as use it in any other rail. A port whose switch belongs to other rails only, or to none, deviates, if two of three
-peers use the switches of the rail. Two ports of a host that deviate, each at a switch of the other's rail, are swapped.
+switch belongs to a rail under three conditions. At least two hosts use it there. They are at least a quarter as many as use the
+rail's most used switch. They are more than half as many as use it in any other rail. If two of three peers use the switches of a
+rail, a port of the rail at any other switch deviates. Two ports of a host that deviate are swapped if each is at a switch of the
+other's rail.
 
 A host with too few peers is compared with the whole fleet: ports that share a switch deviate, if two of three hosts have
 different switches in these slots.
