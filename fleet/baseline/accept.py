@@ -144,7 +144,14 @@ def _restrict_level(level: Level, runs: set[str]) -> Level:
 
 
 def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, replace_runs: bool) -> list[PartBaseline]:
-    """Add an accepted run to the baselines of its parts and return them. `report` is the result of judging the run again.
+    """Add an accepted run to the baselines of its parts and return them.
+
+    Args:
+        run: the run.
+        report: the result of judging the run again.
+        directory: directory of the baselines.
+        by: who accepts the run.
+        replace_runs: whether the run replaces the earlier runs of the parts.
 
     Raises:
         RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.

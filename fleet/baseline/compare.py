@@ -30,8 +30,9 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
     """Compare the run in `last` with earlier runs, or with the one directory of baselines in `earlier`.
 
     Raises:
-        RunError: nothing can be compared, or the runs are of different kinds, for example one is a REHEARSAL.
-        UsageError: a run is given twice.
+        RunError: nothing can be compared, the baseline of a part is invalid, or the runs are of different kinds, for example one
+            is a REHEARSAL.
+        UsageError: a run is given twice, or the criteria are invalid.
     """
     run = load(last)
     new = {host: host_state(evidence) for host, evidence in run.evidence.items()}

@@ -93,7 +93,7 @@ def _catalogue() -> Iterator[tuple[str, Output, Benchmark | None]]:
 
 
 def _explain_unknown_name(name: str) -> str:
-    """Explain why no observation has this name; empty if one has."""
+    """Explain why no observation has this name; empty if one has it, or may have it."""
     first = name.split(".")[0]
     if first in COLLECTED:
         siblings = [reading for reading in READINGS if reading.startswith(f"{first}.")]

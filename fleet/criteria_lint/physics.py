@@ -49,7 +49,7 @@ class _Peak:
 
 
 def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Compare a floor, and the expected value behind it, with the datasheet."""
+    """Compare with the datasheet: a floor, the expected value behind it, and the properties of links (`_check_links`)."""
     yield from _check_links(criterion, pack)
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
@@ -90,7 +90,7 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _unit_mistake(ratio: float) -> str:
-    """Name the unit mistake that a limit looks like; real floors are between 0.3 and 1 of the peak."""
+    """Name the unit mistake that a limit looks like. Without the mistake, the floor is taken to be 0.3 to 1.1 of the peak."""
     if 1.8 <= ratio <= 2.2:
         return ", which looks like the figure with sparsity"
     return next((f", which looks like {text}" for factor, text in UNIT_MISTAKES if 0.3 <= ratio / factor <= 1.1), "")

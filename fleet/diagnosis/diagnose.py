@@ -51,8 +51,8 @@ def diagnose(
     """Return the causes of the verdicts that do not pass, the most urgent first.
 
     Args:
-        verdicts: verdicts of the fleet. Causes refer to them by position. Those that pass are ignored, except for the
-            temperature of a hot GPU under load.
+        verdicts: verdicts of the fleet. Causes refer to them by position. Verdicts that pass are ignored, except the one on
+            the temperature of a hot GPU under load.
         gangs: gang -> its hosts. If the fault of one host stops measurements on others of its gang, the
             verdicts on these measurements belong to the cause on that host.
         cables: the other ends of the cables, as far as they are known.
@@ -89,7 +89,7 @@ def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdi
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
-    """Return the problems of one host, and the verdicts that belong to none of them. All have one waiver, or none."""
+    """Return the problems of one host, and the verdicts that belong to none of them. All verdicts have the same waiver, or none."""
     problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:
@@ -114,7 +114,7 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
 
 
 def _distinction(problem: Problem, verdict: Verdict) -> object:
-    """Return what else than the part distinguishes two problems of the same kind on a host."""
+    """Return what distinguishes two problems of the same kind on a host, besides the part."""
     if problem.is_of_host:
         return verdict.user
     return verdict.name if problem.id in _ONE_PER_READING else verdict.params.get(LINK_PARAM)
@@ -180,7 +180,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
-    """Return whether the verdict is on another port of the adapter than all that show the problem. Each has its own cable."""
+    """Return whether the verdict is on a port of the adapter that does not show the problem. Each port has a cable."""
     port = Scope.parse(verdict.scope).get("port")
     ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
     return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
@@ -228,7 +228,7 @@ def _explain_by_gang(
 
 
 def _rank_of(item: _PartProblem) -> int:
-    """Return the position of its problem in PROBLEMS, where causes come before effects."""
+    """Return the position of the problem in PROBLEMS, where causes come before effects."""
     return PROBLEMS.index(item.problem) if item.problem else len(PROBLEMS)
 
 

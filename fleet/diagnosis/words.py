@@ -172,7 +172,7 @@ def label(name: str) -> str:
 
 
 def describe(shown: Sequence[Verdict]) -> str:
-    """Return what was found: the phrase in `_SHOWN` if the reading has one, otherwise value and limit, if there is a value."""
+    """Return what was found: a phrase of `_SHOWN`, or else value and limit. Without a value, only the observation is named."""
     first = shown[0]
     if first.value is None:
         return f"fails {label(first.name)}"
@@ -217,7 +217,7 @@ def slow_files(shown: Sequence[Verdict]) -> str:
 
 
 def consequence(explained: Sequence[Verdict]) -> str:
-    """Return the worst figure that follows from a cause: `; sustained matrix products (bf16) 21 % below the limit`."""
+    """Return the worst figure that follows from a cause, or an empty string: `; memory bandwidth (copy) 21 % below the limit`."""
     figures = [verdict for verdict in explained if verdict.verdict == FAIL and distance(verdict) > 0]
     if not figures:
         return ""
@@ -232,7 +232,7 @@ def _share(verdict: Verdict) -> str:
 
 
 def distance(verdict: Verdict) -> float:
-    """Return how far the value is beyond its limit, as a share of the limit; 0 without numbers."""
+    """Return how far the value is beyond its limit, as a share of the limit; 0 if it is within the limit, or without numbers."""
     value, limit = finite(verdict.value), finite(verdict.limit)
     if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
         return 0.0
@@ -316,7 +316,7 @@ def memory_speed(shown: Sequence[Verdict]) -> str:
 
 
 def wrong_results(shown: Sequence[Verdict]) -> str:
-    """Return what computed or stored wrong results."""
+    """Return in which way a part computes, copies or stores wrong data."""
     first = shown[0]
     if first.name == "integrity.wrong_words":
         number, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
@@ -416,12 +416,12 @@ def no_record(shown: Sequence[Verdict]) -> str:
 
 
 def contradictory_record(shown: Sequence[Verdict]) -> str:
-    """Return that the records of a host are not of this host, or not of this run."""
+    """Return that the records of a host contradict each other or the plan."""
     return "has records that contradict each other or the plan"
 
 
 def clock_skew(shown: Sequence[Verdict]) -> str:
-    """Return that the times in a record are impossible."""
+    """Return that the times in a record do not fit the clock of the control node."""
     return "has another time than the control node, or a record of another time"
 
 

@@ -26,7 +26,7 @@ MAX_TYPING_ERRORS = 2
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """Values of a flag as text, which an INI inventory or `-e name=value` gives."""
 DEADLINE_S = 600
-"""Longest time for ansible-inventory. Plugins for clouds ask their services for minutes."""
+"""Longest time for ansible-inventory. The plugin of a cloud may take minutes to query its service."""
 SETTINGS = {
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
     "ANSIBLE_INVENTORY_IGNORE": ".pyc, .pyo, .swp, .bak, ~, .rpm, .md, .txt, .rst, .orig, .cfg, .retry, .csv",
@@ -44,7 +44,8 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
     `sources` are as for `ansible-playbook -i`, or one JSON file in the format of `ansible-inventory --list`.
 
     Raises:
-        UsageError: the inventory, the group or its hosts are missing, or a variable is unknown or of the wrong type.
+        UsageError: the inventory, the group or its hosts are missing, a host name or a variable is invalid, or two hosts have
+            the same address.
     """
     return check_listing(_listing(list(sources)))
 
@@ -172,8 +173,8 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
     """Return the hosts, with Rackproof's variables in the types of the schema: an INI inventory gives `yes` and `"8"` as text.
 
     Raises:
-        UsageError: a variable of Rackproof is unknown or invalid; the message names the host and the nearest variable. A variable
-            of other software with a similar prefix is ignored, unless it is a misspelt one of Rackproof.
+        UsageError: a host name is invalid, or a variable of Rackproof is unknown or invalid. The message names the host and the
+            nearest variable. Other variables are ignored, unless the name is probably a misspelt one of Rackproof.
     """
     checked = {}
     for name, variables in hosts.items():
@@ -252,7 +253,10 @@ def _type_remedy(error: ValidationError) -> str:
 
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
-    """Raise UsageError if two hosts are reached at the same address and port, or if an address is a template."""
+    """Raise UsageError if an address or port is a template, or if two hosts have the same address and port.
+
+    Several hosts may have a local connection.
+    """
     visited: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():
         for variable in ("ansible_host", "ansible_port"):

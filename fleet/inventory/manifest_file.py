@@ -73,7 +73,7 @@ def _text(path: Path) -> str:
 
 
 def _csv_rows(path: Path, text: str) -> list[Row]:
-    """Return the lines of a CSV file; spreadsheets may separate columns with semicolons or tabs."""
+    """Return the rows below the header of a CSV file. Spreadsheets may separate columns with semicolons or tabs."""
     if "\0" in text:
         raise UsageError(f"{path}: contains a NUL character: save it as `CSV UTF-8`")
     header = next((line for line in text.splitlines() if line.strip()), "")
@@ -236,7 +236,7 @@ def _serial(where: str, kind: str, serial: str) -> str:
 
 
 def _slot(where: str, kind: str, slot: str) -> str:
-    """Return the slot in the judge's form: a PCI address as in sysfs, an index, or the name of a NIC."""
+    """Return the slot in the judge's form: a PCI address as in sysfs, an index, the name of a NIC, or an empty string."""
     if not slot:
         return ""
     if pci := _PCI_ADDRESS.fullmatch(slot.lower()):

@@ -79,7 +79,7 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A speed that fails because hosts are one machine gets the action `configure` and the names of these hosts.
+    """Return the verdicts. A speed that fails because hosts are one machine gets the action `configure` and their names.
 
     It stays a failure of its part. The speed of a benchmark that depends on the GPU alone (`Benchmark.gpu_bound`) is not changed,
     nor is a figure of a rehearsal, whose hosts may be one machine.

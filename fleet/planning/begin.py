@@ -21,8 +21,9 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
 
     Raises:
         UsageError: the plan is invalid, or differs from the plan that the run began with.
-        RunError: the plan in the directory is damaged, or the directory cannot be written.
-        HeldError: another process holds the run.
+        RunError: the plan in the directory is damaged, or the disk is full.
+        HeldError: another process holds the run, or the run belongs to another user.
+        OSError: a file cannot be written.
     """
     path = RunDirectory(directory).plan
     try:

@@ -24,7 +24,7 @@ class Estimate:
     stages_s: dict[str, float]
     """Stage -> its expected duration in seconds, including the start and end of the ranks; empty if it is unknown for a stage."""
     longest_s: float
-    """Time after which all stages have reached their deadlines."""
+    """Seconds after which all stages have reached their deadlines."""
     source: str
     """Where the times are from, in words."""
 
@@ -47,7 +47,10 @@ def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
 
 
 def earlier_durations(plan: Plan, past: PastRun | None) -> dict[str, dict[str, float]]:
-    """Return `Plan.durations_s`: the times of an earlier run, of those benchmarks that had the same settings and devices."""
+    """Return `Plan.durations_s`: the seconds of those benchmarks that had the same settings in an earlier run.
+
+    Empty if the largest number of devices of a host was another one.
+    """
     if past is None or past.devices != max(len(host.devices) for host in plan.hosts):
         return {}
     durations = {

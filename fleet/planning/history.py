@@ -198,7 +198,7 @@ def test_of(name: str, stage: str) -> Key | None:
 
 
 def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]:
-    """Return host -> its tests that have this verdict."""
+    """Return host -> the tests on which it has this verdict."""
     tests: dict[str, set[Key]] = {}
     for item in verdicts:
         if item.verdict == verdict and (key := test_of(item.name, item.stage)):
@@ -216,7 +216,7 @@ def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[st
 
 
 def _costs(directory: Path) -> dict[Key, float]:
-    """Return the seconds that each benchmark took on the slowest of a few hosts."""
+    """Return the seconds that each benchmark took on the slowest of a few hosts. Soaks are left out."""
     cost_s: Counter[Key] = Counter()
     for pattern in RECORDS:
         for record in _records(islice(sorted(directory.glob(f"{pattern}.json")), MAX_TIMED_RECORDS)):

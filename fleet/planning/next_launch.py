@@ -100,7 +100,7 @@ def decide(
     Args:
         plan, evidence, packs: as for the judge; gang records are enough as evidence.
         present: the reachable hosts.
-        minimum: smallest number of hosts in a launch.
+        minimum: smallest number of hosts in a launch, at least MIN_HOSTS. Probes may be smaller.
     """
     launches: list[LaunchPlan] = []
     excluded: dict[str, str] = {}

@@ -35,7 +35,8 @@ def read_profile(name: str) -> dict[str, Any]:
     """Return a shipped profile by its name, or the profile in a YAML file by its path.
 
     Raises:
-        UsageError: the profile does not exist or has an unknown benchmark or setting; the message names the nearest valid one.
+        UsageError: the profile does not exist, does not follow profile.schema.json, or has an unknown or invalid benchmark or
+            setting. For an unknown name, the message has the nearest valid one.
     """
     if name.endswith((".yml", ".yaml")):
         path = Path(name)
@@ -267,7 +268,7 @@ def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str
 
 
 def _check_manifest(plan: Plan) -> None:
-    """Raise UsageError if the manifest and the inventory differ in the number of GPUs of a host."""
+    """Raise UsageError if the manifest lists GPUs, but for a host not as many as the inventory. A rehearsal is not checked."""
     listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):

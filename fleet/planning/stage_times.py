@@ -60,7 +60,8 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
     The slowest host decides. The deadlines change by the same time as the stages. A profile without `duration_s` is unchanged.
 
     Raises:
-        UsageError: the duration is invalid, or shorter than the other tests and the shortest useful budgets take.
+        UsageError: the duration is invalid, or shorter than the other tests and the shortest useful budgets take, or the
+            profile scales no time budget.
     """
     if "duration_s" not in profile:
         return plan

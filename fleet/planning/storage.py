@@ -28,10 +28,15 @@ def local_directories(name: str, variables: Variables) -> tuple[str, ...]:
 
 
 def shared_directories(name: str, variables: Variables, *, has_gang: bool) -> tuple[str, ...]:
-    """Return the directories that the host shares with others. Raises UsageError for a device, or if the host is in no gang.
+    """Return the directories that the host shares with others.
 
     Args:
-        has_gang: the profile has a stage of several hosts.
+        name: the host.
+        variables: its variables.
+        has_gang: whether the profile has a stage of several hosts.
+
+    Raises:
+        UsageError: a directory is a device, or the profile has a stage of several hosts and the host is in no gang.
     """
     directories = _directories(name, variables, "rackproof_shared_storage")
     if directories and has_gang and variables.get("rackproof_gang") == "none":

@@ -29,9 +29,9 @@ LAUNCH_S = START_S + END_S
 DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
 """Sizes for the costs that no earlier run has measured: of a host alone, and of a gang."""
 WEEK_S = 7 * 86400.0
-"""Time after which the risk of a test that has not run doubles. Each further week adds the same amount to the risk."""
+"""Seconds after which the risk of a test that has not run is doubled. Each further week adds the same amount to the risk."""
 NEVER_RUN_S = 12 * WEEK_S
-"""Extra age of a test that never ran, added to the time since the first known run."""
+"""Seconds added to the age of a test that never ran, which is the time since the first known run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,15 @@ class PastRun:
     """UTC, ISO 8601."""
     profile: str
     measured: Mapping[Key, int] = field(default_factory=dict)
-    """Hosts on which the test was measured."""
+    """Number of hosts on which the test was measured."""
     findings: Mapping[Key, int] = field(default_factory=dict)
-    """Hosts on which a check of the test failed."""
+    """Number of hosts on which a check of the test failed."""
     cost_s: Mapping[Key, float] = field(default_factory=dict)
     """Seconds that the test took on the slowest of a few hosts."""
     settings: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of the test that differ from the catalogue."""
     devices: int = 0
-    """Most devices of a host; 0: unknown."""
+    """Largest number of devices of a host; 0: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:
 
 
 def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], remaining_s: float) -> list[_Candidate]:
-    """Return the tests that fit into the remaining time; the first pick is always a test that hosts run alone."""
+    """Return the tests that fit into the remaining time. The first pick is a test that hosts run alone, if there is one."""
     first = [item for item in remaining if item.key[0] == BENCHMARK] if not picked else []
     if first:
         return [item for item in first if _cost(item, picked) <= remaining_s] or [min(first, key=lambda it: it.cost_s)]

@@ -1,9 +1,9 @@
 """Find the slow ends, rails, switches and links of the pair matrix in one quantity, bandwidth or latency.
 
-An end is the GPU of one rail of a host, with its NIC. A pair is as fast as its slowest part, and a good end is fast with at least
-one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow, the link is
-slow; but if at least half of the pairs of such an end are slow, the end is partly slow. Speeds are compared as logarithms, so
-that a ratio is a difference.
+An end is one rail of a host: a GPU with its NIC, or an RDMA port. A pair is as fast as its slowest part, and a good end is fast
+with at least one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow,
+the link is slow. But an end is partly slow if at least half of its pairs with good ends are slow, and at least MIN_HOSTS of them.
+Speeds are compared as logarithms, so that a ratio is a difference.
 """
 
 from __future__ import annotations

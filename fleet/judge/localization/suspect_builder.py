@@ -252,7 +252,10 @@ class SuspectBuilder:
         )
 
     def _figures(self, indexes: Iterable[int], typical: float, limit: float) -> dict[str, float]:
-        """Return the median of these edges, and the speeds with these shares, in B/s or s. Failed edges do not count."""
+        """Return the median of these edges (`measured`), and the values with the shares `typical` and `limit`, in B/s or s.
+
+        Failed edges do not count. Without any other edge there is no `measured`.
+        """
 
         def in_unit(speed: float) -> float:
             return speed if self._quantity == BANDWIDTH else 1 / speed

@@ -34,13 +34,13 @@ def find_suspects(
     switches: Mapping[End, str] | None = None,
     least: Mapping[PairKind, float] | None = None,
 ) -> list[Suspect]:
-    """Return the fewest parts that explain the slow and failed pairs, highest confidence first; empty if all pairs are normal.
+    """Return the parts that explain the slow and failed pairs, highest confidence first; empty if nothing is slow or failed.
 
     Args:
         pairs: every pair of hosts that was attempted, once for each rail.
         failed_alone: ends whose GPU failed a test that involves no other host.
-        collective_slow: whether a collective over all hosts was too slow; if no pair is slow, the suspect is the fabric; of two
-            hosts, it is the link between them.
+        collective_slow: whether a collective over all hosts was too slow. If it was, and no pair is slow, the suspect is the
+            fabric. With two hosts it is the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
         switches: the switch at the other end of the cable of an end, if it is known.
         least: kind of pair -> the lowest bandwidth of a healthy one in B/s, if it is known; not used for two hosts.
