@@ -89,7 +89,7 @@ def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdi
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
-    """Return the problems of one host, and the verdicts that belong to none of them. All verdicts have the same waiver, or none."""
+    """Return the problems of one host, and the verdicts that belong to none of them. All verdicts have the same waiver."""
     problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:

@@ -97,7 +97,6 @@ class Problem:
     """Whether the host has the problem, and not the parts of the verdicts that show it."""
 
     def is_shown_by(self, verdict: Verdict) -> bool:
-        """Return whether the verdict shows this problem."""
         is_of_kind = verdict.kind in self.kinds if self.kinds else verdict.verdict == FAIL
         return is_of_kind and matches(verdict, self.shown_by) and not matches(verdict, self.not_shown_by)
 

@@ -209,7 +209,6 @@ def comparison_key(observation: Observation, within: str) -> Key:
 
 
 def settings(observation: Observation) -> dict[str, Value]:
-    """Return the parameters that are settings."""
     outcomes = outcome_params(observation.name)
     return {key: value for key, value in observation.params.items() if key not in outcomes}
 
@@ -281,7 +280,6 @@ def _explain_limit(level: Level, text: str) -> str:
 
 
 def too_noisy_reason(level: Level) -> str:
-    """Return why the baseline gives no limit."""
     if not noise(level):
         return "the limit depends on the noise of the accepted figure, which takes at least three accepted runs that differ"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"

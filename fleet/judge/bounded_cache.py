@@ -27,7 +27,6 @@ class BoundedCache(dict[K, V]):
         return BoundedCache, (self.max_entries, self._on_removal)
 
     def clear(self) -> None:
-        """Remove every entry."""
         for value in self.values() if self._on_removal else ():
             if self._on_removal:
                 self._on_removal(value)

@@ -43,7 +43,6 @@ class GpuDigest:
 
     @property
     def digest(self) -> Value:
-        """Return the digest."""
         return self.observation.value
 
 
@@ -165,7 +164,6 @@ def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
 
 
 def digest_verdict(gpu: GpuDigest, verdict: str, reason: str, limit: Value = None, detail: str = "") -> Verdict:
-    """Return a verdict on the digest of one GPU."""
     return Verdict(
         host=gpu.view.host.name,
         scope=gpu.observation.scope,

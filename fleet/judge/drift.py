@@ -57,7 +57,6 @@ class RateCourse:
 
     @property
     def lowest(self) -> float:
-        """Return the lowest level."""
         return min(self.levels)
 
     def first_drop(self, limit: float) -> tuple[float, float | None]:
@@ -104,7 +103,6 @@ def is_drift(name: str) -> bool:
 
 
 def is_rate(series: Series) -> bool:
-    """Return whether the series is a rate."""
     return series.unit in RATES and series.name.split(".")[0] in BENCHMARKS
 
 

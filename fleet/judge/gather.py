@@ -106,7 +106,6 @@ class Gatherer:
         self._readings: BoundedCache[Any, _Readings] = BoundedCache(MAX_READINGS, self._count)
 
     def add(self, view: HostView) -> None:
-        """Add one host."""
         self._stats.add_identities(view)
         if not is_regular(view):
             self._stats.add_values(view)

@@ -48,7 +48,6 @@ class HostView:
 
     @cached_property
     def observations(self) -> ObservationIndex:
-        """Return the observations of the host by name."""
         return ObservationIndex(self.evidence)
 
     @cached_property
@@ -197,7 +196,6 @@ class HostView:
         return [scope for scope in scopes if scope not in with_reading and not self.measured_at(scope)]
 
     def measured_at(self, scope: str) -> bool:
-        """Return whether anything was measured in that scope."""
         return self.observations.measured_at(scope)
 
     @cached_property

@@ -84,7 +84,6 @@ def judge(
 
 
 def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> list[HostView]:
-    """Return a view of each host of the plan."""
     return [host_view(plan, host.name, evidence.get(host.name, Evidence()), packs) for host in plan.hosts]
 
 

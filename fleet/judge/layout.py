@@ -59,7 +59,6 @@ class HostValues:
 
     @property
     def key(self) -> Hashable:
-        """Return the key of the layout."""
         return self._facts, *map(tuple, self._lists)
 
     @property
@@ -125,7 +124,6 @@ class LayoutCache(Generic[L]):
         self._last: tuple[object, L] | None = None
 
     def of_host(self, host: HostValues) -> L:
-        """Return the layout of a host."""
         if self._last and self._last[0] == host.structure:
             return self._last[1]
         key = host.key
@@ -137,7 +135,6 @@ class LayoutCache(Generic[L]):
         return layout
 
     def clear(self) -> None:
-        """Remove every layout."""
         self._last = None
         self._layouts.clear()
 
@@ -150,7 +147,6 @@ def values_at(positions: Sequence[int]) -> Callable[[Sequence[Value]], tuple[Val
 
 
 def are_numbers(values: Sequence[Value]) -> bool:
-    """Return whether all values are numbers."""
     return _NUMBERS.issuperset(map(type, values))
 
 

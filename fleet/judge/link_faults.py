@@ -32,7 +32,7 @@ class LinkFaults:
         self._parts: dict[str, set[Part]] = {}
 
     def add(self, view: HostView) -> None:
-        """Add the GPUs of a host."""
+        """Add the GPUs of a host that have a dead NVLink."""
         for item in view.observations[FATAL]:
             scope = Scope.parse(item.scope)
             if item.status == MEASURED and item.value and scope.get("xid") == DEAD_LINK:

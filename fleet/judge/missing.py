@@ -52,7 +52,7 @@ class SlotMap:
         self._layouts: dict[Build, Counter[frozenset[tuple[str, int]]]] = {}
 
     def add(self, view: HostView) -> None:
-        """Add the slots of a host's GPUs."""
+        """Add the slots of a host's GPUs, unless one is missing."""
         layout = _layout(view)
         if layout and len(layout) == len(view.host.devices):
             self._layouts.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1

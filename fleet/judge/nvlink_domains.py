@@ -62,7 +62,6 @@ class NvlinkDomains:
         self._culprits.clear()
 
     def member(self, view: HostView) -> DomainMember:
-        """Return what a host reports."""
         return self._members[view.nvlink_domain][view.host.name]
 
     def has_imex(self, domain: str) -> bool:
@@ -125,7 +124,6 @@ def _member(view: HostView) -> DomainMember:
 
 
 def measured(view: HostView, name: str) -> list[Observation]:
-    """Return the measured observations of that name."""
     return [item for item in view.observations[name] if item.status == MEASURED]
 
 

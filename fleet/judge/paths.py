@@ -75,7 +75,6 @@ class NormalPaths:
                 self.add_figure(path, figures.key(view, last), last.scope, criterion, numbers)
 
     def add_passing(self, path: Path) -> None:
-        """Add a path of a figure that passes."""
         self._passing.add(path)
 
     def add_figure(self, path: Path, key: FigureKey, scope: str, criterion: Criterion, values: Sequence[float]) -> None:
@@ -146,7 +145,6 @@ def is_bandwidth_name(name: str) -> bool:
 
 
 def path_of(view: HostView, verdict: Verdict) -> Path:
-    """Return the path of a figure."""
     return (verdict.criterion, *_figure_path(view, verdict))
 
 

@@ -77,7 +77,6 @@ class TallyRow:
         self._offer((_RANK[verdict], quality, position, scope, value, host, serial, verdict))
 
     def add_limit(self, limit: Value) -> None:
-        """Record a limit of the row."""
         if limit is not None and len(self.limits) < 2:
             self.limits.add((type(limit).__name__, limit))
 
@@ -192,7 +191,6 @@ class TallyRow:
 
     @property
     def total(self) -> int:
-        """Return the number of verdicts."""
         self.flush()
         return self.counts.total()
 
@@ -267,5 +265,4 @@ def _value_at(ordered: Sequence[tuple[float, int]], rank: float) -> float:
 
 
 def more_severe(first: str, second: str) -> str:
-    """Return the more severe of two actions."""
     return min(first, second, key=lambda action: ACTIONS.index(action) if action in ACTIONS else len(ACTIONS))

@@ -24,7 +24,6 @@ class Tally:
         self.rows: dict[RowKey, TallyRow] = {}
 
     def add(self, verdict: Verdict) -> None:
-        """Count one verdict."""
         row = self.row(verdict)
         if verdict.verdict == FAIL:
             row.action = more_severe(row.action, verdict.action)
@@ -38,7 +37,7 @@ class Tally:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 
     def row(self, verdict: Verdict) -> TallyRow:
-        """Return the row of a verdict."""
+        """Return the row of a verdict, which is added if it is new."""
         params = self._settings(verdict)
         stage = verdict.stage if from_benchmark(verdict.name) else ""
         key = (verdict.criterion, verdict.name, stage, *params.items())

@@ -68,12 +68,10 @@ class ValueGroup:
         self._by_count, self._reference = (), None
 
     def merged(self, other: ValueGroup) -> ValueGroup:
-        """Return a group with the counts of both."""
         return ValueGroup(what=self.what, counts=dict(Counter(self.counts) + Counter(other.counts)))
 
     @property
     def total(self) -> int:
-        """Return the number of parts."""
         return sum(self.counts.values())
 
     def by_count(self) -> Sequence[tuple[Value, int]]:
@@ -227,7 +225,7 @@ class ValueGroups:
         self._common.clear()
 
     def of(self, view: HostView, criterion: Criterion, observation: Observation) -> ValueGroup:
-        """Return the group of an observation of this host."""
+        """Return the group of an observation of this host; an empty one if no value of it was counted."""
         key, what = group_key(view, criterion, observation)
         return self._groups.get(key) or ValueGroup(what=what)
 

@@ -141,7 +141,6 @@ class _LazyVerdicts:
 
     @cached_property
     def collectives(self) -> list[Verdict]:
-        """Return the verdicts on collectives."""
         figures = FleetFigures(Planned(self._plan), self._views.values())
         return [
             verdict

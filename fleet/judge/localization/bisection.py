@@ -226,7 +226,6 @@ class _Search:
         return False if mask.bit_count() == len(self._hosts) else None
 
     def _host_mask(self, hosts: Iterable[str]) -> int:
-        """Return the hosts as a bit mask."""
         mask = 0
         for host in hosts:
             mask |= 1 << self._bit_of_host[host]

@@ -70,7 +70,6 @@ class Attempt:
         return launch is not None and launch.outcome == FINISHED and self.joint_benchmarks <= names
 
     def named(self, host: str, name: str) -> Sequence[Observation]:
-        """Return the measurements of a host with that name."""
         return self._by_name.get((host, name), ())
 
     @cached_property

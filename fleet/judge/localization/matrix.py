@@ -84,7 +84,6 @@ class Tolerance:
 
 
 def rule_of_succession(agreeing: int, compared: int) -> float:
-    """Return (agreeing + 1) / (compared + 2)."""
     return (agreeing + 1) / (compared + 2)
 
 

@@ -38,7 +38,6 @@ class Edge:
     """Reason of the failure, or empty."""
 
     def ends(self) -> tuple[End, End]:
-        """Return the two ends."""
         return (self.a, self.rail), (self.b, self.rail)
 
 
