@@ -395,7 +395,7 @@ def test_waived_failure_does_not_explain_an_unwaived_one() -> None:
     assert (open_cause.problem, open_cause.waiver, waived.waiver) == ("slow-compute", None, WAIVER)
 
 
-def test_hosts_on_one_machine_have_one_cause_that_blames_no_part() -> None:
+def test_hosts_on_one_machine_have_one_cause_that_names_no_part() -> None:
     def slow(
         host: str, name: str, scope: str, machine: str = "a, b and c", value: float = 5.0, **fields: Any
     ) -> Verdict:

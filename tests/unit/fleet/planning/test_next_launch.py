@@ -238,7 +238,7 @@ def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
     assert (stage.host, stage.reason) == ("h3", "nothing was observed; there is no record of the stage from this host")
 
 
-def test_host_that_was_never_reachable_is_excluded_and_incomplete() -> None:
+def test_host_that_was_never_reachable_is_not_launched_and_is_incomplete() -> None:
     gang = SimulatedGang(plan("h1", "h2", "h3"), unreachable={"h3"})
     gang.run_all()
     assert gang.full_launches() == [("h1", "h2")]

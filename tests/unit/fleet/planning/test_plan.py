@@ -63,7 +63,7 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
         ({"rackproof_prefix": "{{ here }}", "rackproof_gpu_cuont": 8}, "did you mean rackproof_gpu_count?"),
     ],
 )
-def test_error_of_a_variable_names_host_and_variable(variables: dict[str, Any], message: str) -> None:
+def test_invalid_variable_is_refused_with_a_message(variables: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_variables({"h1": variables})
     assert message in str(caught.value)

@@ -321,7 +321,7 @@ def with_partial_selection(plan: Plan) -> Plan:
     return replace(plan, reason="PASS", choice=BudgetSelection(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
 
 
-def test_every_view_shows_the_selection() -> None:
+def test_page_markdown_junit_and_summary_show_the_selection() -> None:
     plan = with_partial_selection(
         builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none", rackproof_share_gpus=True)
     )
