@@ -390,7 +390,7 @@ def test_only_versions_may_be_compared_for_equality() -> None:
     assert "did you mean gpu.vbios_version?" in lint_changed(**same, name="gpu.vbios_versions", unit="1")[0]
 
 
-def test_every_pack_has_the_correctness_criteria() -> None:
+def test_packs_of_models_and_of_rehearsals_have_the_correctness_criteria() -> None:
     expected = {item.id for item in read_pack("correctness").criteria}
     for name in ("rehearsal", "common", "h200-sxm", "t4"):
         assert expected <= {item.id for item in read_pack(name).criteria}

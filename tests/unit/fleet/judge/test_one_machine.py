@@ -291,7 +291,7 @@ def test_healthy_hosts_on_one_machine_are_accepted_with_a_caveat() -> None:
         assert "Hosts on one machine" not in lines(report(boots))
 
 
-def test_slow_copies_and_data_loading_are_one_cause_that_blames_no_part() -> None:
+def test_slow_copies_and_data_loading_are_one_cause_that_names_no_part() -> None:
     result = report(host_copy__bandwidth=0.6, dataloader__sufficiency=0.1)
     assert result.decision == REJECTED
     names = {verdict.name for verdict in failures(result)}

@@ -237,7 +237,7 @@ def test_test_in_both_directions_that_failed_at_the_client_is_not_required_of_th
     assert [scope for _, _, scope, _ in served] == [port(0, "h1")]
 
 
-def test_host_without_a_gang_has_no_pairs() -> None:
+def test_host_without_a_gang_or_a_finished_launch_has_no_pairs() -> None:
     plan = replace(PLAN, hosts=tuple(replace(host, gang="") for host in PLAN.hosts))
     assert list(silent_pairs([view("h1", plan=plan)])) == []
     assert list(silent_pairs([view("h1", failed=True)])) == []

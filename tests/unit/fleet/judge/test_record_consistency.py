@@ -106,7 +106,7 @@ def test_ranks_of_a_launch_that_did_not_finish_may_be_fewer(outcome: str) -> Non
     assert problems(launches({"ranks": ranks((0, 0)), "outcome": outcome, "reason": "rank 1 ended"})) == []
 
 
-def test_launch_of_an_unknown_stage_has_its_own_deadline_and_any_ranks() -> None:
+def test_probe_has_its_own_deadline_and_any_ranks() -> None:
     probe = {"stage": "probe", "ranks": (), "deadline_s": 1e6, "duration_s": 1.0, "members": ("h1", "h2")}
     assert problems(launches({}, probe)) == []
     late = replace(HEALTHY, ended="2026-11-21T04:05:00Z")

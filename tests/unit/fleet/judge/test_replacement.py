@@ -190,7 +190,7 @@ def test_report_lists_replaced_criteria(tmp_path: Path) -> None:
     assert "replaced" not in {*report_of(run)["hosts"][0]}
 
 
-def test_every_command_that_reads_packs_refuses_a_silent_replacement(tmp_path: Path) -> None:
+def test_doctor_lint_and_alerts_refuse_a_silent_replacement(tmp_path: Path) -> None:
     path = write_pack(tmp_path / "mine.yml", item(**WEAKENED["another figure"]))
     for command in (("doctor", "--criteria"), ("criteria", "lint"), ("criteria", "alerts")):
         assert rackproof(*command, path).returncode == 64

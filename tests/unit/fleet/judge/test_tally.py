@@ -357,7 +357,7 @@ def test_repeated_passes_list_their_serials() -> None:
     assert [far.serial for far in row.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
 
 
-def test_integers_have_no_decimal_point() -> None:
+def test_whole_numbers_below_2_to_the_53_have_no_decimal_point() -> None:
     for value, expected in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"),
         (-(2.0**53), "-9007199254740992.0"),
                         (1.5, "1.5"), (-3.0, "-3")):  # fmt: skip
