@@ -173,7 +173,7 @@ def is_comparable(product: Product, text: str) -> bool:
 
 
 def is_vendor_version(product: Product, package: str) -> bool:
-    """Return whether the version says which of the vendor's fixes the program has.
+    """Return whether the version shows which of the vendor's fixes the program has.
 
     `package` is the value of the package reading, empty if there is none. Distributions add fixes to old versions.
     """

@@ -56,7 +56,7 @@ def _hosts_without_overlap(attempt: Attempt) -> list[str]:
     return [
         host
         for host, (began, ended) in times.items()
-        # Those that began before its end, without those that ended before its beginning; one of them is the host itself.
+        # Count the hosts that began before its end, minus those that ended before its beginning. The host itself is one of them.
         if bisect.bisect_right(begins, ended + CLOCK_TOLERANCE_S) - bisect.bisect_left(ends, began - CLOCK_TOLERANCE_S)
         <= 1
     ]

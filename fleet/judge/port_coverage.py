@@ -1,4 +1,4 @@
-"""Demand the figures of RDMA ports and of their pairs.
+"""Require the figures of RDMA ports and of their pairs.
 
 The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port has every figure of
 `verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: a host

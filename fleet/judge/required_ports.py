@@ -1,4 +1,4 @@
-"""Demand that as many RDMA ports are measured as the inventory requires (`rackproof_verbs_required`)."""
+"""Check that as many RDMA ports were measured as the inventory requires (`rackproof_verbs_required`)."""
 
 from __future__ import annotations
 

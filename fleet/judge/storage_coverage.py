@@ -1,4 +1,4 @@
-"""Demand the bandwidth of all clients of a shared directory together, which the plan does not list, if it has a floor."""
+"""Require the bandwidth of all clients of a shared directory together if it has a floor. The plan does not list this figure."""
 
 from __future__ import annotations
 

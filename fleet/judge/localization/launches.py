@@ -98,7 +98,7 @@ class Attempt:
     def culprit(self) -> Culprit | None:
         """Return the culprit according to the heartbeats. If the hosts disagree, the most frequent one counts.
 
-        A host that hears no other host cannot know which side failed. If such hosts contradict each other or a record, no
+        If a host hears no other host, either side may have failed. If such hosts contradict each other or a record, no
         culprit is known.
         """
         culprits = self._reported_culprits
@@ -114,7 +114,7 @@ class Attempt:
     def _reported_culprits(self) -> list[Culprit]:
         """Return the culprits in the records, in the order of the hosts, without the self-reports of `unable_ranks`.
 
-        A report about hosts that completed the launch is left out: they did not stop it, whatever the other host's record says.
+        A report about hosts that completed the launch is left out, because these hosts did not stop it.
         """
         recorded = (self.launches[host].culprit for host in self.members if host in self.launches)
         return [item for item in recorded if item and item.kind != UNABLE and not all(map(self._completed, item.hosts))]

@@ -1,7 +1,7 @@
 """Attribute failures on pairs of hosts and on ports to the slow part.
 
 A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, NICs and cables, and switches. So a failure in the
-scope `gpu=0,partner=h2` says nothing about GPU 0. Without this module, a healthy GPU would be returned for a slow cable.
+scope `gpu=0,partner=h2` does not show a fault of GPU 0. Without this module, a healthy GPU would be returned for a slow cable.
 """
 
 from __future__ import annotations

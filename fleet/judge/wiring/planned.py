@@ -115,7 +115,7 @@ def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is
     return Verdict(
         host=line.host,
         scope=link.scope if link else "host",
-        # A port without a link cannot name its switch: attributed to the adapter, like other readings of the interface's link.
+        # Without a link, the switch cannot be read: attribute the verdict to the adapter, like other readings of the link.
         part=f"hca={link.adapter}" if verdict == INCONCLUSIVE and link and link.adapter else "",
         name=f"{link.kind if link else 'network'}.{SWITCH_PORT}",
         verdict=verdict,
