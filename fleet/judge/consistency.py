@@ -87,7 +87,7 @@ def _figure_problems(view: HostView, figures: Sequence[Figures] | None) -> Itera
 
 
 def _launch_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    # Times have a resolution of a second: two launches that differ may have begun in the same second.
+    # Times in older records have a resolution of a second: two launches that differ may have begun in the same second.
     began = Counter(
         (launch.stage, launch.began, launch.number, launch.outcome, launch.members)
         for launch in record.launches
