@@ -47,7 +47,7 @@ def _with_totals(snapshot: Snapshot) -> Snapshot:
 
 
 def _totals(readings: Mapping[str, Mapping[str, Value]]) -> tuple[Metric, ...]:
-    """Return the totals of the ports; none without InfiniBand or RoCE ports, and no rate if that of a port was not read."""
+    """Return the totals of the ports; none without InfiniBand or RoCE ports, and no rate if that of an active port is unknown."""
     if not readings.get("infiniband.link_layer"):
         return ()
     up = [scope for scope in readings["infiniband.link_layer"] if _is_up(readings, scope)]

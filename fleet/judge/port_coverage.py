@@ -122,7 +122,7 @@ def port_of(scope: str) -> str:
 
 
 def silent_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port that has neither a figure of its own nor a reason why not.
+    """Yield an inconclusive verdict for each port that lacks one of its own figures, and has no reason for that.
 
     Stages whose last launch on the host failed are skipped: other verdicts report them.
     """
@@ -136,7 +136,7 @@ def silent_ports(view: HostView) -> Iterator[Verdict]:
 
 
 def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
-    """Yield inconclusive verdicts for ports and pairs of ports that have neither a figure nor a reason why not.
+    """Yield an inconclusive verdict for each port or pair of ports that lacks one of its figures, and has no reason for that.
 
     Args:
         views: the hosts of whole gangs.

@@ -19,7 +19,7 @@ class PairKind:
     across: bool = False
     """Whether the two hosts are in different racks."""
     gbps: float = 0.0
-    """Fabric rate of the slower host in Gbit/s, according to the inventory (`rackproof_fabric_gbps`)."""
+    """Line rate in Gbit/s of the fabric ports of the slower host, according to the inventory."""
 
     def must_match_speed_of(self, other: PairKind) -> bool:
         """Return whether a pair of this kind must be at least as fast as a pair of the other kind."""
