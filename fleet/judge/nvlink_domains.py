@@ -1,7 +1,8 @@
 """NVLink domains of several hosts (GB200 NVL72): what each host reports, and which one breaks the connections of IMEX.
 
 IMEX is the daemon by which the hosts of a domain share GPU memory. Each daemon reports its connections to all others, so a
-broken host is in the reports of all hosts of its domain. The failure is attributed to the host at the end of most broken connections.
+broken host is in the reports of all hosts of its domain. The failure is attributed to the host at the end of most broken
+connections.
 """
 
 from __future__ import annotations
