@@ -1,4 +1,4 @@
-"""Tests; `tests/unit` has the same folders as the code that they test."""
+"""Tests. The folders of `tests/unit` mirror those of the tested code."""
 
 from pathlib import Path
 

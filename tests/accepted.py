@@ -1,4 +1,4 @@
-"""Write accepted runs for tests of baselines and comparisons: two hosts with two GPUs each, and a small plan."""
+"""Write run directories with a small plan and two GPUs per host, and call `rackproof` in this process."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
 
 The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An element is
-removed, duplicated or swapped with that of another part; a number gets another sign or scale, a unit another name, a
+removed, duplicated or swapped with another of its kind; a number gets another sign or scale, a unit another name, a
 time another day. `ALLOWED` lists the alterations that may be accepted, each with its reason.
 
 An altered record is judged with the statistics of the other hosts, like a host of a large fleet. If the run is accepted, and

@@ -53,7 +53,7 @@ RATES = {
     "peer_copy.bandwidth": {"one_way": 3.9e11, "both_ways": 7.6e11},
     "stress.throughput": {"bf16": 7.0e14},
 }
-"""Rates of an H200 SXM: name -> value of the parameter in SETTINGS -> rate."""
+"""Rates of an H200 SXM in FLOP/s or B/s: name -> value of the parameter in SETTINGS -> rate."""
 SETTINGS = ("dtype", "op", "direction")
 """Parameters that select a rate."""
 FIGURES: dict[str, Any] = {
@@ -134,7 +134,7 @@ SOFTWARE = {"torch": "2.11.0", "cuda": "13.0", "nccl": "2.28.9", "cudnn": "91900
 
 
 def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
-    """Return an inventory of hosts, each with an address and the same variables."""
+    """Return an inventory of hosts (default: h1 and h2) in rack r1, each with its own address and these variables."""
     return {
         name: {"ansible_host": f"10.0.0.{number}", "rackproof_rack": "r1", **variables}
         for number, name in enumerate(names or ("h1", "h2"), 1)
@@ -198,9 +198,9 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache  # most tests call it with the same arguments
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the readings of criteria that are not in `exported`.
+    """Return the readings of NEVER_ABSENT, and the readings of other optional criteria as unsupported.
 
-    Readings of NEVER_ABSENT have the values given there; readings of optional criteria are unsupported.
+    Readings in `exported` and readings of BMCs are left out.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
@@ -262,7 +262,10 @@ def launch(
 
 
 def results(run_plan: Plan, host: str, stage: str) -> list[Observation]:
-    """Return every observation that the plan expects of a stage, and the figures of NUMA nodes, with values of a healthy H200."""
+    """Return every observation that the plan expects of a stage, with values of a healthy H200.
+
+    If the plan expects `host_memory.nodes`, the figures of the NUMA nodes are added.
+    """
     planned = run_plan.host(host)
     expected = [
         Observation(
@@ -378,7 +381,7 @@ def evidence(run_plan: Plan) -> dict[str, Evidence]:
 
 
 def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
-    """Return the evidence with a snapshot added to the last record; it replaces those of the same stage and phase."""
+    """Return the evidence with snapshot `taken` in the last record, in place of its snapshots of the same stage and phase."""
     *others, last = evidence.records
     kept = [
         snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)

@@ -1,4 +1,4 @@
-"""A host of a gang, in a process of its own, whose clock differs from that of the others."""
+"""A host of a gang, in a process of its own, whose clock differs from that of the other host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def host_context(port: int, work: Path, node: int) -> Iterator[RankContext]:
 
 
 def main(port: int, work: Path, node: int, shift_s: float) -> None:
-    """Print the common start by the clock that is not shifted, and its uncertainty."""
+    """Print the common start by the clock that is not shifted, and its uncertainty, in seconds."""
     with host_context(port, work, node) as context:
         start = CommonStart(context, HOSTS, partial(shifted, shift_s)).agree("step")
         print(start.at - shift_s, start.uncertainty_s)

@@ -1,4 +1,4 @@
-"""Configure all tests: environment, signal handlers, hypothesis without deadlines, and the order of the test files."""
+"""Configure all tests: environment, signal handlers, garbage collection, hypothesis, order of the test files, summary."""
 
 import gc
 import os
@@ -21,16 +21,16 @@ os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
 # A shell starts background jobs with SIGINT ignored, which Python inherits: restore KeyboardInterrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # during collection nothing becomes garbage
+gc.disable()  # little becomes garbage while pytest collects the tests
 
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
     # The six workers start with the first six. The first installs the agent on lab hosts, which other labs wait for.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
-    "lab/test_roles",
+    *("lab/test_roles", "lab/test_mpi"),
     # These follow, in an order in which the workers with the longest files above get short ones next.
-    *("lab/test_mpi", "lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
+    *("lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),
     *("lab/test_monitoring", "lab/test_run_host"),

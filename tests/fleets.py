@@ -1,4 +1,4 @@
-"""Write run directories of healthy fleets of any size, for tests and for the benchmark of the report."""
+"""Write run directories of fleets of any size, healthy but for given faults, for tests and for the benchmark of the report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool 
 
 
 def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
-    """Return the records of a healthy host; `spread` is the relative standard deviation of its rates."""
+    """Return the records of a healthy host; `spread` is the relative standard deviation of its figures."""
     noise = random.Random(f"{seed} {host}")  # noqa: S311
 
     def add_noise(observation: Observation) -> Observation:

@@ -18,9 +18,9 @@ from agent.gang.protocol import Gang
 from agent.gang.rank_state import RankState
 
 NOW = 1000.0
-"""Time of a gang snapshot, by the monotonic clock."""
+"""Time of a gang snapshot: seconds of the monotonic clock."""
 TIMEOUT_S = 60.0
-"""Time-out of the process group."""
+"""Time-out of the process group, in seconds."""
 LATE_STATUS_AGE_S, LOST_STATUS_AGE_S = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
 """Status ages of a host that is late but not silent, and of a silent host."""
 SILENT_RANK_S = RANK_SILENT_S + 0.1
@@ -80,7 +80,7 @@ def gang_snapshot(
 
 
 def timed_out_ranks(*exceptions: RankState) -> dict[str, RankState]:
-    """Return six ranks that have timed out, except for these."""
+    """Return the states of six ranks: those in `exceptions`, and timed out for the other ranks."""
     states = {f"r{number}": rank_state(number, **TIMED_OUT_FIELDS) for number in range(6)}
     return states | {f"r{state.rank}": state for state in exceptions}
 
@@ -105,7 +105,7 @@ def status_line(port: int, greeting: str, **fields: Any) -> bytes:
 
 
 def poll_until(is_true: Callable[[], bool], *channels: PeerChannel, timeout_s: float = 5.0) -> None:
-    """Poll all channels until the condition is true."""
+    """Poll all channels, and publish a status on each, until the condition is true. Fail after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end, f"the condition is not true after {timeout_s:g} s"

@@ -6,7 +6,7 @@ writes the history, queries it, and prints the planted and the found faults. Exi
 
 Each GPU, host and rack has a level of its own, each run has noise, and all stress figures vary with the season. GPUs fail at
 random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that becomes slower in one step, a drifting
-rack, drivers that change figures, a GPU that fails again and again, a slot in which every GPU fails, a host whose power supply
+rack, drivers that change figures, a GPU that fails again and again, a slot where GPU after GPU fails, a host whose power supply
 fails, a host that loses all its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
 """
 
@@ -48,7 +48,7 @@ DRIVER_EFFECTS = {
 }
 AGING_PER_YEAR, RACK_DRIFT_PER_YEAR, STEP = -0.06, -0.05, -0.04
 FAILURES_PER_YEAR = 0.01
-"""Random failures of each GPU."""
+"""Random failures per GPU and year."""
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class FleetHistory:
         return f"16528{self._serial_count:08}"
 
     def _plant(self) -> None:
-        """Choose the faulty parts, each in a rack of its own."""
+        """Choose the faulty parts, in six racks."""
         racks = self._random.sample(range(self.racks), 6)
         aging = [(f"r{racks[0]:02}-h{host:02}", f"gpu={host}") for host in (0, 1)] + [(f"r{racks[1]:02}-h01", "gpu=2")]
         self._aging = {self.serials[place] for place in aging}
@@ -121,7 +121,7 @@ class FleetHistory:
         return DRIVERS[(month >= self.months // 3 + late) + (month >= 2 * self.months // 3 + late)]
 
     def rack_runs(self) -> Iterator[RunRows]:
-        """Yield one run a month for each rack, as a fleet that is re-validated rack by rack."""
+        """Yield one run a month for each rack, as in a fleet that is re-validated rack by rack."""
         for number, rows in enumerate(self.runs()):
             for rack in range(self.racks):
                 name = f"r{rack:02}"

@@ -13,10 +13,10 @@ nothing outside of it, and processes that it leaves running end with the namespa
 Not mutated, because no test needs to detect a change:
 - code that runs at import (constants, tables, default arguments): only function bodies are mutated;
 - text for people: f-strings, and string constants with a space;
-- `<` to `<=` beside `time.monotonic()`: no test can meet the exact moment;
+- `<`, `<=`, `>` and `>=` beside `time.monotonic()`: no test can meet the exact moment;
 - `strict=` of zip, which is an assertion about the code itself;
-- `return False`, `return ""` and `return 0` to `return None`, which are false too, and which mypy rejects (another constant is
-  tried instead).
+- `return False`, `return ""` and `return 0` to `return None`: None is false too, and mypy rejects it. The constant is changed
+  instead.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ MAX_TEST_CPU_S = 6.0
 MAX_TEST_WALL_S = 8.0
 """Limit of elapsed time for a test under line tracing."""
 MAX_EXTRA_S = 15.0
-"""A mutant that runs this much longer than its tests counts as detected: it is in an endless loop."""
+"""A mutant that runs this much longer than its tests counts as detected: it is probably in an endless loop."""
 MAX_FILE_S = 400.0
 """Limit for all tests of a file under line tracing."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
@@ -230,7 +230,7 @@ def _changes(node: ast.AST) -> list[Any]:
         changes.append(lambda node, parent: _set_constant(node, node.value + 1))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         changes.append(lambda node, parent: _set_constant(node, f"{node.value}x"))
-    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+    elif isinstance(node, ast.Return) and node.value is not None and not _is_false_constant(node.value):
         changes.append(lambda node, parent: _replace_child(parent, node, ast.Return(value=ast.Constant(value=None))))
     elif isinstance(node, ast.Name) and node.id in NAMES and isinstance(node.ctx, ast.Load):
         changes.append(_rename)
@@ -283,7 +283,7 @@ def _is_order_of_moments(node: ast.AST) -> bool:
     return is_order and any(ast.unparse(each) == "time.monotonic()" for each in (node.left, *node.comparators))  # type: ignore[attr-defined]
 
 
-def _is_none(node: ast.AST) -> bool:
+def _is_false_constant(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and not node.value
 
 

@@ -1,4 +1,4 @@
-"""Start ranks with the environment of torchrun, as forks of one process that has imported torch.
+"""Start ranks as forks of one process that has imported torch, without torchrun.
 
 This saves each rank two seconds of CPU time for the import. Other tests start a real torchrun.
 """
@@ -39,7 +39,7 @@ class Ranks:
     """The store for the rendezvous, in place of torchrun's store."""
 
     def wait(self) -> list[int | None]:
-        """Wait for all ranks; return their exit codes."""
+        """Wait up to TIMEOUT_S seconds for each rank, then kill it. Return the exit codes: negative or None if killed."""
         for process in self.processes:
             process.join(TIMEOUT_S)
             if process.exitcode is None:
@@ -48,7 +48,10 @@ class Ranks:
 
 
 def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Sequence[str] = (".",)) -> Ranks:
-    """Start `ranks` ranks of `module` for each host, in directory `work`/HOST. All output goes to `work`/output."""
+    """Start `ranks` ranks of `module` for each host, in directory `work`/HOST, with the environment of torchrun.
+
+    All output goes to `work`/output.
+    """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         "TORCHELASTIC_RUN_ID": "forked",

@@ -32,7 +32,7 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
         host: number of the host, on which identities depend.
         module: capture of the module at the first adapter.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
-        symbol_errors: counter of the first adapter.
+        symbol_errors: symbol errors of the port of the first adapter.
     """
     values: dict[str, dict[str, Value]] = {}
     absent: dict[str, dict[str, str]] = {}

@@ -38,7 +38,7 @@ def _collection(path: str, *ids: str) -> dict[str, Any]:
 
 
 def entry(number: int, message: str = "Fan inserted", severity: str | None = "OK", **more: Any) -> dict[str, Any]:
-    """Return an entry of an event log, one second after the entry before it."""
+    """Return the entry of an event log with this number, created `number` seconds after midnight."""
     created = f"2026-11-03T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z"
     return {"Id": str(number), "Created": created, "Severity": severity, "Message": message, **more}
 
@@ -146,7 +146,7 @@ def old_schema() -> Resources:
 
 
 def new_schema() -> Resources:
-    """Return a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as OpenBMC has it: no supply of its own."""
+    """Return a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as OpenBMC has it: without a power supply."""
     tray, gpu = f"{V1}/Chassis/Chassis_0", f"{V1}/Chassis/HGX_GPU_0"
     detectors = "/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors"
     return {
@@ -191,7 +191,7 @@ def new_schema() -> Resources:
 
 
 def lost_supply(resources: Resources) -> Resources:
-    """Return the resources with a power supply that lost its input, and with it the redundancy."""
+    """Change the resources of `old_schema`: the second power supply has no input, and redundancy is lost. Return them."""
     power = resources[f"{V1}/Chassis/1/Power"]
     power["PowerSupplies"][1] |= {"Status": CRITICAL, "LineInputVoltage": 0, "PowerOutputWatts": 0}
     power["Redundancy"][0]["Status"] = CRITICAL
@@ -246,7 +246,7 @@ Answer = Callable[[BaseHTTPRequestHandler], bool]
 
 
 class Service:
-    """A Redfish service with sessions, and `$skip` and `$top` in collections."""
+    """A Redfish service with sessions. It returns collections that have `page_size` in pages (`$skip` and `$top`)."""
 
     def __init__(self, resources: Resources, answer: Answer | None = None) -> None:
         self.resources, self.answer = resources, answer

@@ -16,7 +16,7 @@ ARRAY = 0x1000
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A slot; size 0: empty, None: the firmware does not know the size. Rates are in MT/s, 0: unknown."""
+    """A slot. `size` is in bytes, 0: empty, None: unknown to the firmware. Rates are in MT/s, 0: unknown."""
 
     name: str
     bank: str = ""
@@ -33,7 +33,7 @@ class Slot:
 
 
 def slots(sockets: int = 2, channels: str = "ABCDEFGH", **options: Any) -> list[Slot]:
-    """Return the slots of a healthy host, one module in each channel."""
+    """Return the slots of a healthy host: one slot with a module for each channel of each socket."""
     return [
         Slot(name=f"P{socket}-DIMM{channel}1", bank=f"P{socket}_Node0_Channel0_Dimm0", **options)
         for socket in range(1, sockets + 1)
@@ -56,7 +56,7 @@ def without(chosen: Iterable[Slot], *names: str) -> list[Slot]:
 
 
 def table(chosen: Iterable[Slot], use: int = SYSTEM_MEMORY) -> bytes:
-    """Return the table with one array, a structure of another type before it, and the end."""
+    """Return a table of a BIOS structure, one array, the slots and the end-of-table structure."""
     bios = struct.pack("<BBH", 0, 0x1A, 0) + bytes(0x16) + b"American Megatrends\x002.3\0\0"
     array = struct.pack("<BBHBBBIHH", 16, 0x17, ARRAY, 3, use, 6, 0x80000000, 0xFFFE, 32) + bytes(8) + b"\0\0"
     devices = b"".join(_device(number, slot) for number, slot in enumerate(chosen))

@@ -75,7 +75,7 @@ class Simulator:
         self._process, self.port = process, port
 
     def command(self, text: str) -> None:
-        """Run a command of its console."""
+        """Send a command to the console of the simulator."""
         assert self._process.stdin
         self._process.stdin.write(f"{text}\n".encode())
         self._process.stdin.flush()

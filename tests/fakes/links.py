@@ -47,7 +47,7 @@ AER = {
 
 
 def build_tree(root: Path, gpus: int = 8) -> Path:
-    """Build the healthy host, or one with fewer GPUs, adapters and drives; return `root`."""
+    """Build the healthy host, or one with fewer GPUs, InfiniBand adapters, drives and NVSwitches; return `root`."""
     for number in range(gpus):
         up, down = f"0000:{0x16 + 0x10 * number:02x}:00.0", f"0000:{0x17 + 0x10 * number:02x}"
         numa, switch = number // 4, (ROOT_PORTS[number], up)
@@ -116,7 +116,7 @@ def interface(root: Path, name: str) -> Path:
 
 
 def set_link(root: Path, address: str, which: str, *, speed: str = "", width: int | None = None) -> None:
-    """Set speed in GT/s or lanes of a link, `current` or `max`."""
+    """Set speed in GT/s, number of lanes, or both, of a PCIe link; `which` is `current` or `max`."""
     if speed:
         (pci(root, address) / f"{which}_link_speed").write_text(f"{speed} GT/s PCIe\n")
     if width is not None:
@@ -124,7 +124,7 @@ def set_link(root: Path, address: str, which: str, *, speed: str = "", width: in
 
 
 def set_aer(root: Path, address: str, severity: str, total: int) -> None:
-    """Set the error count of a device or a port."""
+    """Set the total of AER errors of a PCIe device; `severity` is a key of AER."""
     (pci(root, address) / f"aer_dev_{severity}").write_text(AER[severity].format(total))
 
 

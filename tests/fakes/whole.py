@@ -42,7 +42,7 @@ BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n
 
 
 def build_host(root: Path) -> Path:
-    """Build a healthy host with eight GPUs, four NVSwitches, eight adapters with optical modules and two disks."""
+    """Build a healthy host with eight GPUs, four NVSwitches, ten network adapters with optical modules and two disks."""
     links.build_tree(root)
     host.build_tree(root, gpus=None)
     links.write(root, "proc/1/comm", "systemd\n")
@@ -59,7 +59,7 @@ def build_host(root: Path) -> Path:
 
 
 def append_kernel_log(root: Path, *messages: str) -> None:
-    """Append messages to the kernel log: the first 5 s after boot, each next one 1 µs later."""
+    """Append messages to the kernel log, about 5 s after boot and 1 µs apart."""
     path = root / "dev/kmsg"
     records = path.read_text().splitlines()
     for text in messages:
@@ -70,7 +70,7 @@ def append_kernel_log(root: Path, *messages: str) -> None:
 def run_program(root: Path, library: Path, *arguments: str, requests: str = "") -> str:
     """Run this module as a program on the tree below `root`, with healthy GPUs; return its output.
 
-    Write the scenario of NVML below the root.
+    The scenario of NVML is written below the root.
     """
     scenario = nvml.write(root / "scenario", "healthy-h100x8", *NVML)
     return subprocess.run(

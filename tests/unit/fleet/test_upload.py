@@ -129,7 +129,9 @@ def test_objects_are_the_files_of_the_run_and_the_report_is_last(run: Path, stor
     assert page["ContentType"] == "text/html"
 
 
-def test_only_changed_files_are_uploaded_again_and_nothing_is_deleted(run: Path, store: Any, server: str) -> None:
+def test_only_changed_and_new_files_are_uploaded_again_and_nothing_is_deleted(
+    run: Path, store: Any, server: str
+) -> None:
     first = uploaded(run, server)["uploaded"]
     again = uploaded(run, server)
     assert (again["uploaded"], again["size_bytes"]) == ([], 0)

@@ -107,7 +107,7 @@ def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path:
     assert [canary for canary in CANARIES if canary.encode() in written + output + visible] == []
 
 
-def test_refused_and_missing_bmcs_are_inconclusive(tmp_path: Path, run: Path) -> None:
+def test_refused_credentials_and_missing_readings_are_inconclusive(tmp_path: Path, run: Path) -> None:
     certificate = bmc.make_certificate(tmp_path)
     with bmc.serve(bmc.Service(bmc.old_schema()), certificate) as served:
         text = bmc_variables(served.port, certificate).replace(bmc.PASSWORD, "wrong-canary")

@@ -1,4 +1,5 @@
-"""No altered run is accepted: 5 650 alterations of simulated runs and of runs on real GPUs, for every field of the schema.
+"""No altered run is accepted unless the change is allowed: 5 650 alterations of simulated runs and of
+runs on real GPUs, for every field of the schema.
 
 `make alter` makes a million.
 """

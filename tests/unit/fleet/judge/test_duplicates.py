@@ -1,4 +1,4 @@
-"""A record that was delivered under the name of another host makes that host incomplete; no GPU is called faulty."""
+"""A host with a record of another host is incomplete. Two machines that report the same GPUs are rejected."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_two_machines_with_the_same_gpus_are_rejected() -> None:
     assert failed == {(host, f"gpu={index}") for host in ("h1", "h2") for index in (0, 1)}
 
 
-def test_gpu_that_was_swapped_does_not_make_another_machine() -> None:
+def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
     alone, gang = HEALTHY["h2"].records
     swapped = replace(gang, gpus=(replace(gang.gpus[0], serial="new", uuid="GPU-new"), *gang.gpus[1:]))
     assert with_foreign_records(Evidence(records=(alone, swapped))).foreign == ()

@@ -1,4 +1,5 @@
-"""Test the floors (lower limits) of every GPU model: healthy figures pass on any number of GPUs, and half the value fails.
+"""Test the floors (lower limits) of every GPU model: healthy figures pass on 1 to 16 GPUs, and half of a figure
+fails unless its floor is low.
 
 The healthy figures were measured for Rackproof or published; each row has its source. The tests of all models and GPU counts
 derive healthy figures from the datasheet: `host_rates` has the shares that the weakest models reach.

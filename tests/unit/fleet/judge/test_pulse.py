@@ -1,4 +1,4 @@
-"""Pulsed load: a GPU that is slower than the others of its host or of the fleet is named. Healthy hosts are accepted."""
+"""Pulsed load: a GPU that is slower than the others of its host or of the fleet is named. Healthy hosts have no finding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def healthy(plan: Plan, host: str) -> Evidence:
 
 
 def findings(change: Callable[[str, Observation], Observation]) -> set[tuple[str, str, str, str]]:
-    """Return criterion, host, scope and verdict of the pulse verdicts that are not passes."""
+    """Return criterion, host, scope and verdict of the pulse verdicts that failed or are inconclusive."""
     plan = pulse_plan()
     evidence = {
         host: builders.with_observations(healthy(plan, host), lambda item, host=host: change(host, item))  # type: ignore[misc]
@@ -108,7 +108,7 @@ def test_missing_work_is_inconclusive() -> None:
     assert missing == {("h2", "gpu=1")}
 
 
-def test_cause_names_the_gpu_in_words() -> None:
+def test_cause_names_the_pulsed_load_in_words() -> None:
     plan = pulse_plan()
     evidence = {host: healthy(plan, host) for host in HOSTS}
     change = bad("work_share", 0.7)

@@ -66,7 +66,7 @@ def test_basic_reading_that_the_last_snapshot_refuses_is_inconclusive(
     ],
     ids=["GPU does not answer", "other GPU does not answer", "GPU needs recovery", "other GPU needs recovery"],
 )
-def test_gpu_that_needs_recovery_or_does_not_answer_has_other_verdicts(
+def test_refusal_by_a_gpu_that_needs_recovery_or_does_not_answer_is_not_reported(
     other: Metric, expected: list[tuple[str, str, str]]
 ) -> None:
     assert refused(metric(), more=(other,)) == expected
@@ -82,7 +82,7 @@ def test_only_the_last_recovery_action_counts() -> None:
     assert len(list(refused_readings(host_view(PLAN, snapshots=(first, last))))) == 1
 
 
-def test_gpu_without_any_measurement_has_another_verdict() -> None:
+def test_refusal_by_a_gpu_without_any_measurement_is_not_reported() -> None:
     lost = Metric(name=POWER, unit="W", values={"gpu=1": 90.0}, absent={"gpu=0": "error: GPU is lost"})
     shots = (Snapshot(stage="preflight", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(lost,)),)
     assert list(refused_readings(host_view(PLAN, snapshots=shots, observations=()))) == []
@@ -99,7 +99,9 @@ def test_gpu_without_any_measurement_has_another_verdict() -> None:
     ],
     ids=["judged", "judged by a pattern", "other reading judged", "not of GPUs", "only compared"],
 )
-def test_reading_that_a_shipped_criterion_judges_has_its_verdict(judging: dict[str, Any], is_reported: bool) -> None:
+def test_refusal_of_a_reading_that_a_shipped_criterion_judges_is_not_reported(
+    judging: dict[str, Any], is_reported: bool
+) -> None:
     shipped = pack(criterion("gpu.thing"), criterion(id="c2", **judging))
     assert refused(metric(), packs=(shipped,)) == (REFUSED if is_reported else [])
 

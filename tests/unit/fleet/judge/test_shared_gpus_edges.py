@@ -86,7 +86,7 @@ def test_other_verdicts_stay_the_same(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("operator", ["le", "lt"])
-def test_longest_time_is_a_speed(operator: str) -> None:
+def test_upper_limit_of_a_time_counts_as_a_speed(operator: str) -> None:
     assert with_other_processes(view(*USED), slow(operator=operator, unit="s")).action == "configure"
 
 
