@@ -1,4 +1,4 @@
-"""The common start of several hosts. Each rank is a thread; one host hangs, or hosts have left the benchmark."""
+"""The common start of several hosts: all are healthy, one hangs, or some have left the benchmark. Each rank is a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in the shapes of language models: a wrong one is counted in every type, and GPUs without a type are still accepted."""
+"""Products in the shapes of language models: a wrong one is counted, and packs list the types that their GPU lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML page of the history lists all findings, has no scripts and no external resources, and escapes text of hosts."""
+"""The HTML page of the history lists all drifts and lemons, has no scripts and no external resources, and escapes text of hosts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def text(fleet: tuple[Planted, Path]) -> str:
     return render_page(History(fleet[1], SIMULATED))
 
 
-def test_page_shows_every_finding_rack_and_month(fleet: tuple[Planted, Path], text: str) -> None:
+def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
+    fleet: tuple[Planted, Path], text: str
+) -> None:
     planted, directory = fleet
     history = History(directory, SIMULATED)
     found = [*drifts(history), *lemons(history)]

@@ -1,4 +1,4 @@
-"""Proposed limits have the stated rate of false alarms and power, even if 40 % of the parts are bad. The pack passes the lint."""
+"""Proposed limits have the stated rate of false alarms and power, and bad parts do not widen them. The pack passes the lint."""
 
 from __future__ import annotations
 
