@@ -1,4 +1,4 @@
-"""Real ranks send heartbeats, and no rank outlives its guard, its supervisor or its launcher."""
+"""Ranks send heartbeats. No rank outlives its guard or its supervisor, and no launcher outlives its supervisor."""
 
 from __future__ import annotations
 
@@ -177,7 +177,9 @@ def test_rank_that_holds_the_gil_is_busy_and_not_stopped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("ended_first", ["guard", "supervisor", "supervisor of the launcher"])
-def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, ended_first: str) -> None:
+def test_rank_ends_with_its_guard_or_supervisor_and_launcher_ends_with_its_supervisor(
+    tmp_path: Path, ended_first: str
+) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
         if ended_first == "supervisor of the launcher":
             pids = kill_supervisor_of_launcher(tmp_path)

@@ -162,7 +162,7 @@ def test_tail_of_a_long_log_or_of_other_bytes(tmp_path: Path) -> None:
         ("x" * 400, "x" * MAX_LAST_LINE),
     ],
 )
-def test_last_error_is_named(tmp_path: Path, log: str, line: str) -> None:
+def test_last_line_with_an_error_or_else_the_last_line_is_returned(tmp_path: Path, log: str, line: str) -> None:
     path = tmp_path / "log"
     path.write_text(log)
     assert last_error_line(path) == line

@@ -1,4 +1,4 @@
-"""The HTML page of the history lists all drifts and lemons, has no scripts and no external resources, and escapes text of hosts."""
+"""The HTML page of the history lists all drifts and lemons, has no scripts or external resources, and escapes text of hosts."""
 
 from __future__ import annotations
 

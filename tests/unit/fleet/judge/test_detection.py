@@ -102,7 +102,7 @@ def test_quantiles_are_those_of_the_published_table(probability: float, freedom:
 
 @pytest.mark.parametrize(("parts", "repeats"), [(3, 1), (5, 1), (8, 1), (6, 3)])
 @pytest.mark.parametrize("operator", ["ge", "le"])
-def test_fault_is_found_and_false_alarms_are_as_stated(parts: int, repeats: int, operator: str) -> None:
+def test_fault_is_found_and_false_alarms_are_at_most_as_stated(parts: int, repeats: int, operator: str) -> None:
     """The parts differ by 1 %, the runs by 0.5 %, and the limit is 5 % from the mean.
 
     Over many samples, 1 % of the parts with the stated fault pass.

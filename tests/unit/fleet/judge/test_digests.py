@@ -87,7 +87,7 @@ def test_single_gpu_hosts_are_compared_with_each_other() -> None:
     assert "its host has no other GPU to compare with" in verdict.reason
 
 
-def test_host_with_several_differing_gpus_is_suspected() -> None:
+def test_reason_states_that_the_other_gpu_of_the_host_differs_too() -> None:
     plan = gangless_plan("h1", "h2", "h3", gpu_count=2)
     verdicts = findings(plan, evidence_of(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
     assert [(item.host, item.scope, item.verdict) for item in verdicts] == [

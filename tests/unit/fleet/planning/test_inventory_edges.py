@@ -46,7 +46,9 @@ def typed(name: str, value: Any) -> Any:
         ("other_variable", "8", "8"),
     ],
 )
-def test_text_of_an_ini_inventory_is_converted_without_doubt(name: str, value: Any, expected: Any) -> None:
+def test_text_of_an_ini_inventory_is_converted_to_the_type_of_its_variable(
+    name: str, value: Any, expected: Any
+) -> None:
     result = typed(name, value)
     assert (result, type(result)) == (expected, type(expected))
 

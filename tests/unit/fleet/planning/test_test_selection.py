@@ -122,7 +122,7 @@ def test_cost_under_the_same_profile_takes_precedence() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
-def test_budget_holds_for_any_order_of_the_history(budget_s: float) -> None:
+def test_selection_fits_the_budget_or_is_one_benchmark_in_either_order_of_the_history(budget_s: float) -> None:
     runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
     choice = pick(budget_s, *runs)
     assert choice == pick(budget_s, *reversed(runs))
