@@ -1,4 +1,4 @@
-"""Failed pairs of GPUs and new XIDs are attributed to one GPU if the evidence is clear."""
+"""A failed pair of GPUs or a new XID is attributed to one GPU if the evidence is clear."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def link(**fields: Any) -> PortLink:
         ("leaf01", "", False),
     ],
 )
-def test_names_of_switches_are_equal_without_case_and_with_at_most_one_domain(
+def test_names_of_switches_are_compared_without_case_and_by_domain_only_if_both_have_one(
     first: str, second: str, is_same: bool
 ) -> None:
     assert same_name(first, second) is is_same
@@ -49,7 +49,7 @@ def test_names_of_switches_are_equal_without_case_and_with_at_most_one_domain(
         ("", ()),
     ],
 )
-def test_keys_of_a_switch_are_its_short_name_and_its_digits(name: str, keys: tuple[str, ...]) -> None:
+def test_keys_of_a_switch_are_its_short_name_and_its_normalized_name(name: str, keys: tuple[str, ...]) -> None:
     assert switch_keys(name) == keys
 
 

@@ -191,7 +191,7 @@ def test_port_may_be_of_an_adapter_or_an_interface_and_an_event_of_no_part(
     assert bool(found) is not is_right
 
 
-def test_gpu_that_is_planned_but_not_listed_has_another_verdict() -> None:
+def test_gpu_that_is_planned_but_not_listed_is_no_problem_of_its_readings() -> None:
     view = host_view(PLAN, gpus=host_view(PLAN).gpus[:1], snapshots=())
     shot = Snapshot(
         stage="benchmark", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1,

@@ -1,4 +1,4 @@
-"""With `rackproof_verbs_required`, each RDMA port that was not measured is inconclusive, and so are ports that do not exist."""
+"""With `rackproof_verbs_required`, a port of the fabric that was not measured is named; so is a host with too few ports."""
 
 from __future__ import annotations
 
