@@ -1,7 +1,7 @@
-"""The command `rackproof`. After the import of this package, Python finds Rackproof's packages before others of the same names.
+"""The command `rackproof`. Its import puts Rackproof's packages on the import path before others of the same names.
 
-This applies to this process and its child processes. Otherwise a PYTHONPATH could lead to other packages named `agent` or
-`schemas`, and in a checkout that is not installed, child processes would not find these packages at all.
+Otherwise a PYTHONPATH could lead to other packages named `agent` or `schemas`, and in a checkout that is not installed, child
+processes would not find these packages at all. `sys.path[0]`, the directory of the script, stays first.
 """
 
 import os
@@ -13,7 +13,7 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def _first_directory(path: list[str]) -> int | None:
-    """Return the index of the first directory with a module of one of these names."""
+    """Return the index of the first directory with a module named in PACKAGES; None if there is none."""
     for index, directory in enumerate(path):
         for name in PACKAGES:
             if Path(directory, name, "__init__.py").is_file() or Path(directory, f"{name}.py").is_file():
@@ -22,7 +22,7 @@ def _first_directory(path: list[str]) -> int | None:
 
 
 def _put_first() -> None:
-    """Put the directory of these packages before any other directory with modules of the same names."""
+    """Put the directory of these packages before any other one with modules of the same names, except `sys.path[0]`."""
     first = _first_directory(sys.path[1:])  # sys.path[0], the directory of the script, differs between processes
     if first is not None and Path(sys.path[first + 1]).resolve() == Path(_ROOT):
         return

@@ -47,7 +47,7 @@ MAX_GPUS = 128
 MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
 STATE_DIRECTORY = Path("/var/lib/rackproof")
-"""State directory of playbook runs on this host. A lease in it means that such a run holds the host."""
+"""Default state directory of playbook runs on this host, which has the lease of the run that holds the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--gpus",
         type=int,
         metavar="N",
-        help="number of GPUs that were ordered (default: the detected count; the report then says so)",
+        help="number of GPUs that were ordered (default: that of --devices, or else the detected count; the report then says so)",
     )
     run.add_argument("--devices", help="NVML indices of the GPUs under test, comma-separated (default: all)")
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
@@ -171,7 +171,7 @@ def inspect_machine() -> Machine:
 
 
 def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the profile for one host, which also runs the gang's benchmarks, except MULTI_HOST_BENCHMARKS, on its own devices.
+    """Return the profile with only its benchmark stage, to which those of the gang are added, except MULTI_HOST_BENCHMARKS.
 
     Raises:
         UsageError: the profile has no benchmark stage.
@@ -235,7 +235,7 @@ def _other_lease(plan: Plan) -> lease.Lease | None:
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Take the snapshots, run the benchmarks under the supervisor and write the host's record. Skip a finished stage."""
+    """Run the benchmarks under the supervisor, unless they finished in an earlier attempt, and copy the host's record."""
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
@@ -257,7 +257,7 @@ def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
     """Measure the cells of a scaling study that one host can run, each under the supervisor and only once.
 
     Raises:
-        RunError: the run directory lacks a cell that the host's own record has.
+        RunError: the host's own record has a cell that the record in the run directory lacks.
     """
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()

@@ -90,7 +90,11 @@ EXTRAS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb and return its exit code."""
+    """Run one verb and return its exit code.
+
+    Raises:
+        SystemExit: for `--help` and `--version`, for wrong usage, or if a package that the verb needs is missing.
+    """
     try:
         return _main(arguments)
     except KeyboardInterrupt:
@@ -149,7 +153,11 @@ class MainParser(Parser):
 
 
 def build_parser(verb: str = "") -> MainParser:
-    """Return the parser of the command with one verb, or without `verb` with all verbs whose dependencies are installed."""
+    """Return the parser of the command with one verb; if `verb` is empty, with all verbs whose dependencies are installed.
+
+    Raises:
+        SystemExit: the verb is unknown, or a package that it needs is missing.
+    """
     parser = MainParser(
         prog="rackproof",
         description="Acceptance-test, burn in and re-validate racks of GPU servers.",
@@ -205,7 +213,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _remedy(error: BaseException | None) -> str:
-    """Return what to do about a file error; empty for other errors. The code that opened the file gives no remedy itself."""
+    """Return what to do about a common error of a file, such as a missing one; empty for any other error."""
     if not isinstance(error, OSError) or not error.filename:
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):

@@ -1,7 +1,8 @@
 """Read JSON documents strictly, and write them atomically.
 
 The standard library accepts `NaN`, `1e999`, duplicate keys and unlimited nesting. With any of these, a broken record could make
-a host accepted. So Rackproof reads every document with `parse` and validates it with a JSON Schema.
+a host accepted. So Rackproof reads every record and plan with `parse`, or with the equally strict reader in `quick`, and
+validates it with a JSON Schema.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     """Return the JSON value in `text`.
 
     Raises:
-        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or has NaN, an infinity, an
-            integer of more than 64 bits, a lone surrogate or a duplicate key. The message starts with `source` (a path or a
-            host).
+        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not UTF-8, not JSON, or has NaN, an
+            infinity, an integer of more than 64 bits, a lone surrogate or a duplicate key. The message starts with `source` (a
+            path or a host).
     """
     size = len(text)
     if size > max_bytes:
@@ -180,11 +181,11 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
     """Write `text` atomically, through a temporary file in the same directory.
 
     Args:
-        durable: whether the file must survive a power failure.
+        durable: whether the content is synced to the disk before it replaces the file.
         mode: permissions of the file. `SECRET`: only its owner may read it.
 
     Raises:
-        OSError: it cannot be written, or `path` is a device, a pipe or in /dev, which would be replaced by a file.
+        OSError: the file cannot be written; or `path` is a device, a pipe, a socket, or directly in /dev.
     """
     refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +211,7 @@ def name_file(error: BaseException, path: Path | str) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Raise OSError if `path` is a device, pipe or socket, or in /dev: root would replace `/dev/null` for the whole machine."""
+    """Raise OSError if `path` is a device, pipe or socket, or directly in /dev: root would replace /dev/null by a file."""
     is_special = path.exists() and not path.is_file() and not path.is_dir()
     if is_special or path.absolute().parent == _DEVICES:
         raise OSError(errno.EINVAL, "not a regular file, and would be replaced by one", str(path))
@@ -223,16 +224,16 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raise DocumentError if `value` does not match the schema. It names a wrong version, or else the innermost location."""
+    """Raise DocumentError if `value` does not match the schema. The error names a wrong version, or else the innermost location."""
     errors = sorted(faults(value, schema), key=lambda error: (not _of_version(error), -len(error.absolute_path)))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")
 
 
 def faults(value: Json, schema: str) -> list[ValidationError]:
-    """Return every location at which `value` does not match the schema.
+    """Return an error for each location at which `value` does not match the schema.
 
-    If jsonschema-rs is installed, jsonschema runs only if the compiled schema rejects the value.
+    If jsonschema-rs is installed, jsonschema runs only for a value that the compiled schema does not accept.
     """
     with contextlib.suppress(ValueError, OverflowError):  # the value is not JSON
         if COMPILES and compiled(schema).is_valid(value):
@@ -315,16 +316,16 @@ def _as_text(where: str, error: ValidationError) -> str:
 VERY_SIMILAR = 0.85
 """Similarity of a word with one or two typing errors to the right word."""
 MAX_SUGGESTIONS = 6
-"""If more known words than this share a part with the wrong word, they are not suggested."""
+"""Maximum number of suggested words that begin with the wrong word or share a part with it."""
 
 
 def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
-    If known words begin with the word, or have all of its parts, it suggests all of them (for `h200`: h200-nvl, h200-sxm). If no
-    known word is very similar, it suggests those that begin with a part of the word (for `nvidia-h200`). Otherwise it suggests
-    the most similar one. With `same_letters` that one must begin with the same letters, because `gh200` and `h200` are different
-    hardware.
+    Known words that begin with the word, or have all of its parts, are all suggested (for `h200`: h200-nvl, h200-sxm). If there
+    are none, and no known word is very similar, those that begin with a part of the word are suggested (for `nvidia-h200`).
+    Otherwise, or if these are more than MAX_SUGGESTIONS, the most similar word is suggested. With `same_letters` it must begin
+    with the same letters, because `gh200` and `h200` are different hardware.
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))

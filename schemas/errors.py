@@ -1,6 +1,6 @@
 """Errors that the operator can fix. The message has the value, the cause and the remedy.
 
-If such an error is not caught, `rackproof.main` prints it as one line on stderr and exits with its code.
+If such an error is not caught, `rackproof.main` prints its message on stderr and exits with its code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TROUBLE, USAGE, DEFECT, WRITE, HELD, INTERRUPTED = 2, 64, 70, 74, 75, 130
 
 
 class RackproofError(Exception):
-    """Base class of Rackproof's exceptions. Any other exception except OSError is a defect in Rackproof."""
+    """Base class of these errors."""
 
     exit_code: ClassVar[int] = TROUBLE
 
@@ -37,7 +37,7 @@ class HeldError(RunError):
 
 
 class WriteError(RackproofError):
-    """The report could not be written or uploaded. Existing files there are from an earlier judgement, or incomplete."""
+    """The report could not be written or uploaded. Files at its destination may be from an earlier judgement, or incomplete."""
 
     exit_code = WRITE
 

@@ -2,8 +2,8 @@
 
 A record is compressed and split into parts, one per line. Each line has the host, the number of the part, the number of parts
 and the checksum of the record. No line is longer than 4096 bytes: container runtimes split lines at 16 KiB, and a pipe with
-several writers mixes longer lines. Text around a part (a time, a pod name, a rank) is ignored; missing or changed parts are
-reported.
+several writers mixes longer lines. Text before a part (a time, a pod name, a rank) is ignored, as is Docker's JSON around a line.
+Missing or changed parts are reported.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Parts:
         self._found[frame["part"]] = frame["data"]
 
     def join(self, source: str) -> FramedRecord:
-        """Return the record. Raises DocumentError if a part is missing, or if its checksum is wrong."""
+        """Return the record. Raises DocumentError if a part is missing, or the record does not match its checksum."""
         first = self._first
         whose = f"{source}: the record of {first['host']}" + (f" in gang {first['gang']}" if first["gang"] else "")
         missing = [number for number in range(1, first["parts"] + 1) if number not in self._found]
@@ -126,7 +126,7 @@ class _Parts:
 
 
 def _frame(line: str, where: str) -> dict[str, Any] | None:
-    """Return the part of a record in one line of a log; None if the line has none. Raises DocumentError if it is damaged."""
+    """Return the part of a record in a line of a log; None if the line has none. Raises DocumentError if the part is damaged."""
     line = _unwrapped(line, where)
     _, mark, rest = line.partition(MARK)
     if not mark:

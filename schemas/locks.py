@@ -61,7 +61,7 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 
 
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
-    """Replace the content of the file with the document, as one line. A reader sees the old or the new document."""
+    """Replace the content of the file with the document, as one line. `read_line` returns the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
     # One call, which a signal does not interrupt. The rest of a longer old line then follows the newline; readers ignore it.
     try:
@@ -85,7 +85,7 @@ def process_start_time(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Return the id of the current boot of this machine."""
+    """Return the id of the current boot of this machine; empty if it cannot be read."""
     return _text("/proc/sys/kernel/random/boot_id")
 
 
@@ -152,12 +152,12 @@ def claim_from_json(document: Mapping[str, Any]) -> Claim:
 
 
 def machine() -> str:
-    """Return the unique id of this machine."""
+    """Return the machine id of this machine, or its host name if it has none."""
     return _text("/etc/machine-id") or socket.gethostname()
 
 
 def pid_namespace() -> str:
-    """Return the PID namespace of this process: a container has its own."""
+    """Return the PID namespace of this process, because a container may have its own; empty if it cannot be read."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,7 +1,7 @@
 """The readings of the collectors: name -> unit, labels and help text.
 
 The lint of criteria packs needs this list on the control node, which does not import the collectors.
-tests/unit/schemas/test_readings.py generates `readings.json` from the collectors and fails if the file is out of date.
+tests/unit/schemas/test_readings.py fails if `readings.json` is out of date; with UPDATE_GOLDEN=1 it writes the file.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class RunDirectory:
 
     @property
     def events(self) -> Path:
-        """Failed and unreachable hosts, as reported by the playbooks."""
+        """Failed and unreachable hosts, and those that completed a play, as reported by the playbooks."""
         return self.root / EVENTS
 
     @property
@@ -109,7 +109,7 @@ class RunDirectory:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> Iterator[Path]:
-        """Yield every file in the directories of records, including those that the plan does not expect."""
+        """Yield every path in the directories of records, including those that the plan does not expect."""
         for pattern in RECORDS:
             yield from self.root.glob(pattern)
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 HOST = "host"
 CACHE_SIZE = 1 << 17
-"""Number of parsed scopes in the cache: 16 times that of one host. Hosts of the same type have the same scopes."""
+"""Maximum number of cached scopes: 16 times as many as one host has. Hosts of the same type have the same scopes."""
 MAX_INDEX_DIGITS = 5
 """Maximum number of digits of a device's index. A longer number is a name, not an index."""
 

@@ -73,7 +73,7 @@ class Soak:
     reason: str = ""
     """Why it ended early; empty if it did not."""
     ended_by: str = ""
-    """`time`, `finding` (on the host), or `failure` (several rounds in a row failed)."""
+    """`time`, `finding` (on the host), or `failure` (several rounds in a row failed); empty if it has not ended."""
     timeline: Timeline = field(default_factory=lambda: Timeline(bucket_s=1.0))
 
     @property

@@ -41,7 +41,7 @@ the bulletins say that other earlier branches may be affected, and advise to upg
 
 
 def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield product and advisory of every bulletin (YEAR/NUMBER/NUMBER.json) in the directory.
+    """Yield each advisory with its product, from the bulletins (YEAR/NUMBER/NUMBER.json) in the directory.
 
     Raises:
         OSError: a file cannot be read.
@@ -53,7 +53,7 @@ def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
 
 
 def bulletin_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield product and advisory of one bulletin. Vulnerabilities that the same versions fix are one advisory."""
+    """Yield each advisory of a bulletin with its product. Vulnerabilities of a product with the same ranges are one advisory."""
     number, date = path.stem, document["document"]["tracking"]["current_release_date"][:10]
     products = {item["product"]["product_id"]: (item, line) for item, line in _versions(document)}
     for key, listed in _LISTED.items():

@@ -31,11 +31,14 @@ SCORES: Mapping[str, tuple[float, str]] = {
 
 
 def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]]:
-    """Yield product and advisory of every document below the directory that is about a module of MODULES.
+    """Yield each advisory about a module of MODULES with its product, from the documents below the directory.
 
     Vulnerabilities whose CVE numbers are all from before `since` (a year) are left out: databases add some of them years later.
 
-    Raises OSError, ValueError, UsageError.
+    Raises:
+        OSError: a file cannot be read.
+        ValueError, LookupError, TypeError, AttributeError: a document is not as expected.
+        UsageError: git does not know when a document without a date was added.
     """
     for path in sorted(directory.rglob("*.json")):
         text = path.read_text(encoding="utf-8")
@@ -50,7 +53,7 @@ def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]
 
 
 def document_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield product and advisory of one document; none if it is withdrawn, or no version has a fix."""
+    """Yield the advisory of one document for each product; none if it is withdrawn, or no version has a fix."""
     ranges: dict[str, list[AffectedRange]] = {}
     for affected in () if "withdrawn" in document else document.get("affected", ()):
         if module := MODULES.get(affected["package"]["name"]):

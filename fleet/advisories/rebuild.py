@@ -16,7 +16,7 @@ from fleet.judge.advisories import PRODUCTS, Advisory
 from schemas.errors import UsageError
 
 SINCE = "2023"
-"""Advisories of earlier years are left out: the versions that they fix are fixed by later ones too."""
+"""Advisories of earlier years are left out: versions with the fixes of later advisories have those fixes too."""
 
 
 def rebuild(bulletins: Path, vulnerabilities: Path) -> str:

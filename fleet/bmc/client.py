@@ -38,7 +38,7 @@ _NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
 
 
 class _BoundedAdapter(HTTPAdapter):
-    """Answers of one BMC: no redirect, no other host, at most MAX_BYTES, and nothing after the deadline."""
+    """Sends requests to one BMC: no redirect, no other host, at most MAX_BYTES an answer, and nothing after the deadline."""
 
     def __init__(self, address: str, deadline: float) -> None:
         self._address, self._deadline = address, deadline
@@ -81,7 +81,7 @@ class RedfishSession:
         self._expands = isinstance(expand, dict) and expand.get("NoLinks") is True and expand.get("Levels") is True
 
     def get(self, path: object) -> Resource | None:
-        """Return the resource at a path of the service; None if there is none. Raises BmcError."""
+        """Return the resource at a path; None if there is none, or if the path is not one of the service. Raises BmcError."""
         if not isinstance(path, str) or len(path) > 512 or not _PATH.fullmatch(path) or "/.." in path:
             return None
         with _named_errors():

@@ -25,7 +25,7 @@ _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hos
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One entry. The severity is None if the service reports none."""
+    """One entry. The severity is None if the service reports none, or an unknown one."""
 
     id: str
     created: str
@@ -57,12 +57,15 @@ def is_event_log(service: Resource) -> bool:
 
 
 def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:
-    """Return the reading of a log; without `mark`, no entry is new. Return None if the service has no entries.
+    """Return the reading of a log; None if the service has no resource `Entries`.
 
     Args:
         session: the session.
         service: the log service.
-        mark: `newest` of the previous reading; None for the first reading.
+        mark: `newest` of the previous reading; None for the first reading, in which no entry is new.
+
+    Raises:
+        BmcError: the log cannot be read, or it is unknown which entries are new.
     """
     first = session.linked(service, "Entries")
     if first is None:
@@ -113,7 +116,7 @@ def _number(entry_id: str) -> int | None:
 
 
 def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
-    """Yield the entries of a log. Services list them in either order, and some ignore `$skip`."""
+    """Yield the entries of a log, the newest first. Services list them in either order, and some ignore `$skip`."""
     members = _members(first)
     if not members:
         return

@@ -68,7 +68,7 @@ def health(resource: Resource) -> str | None:
 
 
 def power_supply_health(supply: Resource) -> str | None:
-    """Return the health of a power supply. One without input is critical, whatever its `Health` is."""
+    """Return the health of a power supply. It is critical if `LineInputStatus` reports lost input, whatever its `Health` is."""
     value, line = health(supply), supply.get("LineInputStatus")
     if line in _INPUT_LOST:
         return f"{CRITICAL}: its line input has the status {line}"

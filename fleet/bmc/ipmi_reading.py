@@ -109,14 +109,14 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
 
 
 def _health(bits: object) -> str | None:
-    """Return the health of a sensor or event, from pyghmi's bits; None without them."""
+    """Return the health of a sensor or event, from pyghmi's bits; None if there are none, or unknown ones."""
     if not isinstance(bits, int) or bits & ~(_CRITICAL_BITS | _WARNING_BIT):
         return None
     return CRITICAL if bits & _CRITICAL_BITS else WARNING if bits else OK
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the entries after the one that the mark names. IPMI lists the oldest entry first. A log has at most 65 535 entries."""
+    """Add the entries after the one that the mark names, or all if it is not in the log. IPMI lists the oldest entry first."""
     entries: list[LogEntry] = []
     try:
         for event in command.get_event_log():

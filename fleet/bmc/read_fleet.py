@@ -14,7 +14,7 @@ from fleet.bmc.target import IPMI, BmcError, BmcTarget
 from schemas.records import Metric
 
 DEADLINE_S = 120.0
-"""Longest time for one BMC. Those of GB200 trays need up to a minute."""
+"""Maximum time for one BMC. Those of GB200 trays need up to a minute."""
 GRACE_S = 2.0
 """Time after the deadline in which a thread may still return its readings."""
 WORKERS = 128

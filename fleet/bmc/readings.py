@@ -1,4 +1,4 @@
-"""Collect the readings of one BMC as metrics of a snapshot. Every reading of the catalogue has a value or a reason."""
+"""Collect the readings of one BMC as metrics of a snapshot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Readings:
         return ""
 
     def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
-        """Add the value of an installed part, or the reason if the value is None; return the scope."""
+        """Add the value of an installed part, or `reason` if it is None; return the scope, empty beyond MAX_SCOPES parts."""
         scope = self.scope(name, *labels) if labels else "host"
         if not scope or len(self._values[name]) >= MAX_SCOPES:
             self.fail(name, f"more than {MAX_SCOPES} parts have this reading; the others were not read")

@@ -35,7 +35,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="read the BMCs of a run's hosts into the run directory",
         description="Reads the variables of the hosts on standard input, as JSON (host -> rackproof_bmc_address, "
         "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the list of processes.",
-        epilog="example: rackproof bmc runs/r1 --stage benchmark --phase after < bmcs.json. "
+        epilog="example, with the variables on standard input: rackproof bmc runs/r1 --stage benchmark --phase after. "
         "Exit codes: 0 the BMCs were asked, whether they answered or not, or the stage is over; 2 the run has no valid plan; "
         "64 wrong usage.",
     )

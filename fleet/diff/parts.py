@@ -33,7 +33,7 @@ def gpu_slots(host: str, state: HostState) -> dict[str, GpuSlot]:
 
 
 def gpu_changes(before: Mapping[str, GpuSlot], after: Mapping[str, GpuSlot]) -> Iterator[Change]:
-    """Yield the GPUs that changed on hosts with a record on both sides."""
+    """Yield the changes of GPUs: moved, replaced, new or gone."""
     serials_before = {slot.slot: serial for serial, slot in before.items()}
     serials_after = {slot.slot: serial for serial, slot in after.items()}
     for serial, slot in after.items():

@@ -31,7 +31,7 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
         entry: the run as in the index.
         ends: when the hosts ended, by their own clocks. Their median counts, because the clock of one host may be wrong.
         index: the history before the run is added; None for a new one.
-        now: the present time of this machine, as `entry["began"]`.
+        now: the present time of this machine, in the format of `entry["began"]`.
     """
     known = index.runs.get(nonce) if index else None
     if known and known.get("clock") and known["began"] == entry["began"]:

@@ -1,4 +1,4 @@
-"""Read a history: views over its Parquet files, which can read these files only and write nothing.
+"""Read a history: views over its Parquet files. Queries can read these files only, and write nothing.
 
 A file that is missing, cut off or changed is named in `problems` and left out.
 """

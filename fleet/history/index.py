@@ -21,10 +21,10 @@ VERSION = 1
 SCHEMA = f"rackproof.history/{VERSION}"
 """A change that older versions of Rackproof cannot read needs a new number. They notice new tables and keys without one."""
 INDEX = "index.json"
-"""The index in `index-N`, of which the newest one counts, and a copy beside it."""
+"""Name of the index in each directory `index-N`, of which the newest counts, and of a copy beside these directories."""
 INDEX_BYTES = 256_000_000
 VANISHED = 20
-"""Versions that may be replaced while they are read."""
+"""Number of times that a version may be replaced while it is read."""
 KINDS = (REAL, REHEARSAL, SIMULATED)
 DEFAULT = Path("history")
 _VERSION = re.compile(r"rackproof\.history/(\d{1,9})")

@@ -49,10 +49,10 @@ class Lemon:
     slot: str
     episodes: int
     runs: int
-    """Runs in which it was measured."""
+    """Runs in which it was measured or failed."""
     problems: tuple[str, ...]
     serials: tuple[str, ...]
-    """Serials that failed in the slot, host or rack."""
+    """Serials that failed in the slot, host or rack; empty for a part."""
     first: str
     last: str
     by_chance: float
@@ -68,7 +68,7 @@ class _Group:
     kind: str
     id: str
     part_kind: str
-    """`gpu` for a slot or part; else empty."""
+    """Kind of the slot or part, such as `gpu`; empty for a host or rack."""
     count: int
     episodes: tuple[Episode, ...]
 

@@ -198,7 +198,7 @@ def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: s
 
     Returns:
         `added`; `unchanged` if the history has the same figures of this file already; `replaced` if it has the file with
-        another model or another number of figures, or if the copy in the history is damaged.
+        another source, version, model or number of figures, or if the copy in the history is damaged.
     """
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ alone as (
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """A part, host or rack that became slower or faster than its peers."""
+    """A GPU, host or rack with a figure that changed over time relative to its peers."""
 
     level: str
     """`gpu`, `host` or `rack`."""
@@ -84,7 +84,7 @@ class Drift:
 
 
 def drifts(history: History) -> list[Drift]:
-    """Return one drift for each part, host and rack: the figure with the clearest one. Those for the worse come first."""
+    """Return one drift for each GPU, host and rack that drifts: that of its clearest figure. Those for the worse come first."""
     candidates, count = _candidates(history)
     limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, count))
     clear = [item for item in candidates if item["z"] >= limit and abs(item["change"]) >= MIN_EFFECT]

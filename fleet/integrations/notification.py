@@ -143,7 +143,7 @@ def _plain(line: str) -> str:
 
 
 def mail(notification: Mapping[str, Any], to: Collection[str], sender: str) -> str:
-    """Return the notification as a mail for sendmail -t."""
+    """Return the notification as a mail for sendmail -t. Raise UsageError if an address is invalid."""
     message = EmailMessage()
     try:
         message["Subject"] = str(notification["text"]).splitlines()[0][:200]

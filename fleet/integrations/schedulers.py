@@ -57,7 +57,7 @@ class Slurm:
         self._words = words
 
     def jobs(self, node: str) -> list[str]:
-        """Return the jobs of the node that squeue lists, except pending ones, to which it is not allocated."""
+        """Return the jobs that squeue lists for the node, except pending ones, to which the node is not allocated."""
         output = _ask(self._words, "squeue", "-h", "-w", node, "-o", "%i:%u:%T")
         return [
             "Slurm job {} of {} ({})".format(*[*line.split(":"), "?", "?"][:3])

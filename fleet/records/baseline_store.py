@@ -193,7 +193,7 @@ def _digest(content: bytes) -> str:
 
 
 class BaselineSnapshot:
-    """Read the snapshot of the baselines in a run directory. It must have the digest that is in the plan."""
+    """The snapshot of the baselines in a run directory. It must have the digest that is in the plan."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self._home = run_dir / SNAPSHOT

@@ -99,7 +99,7 @@ def accepted_state(baseline: HostBaseline | None) -> HostState:
 
 
 def merge_states(states: Sequence[HostState]) -> HostState:
-    """Merge the states of one host in several runs: figures are those of all runs, everything else is that of the last run."""
+    """Merge the states of one host in several runs: figures of all runs, everything else of the last run with a record."""
     recorded = [state for state in states if state.has_record]
     if len(recorded) < 2:
         return recorded[0] if recorded else HostState(has_record=False)

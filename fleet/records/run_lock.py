@@ -80,7 +80,7 @@ def release(directory: Path, outcome: str) -> None:
 
 
 def holder(directory: Path) -> Claim | None:
-    """Return the process that holds the lock, or held it when it was interrupted; None if there is no lock."""
+    """Return the process that holds the lock, or held it when it was interrupted; None without a readable lock."""
     try:
         descriptor = os.open(RunDirectory(directory).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -16,7 +16,7 @@ from fleet.report.terminal import plain_table
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The first version of a branch that has all published fixes."""
+    """The first version of a branch that has all published fixes; for a product without a reading, any version with a fix."""
 
     product: str
     reading: str

@@ -1,4 +1,4 @@
-"""Merge plan, evidence and verdicts into the fleet report. Pure: the same input in any order gives the same report."""
+"""Judge the evidence of a run, and merge the results into the fleet report. This module reads and writes no files."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 
 
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
-    """Return the index of the judged observation; None if there is none.
+    """Return the index of the observation that the verdict judges; None if there is none.
 
     A verdict has all parameters of its observation, or only those that the plan states. If several observations match, one with
     exactly the verdict's parameters is preferred, then the last one.

@@ -15,7 +15,7 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file has the name of an unfinished write, by `replacing` or `documents.write`."""
+    """Return whether a file has the name of an unfinished write, by `replacing` or `documents.write_text`."""
     return bool(_TEMPORARY.fullmatch(name))
 
 

@@ -24,7 +24,7 @@ Facts = Mapping[str, HostFacts]
 
 
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
-    """Return a line for each stage with the bandwidth of operations that no criterion judged on some host."""
+    """Return a line for each stage in which no criterion judged the bandwidth of an operation on some host."""
     lines = []
     # Without a rate in the inventory, only floors that hold for any network judge the bandwidth between hosts.
     with_fabric_rate = {host.name for host in plan.hosts if host.fabric_gbps}

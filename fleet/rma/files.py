@@ -50,7 +50,7 @@ def safe_file_name(text: str) -> str:
 
 
 def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bool) -> Path:
-    """Write one package under `run_dir`/rma and return its directory, or its archive.
+    """Write one package under `run_dir`/rma. Return its directory; if `zipped`, write its archive too and return that.
 
     Other files in that directory, such as an answer of the vendor, are kept.
 

@@ -50,7 +50,7 @@ class CellResult:
     spent_s: float = 0.0
     """Seconds of all its launches. A cell is launched again if the records of its first launch could not be fetched."""
     host_s: float = 0.0
-    """`spent_s` times the number of hosts in each launch."""
+    """Sum over these launches of the seconds times the number of hosts."""
     hookup_s: float | None = None
     """Seconds from the launch to the end of the first step, on the slowest host."""
     train_s: float | None = None
@@ -59,7 +59,7 @@ class CellResult:
     """Images per second of all ranks during `train_s`."""
     accuracy: float | None = None
     loss: float | None = None
-    """Mean loss on the test images, as for `accuracy`."""
+    """Mean loss; like `accuracy`, on the test images."""
     data: str = ""
     cut: bool = False
     """Whether `max_steps` ended the training before its last epoch was complete."""
@@ -81,7 +81,7 @@ class StudyResults:
 
     rows: tuple[CellResult, ...]
     hours: float
-    """Duration of all launches."""
+    """Duration of all launches in hours."""
     cost: float | None
     stopped: str = ""
     """Why no further cell is launched; empty: nothing stops the study."""

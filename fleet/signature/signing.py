@@ -61,6 +61,7 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
         RunError: there is no report, the report or a file rendered from it does not match the records, a file changed
             meanwhile, or the key cannot be used.
         HeldError: the run is in progress.
+        UsageError: there is no such key, or a pack or waiver file cannot be read.
     """
     owner = run_lock.holder(run_dir)
     if owner and owner.is_running():
@@ -149,6 +150,7 @@ def verify(
 
     Raises:
         RunError: the run is not signed, or it cannot be verified here.
+        UsageError: there is no file of allowed signers.
     """
     if not (run_dir / SUMS).exists() or not (run_dir / SIGNATURE).exists():
         raise RunError(f"{run_dir}: not signed: {SUMS} or {SIGNATURE} is missing: rackproof sign {run_dir} --key …")

@@ -71,7 +71,7 @@ class LiveJudge:
             time.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def update(self) -> LiveFindings:
-        """Judge again if a record is new or changed."""
+        """Judge again if a record is new or changed; return the findings."""
         with self._update_lock:
             self._update()
         return self.findings

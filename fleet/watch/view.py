@@ -19,7 +19,7 @@ class StageCell:
 
     state: str
     progress: float | None = None
-    """Share of the expected time that has passed; None: unknown."""
+    """Share of the expected time that has passed, or of the expected observations that were made; None: unknown."""
     since: float | None = None
     """When the host entered that state, in seconds since 1970; None: unknown."""
 

@@ -24,7 +24,7 @@ class Imported:
 
 
 def number(value: object) -> float | None:
-    """Return a number, or a text that is one, as a float; None for anything else, and for infinities."""
+    """Return a number, or a text that is one, as a float; None for anything else, NaN and infinities."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

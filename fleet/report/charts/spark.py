@@ -32,7 +32,7 @@ class Spark:
     throttled: str
     """Path over the times when clocks were throttled for a reason other than the power limit."""
     marks: tuple[int, ...]
-    """Positions at which an error counter of this part rose."""
+    """Positions of the marked events, such as a rise of an error counter of this part."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from schemas.scopes import Scope
 from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
-"""Maximum number of hosts that tables list one by one. For more, they show the range over the fleet and list only hosts that
-are not accepted."""
+"""Maximum number of hosts that tables list one by one. For a larger fleet they show the range over the fleet, and list the first
+hosts that are not accepted."""
 TIMED_OUT = "†"
 LEGEND = (
     "± half the 95 % confidence interval of the median, then the number of samples; "
