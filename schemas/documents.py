@@ -224,7 +224,10 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raise DocumentError if `value` does not match the schema. The error names a wrong version, or else the innermost location."""
+    """Raise DocumentError if `value` does not match the schema.
+
+    The error names a wrong version, or else the innermost location.
+    """
     errors = sorted(faults(value, schema), key=lambda error: (not _of_version(error), -len(error.absolute_path)))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")
