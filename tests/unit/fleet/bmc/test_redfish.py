@@ -492,7 +492,7 @@ def test_parts_beyond_the_limit_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def test_slow_bmc_does_not_delay_the_others(certificate: Path) -> None:
+def test_slow_bmc_does_not_affect_the_others(certificate: Path) -> None:
     with service(certificate) as good, service(certificate, answer=hang) as slow:
         jobs = [(slow.target(certificate, host="slow"), None), (good.target(certificate, host="good"), None)]
         results = {target.host: metrics for target, metrics, _ in read_all(jobs, deadline_s=1.5)}

@@ -307,7 +307,7 @@ def test_text_from_the_history_is_escaped(report: FleetReport) -> None:
     assert len(render_html(changed)) < len(render_html(report)) + 5000
 
 
-def test_whole_report_needs_only_three_queries(
+def test_figures_and_causes_need_only_three_queries(
     runs: Path, judged: tuple[Run, FleetReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = []

@@ -1,4 +1,4 @@
-"""Test packages for a vendor: one failed part with its evidence, and no file outside the run directory."""
+"""Test packages for a vendor: one part with its evidence, and no file outside the run directory."""
 
 from __future__ import annotations
 
