@@ -1,0 +1,139 @@
+"""Rates of counters: the readings that decide them, the time over which a counter counted, and the text about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.judge.counter_rate import (
+    COUNTER_AGE,
+    UPTIME,
+    deciding_readings,
+    describe_age,
+    hours_before,
+    hours_between,
+    least_rate,
+)
+from fleet.judge.host_view import HostView
+from schemas.records import Metric, Snapshot, Value
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_view, one_figure_plan
+
+PORT = "hca=mlx5_0,port=1"
+ERRORS, RESETS = "port.symbol_errors", "network.carrier_changes"
+PLAN = one_figure_plan("h1")
+HOUR = 3600.0
+Readings = dict[str, Value]
+"""Name -> value, or `status: reason`. The scope is the port, or the host for the uptime."""
+
+
+def metric(name: str, value: Value) -> Metric:
+    scope = "host" if name == UPTIME else PORT
+    is_absent = isinstance(value, str) and ": " in value
+    return Metric(
+        name=name,
+        unit="1",
+        values={} if is_absent else {scope: value},
+        absent={scope: str(value)} if is_absent else {},
+    )
+
+
+def view_of(*snapshots: tuple[str, str, Readings]) -> HostView:
+    """Return a host with these snapshots: stage, phase and readings."""
+    taken = tuple(
+        Snapshot(
+            stage=stage,
+            phase=phase,
+            at=builders.WHEN,
+            duration_s=0.1,
+            metrics=tuple(metric(name, value) for name, value in readings.items()),
+        )
+        for stage, phase, readings in snapshots
+    )
+    return host_view(PLAN, snapshots=taken)
+
+
+@pytest.mark.parametrize(
+    ("counts", "bases", "per_hour", "expected"),
+    [
+        ((5, 5), (UPTIME, COUNTER_AGE), True, (ERRORS, UPTIME, COUNTER_AGE)),
+        ((5, 5), (UPTIME,), True, (ERRORS, UPTIME)),
+        ((5, 5), (), True, (ERRORS,)),
+        ((0, 5), (UPTIME,), True, (ERRORS, UPTIME)),
+        ((0, 0), (UPTIME,), True, (ERRORS,)),
+        (("error: lost", "error: lost"), (UPTIME,), True, (ERRORS,)),
+        ((5, 5), (UPTIME,), False, (ERRORS,)),
+    ],
+)
+def test_uptime_and_counter_age_decide_only_the_rate_of_a_counter_above_0(
+    counts: tuple[Value, Value], bases: tuple[str, ...], per_hour: bool, expected: tuple[str, ...]
+) -> None:
+    ages = dict.fromkeys(bases, 1.0)
+    phases = zip(("before", "after"), counts, strict=True)
+    view = view_of(*(("benchmark", phase, {ERRORS: count, **ages}) for phase, count in phases))
+    rule = criterion(ERRORS, operator="le", value=120, per_hour=per_hour, scope="port")
+    assert deciding_readings(view, rule, (ERRORS,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "ages", "hours"),
+    [
+        (ERRORS, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 48.0),
+        (ERRORS, {UPTIME: 100 * HOUR}, 100.0),
+        (ERRORS, {COUNTER_AGE: 0.0, UPTIME: 100 * HOUR}, 24.0),
+        (ERRORS, {COUNTER_AGE: "unsupported: no such counter", UPTIME: 100 * HOUR}, 100.0),
+        (ERRORS, {COUNTER_AGE: "long", UPTIME: 100 * HOUR}, 100.0),
+        (ERRORS, {UPTIME: 60}, 24.0),
+        (ERRORS, {}, None),
+        (RESETS, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 100.0),
+    ],
+)
+def test_counter_counted_since_its_port_was_cleared_or_else_since_the_host_started(
+    name: str, ages: Readings, hours: float | None
+) -> None:
+    view = view_of(("benchmark", "before", {name: 5, **ages}))
+    assert hours_before(view, view.observations[name][0]) == hours
+
+
+def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
+    snapshots = [("preflight", "before", 30), ("benchmark", "before", 40), ("benchmark", "after", 50)]
+    view = view_of(*((stage, phase, {ERRORS: 5, UPTIME: hours * HOUR}) for stage, phase, hours in snapshots))
+    assert [hours_before(view, reading) for reading in view.observations[ERRORS]] == [30.0, 40.0, 50.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "hours"),
+    [(HOUR, 4 * HOUR, 3.0), (HOUR, HOUR + 2, 1 / 12), (None, HOUR, None), (HOUR, None, None), (0.0, HOUR, 1.0)],
+)
+def test_hours_between_readings_are_the_difference_of_the_uptimes_and_at_least_five_minutes(
+    first: float | None, last: float | None, hours: float | None
+) -> None:
+    phases = zip(("before", "after"), (first, last), strict=True)
+    view = view_of(*(
+        ("benchmark", phase, {ERRORS: 5} if uptime is None else {ERRORS: 5, UPTIME: uptime}) for phase, uptime in phases
+    ))  # fmt: skip
+    readings = view.observations[ERRORS]
+    assert hours_between(view, readings[0], readings[1]) == hours
+
+
+@pytest.mark.parametrize(
+    ("count", "hours", "rate"),
+    [(-1, 1.0, 0.0), (0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.026738), (100, 1.0, 72.626), (100, 4.0, 18.1565)],
+)
+def test_least_rate_is_0_for_one_event_and_is_inversely_proportional_to_the_time(
+    count: float, hours: float, rate: float
+) -> None:
+    assert least_rate(count, hours) == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("hours", "increase", "text"),
+    [
+        (24.0, 0, "7 counted in at most 24 h before the run, unchanged during the run"),
+        (25.0, 0, "7 counted in 25 h before the run, unchanged during the run"),
+        (47.94, 0, "7 counted in 47.9 h before the run, unchanged during the run"),
+        (48.0, 1, "7 counted in 2 days before the run, 1 more during the run"),
+        (100.0, 1, "7 counted in 4.17 days before the run, 1 more during the run"),
+    ],
+)
+def test_age_is_in_hours_below_two_days_and_in_days_above(hours: float, increase: float, text: str) -> None:
+    assert describe_age(hours, 7, increase) == text

@@ -1,0 +1,226 @@
+"""The parts that a host reports: their serials, their slots, and why a part cannot be called missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.host_inventory import (
+    GUID,
+    LAYER,
+    MAC,
+    MODULE_SERIAL,
+    SERIAL,
+    HostInventory,
+    LocatedPart,
+    UnreadPort,
+    host_inventory,
+    identity,
+)
+from schemas.records import Metric, Value
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
+
+PLAN = one_figure_plan("h1")
+HCA_ADDRESS, NIC_ADDRESS = "infiniband.hca.pci_address", "network.pci_address"
+INTERFACE = "infiniband.interface"
+PORT, SECOND_PORT = "hca=a,port=1", "hca=a,port=2"
+
+
+def metric(name: str, readings: dict[str, Value]) -> Metric:
+    """Return a metric; a text `status: reason` is the reason why a scope has no value."""
+    absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
+    values = {scope: value for scope, value in readings.items() if scope not in absent}
+    return Metric(name=name, unit="1", values=values, absent=absent)
+
+
+def inventory(readings: dict[str, dict[str, Value]], **fields: Any) -> HostInventory:
+    """Return the parts of a host with these readings: name -> scope -> value."""
+    return host_inventory(
+        host_view(PLAN, "h1", *(metric(name, of_name) for name, of_name in readings.items()), **fields)
+    )
+
+
+def parts(name: str, readings: dict[str, dict[str, Value]], **fields: Any) -> list[LocatedPart]:
+    return [part for part in inventory(readings, **fields).parts if part.name == name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "serial", "normalized"),
+    [
+        ("gpu", " 00ab1 ", "AB1"),
+        ("module", " 00mt-1 ", "MT-1"),
+        ("nic", " 0x0C42-A1:03.00 65 ", "0c42a1030065"),
+    ],
+)
+def test_identity_ignores_case_and_separators_of_an_address_and_leading_zeros_of_a_serial(
+    kind: str, serial: str, normalized: str
+) -> None:
+    assert identity(kind, serial) == normalized
+
+
+def test_gpu_has_its_index_and_its_address_as_slots() -> None:
+    first, second, third = (builders.gpu("h1", index) for index in range(3))
+    gpus = (replace(first, pci_bus_id="00000000:1B:00.0"), replace(second, serial=""), replace(third, pci_bus_id=""))
+    found = parts(SERIAL, {}, gpus=gpus)
+    assert [(part.scope, part.serial, part.slots) for part in found] == [
+        ("gpu=0", "h1-0", {"0", "0000:1b:00.0"}),
+        ("gpu=2", "h1-2", {"2"}),
+    ]
+    assert [part.location for part in found] == ["h1 gpu=0", "h1 gpu=2"]
+    assert not any(part.ethernet for part in found)
+
+
+@pytest.mark.parametrize(("name", "kind", "address"), [(GUID, "hca", HCA_ADDRESS), (MAC, "nic", NIC_ADDRESS)])
+def test_adapter_has_its_name_and_its_address_as_slots(name: str, kind: str, address: str) -> None:
+    first, second, third = (f"{kind}={adapter}" for adapter in "abc")
+    readings: dict[str, dict[str, Value]] = {
+        name: {first: "0c42:a103", second: "0c42:a104", third: "0c42:a105"},
+        address: {first: "00000000:1A:00.0", second: "error: lost"},
+    }
+    found = parts(name, readings)
+    assert [(part.host, part.scope, part.serial, part.slots) for part in found] == [
+        ("h1", first, "0c42:a103", {"a", "0000:1a:00.0"}),
+        ("h1", second, "0c42:a104", {"b"}),
+        ("h1", third, "0c42:a105", {"c"}),
+    ]
+
+
+@pytest.mark.parametrize("serial", ["0000:0000:0000:0000", "", "error: lost"])
+@pytest.mark.parametrize(("name", "scope"), [(GUID, "hca=a"), (MAC, "nic=a")])
+def test_adapter_without_an_identity_is_no_part(name: str, scope: str, serial: str) -> None:
+    assert parts(name, {name: {scope: serial}}) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "is_ethernet"),
+    [
+        ({}, False),
+        ({PORT: "Ethernet"}, True),
+        ({PORT: "Ethernet", SECOND_PORT: "InfiniBand"}, False),
+        ({PORT: "Ethernet", SECOND_PORT: "error: lost"}, True),
+        ({PORT: "error: lost"}, False),
+        ({"hca=a": "Ethernet"}, False),
+        ({"hca=b,port=1": "Ethernet"}, False),
+    ],
+)
+def test_adapter_is_ethernet_if_a_port_is_and_none_is_infiniband(layers: dict[str, Value], is_ethernet: bool) -> None:
+    readings: dict[str, dict[str, Value]] = {GUID: {"hca=a": "0c42:a103"}, MAC: {"nic=a": "0c:42"}, LAYER: layers}
+    assert [part.ethernet for part in parts(GUID, readings)] == [is_ethernet]
+    assert [part.ethernet for part in parts(MAC, readings)] == [False], "only an adapter with a GUID may be InfiniBand"
+
+
+@pytest.mark.parametrize(
+    ("scope", "slots"),
+    [
+        ("hca=a", {"a", "a/1", "0000:1a:00.0"}),
+        (PORT, {"a", "a/1", "0000:1a:00.0", "eth4"}),
+        (SECOND_PORT, {"a/2", "eth5"}),
+        ("hca=b,port=1", {"b", "b/1"}),
+        ("hca=c,port=1", {"c", "c/1"}),
+        ("nic=a,port=1", {"a", "0000:2a:00.0"}),
+    ],
+)
+def test_module_may_be_ordered_under_each_name_of_its_port(scope: str, slots: set[str]) -> None:
+    named: dict[str, dict[str, Value]] = {
+        HCA_ADDRESS: {"hca=a": "00000000:1A:00.0", "hca=b": "error: lost"},
+        NIC_ADDRESS: {"nic=a": "0000:2a:00.0"},
+        INTERFACE: {PORT: "eth4", SECOND_PORT: "eth5", "hca=b,port=1": "error: lost"},
+    }
+    (module,) = parts(MODULE_SERIAL, {**named, MODULE_SERIAL: {scope: "X1"}})
+    assert (module.host, module.scope, module.serial, module.slots) == ("h1", scope, "X1", slots)
+    assert inventory({**named, MODULE_SERIAL: {scope: "X1"}}).unread_ports == ()
+    (unread,) = inventory({**named, MODULE_SERIAL: {scope: "error: lost"}}).unread_ports
+    assert unread.names == slots
+
+
+@pytest.mark.parametrize(("why", "is_error"), [("error: ethtool: timed out", True), ("unsupported: no module", False)])
+def test_port_whose_module_is_not_reported_has_the_reason(why: str, is_error: bool) -> None:
+    found = inventory({MODULE_SERIAL: {PORT: why}})
+    assert found.unread_ports == (
+        UnreadPort(
+            names=frozenset({"a", "a/1"}),
+            reason=f"adapter a, port 1 does not report its module ({why})",
+            is_error=is_error,
+        ),
+    )
+    assert [part for part in found.parts if part.name == MODULE_SERIAL] == []
+
+
+def test_module_with_a_serial_of_zeros_is_no_part_but_its_port_was_read() -> None:
+    found = inventory({MODULE_SERIAL: {PORT: "000"}})
+    assert (parts(MODULE_SERIAL, {MODULE_SERIAL: {PORT: "000"}}), found.unread_ports) == ([], ())
+
+
+UNREAD = "adapter a, port 2 does not report its module (unsupported: no module)"
+NOT_REPORTED = "the host did not report the module at port c"
+
+
+@pytest.mark.parametrize(
+    ("slot", "why"),
+    [("a", ""), ("a/1", ""), ("a/2", UNREAD), ("", UNREAD), ("c", NOT_REPORTED)],
+)
+def test_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) -> None:
+    found = inventory({MODULE_SERIAL: {PORT: "X1", SECOND_PORT: "unsupported: no module"}, GUID: {"hca=c": "0c42"}})
+    assert found.why_unknown(MODULE_SERIAL, slot) == why
+    assert [found.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
+
+
+def test_module_is_known_to_be_missing_if_every_port_was_read() -> None:
+    found = inventory({MODULE_SERIAL: {PORT: "X1"}})
+    assert [found.why_unknown(MODULE_SERIAL, slot) for slot in ("", "a", "a/2")] == [
+        "", "", "the host did not report the module at port a/2"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "readings", "why"),
+    [
+        (GUID, {}, "the host did not report the GUID of any NIC"),
+        (GUID, {"hca=a": "0c42"}, ""),
+        (GUID, {"hca=a": "0c42", "hca=b": "error: lost"}, "hca=b does not report its GUID"),
+        (MAC, {}, "the host did not report the address of any NIC"),
+        (MAC, {"nic=a": "error: lost", "nic=b": "error: lost"}, "nic=a does not report its address"),
+        (
+            MODULE_SERIAL,
+            {},
+            "the host did not report any module: ethtool or mlxlink is missing, or it has no port",
+        ),
+        (MODULE_SERIAL, {PORT: "X1"}, ""),
+        (MODULE_SERIAL, {PORT: "error: lost"}, ""),
+    ],
+)
+def test_no_part_can_be_called_missing_if_an_adapter_does_not_report_its_identity(
+    name: str, readings: dict[str, Value], why: str
+) -> None:
+    assert inventory({name: readings}).unknown[name] == why
+
+
+@pytest.mark.parametrize(
+    ("serials", "counts", "why"),
+    [
+        ((), {}, "1 GPU of the host does not report a serial"),
+        ((), {"gpu.count": 0}, ""),
+        (("x",), {}, ""),
+        (("x", ""), {}, "1 GPU of the host does not report a serial"),
+        (("x", "", ""), {"gpu.count": 1}, "2 GPUs of the host do not report a serial"),
+        (("x",), {"gpu.count": 1, "gpu.pci_count": 3}, "2 GPUs of the host do not report a serial"),
+        (("x",), {"gpu.count": 2, "gpu.pci_count": 1}, "1 GPU of the host does not report a serial"),
+        (("x",), {"gpu.pci_count": "error: lost"}, ""),
+    ],
+)
+def test_gpu_without_a_serial_may_be_the_missing_one(
+    serials: tuple[str, ...], counts: dict[str, Value], why: str
+) -> None:
+    gpus = tuple(replace(builders.gpu("h1", index), serial=serial) for index, serial in enumerate(serials))
+    assert inventory({name: {"host": count} for name, count in counts.items()}, gpus=gpus).unknown[SERIAL] == why
+
+
+def test_last_reading_of_a_serial_counts() -> None:
+    view = host_view(PLAN, "h1", metric(GUID, {"hca=a": "0c42"}))
+    first, *others = view.evidence.records[0].snapshots
+    late = replace(others[-1], metrics=(metric(GUID, {"hca=a": "0c43"}),))
+    found = parts(GUID, {}, snapshots=(first, late))
+    assert [part.serial for part in found] == ["0c43"]
