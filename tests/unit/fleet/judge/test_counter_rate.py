@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from fleet.judge.counter_rate import (
@@ -22,7 +24,7 @@ PORT = "hca=mlx5_0,port=1"
 ERRORS, RESETS = "port.symbol_errors", "network.carrier_changes"
 PLAN = one_figure_plan("h1")
 HOUR = 3600.0
-Readings = dict[str, Value]
+Readings = Mapping[str, Value]
 """Name -> value, or `status: reason`. The scope is the port, or the host for the uptime."""
 
 

@@ -65,7 +65,7 @@ def test_gpu_has_its_index_and_its_address_as_slots() -> None:
     first, second, third = (builders.gpu("h1", index) for index in range(3))
     gpus = (replace(first, pci_bus_id="00000000:1B:00.0"), replace(second, serial=""), replace(third, pci_bus_id=""))
     found = parts(SERIAL, {}, gpus=gpus)
-    assert [(part.scope, part.serial, part.slots) for part in found] == [
+    assert [(part.scope, part.serial, {*part.slots}) for part in found] == [
         ("gpu=0", "h1-0", {"0", "0000:1b:00.0"}),
         ("gpu=2", "h1-2", {"2"}),
     ]
@@ -81,7 +81,7 @@ def test_adapter_has_its_name_and_its_address_as_slots(name: str, kind: str, add
         address: {first: "00000000:1A:00.0", second: "error: lost"},
     }
     found = parts(name, readings)
-    assert [(part.host, part.scope, part.serial, part.slots) for part in found] == [
+    assert [(part.host, part.scope, part.serial, {*part.slots}) for part in found] == [
         ("h1", first, "0c42:a103", {"a", "0000:1a:00.0"}),
         ("h1", second, "0c42:a104", {"b"}),
         ("h1", third, "0c42:a105", {"c"}),
@@ -130,7 +130,7 @@ def test_module_may_be_ordered_under_each_name_of_its_port(scope: str, slots: se
         INTERFACE: {PORT: "eth4", SECOND_PORT: "eth5", "hca=b,port=1": "error: lost"},
     }
     (module,) = parts(MODULE_SERIAL, {**named, MODULE_SERIAL: {scope: "X1"}})
-    assert (module.host, module.scope, module.serial, module.slots) == ("h1", scope, "X1", slots)
+    assert (module.host, module.scope, module.serial, {*module.slots}) == ("h1", scope, "X1", slots)
     assert inventory({**named, MODULE_SERIAL: {scope: "X1"}}).unread_ports == ()
     (unread,) = inventory({**named, MODULE_SERIAL: {scope: "error: lost"}}).unread_ports
     assert unread.names == slots
