@@ -1,6 +1,6 @@
 """Take the screenshots in docs/images: `python -m tests.browser.screenshots [NAME …]`.
 
-Height and number of colours are limited, so that no picture is larger than 250 kB.
+To keep the pictures small, height and number of colours are limited. The exit code is 1 if one is larger than 250 kB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The history page in a browser: its plots and tables, and no console message, request or accessibility violation."""
+"""The history page in a browser: its plots and its table of racks, and no console message, request or accessibility violation."""
 
 from __future__ import annotations
 

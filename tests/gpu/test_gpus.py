@@ -38,7 +38,7 @@ def count() -> int:
     return len([line for line in listed.splitlines() if line.startswith("GPU ")])
 
 
-def test_snapshot_has_every_gpu_and_reasons_for_missing_readings(count: int) -> None:
+def test_snapshot_has_every_gpu_and_lacks_only_unsupported_readings(count: int) -> None:
     taken, gpus = take_snapshot(build_collectors(), stage="test", phase="before")
     assert [gpu.index for gpu in gpus] == list(range(count))
     assert len({gpu.serial for gpu in gpus}) == len({gpu.uuid for gpu in gpus}) == count

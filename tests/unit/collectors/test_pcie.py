@@ -328,7 +328,7 @@ def test_readings_that_a_virtual_machine_lacks_are_unsupported(tmp_path: Path) -
         {"proc/cpuinfo": "Features\t: fp asimd\n", "sys/class/dmi/id/product_name": "KVM Virtual Machine\n"},  # on Arm
     ],
 )
-def test_links_of_a_virtual_machine_are_unsupported(root: Path, files: dict[str, str]) -> None:
+def test_degraded_links_and_redirection_in_a_virtual_machine_are_unsupported(root: Path, files: dict[str, str]) -> None:
     for path, text in files.items():
         links.write(root, path, text)
     links.set_link(root, GPU, "current", width=8)
@@ -378,8 +378,8 @@ def test_nearest_adapters_are_those_at_the_end_of_the_shortest_path(root: Path) 
     assert nearest() == {gpus[0]: links.HCAS[0], gpus[1]: f"{links.HCAS[0]} {links.ROCE_NIC}"}
 
 
-def test_gpu_without_an_adapter_on_its_switch_has_the_path_over_its_processor(root: Path) -> None:
-    """The nearest adapter is then the other InfiniBand adapter, on the same NUMA node."""
+def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_none(root: Path) -> None:
+    """First, the nearest adapter is the other InfiniBand adapter, on the same NUMA node."""
     without(root, links.HCAS[1])
     assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}
     without(root, links.HCAS[0])
@@ -400,7 +400,7 @@ def test_switch_below_a_switch_makes_the_path_pxb() -> None:
     assert nearest_adapters(Files(Path("/none")), gpu, [near, same_port]) == ("PIX", same_port.address)
 
 
-def test_path_in_a_virtual_machine_is_not_that_of_the_host(tmp_path: Path) -> None:
+def test_path_in_a_virtual_machine_is_unsupported(tmp_path: Path) -> None:
     links.as_virtual_machine(tmp_path)
     assert {str(value) for value in nic_paths(tmp_path).values()} == {
         str(Absent.unsupported("in a virtual machine, the ports are not those of the host"))

@@ -132,7 +132,7 @@ def test_health_check_depends_on_the_command_of_the_container(image: dict[str, s
     )
 
 
-def test_image_and_manifests_use_the_same_user() -> None:
+def test_image_and_job_of_one_host_use_the_same_user() -> None:
     containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
     assert f"USER {UNPRIVILEGED_UID}:0" in containerfile
     job = yaml.safe_load((ROOT / "deploy/kubernetes/one-host/job.yaml").read_text(encoding="utf-8"))

@@ -310,7 +310,7 @@ def test_job_deadline_is_longer_than_the_plan(overlay: str) -> None:
     assert deadline_s > sum(stage.longest_s for stage in plan_of(overlay).stages) + 2 * DISCOVERY_TIMEOUT_S
 
 
-def test_failed_pod_does_not_end_the_other_pods() -> None:
+def test_backoff_limit_is_per_pod_and_all_pods_run_at_once() -> None:
     """With a backoff limit for the whole job, one failed pod would end all others."""
     (job,) = of_kind("many-hosts", "Job")
     assert job["spec"]["backoffLimitPerIndex"] == 0

@@ -112,7 +112,7 @@ def test_lock_of_an_unknown_holder_needs_take_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
-def test_truncated_lock_blocks_no_run(text: str, tmp_path: Path) -> None:
+def test_damaged_lock_blocks_no_run(text: str, tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
     (tmp_path / "r1" / run_directory.LOCK).write_text(text)
     assert run_lock.acquire(tmp_path / "r1") == ""
@@ -350,7 +350,7 @@ def test_stage_whose_host_was_taken_by_a_run_of_the_same_id_does_not_release_it(
     assert (tmp_path / "lease.json").exists()
 
 
-def test_lease_expires_if_not_renewed_for_longer_than_the_longest_stage(tmp_path: Path) -> None:
+def test_lease_expires_after_the_deadline_of_the_longest_stage_and_the_idle_time(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     longest = max(stage.deadline_s for stage in make_plan().stages)
     assert read_lease(tmp_path)["lasts_s"] == longest + lease.IDLE_S

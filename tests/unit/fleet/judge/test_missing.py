@@ -207,7 +207,7 @@ def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
         assert (both in count.detail) is (len(logged) == 2)
 
 
-def test_gpus_bound_to_vfio_do_not_explain_a_missing_gpu() -> None:
+def test_gpus_bound_to_vfio_beyond_those_of_the_plan_do_not_explain_a_missing_gpu() -> None:
     plan = builders.plan("h1", "h2", "h3", gpu_count=2)
     drivers = {f"pci=0000:{slot:02}:00.0": "vfio-pci" if slot > 1 else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
@@ -316,6 +316,9 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     assert count_details(findings(h2=with_accepted_gpus(moved, *ALL))) == dict.fromkeys(
         (DRIVER, BUS), f"{detail}; {where}"
     )
+
+
+def test_accepted_gpu_without_an_address_is_named_by_its_serial_alone() -> None:
     evidence = with_accepted_gpus(host_with_slots("h2", REMAINING), *ALL)
     assert evidence.baseline
     assert evidence.baseline.host
@@ -324,13 +327,16 @@ def test_occupied_slot_is_not_reported_as_missing() -> None:
     )
     detail = count_details(findings(h2=replace(evidence, baseline=HostBaseline(host=without_address))))[DRIVER]
     assert detail == f"present when the host was accepted, missing now: serial h2-1; {reason_for(8)}"
+
+
+def test_no_serial_is_named_if_more_accepted_gpus_are_gone_than_are_missing() -> None:
     more = with_accepted_gpus(host_with_slots("h2", REMAINING), 0, 1, 2, 3, 4)
     assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
         "two accepted GPUs are gone, but only one is missing"
     )
 
 
-def test_driver_names_no_slot_if_it_lists_fewer_gpus_than_it_counts() -> None:
+def test_driver_names_no_slot_if_a_gpu_has_no_address_or_is_not_listed() -> None:
     without_address = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )

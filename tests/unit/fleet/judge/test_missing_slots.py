@@ -1,4 +1,4 @@
-"""Texts and action of a failed GPU count: empty slots, other drivers and causes in the kernel log, one rule in each test."""
+"""Texts and action of a failed GPU count: empty slots, other drivers and causes in the kernel log."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ def test_slow_copies_and_data_loading_are_one_cause_that_names_no_part() -> None
 
 
 @pytest.mark.parametrize("reason", ["different machines", "not reported", "one after the other"])
-def test_slow_copies_without_another_host_on_the_machine_are_a_fault_of_the_gpu(reason: str) -> None:
+def test_slow_copies_without_another_host_on_the_machine_at_that_time_have_the_action_reseat(reason: str) -> None:
     boots = {"different machines": ("A", "B"), "not reported": (None, None)}.get(reason, ("A", "A"))
     result = report(boots, 3600 if reason == "one after the other" else 0, host_copy__bandwidth=0.6)
     assert {verdict.action for verdict in failures(result)} == {"reseat"}

@@ -167,7 +167,7 @@ def test_bad_port_is_named_by_the_criteria_of_its_figure_only(bad: Observation, 
     assert found == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
 
 
-def test_host_without_ports_or_perftest_is_accepted() -> None:
+def test_nothing_is_required_of_a_host_without_ports_or_perftest() -> None:
     assert findings({}) == set()
     skipped = absent("skipped", "ib_write_bw not found")
     unsupported = absent("unsupported", "the port has no link", "hca=mlx5_0,port=1")
@@ -176,7 +176,8 @@ def test_host_without_ports_or_perftest_is_accepted() -> None:
 
 def test_failed_test_of_a_port_is_inconclusive() -> None:
     error = absent("error", "no result within 21 s", "hca=mlx5_0,port=1")
-    assert {item[:2] for item in findings({"h1": [error]})} == {("h1", "hca=mlx5_0,port=1")}
+    found = {(host, scope, verdict) for host, scope, _, verdict in findings({"h1": [error]})}
+    assert found == {("h1", "hca=mlx5_0,port=1", INCONCLUSIVE)}
 
 
 @pytest.mark.parametrize(("ports", "variables", "missing"), [
@@ -362,7 +363,7 @@ def test_reason_of_one_test_takes_the_place_of_its_figures(name: str) -> None:
 
 
 def test_partner_that_missed_a_round_is_one_verdict() -> None:
-    """The host reports it once, on its first port; there are no verdicts on each missing figure."""
+    """The host reports it once, on its first port; the missing figures have no verdicts of their own."""
     figures = fleet()
     kept = [item for item in figures["h1"] if "partner=h2" not in item.scope]
     error = replace(absent("error", "h2 did not take part in round 1", "hca=mlx5_0,port=1,partner=h2"), stage="gang")

@@ -126,7 +126,7 @@ def test_floor_far_below_the_noise_detects_no_slowdown() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
-def test_robust_sigma_is_unbiased_and_ignores_one_outlier(count: int) -> None:
+def test_robust_sigma_is_unbiased_and_of_eight_values_ignores_one_outlier(count: int) -> None:
     draw = random.Random(count)  # noqa: S311 - not used for security
     samples = [[draw.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
     assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)

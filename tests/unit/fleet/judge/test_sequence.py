@@ -291,7 +291,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
 
 
 def two_launches(seconds: float, *, later: str = LATER) -> Change:
-    """Return a change: the launch of a gang takes this long, and another begins at `later` (by default ten seconds after it)."""
+    """Return a change: the launch of a gang takes this long; another begins at `later`, by default 10 s after the first began."""
     return lambda record: replace(
         record,
         launches=(

@@ -159,7 +159,7 @@ def trials(size: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_one_to_five_bad_parts_are_found_with_precision_and_recall_of_95_percent(size: int) -> None:
+def test_up_to_five_bad_parts_are_found_with_precision_and_recall_of_at_least_95_percent(size: int) -> None:
     number, rails, rounds = trials(size)
     for part in PARTS if size < 4096 else ("host", "nic", "link"):
         score = Score()
@@ -203,7 +203,7 @@ def test_healthy_fleet_has_no_suspect() -> None:
     assert not any(wrong for wrong, _ in alarms.values())
 
 
-def test_slowdown_is_detected_only_above_the_noise() -> None:
+def test_slowdown_of_30_percent_is_detected_and_of_5_percent_is_not() -> None:
     for part in ("host", "link"):
         recall = {}
         for percent in (95, 90, 85, 80, 70):
@@ -219,11 +219,11 @@ def test_slowdown_is_detected_only_above_the_noise() -> None:
             + ", ".join(f"{k} %: {v:.2f}" for k, v in recall.items())
         )
         assert recall[70] == 1.0
-        assert recall[95] == 0.0, "a slowdown within the noise is not reported"
+        assert recall[95] == 0.0
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.10])
-def test_noise_causes_no_false_alarm(noise: float) -> None:
+def test_noise_of_up_to_10_percent_causes_no_false_alarm_and_hides_no_very_slow_host(noise: float) -> None:
     for seed in range(20):
         assert not find_suspects(Fleet(16, 2, seed, noise=noise).pairs())
     slow = Fleet(16, 2, noise=noise, hosts={"h3": 0.2})
@@ -389,7 +389,7 @@ def suspected(conclusion: ProbeConclusion) -> Faults:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_bad_host_is_found_in_few_launches_if_the_job_cannot_form(size: int) -> None:
+def test_bad_hosts_are_found_if_the_job_cannot_form_and_a_single_one_in_few_launches(size: int) -> None:
     for hosts in range(1, min(5, (size - 1) // 2) + 1):
         most = 0
         for seed in range(20 if size <= 64 else 3):
@@ -450,7 +450,7 @@ def test_tournament_has_every_pair_once_and_every_host_once_per_round(count: int
         assert sorted(tournament.partners(hosts, host)) == sorted(set(hosts) - {host})
 
 
-def test_partial_tournament_gives_every_host_the_same_number_of_partners() -> None:
+def test_partial_tournament_gives_each_host_as_many_partners_and_connects_all_in_four_steps() -> None:
     hosts = [f"h{number}" for number in range(512)]
     rounds = tournament.tournament(hosts, 16)
     assert len(rounds) == 16
