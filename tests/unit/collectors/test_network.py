@@ -103,7 +103,7 @@ def test_half_duplex_is_reported(root: Path) -> None:
     assert fault == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
 
 
-def test_nic_without_a_cable_has_no_speed(root: Path) -> None:
+def test_nic_without_a_cable_has_no_speed_and_no_duplex(root: Path) -> None:
     fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
     values = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
     assert values == {"operstate": "down", "carrier": False}
