@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.detection import ABSOLUTE, LOGIC, RELATIVE, Detection, Run, detection
+from fleet.judge.detection import ABSOLUTE, LOGIC, RELATIVE, Detection, Run, _fault, detection, settings_text
 from schemas.records import SKIPPED, Observation
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
@@ -75,6 +76,8 @@ def test_reading_has_no_stage_parameters_or_settings() -> None:
         ((110.5, 111, 113), {"value": 0.0}, ABSOLUTE),
         ((110.5, 111, 113), {"value": -5.0}, ABSOLUTE),
         ((110.5, 111, 113), {"value": 0.5}, RELATIVE),
+        ((110.5, "fast", 113), {}, LOGIC),
+        ((110.5, True, 113), {}, LOGIC),
     ],
 )
 def test_fault_is_relative_absolute_or_found_by_logic(
@@ -137,6 +140,73 @@ def test_figures_that_were_not_measured_are_not_counted() -> None:
 
     found = of([run(1.0, 110.5, 111, 113, change=absent)])
     assert (found.values, found.parts, found.failed) == (3, 3, 0)
+
+
+def test_only_verdicts_that_compare_a_value_are_counted() -> None:
+    plan, evidence = run(110.5, 111, 113)
+    evidence = {**evidence, "h1": host_evidence(plan, "h1", observations=())}
+    assert {item.key.criterion for item in detection([(plan, evidence)], [pack(rule(), criterion())])} == {"floor"}
+
+
+def test_model_is_the_pack_that_covers_the_gpus() -> None:
+    site = pack(rule(), name="site", gpu_names=(), chosen=True)
+    models = {
+        item.key.model
+        for packs in ([pack(), site], [site, pack()])
+        for item in detection([run(110.5, 111, 113)], packs)
+        if item.key.criterion == "floor"
+    }
+    assert models == {"h200-sxm"}
+    (alone,) = detection([run(110.5, 111, 113)], [site])
+    assert alone.key.model == ""
+
+
+def test_settings_are_written_in_the_order_of_their_names() -> None:
+    names = list(json.loads(settings_text("memory", {})))
+    assert names == sorted(names)
+    assert len(names) > 1
+
+
+def test_gpu_that_moves_to_another_slot_is_the_same_part() -> None:
+    """Two GPUs change places between the runs, and only the GPU with index 0 has a figure."""
+    plan = one_figure_plan("h1", gpu_count=2)
+    first, second = (builders.gpu("h1", index) for index in range(2))
+    swapped = (replace(second, index=0), replace(first, index=1))
+    figure = builders.observation("memory.bandwidth", 110.5, scope="gpu=0", op="copy")
+    runs = [
+        (plan, {"h1": host_evidence(plan, "h1", observations=(figure,), gpus=gpus)})
+        for gpus in ((first, second), swapped, swapped)
+    ]
+    assert (of(runs).parts, of(runs).values) == (2, 3)
+    unknown = tuple(replace(gpu, serial="") for gpu in (first, second))
+    without = [(plan, {"h1": host_evidence(plan, "h1", observations=(figure,), gpus=unknown)})] * 2
+    assert of(without).parts == 1
+
+
+@pytest.mark.parametrize(
+    ("level", "operator", "fault", "alarm"),
+    [
+        (1.25, "ge", 0.2, 0.0), (1.25, "gt", 0.2, 0.0), (0.75, "ge", 0.0, 1.0), (1.0, "ge", 0.0, 0.0),
+        (0.5, "le", 1.0, 0.0), (0.5, "lt", 1.0, 0.0), (1.25, "lt", 0.0, 1.0),
+    ],
+)  # fmt: skip
+def test_fault_of_parts_without_a_spread_is_their_distance_from_the_limit(
+    level: float, operator: str, fault: float, alarm: float
+) -> None:
+    assert _fault([[level]] * 3, operator, RELATIVE) == (fault, alarm, 2.0)
+
+
+def test_gangs_are_different_parts() -> None:
+    plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
+    plan = replace(plan, hosts=tuple(replace(host, gang=f"g-{host.name}") for host in plan.hosts))
+    name = "collective.all_reduce.busbw"
+    evidence = {
+        host.name: host_evidence(plan, host.name, observations=(
+            builders.observation(name, 5e11, scope=f"gang={host.gang}", stage="gang", size_bytes=8),))
+        for host in plan.hosts
+    }  # fmt: skip
+    chosen = criterion(name, id="floor", operator="ge", value=1e11, unit="B/s", scope="gang")
+    assert (of([(plan, evidence)] * 2, chosen).parts, of([(plan, evidence)] * 2, chosen).values) == (2, 4)
 
 
 def test_value_of_a_gang_is_counted_once() -> None:

@@ -138,11 +138,13 @@ def test_identity_that_differs_between_two_records_fails(name: str) -> None:
 
     one, two = first.gpus
     old = getattr(two, name)
-    assert changes(one, replace(two, **{name: "other"})) == [
+    other: dict[str, Any] = {name: "other"}
+    unknown: dict[str, Any] = {name: ""}
+    assert changes(one, replace(two, **other)) == [
         (f"gpu.{name}", "gpu=1", f"changed during the run: {old}, then other")
     ]
     assert changes(one, two) == []
-    assert changes(one, replace(two, **{name: ""})) == [], "an identity that is not reported did not change"
+    assert changes(one, replace(two, **unknown)) == [], "an identity that is not reported did not change"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from fleet.judge.host_view import HostView
 from fleet.judge.missing import SlotMap, with_missing_gpus
+from schemas.baselines import HOST, HostBaseline, PartBaseline
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
@@ -125,12 +126,13 @@ def test_detail_of_the_verdict_stays_first() -> None:
         ([view(host="h2"), view(host="h3"), view((0, 1, 3, 2), host="h4", modules={0: 9, 1: 2, 2: 3, 3: 4})], True),
         ([view(host="h2"), view(host="h3"), *[view(host="h4", modules={at: at + 5 for at in range(4)})] * 2], False),
         ([view(host="h2"), view((0, 1, 2), host="h3")], False),
+        ([view(host="h2"), view(host="h3"), *[view((0, 1, 2), host="h4")] * 2], True),
     ],
-    ids=["one host", "two hosts", "two of three", "two of four", "a host without all GPUs"],
+    ids=["one host", "two hosts", "two of three", "two of four", "a host without all GPUs", "many without all GPUs"],
 )
 def test_two_hosts_and_the_majority_must_have_the_layout(others: list[HostView], is_named: bool) -> None:
     detail, _ = result(view((0, 2, 3)), slot_map(*others))
-    assert ("nothing at PCI 0000:01:00.0" in detail) is is_named
+    assert detail.startswith("nothing at PCI 0000:01:00.0") if is_named else detail == ""
 
 
 def test_maps_of_groups_of_hosts_are_merged() -> None:
@@ -152,6 +154,18 @@ def test_caution_is_given_if_only_addresses_identify_the_slots() -> None:
     caution = " (only PCI addresses identify the slots: not every GPU reports a module number)"
     expected = f"nothing at PCI 0000:01:00.0, where 2 of 2 hosts of its build have a GPU{caution}"
     assert result(view((0, 2, 3), modules={}), without) == (expected, "reseat")
+    text: dict[int, Any] = {0: 1, 1: 2, 2: 3, 3: "four"}
+    partly = slot_map(view(host="h2", modules=text), view(host="h3", modules=text))
+    assert result(view((0, 2, 3), modules=text), partly) == (f"{EMPTY_1}{caution}", "reseat")
+
+
+@pytest.mark.parametrize("product", [{}, {"host": 7}])
+def test_hosts_of_an_unknown_model_are_compared_by_their_number_of_gpus(product: dict[str, Any]) -> None:
+    unknown = ({"host.system.product": product},)
+    slots = slot_map(view(host="h2", snapshots=unknown), view(host="h3", snapshots=({"host.system.product": {}},)))
+    expected = "nothing at PCI 0000:01:00.0 (module 2), where 2 of 2 hosts with 4 GPUs have a GPU"
+    assert result(view((0, 2, 3), snapshots=unknown), slots) == (expected, "reseat")
+    assert result(view((0, 2, 3)), slots) == ("", "reseat"), "a host of a known model is not compared with them"
 
 
 def test_moved_addresses_are_identified_by_modules() -> None:
@@ -159,6 +173,7 @@ def test_moved_addresses_are_identified_by_modules() -> None:
     expected = "nothing in module 2, where 2 of 2 hosts of its build have a GPU"
     assert result(view((0, 1, 2), modules=moved)) == (expected, "reseat")
     assert result(view((0, 1, 2), modules={0: 1, 1: 3, 2: 9})) == ("", "reseat")
+    assert FULL.describe_empty(view(modules={0: 2, 1: 1, 2: 3, 3: 4}), 0, ()) == "", "no module is missing"
     without = slot_map(view(host="h2", modules={0: 1, 1: 2, 2: 3}), view(host="h3", modules={0: 1, 1: 2, 2: 3}))
     assert result(view((0, 1, 2), modules=moved), without)[0] == ""
 
@@ -179,6 +194,46 @@ def test_gpu_on_the_bus_that_the_driver_does_not_list_is_named() -> None:
         "on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log); "
         "nothing at PCI 0000:02:00.0 (module 3), where 2 of 2 hosts of its build have a GPU"
     )
+
+
+def test_bus_without_further_gpus_confirms_the_list_of_the_driver() -> None:
+    bus = {"pcie.kind": {f"pci={ADDRESSES[slot]}": "gpu" for slot in (0, 2, 3)}}
+    assert result(view((0, 2, 3), snapshots=(bus,))) == (EMPTY_1, "reseat")
+
+
+def with_accepted(host: HostView, *gpus: Gpu) -> HostView:
+    """Return the host with an accepted record that has these GPUs."""
+    accepted = PartBaseline(kind=HOST, part=HOST, id="h1", host="h1", runs=(), figures=(), gpus=gpus)
+    return HostView(PLAN, PLAN.hosts[0], replace(host.evidence, baseline=HostBaseline(host=accepted)), ())
+
+
+ACCEPTED = tuple(gpu(slot, slot) for slot in range(4))
+SINCE = "present when the host was accepted, missing now: serial h1-1"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, f"{SINCE} at PCI {ADDRESSES[1]}"),
+        ({"pci_bus_id": ""}, f"{SINCE}; {EMPTY_1}"),
+        ({"pci_bus_id": ADDRESSES[2]}, f"{SINCE}; {EMPTY_1}"),
+        ({"serial": "", "uuid": ""}, EMPTY_1),
+    ],
+    ids=["with its address", "without an address", "at an address that another GPU has now", "without a serial"],
+)
+def test_gpu_of_the_accepted_record_that_is_absent_is_named(changed: dict[str, str], expected: str) -> None:
+    first, second, *rest = ACCEPTED
+    host = with_accepted(view((0, 2, 3)), first, replace(second, **changed), *rest)  # type: ignore[arg-type]
+    assert result(host) == (expected, "reseat")
+
+
+def test_absent_gpus_of_the_accepted_record_must_be_as_many_as_are_missing() -> None:
+    other = replace(ACCEPTED[0], serial="h1-9", uuid="GPU-9", pci_bus_id="0000:09:00.0")
+    assert result(with_accepted(view((0, 2, 3)), *ACCEPTED, other)) == (EMPTY_1, "reseat")
+    assert result(with_accepted(view((0, 2, 3)), *ACCEPTED[2:])) == (EMPTY_1, "reseat")
+    detail, _ = result(with_accepted(view((0, 3), on_bus=(1,)), *ACCEPTED), value=2)
+    since = "present when the host was accepted, missing now: serial h1-2 at PCI 0000:02:00.0"
+    assert detail == f"on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log); {since}"
 
 
 def test_more_gpus_on_the_bus_than_are_missing_name_nothing() -> None:
@@ -281,13 +336,14 @@ def log_count(count: int) -> dict[str, dict[str, Any]]:
         (({**bus_ids(0, 1, 2, 3), **log_count(1)}, {**bus_ids(0, 2, 3), **log_count(1)}), False),
         (({**bus_ids(0, 1, 2, 3), **log_count(1)}, {**bus_ids(0, 2, 3), **log_count(2)}), True),
         (({**bus_ids(0, 1, 2, 3)}, {**bus_ids(0, 2, 3), **log_count(1)}), True),
+        (({**bus_ids(0, 1, 2, 3), **logged("message=other", slot=2)}, {**bus_ids(0, 2, 3), **log_count(1)}), True),
         (({**bus_ids(0, 1, 2, 3), **log_count(1)}, {**bus_ids(0, 1, 2, 3), **log_count(2)},
           {**bus_ids(0, 2, 3), **log_count(2)}), False),
         (({**bus_ids(0, 1, 2, 3), **log_count(2)}, {**bus_ids(0, 1, 2, 3), **log_count(1)},
           {**bus_ids(0, 2, 3), **log_count(2)}), True),
         (({**bus_ids(0, 2, 3), **log_count(1)}, {**bus_ids(0, 1, 2, 3), **log_count(1)}), False),
     ],
-    ids=["never answered", "answered after the line", "a new line", "no line then", "answered twice", "last answer counts",
+    ids=["never answered", "answered after the line", "a new line", "no log then", "no line then", "answered twice", "last answer counts",
          "answers now"],
 )  # fmt: skip
 def test_line_of_the_log_counts_only_if_the_gpu_did_not_answer_since(
@@ -329,3 +385,11 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
 def test_more_silent_gpus_on_the_bus_than_settings_explain_are_not_configured() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
+    unread = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": "many"}}
+    assert result(on(1, snapshots=(unread,)))[1] == "configure"
+
+
+def test_gpu_that_answered_in_the_last_snapshot_is_not_bound_to_another_driver() -> None:
+    drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}}
+    assert "is bound to" in result(on(1, snapshots=({**drivers, **bus_ids(0, 2, 3)},)))[0]
+    assert "is bound to" not in result(on(1, snapshots=({**drivers, **bus_ids(0, 1, 2, 3)},)))[0]
