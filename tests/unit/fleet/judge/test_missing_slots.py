@@ -262,7 +262,7 @@ def test_nothing_is_named_if_not_all_gpus_are_tested_or_have_an_address() -> Non
 
 @pytest.mark.parametrize(("value", "limit"), [(4, 4), (5, 4)])
 def test_nothing_is_missing_if_the_count_is_not_too_low(value: int, limit: int) -> None:
-    log = (
+    log: tuple[dict[str, dict[str, Any]]] = (
         {
             "xid.message": {f"pci={ADDRESSES[1]},message=no_address_space": 1},
             "pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"},
@@ -343,8 +343,8 @@ def log_count(count: int) -> dict[str, dict[str, Any]]:
           {**bus_ids(0, 2, 3), **log_count(2)}), True),
         (({**bus_ids(0, 2, 3), **log_count(1)}, {**bus_ids(0, 1, 2, 3), **log_count(1)}), False),
     ],
-    ids=["never answered", "answered after the line", "a new line", "no log then", "no line then", "answered twice", "last answer counts",
-         "answers now"],
+    ids=["never answered", "answered after the line", "a new line", "no log then", "no line then", "answered twice",
+         "last answer counts", "answers now"],
 )  # fmt: skip
 def test_line_of_the_log_counts_only_if_the_gpu_did_not_answer_since(
     snapshots: Sequence[Mapping[str, Mapping[str, Any]]], is_cause: bool
