@@ -1,0 +1,288 @@
+"""The statistics of hosts that share a layout equal those of each host added by itself, and only irregular hosts are added so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fleet.judge import gather
+from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.gather import Gatherer
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import host_views
+from fleet.judge.paths import slow_transport
+from fleet.judge.uniformity import DEVICE, HOST
+from schemas.plans import Plan
+from schemas.records import ERROR, Metric, Observation, Record
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, one_figure_plan, pack, reading
+from tests.unit.fleet.judge.test_passes import (
+    BUSBW,
+    BUSBW_FLOOR,
+    CLOCK,
+    FLOOR,
+    FRACTION,
+    LINKS,
+    NCCL,
+    PAIRS,
+    SPEED,
+    VERSION,
+    fleet,
+    gang_figure,
+    gang_fleet,
+    gang_plan,
+    healthy_record,
+    sorted_statistics,
+    with_constant_readings,
+    with_figure,
+    with_launch,
+    with_more,
+)
+
+PLAN = one_figure_plan("h1", "h2", "h3")
+GANGS = gang_plan(4, 2)
+ALL = [host.name for host in PLAN.hosts]
+Change = Callable[[Record], Record]
+
+
+@cache
+def gangs() -> dict[str, Evidence]:
+    return gang_fleet(GANGS)
+
+
+def slow_paths(stats: FleetStats) -> tuple[Any, ...]:
+    """Return the paths over slow transports; fast ones are not gathered, because they never explain a failure."""
+    passing = {path for path in stats.paths._passing if slow_transport(path[-1], within=True)}
+    best = {key: value for key, (_, value) in stats.paths._best.items() if slow_transport(key[0][-1], within=True)}
+    return passing, best
+
+
+def gathered(
+    *rules: Criterion,
+    plan: Plan = PLAN,
+    packs: list[Pack] | None = None,
+    evidence: Mapping[str, Evidence] | None = None,
+) -> list[str]:
+    """Return the hosts whose values were added by themselves. Assert that the statistics are those of all hosts added so."""
+    views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
+    plain = FleetStats(Planned(plan))
+    for view in views:
+        plain.add_identities(view)
+        plain.add_values(view)
+    gatherer, alone = Gatherer(Planned(plan)), []
+
+    def add_values(view: HostView, add: Callable[[HostView], None] = gatherer._stats.add_values) -> None:
+        alone.append(view.host.name)
+        add(view)
+
+    gatherer._stats.add_values = add_values  # type: ignore[method-assign]
+    for view in views:
+        gatherer.add(view)
+    stats = gatherer.finish()
+    assert sorted_statistics(stats) == sorted_statistics(plain)
+    assert slow_paths(stats) == slow_paths(plain)
+    return alone
+
+
+def on_hosts(*changes: Change) -> dict[str, Evidence]:
+    """Return the evidence of the plan with a change of each host."""
+    return fleet(PLAN, **dict(zip(ALL, changes, strict=True)))
+
+
+RANK = builders.observation("straggler.compute", 0.5, scope="gpu=0", unit="s")
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [
+        ([with_figure(SPEED), with_figure(SPEED + 1), with_figure(SPEED + 2)], []),
+        ([with_figure(SPEED), with_figure("fast"), with_figure(SPEED)], []),
+        ([with_figure("fast"), with_figure(SPEED), with_figure(SPEED)], []),
+        ([with_figure(True), with_figure(SPEED), with_figure(SPEED)], ["h1"]),
+        ([with_figure(SPEED), with_figure(True), with_figure(7)], ["h2"]),
+        ([with_figure(SPEED), with_figure(None, status=ERROR, reason="no"), with_figure(SPEED)], []),
+        ([with_launch(), with_launch(outcome="failed", reason="why"), with_launch()], ["h2"]),
+        ([with_more(RANK), with_more(replace(RANK, value=0.7)), with_more(replace(RANK, value=1))], []),
+        ([with_more(RANK), with_more(replace(RANK, value="slow")), with_more(replace(RANK, value=True))], ["h3"]),
+        ([with_more(RANK, replace(RANK, value=0.2))] * 3, []),
+        ([with_constant_readings(clock=1.5e9), with_constant_readings(clock=1.4e9), with_constant_readings(clock=1.3e9)], []),
+        ([with_constant_readings(clock=1.5e9), with_constant_readings(clock="low"), with_constant_readings(clock=1.5e9)], []),
+        ([with_constant_readings(version="570"), with_constant_readings(version="550"), with_constant_readings()], []),
+        ([with_constant_readings(links=18), with_constant_readings(links=True), with_constant_readings(links=18.0)], []),
+        ([with_constant_readings(version=None), with_constant_readings(), with_constant_readings()], []),
+    ],
+)  # fmt: skip
+def test_host_is_added_by_itself_if_a_value_is_not_a_number(
+    changes: list[Change], alone: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = (FLOOR, FRACTION, CLOCK, VERSION, LINKS, NCCL)
+    assert gathered(*rules, evidence=on_hosts(*changes)) == alone
+    monkeypatch.setattr(gather, "MAX_PENDING", 2)
+    assert gathered(*rules, evidence=on_hosts(*changes)) == alone
+
+
+def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
+    """The quick reader reads no infinite numbers, so none of these records is read by it: then their layouts may be equal."""
+    for odd in (INFINITE, float("nan")):
+        changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
+        evidence = {name: Evidence(records=(change(healthy_record(name, PLAN)),)) for name, change in changes.items()}
+        assert gathered(FLOOR, FRACTION, evidence=evidence) == ["h2"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_alone"),
+    [
+        (FLOOR, False),
+        (FRACTION, False),
+        (replace(FLOOR, value=None, same_as_fleet=True), True),
+        (replace(FLOOR, value=None, same_as_fleet=True, among=DEVICE), False),
+        (replace(FLOOR, value=None, same_as_fleet=True, among=HOST), False),
+        (replace(FLOOR, value=None, same_as_fleet=False), False),
+        (replace(LINKS, among=HOST), False),
+        (replace(LINKS, among="rack"), False),
+        (replace(VERSION, same_as_fleet=False), False),
+        (criterion("gpu.*", id="any", operator="ge", fleet_fraction=0.5), False),
+        (criterion("gpu.nothing", id="none", value=None, same_as_fleet=True), False),
+    ],
+    ids=range(11),
+)
+def test_results_that_must_be_equal_are_added_host_by_host(rule: Criterion, is_alone: bool) -> None:
+    assert gathered(rule) == (ALL if is_alone else [])
+    racks = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
+    assert gathered(rule, plan=racks) == (ALL if is_alone else [])
+
+
+def test_readings_that_differ_are_counted_for_the_hosts_that_have_them() -> None:
+    plan = one_figure_plan(*[f"h{at}" for at in range(1, 7)])
+    racks = replace(plan, hosts=tuple(replace(host, rack="r1" if host.name < "h4" else "r2") for host in plan.hosts))
+    other = with_constant_readings(version="550", clock=1.4e9)
+    changed = fleet(racks, h3=other, h4=other, h6=other)
+    for among in ("", "rack", "gang"):
+        rule = replace(VERSION, among=among) if among else VERSION
+        assert gathered(rule, CLOCK, replace(LINKS, among=among or "fleet"), plan=racks, evidence=changed) == []
+
+
+def test_figures_of_parts_with_equal_values_are_all_counted() -> None:
+    plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
+    links = Metric(name="gpu.links", unit="1", values={"gpu=0": 18, "gpu=1": 18})
+    odd = Metric(name="gpu.links", unit="1", values={"gpu=0": 18, "gpu=1": True})
+    clocks = Metric(name="gpu.clock", unit="1", values={"gpu=0": 1.5, "gpu=1": 1.5})
+    evidence = fleet(
+        plan,
+        h1=with_constant_readings(links=links, clock=clocks),
+        h2=with_constant_readings(links=odd, clock=clocks),
+        h3=with_constant_readings(links=links, clock=replace(clocks, values={"gpu=0": 1.5, "gpu=1": 1.25})),
+    )
+    assert gathered(LINKS, CLOCK, plan=plan, evidence=evidence) == []
+
+
+def test_modules_are_compared_with_those_of_their_model() -> None:
+    rule = criterion("optics.rx_power", id="rx", scope="", operator="ge", fleet_fraction=0.5)
+
+    def module(model: str, power: float) -> Change:
+        more = {
+            "model": reading(model, name="optics.module.part_number", scope="port=0"),
+            "power": reading(power, name="optics.rx_power", scope="port=0,lane=1"),
+        }
+        return with_constant_readings(**more)
+
+    assert gathered(rule, evidence=on_hosts(module("A", 1.0), module("B", 1.0), module("A", 1.0))) == []
+    assert gathered(rule, evidence=on_hosts(module("A", 1.0), module("A", 2.0), module("B", 2.0))) == []
+
+
+# Bandwidths and transports
+
+
+def bandwidth(*values: Any, transport: str = "SHM/direct", of_launch: str = "", size: int = 8, **over: Any) -> Change:
+    """Return a change that adds a bandwidth, repeated with these values, over a transport.
+
+    Args:
+        values: its values.
+        transport: the transport that the figure reports.
+        of_launch: the transport that the launch reports.
+        size: bytes.
+        over: fields of the observation.
+    """
+    name = "collective.all_reduce.busbw"
+    params = {"size_bytes": size, "transport": transport} if transport else {"size_bytes": size}
+    items = [
+        replace(builders.observation(name, value, scope="host", unit="B/s"), params=params, **over) for value in values
+    ]
+    way = builders.observation("collective.transport", of_launch, scope="host")
+    return with_more(*items, *([way] if of_launch else []))
+
+
+HOST_FLOOR = replace(BUSBW_FLOOR, scope="host", value=1e10)
+HOST_FRACTION = replace(BUSBW, scope="host")
+
+
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [
+        ([bandwidth(3e10), bandwidth(2e10), bandwidth(3e9)], []),
+        ([bandwidth(3e9), bandwidth(3e9), bandwidth(3e9)], []),
+        ([bandwidth(3e10, 3e9), bandwidth(3e9, 2e9), bandwidth(3e9, 4e9)], []),
+        ([bandwidth(3e10, 3e9), bandwidth(3e10, 2e10), bandwidth(3e9, 2e9)], []),
+        ([bandwidth(3e10, of_launch="NET/Socket"), bandwidth(3e10, of_launch="P2P/IPC"), bandwidth(3e10)], []),
+        ([bandwidth(3e10, transport="P2P/IPC")] * 3, []),
+        ([bandwidth(3e10, transport="")] * 3, []),
+        ([bandwidth(3e10, transport="", of_launch="SHM")] * 3, []),
+        ([bandwidth(3e10, size=16), bandwidth(3e10), bandwidth(3e9)], []),
+        ([bandwidth(3e10), bandwidth("fast"), bandwidth(True)], ["h3"]),
+        ([bandwidth(3e10), bandwidth(INFINITE, 3e10), bandwidth(3e10, INFINITE)], ["h3"]),
+    ],
+    ids=range(11),
+)
+def test_paths_over_slow_transports_are_gathered(changes: list[Change], alone: list[str]) -> None:
+    evidence = on_hosts(*changes)
+    assert gathered(HOST_FRACTION, evidence=evidence) == alone
+    for rule in (
+        HOST_FLOOR, replace(HOST_FLOOR, best_of_run=True), replace(HOST_FRACTION, best_of_run=True),
+        replace(HOST_FRACTION, by_position=True), replace(HOST_FLOOR, operator="le"), replace(HOST_FRACTION, operator="le"),
+        replace(HOST_FLOOR, value=None, variable="fabric_bytes_per_second"),
+    ):  # fmt: skip
+        gathered(rule, evidence=evidence)
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_alone"),
+    [
+        (HOST_FLOOR, False),
+        (replace(HOST_FLOOR, delta=True), True),
+        (replace(HOST_FLOOR, value=None, baseline=VsBaseline(fraction=0.9)), False),
+        (replace(HOST_FLOOR, name="memory.bandwidth", delta=True), False),
+        (replace(HOST_FLOOR, value=None, same_as_fleet=False), False),
+    ],
+    ids=range(5),
+)
+def test_change_of_a_bandwidth_is_added_host_by_host(rule: Criterion, is_alone: bool) -> None:
+    assert gathered(rule, evidence=on_hosts(*[bandwidth(3e10)] * 3)) == (ALL if is_alone else [])
+
+
+def test_bandwidth_with_an_error_has_no_path() -> None:
+    lost = with_more(
+        Observation(
+            name="collective.all_reduce.busbw", scope="host", stage="benchmark", unit="B/s", status=ERROR, reason="no"
+        )
+    )
+    assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(lost, lost, bandwidth(3e10))) == []
+
+
+# Gangs
+
+
+def test_figures_of_gangs_are_counted_once_for_each_gang() -> None:
+    names = [host.name for host in GANGS.hosts]
+    assert gathered(BUSBW, BUSBW_FLOOR, FRACTION, plan=GANGS, evidence=gangs()) == []
+    host_record, gang_record = gangs()["h1"].records
+    slower = gang_figure("collective.all_reduce.busbw", 3e11)(gang_record)
+    assert gathered(BUSBW, plan=GANGS, evidence={**gangs(), "h1": Evidence(records=(host_record, slower))}) == []
+    assert gathered(replace(PAIRS, value=None, fleet_fraction=0.5), plan=GANGS, evidence=gangs()) == names
+    assert gathered(PAIRS, plan=GANGS, evidence=gangs()) == []
