@@ -211,7 +211,7 @@ def bandwidth(*values: Any, transport: str = "SHM/direct", of_launch: str = "", 
         over: fields of the observation.
     """
     name = "collective.all_reduce.busbw"
-    params = {"size_bytes": size, "transport": transport} if transport else {"size_bytes": size}
+    params: dict[str, Any] = {"size_bytes": size, "transport": transport} if transport else {"size_bytes": size}
     items = [
         replace(builders.observation(name, value, scope="host", unit="B/s"), params=params, **over) for value in values
     ]
