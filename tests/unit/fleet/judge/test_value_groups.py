@@ -1,0 +1,495 @@
+"""The reference value of a group, which values are as good as it, and what each group of hosts counts and requires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.host_view import HostView
+from fleet.judge.uniformity import (
+    PartValue,
+    ValueGroup,
+    ValueGroups,
+    group_key,
+    group_keys,
+    has_observation,
+    is_alike,
+    name_of_group,
+    part_values,
+    uniform,
+)
+from schemas.plans import Plan
+from schemas.records import Metric, Snapshot, Value
+from schemas.reports import FAIL, INCONCLUSIVE, PASS
+from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+
+HOSTS = ("h1", "h2", "h3", "h4")
+PLAN = one_figure_plan(*HOSTS, rackproof_gang="all")
+NAME = "host.thing"
+Readings = Mapping[str, Mapping[str, Value]]
+"""Name -> scope -> value, or `status: reason`."""
+
+
+def rule(name: str = NAME, scope: str = "host", **fields: Any) -> Criterion:
+    """Return a criterion that requires the same value in the group."""
+    return criterion(name, **{"scope": scope, "value": None, "same_as_fleet": True, "action": "none", **fields})
+
+
+def metric(name: str, readings: Mapping[str, Value]) -> Metric:
+    absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
+    values = {scope: value for scope, value in readings.items() if scope not in absent}
+    return Metric(name=name, unit="1", values=values, absent=absent)
+
+
+def view(host: str, criterion: Criterion, *snapshots: Readings, plan: Plan = PLAN, **fields: Any) -> HostView:
+    """Return a host with these readings, one mapping for each snapshot, which the criterion judges."""
+    taken = tuple(
+        Snapshot(
+            stage="benchmark",
+            phase="before" if not number else "after",
+            at=builders.WHEN,
+            duration_s=0.1,
+            metrics=tuple(metric(name, values) for name, values in readings.items()),
+        )
+        for number, readings in enumerate(snapshots)
+    )
+    return HostView(plan, plan.host(host), host_evidence(plan, host, snapshots=taken, **fields), [pack(criterion)])
+
+
+def views_of(criterion: Criterion, values: Mapping[str, Value], plan: Plan = PLAN) -> list[HostView]:
+    """Return the hosts, each with one value of the reading that the criterion compares."""
+    return [
+        view(host, criterion, {criterion.name: {"host": value}} if value is not None else {}, plan=plan)
+        for host, value in values.items()
+    ]
+
+
+def judged(criterion: Criterion, *views: HostView) -> list[tuple[str, str, str, str]]:
+    """Return host, scope, verdict and reason of each verdict."""
+    groups = ValueGroups(views)
+    verdicts = [verdict for each in views for verdict in uniform(each, criterion, groups)]
+    return [(item.host, item.scope, item.verdict, item.reason) for item in verdicts]
+
+
+def group(*values: tuple[Value, int]) -> ValueGroup:
+    result = ValueGroup(what="host")
+    for value, count in values:
+        result.add(value, count)
+    return result
+
+
+# ---- the reference value ----
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "reference"),
+    [
+        ([], {}, (None, 0)),
+        ([], {"within": 0.1}, (None, 0)),
+        ([("a", 1), ("b", 2)], {}, ("b", 2)),
+        ([("a", 2), ("b", 2)], {}, (None, 0)),
+        ([("a", 2), ("b", 2), ("c", 1)], {"prefer": "b"}, ("b", 2)),
+        ([("a", 2), ("b", 2), ("c", 2)], {"prefer": "a"}, ("a", 2)),
+        ([("a", 2), ("b", 2), ("c", 1)], {"prefer": "c"}, (None, 0)),
+        ([(True, 2), (False, 2)], {"prefer": 1}, (None, 0)),
+        ([(5, 2), (7, 2), (9, 1)], {"operator": "ge"}, (7, 2)),
+        ([(5, 2), (7, 2), (3, 1)], {"operator": "le"}, (5, 2)),
+        ([(5, 2), (7, 2)], {"operator": "eq"}, (None, 0)),
+        ([(5, 2), ("a", 2)], {"operator": "ge"}, (None, 0)),
+        # Numbers within the tolerance support each other.
+        ([(50, 3), (100, 2), (105, 2)], {"within": 0.1}, (100, 4)),
+        ([(50, 3), (100, 2), (120, 2)], {"within": 0.1}, (50, 3)),
+        ([(90, 1), (100, 2), (110, 1), (50, 3)], {"within": 0.1}, (100, 4)),
+        ([(-105, 2), (-100, 2), (50, 3)], {"within": 0.1}, (-100, 4)),
+        ([(100, 2), (200, 2)], {"within": 0.1}, (None, 0)),
+        ([("a", 3), (100, 2)], {"within": 0.1}, ("a", 3)),
+        ([("a", 2), ("b", 1), (100, 2), (101, 1)], {"within": 0.1}, (100, 3)),
+        ([(True, 3), (1.0, 2), (1.1, 2)], {"within": 0.2}, (1.0, 4)),
+    ],
+)  # fmt: skip
+def test_reference_is_the_most_common_value_or_the_preferred_one_of_a_tie(
+    values: list[tuple[Value, int]], fields: dict[str, Any], reference: tuple[Value, int]
+) -> None:
+    assert group(*values).reference(rule(**fields)) == reference
+
+
+def test_reference_of_a_group_changes_when_a_part_is_added() -> None:
+    values = group(("a", 1), ("b", 2))
+    assert (values.reference(rule()), values.by_count()) == (("b", 2), (("b", 2), ("a", 1)))
+    values.add("a", 2)
+    assert (values.reference(rule()), values.by_count(), values.total) == (("a", 3), (("a", 3), ("b", 2)), 5)
+    values.add("b")
+    assert values.by_count() == (("a", 3), ("b", 3)), "equally common values are in the order of their text"
+    assert values.plural == "hosts"
+
+
+def test_merged_group_has_the_counts_of_both_and_distinguishes_a_flag_from_a_number() -> None:
+    first, second = group((1, 1), ("a", 2)), group((True, 4), (1, 2))
+    merged = first.merged(second)
+    assert [(value, type(value), count) for value, count in merged.by_count()] == [
+        (True, bool, 4), (1, int, 3), ("a", str, 2)
+    ]  # fmt: skip
+    assert (merged.what, first.total, second.total) == ("host", 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "fields", "expected"),
+    [
+        ("a", "a", {}, True),
+        ("a", "b", {}, False),
+        ("a", "b", {"prefer": "a"}, True),
+        ("a", "b", {"prefer": "c"}, False),
+        (True, 0, {"prefer": 1}, False),
+        (True, 1, {}, False),
+        (90, 100, {"within": 0.1}, True),
+        (100, 90, {"within": 0.1}, True),
+        (89, 100, {"within": 0.1}, False),
+        (112, 100, {"within": 0.1}, False),
+        (-100, -95, {"within": 0.1}, True),
+        ("a", 100, {"within": 0.1}, False),
+        (100, "a", {"within": 0.1}, False),
+        (5, 4, {"operator": "ge"}, True),
+        (3, 4, {"operator": "ge"}, False),
+        (3, 4, {"operator": "le"}, True),
+        (5, 4, {"operator": "le"}, False),
+        (5, 4, {}, False),
+        (3, 4, {}, False),
+        ("b", 4, {"operator": "ge"}, False),
+        (4, "b", {"operator": "ge"}, False),
+        (True, 0, {"operator": "ge"}, False),
+        (True, False, {"operator": "ge"}, True),
+        (1, True, {"operator": "ge"}, False),
+        (True, 1, {"operator": "le"}, False),
+    ],
+)
+def test_value_is_alike_if_it_is_near_the_reference_or_better(
+    value: Value, reference: Value, fields: dict[str, Any], expected: bool
+) -> None:
+    assert is_alike(rule(**fields), value, reference) == expected
+
+
+@pytest.mark.parametrize(
+    ("among", "name"), [("", "g1"), ("host", "g1"), ("rack", "rack r7"), ("domain", "domain nvl1")]
+)
+def test_name_of_a_group_is_the_gang_the_rack_or_the_domain(among: str, name: str) -> None:
+    assert name_of_group(rule(among=among), "g1", "r7", "domain nvl1") == name
+
+
+# ---- groups and their keys ----
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "key", "what"),
+    [
+        ("host", NAME, ("NVIDIA H200", "host"), "host"),
+        ("hca=a,port=1", "port.thing", ("NVIDIA H200", "hca=a,port=1"), "host"),
+        ("gpu=0", "gpu.thing", ("NVIDIA H200", "gpu,"), "GPU"),
+        ("gpu=9", "gpu.thing", ("", "gpu,"), "GPU"),
+        ("gpu=0,link=3", "gpu.thing", ("NVIDIA H200", "gpu,link=3"), "part"),
+        ("gpu=0,peer=1", "gpu.thing", ("NVIDIA H200", "gpu=0,peer=1"), "host"),
+        ("gpu=0", "pcie.width", ("NVIDIA H200", "gpu=0"), "host"),
+    ],
+)
+def test_gpus_are_one_group_and_other_parts_are_grouped_by_scope(
+    scope: str, name: str, key: tuple[str, str], what: str
+) -> None:
+    compared = rule(name, scope=scope.rpartition(",")[2].partition("=")[0])
+    first = view("h1", compared, {name: {scope: 1}})
+    item = first.observations[name][0]
+    assert group_key(first, compared, item) == (("c", name, key[0], "all", key[1]), what)
+    assert group_keys(first, compared) == (("c", name, key[0], "all", key[1]),)
+    (part,) = part_values(first, compared)
+    assert (part.value, part.kind) == (1, ("c", "NVIDIA H200", "all"))
+
+
+def test_last_value_of_a_part_counts() -> None:
+    first = view("h1", rule(), {NAME: {"host": "a"}}, {NAME: {"host": "b"}}, {NAME: {"host": "error: lost"}})
+    assert [part.value for part in part_values(first, rule())] == ["b"]
+    assert len(group_keys(first, rule())) == 1
+
+
+def test_part_in_another_group_keeps_the_rest_of_its_key() -> None:
+    part = PartValue(key=("c", NAME, "H200", "g1", "host"), what="host", value=1, kind=("c", "H200", "g1"))
+    moved = part.in_group("g2")
+    assert (moved.key, moved.kind, moved.value) == (("c", NAME, "H200", "g2", "host"), ("c", "H200", "g2"), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "expected"), [(NAME, "host", True), ("host.other", "host", False), (NAME, "nic=eth0", False)]
+)
+def test_host_has_an_observation_of_the_criterion(name: str, scope: str, expected: bool) -> None:
+    assert has_observation(view("h1", rule(), {name: {scope: 1}}), rule()) == expected
+
+
+def test_readings_of_drives_are_not_compared_by_slot() -> None:
+    compared = rule("pcie.width", scope="pci")
+    kinds: Readings = {"pcie.kind": {"pci=a": "network", "pci=b": "nvme"}, "pcie.width": {"pci=a": 16, "pci=b": 4}}
+    assert [part.key[4] for part in part_values(view("h1", compared, kinds), compared)] == ["pci=a"]
+
+
+# ---- the groups of a fleet ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted"),
+    [({}, 2), ({"among": "rack"}, 2), ({"among": "host"}, 0), ({"among": "device"}, 0), ({"same_as_fleet": False}, 0)],
+)
+def test_values_are_counted_unless_they_are_compared_within_the_host(fields: dict[str, Any], counted: int) -> None:
+    compared = rule(**fields)
+    views = views_of(compared, {"h1": "a", "h2": "b"})
+    groups = ValueGroups(views)
+    assert groups.of(views[0], compared, views[0].observations[NAME][0]).total == counted
+    assert groups.has_value(views[0], compared) == bool(counted)
+
+
+def test_updated_groups_have_the_values_of_both() -> None:
+    views = views_of(rule(), {"h1": "a", "h2": "a", "h3": "b"})
+    groups = ValueGroups(views[:1])
+    other = rule("host.other", id="other")
+    groups.update(ValueGroups([*views[1:], view("h4", other, {"host.other": {"host": 1}})]))
+    assert groups.of(views[0], rule(), views[0].observations[NAME][0]).by_count() == (("a", 2), ("b", 1))
+    assert groups.has_value(views[0], other)
+    assert not ValueGroups(views).has_value(views[0], other)
+
+
+COMPLETE = rule("hca.thing", scope="hca", complete=True)
+
+
+def adapters(host: str, *names: str) -> HostView:
+    return view(host, COMPLETE, {"hca.thing": {f"hca={name}": "x" for name in names}})
+
+
+def test_common_parts_are_those_of_more_than_half_of_the_hosts_and_follow_the_values_added() -> None:
+    views = [adapters("h1", "a", "b", "c"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4", "a")]
+    groups = ValueGroups(views[:2])
+    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
+    groups.add(views[2])
+    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
+    groups.update(ValueGroups(views[3:]))
+    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a"], "half of the hosts is not more than half"
+    assert groups.common_parts(views[0], rule(id="unknown")) == {}
+
+
+def test_common_parts_of_each_gang_are_its_own() -> None:
+    gangs = {"h1": "g1", "h2": "g2"}
+    plan = replace(PLAN, hosts=tuple(replace(host, gang=gangs.get(host.name, "")) for host in PLAN.hosts))
+    scopes = {"h1": "hca=a", "h2": "hca=b"}
+    views = [view(host, COMPLETE, {"hca.thing": {scope: "x"}}, plan=plan) for host, scope in scopes.items()]
+    groups = ValueGroups(views)
+    assert [[*groups.common_parts(each, COMPLETE)] for each in views] == [["hca=a"], ["hca=b"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "required"),
+    [
+        ({"h1": "a"}, (1, str, "a")),
+        ({"h1": "a", "h2": "a"}, (2, str, "a")),
+        ({"h1": "a", "h2": "a", "h3": "a", "h4": "b"}, (2, str, "a")),
+        ({"h1": "a", "h2": "b"}, (2, type(None), None)),
+        ({"h1": True}, (1, bool, True)),
+        ({"h1": None}, None),
+    ],
+)
+def test_majority_has_the_reference_and_whether_there_are_two_parts(
+    values: Mapping[str, Value], required: tuple[int, type, Value] | None
+) -> None:
+    views = views_of(rule(), values)
+    keys = group_keys(view("h1", rule(), {NAME: {"host": "z"}}), rule())
+    # The key may come from a host of another gang.
+    keys = tuple((*key[:3], "other", key[4]) for key in keys)
+    assert ValueGroups(views).majority(views[0], rule(), keys) == ((required,), None, required is not None)
+
+
+def test_majority_has_the_common_parts_of_a_complete_criterion() -> None:
+    views = [adapters("h1", "a", "b"), adapters("h2", "a", "b"), adapters("h3", "a")]
+    assert ValueGroups(views).majority(views[0], COMPLETE, ()) == ((), frozenset({"hca=a", "hca=b"}), True)
+
+
+# ---- verdicts ----
+
+
+@pytest.mark.parametrize(("domain", "count"), [("", 0), ("nvl1", 2)])
+def test_hosts_outside_a_domain_are_not_compared_within_it(domain: str, count: int) -> None:
+    compared = rule(among="domain")
+    plan = replace(PLAN, hosts=tuple(replace(host, nvlink_domain=domain) for host in PLAN.hosts))
+    views = views_of(compared, {"h1": "a", "h2": "a"}, plan)
+    assert len(judged(compared, *views)) == count
+    assert judged(replace(compared, same_as_fleet=False), *views) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "values", "expected"),
+    [
+        ({}, {"h1": "a", "h2": None}, [(INCONCLUSIVE, "not observed, but other hosts report it")]),
+        ({}, {"h1": "a", "h2": "error: lost"}, [(INCONCLUSIVE, "error: lost")]),
+        ({}, {"h1": "a", "h2": "unsupported: gone"}, [(INCONCLUSIVE, "unsupported: gone")]),
+        ({"optional": True}, {"h1": "a", "h2": "unsupported: gone"}, []),
+        ({"optional": True}, {"h1": "a", "h2": "error: lost"}, [(INCONCLUSIVE, "error: lost")]),
+        ({"optional": True}, {"h1": "a", "h2": None}, []),
+    ],
+)
+def test_only_host_with_a_value_has_no_verdict_and_others_are_inconclusive(
+    fields: dict[str, Any], values: Mapping[str, Value], expected: list[tuple[str, str]]
+) -> None:
+    compared = rule(**fields)
+    assert judged(compared, *views_of(compared, values)) == [("h2", "host", *item) for item in expected]
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "reasons"),
+    [
+        (
+            {"h1": "a", "h2": "a", "h3": "b"}, {},
+            ["found a, as on 2 of 3 hosts"] * 2
+            + ["found b, 2 of 3 hosts have a; set the value of the majority, and measure again"],
+        ),
+        (
+            {"h1": "a", "h2": "a", "h3": "b"}, {"action": "reseat"},
+            ["found a, as on 2 of 3 hosts"] * 2 + ["found b, 2 of 3 hosts have a"],
+        ),
+        ({"h1": "a", "h2": "a", "h3": "a"}, {}, ["found a, as on all 3 hosts"] * 3),
+        (
+            {"h1": "a", "h2": "a", "h3": "b"}, {"prefer": "b"},
+            ["found a, as on 2 of 3 hosts"] * 2 + ["found b, 2 of 3 hosts have a"],
+        ),
+        (
+            {"h1": "a", "h2": "b"}, {"action": "configure"},
+            [f"found {value}, 1 of 2 hosts has a, 1 has b; set one value on all of them, and measure again"
+             for value in "ab"],
+        ),
+        (
+            {"h1": "a", "h2": "a", "h3": "b", "h4": "b"}, {"action": "reseat"},
+            [f"found {value}, 2 of 4 hosts have a, 2 have b" for value in "aabb"],
+        ),
+    ],
+)  # fmt: skip
+def test_reason_counts_the_hosts_with_the_reference(
+    values: Mapping[str, Value], fields: dict[str, Any], reasons: list[str]
+) -> None:
+    compared = rule(**fields)
+    assert [reason for *_, reason in judged(compared, *views_of(compared, values))] == reasons
+
+
+def test_tie_lists_the_four_most_common_values() -> None:
+    plan = one_figure_plan(*(f"h{number}" for number in range(6)), rackproof_gang="all")
+    values = {f"h{number}": text for number, text in enumerate("abcdef")}
+    (reason, *_) = [reason for *_, reason in judged(rule(action="reseat"), *views_of(rule(), values, plan))]
+    assert reason == "found a, 1 of 6 hosts has a, 1 has b, 1 has c, 1 has d, 2 more values"
+
+
+def test_text_that_changed_during_the_run_fails_and_a_number_may_change() -> None:
+    reasons = [
+        "found 5, as on all 2 hosts",
+        "found b, 2 of 2 hosts have a; it changed during the run: measure again",
+    ]
+    for old, new, reason in ((6, 5, reasons[0]), ("b", "a", reasons[1])):
+        views = [
+            view("h1", rule(), {NAME: {"host": old}}, {NAME: {"host": new}}),
+            view("h2", rule(), {NAME: {"host": new}}, {NAME: {"host": new}}),
+        ]
+        assert judged(rule(), *views)[0][3] == reason
+
+
+def test_missing_part_fails_with_the_action_and_the_limits_of_the_criterion() -> None:
+    compared = replace(COMPLETE, action="reseat", basis="policy", severity="warning", unit="B")
+    views = [adapters("h1", "a", "b"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4")]
+    groups = ValueGroups(views)
+    verdicts = [item for each in views for item in uniform(each, compared, groups) if item.verdict != PASS]
+    assert [(item.host, item.scope, item.verdict, item.reason) for item in verdicts] == [
+        ("h3", "hca=b", FAIL, "not on this host; 2 other hosts have it"),
+        ("h4", "host", INCONCLUSIVE, "not observed, but other hosts report it"),
+    ]
+    missing = verdicts[0]
+    assert (missing.kind, missing.action, missing.basis, missing.severity, missing.unit) == (
+        "peers", "reseat", "policy", "warning", "B"
+    )  # fmt: skip
+    assert judged(replace(compared, complete=False), *views[:3]) == [
+        (host, "hca=a", PASS, "found x, as on all 3 hosts") if scope == "a" else
+        (host, "hca=b", PASS, "found x, as on all 2 hosts")
+        for host, scopes in (("h1", "ab"), ("h2", "ab"), ("h3", "a")) for scope in scopes
+    ]  # fmt: skip
+
+
+# ---- parts of one host ----
+
+LANES = rule("port.thing", scope="port", among="host", action="none")
+
+
+def ports(values: str, criterion: Criterion = LANES, plan: Plan = PLAN, **more: Mapping[str, Value]) -> HostView:
+    """Return a host with a port for each letter, which is its value; `more`: other readings, with `__` for `.`."""
+    states = {f"hca={number},port=1": letter for number, letter in enumerate(values)}
+    return view("h1", criterion, {criterion.name: states, **{key.replace("__", "."): of for key, of in more.items()}},
+                plan=plan)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "failing"),
+    [("aaa", None), ("aaaa", 0), ("aaab", 1), ("aabb", None), ("aab", None), ("aaaaaabb", 2), ("aaaaabbb", None)],
+)
+def test_at_least_four_ports_of_a_host_are_compared_if_three_quarters_agree(values: str, failing: int | None) -> None:
+    verdicts = [verdict for _, _, verdict, _ in judged(LANES, ports(values))]
+    assert (verdicts.count(FAIL), len(verdicts)) == ((failing, len(values)) if failing is not None else (0, 0))
+
+
+def test_gpus_of_a_host_are_compared_if_there_are_two() -> None:
+    compared = rule("gpu.thing", scope="gpu", among="host")
+    reasons = [reason for *_, reason in judged(compared, view("h1", compared, {"gpu.thing": {"gpu=0": 1, "gpu=1": 2}}))]
+    tie = "1 of 2 GPUs has 1, 1 has 2; set one value on all of them, and measure again"
+    assert reasons == [f"found {value}, {tie}" for value in (1, 2)]
+    assert judged(compared, view("h1", compared, {"gpu.thing": {"gpu=0": 1}})) == []
+
+
+def test_links_are_compared_within_their_device_or_at_the_same_position() -> None:
+    states = {f"gpu={gpu},link={link}": "x" if gpu == 0 and link == 0 else "y" for gpu in range(2) for link in range(4)}
+    for among, failing in (("device", 1), ("host", 0)):
+        compared = rule("gpu.link.thing", scope="link", among=among)
+        verdicts = judged(compared, view("h1", compared, {"gpu.link.thing": states}))
+        assert [verdict for *_, verdict, _ in verdicts].count(FAIL) == failing
+    device = judged(replace(compared, among="device"), view("h1", compared, {"gpu.link.thing": states}))
+    assert device[0] == (
+        "h1", "gpu=0,link=0", FAIL, "found x, 3 of 4 links have y; set the value of the majority, and measure again"
+    )  # fmt: skip
+
+
+GROUPED = replace(LANES, among="", group_by=("port.kind",))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count"),
+    [("kkkkkkkk", 8), ("kkkkllll", 8), ("kkkkklll", 5), ("kkkk", 4), ("", 0)],
+)
+def test_ports_of_a_lone_host_are_compared_with_ports_of_the_same_kind(kinds: str, count: int) -> None:
+    """A port without a kind, or with one that fewer than four ports have, is not compared."""
+    of_port: dict[str, Value] = {f"hca={number},port=1": kind for number, kind in enumerate(kinds)}
+    assert len(judged(GROUPED, ports("aaaaaaaa", GROUPED, port__kind=of_port))) == count
+
+
+def test_kind_of_a_port_may_be_that_of_its_adapter() -> None:
+    of_adapter: dict[str, Value] = {f"hca={number}": "k" for number in range(4)}
+    assert len(judged(GROUPED, ports("aaab", GROUPED, port__kind=of_adapter))) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "stated", "count"),
+    [({"prefer": "a"}, 0, 4), ({"prefer": "a"}, 3, 0), ({}, 3, 4), ({"prefer": "a", "group_by": ()}, 3, 4)],
+)
+def test_ports_may_be_down_if_the_inventory_states_how_many_must_be_up(
+    fields: dict[str, Any], stated: int, count: int
+) -> None:
+    compared = replace(GROUPED, among="host", **fields)
+    plan = replace(PLAN, hosts=tuple(replace(host, infiniband_ports=stated) for host in PLAN.hosts))
+    kinds: dict[str, Value] = {f"hca={number},port=1": "k" for number in range(4)}
+    assert len(judged(compared, ports("aaab", compared, plan, port__kind=kinds))) == count
+
+
+def test_ports_of_a_kind_are_compared_with_other_hosts_if_there_are_any() -> None:
+    kinds: dict[str, Value] = {f"hca={number},port=1": "k" for number in range(4)}
+    first = ports("aaab", GROUPED, port__kind=kinds)
+    others = [view(host, GROUPED, {"port.thing": {"hca=3,port=1": "b"}}) for host in ("h2", "h3")]
+    verdicts = judged(GROUPED, first, *others)
+    assert ("h1", "hca=3,port=1", PASS, "found b, as on all 3 hosts") in verdicts
