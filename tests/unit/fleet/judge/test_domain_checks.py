@@ -146,7 +146,7 @@ def test_gpu_must_report_a_domain(
     for item in of_first:
         assert (item.scope, item.serial, item.criterion, item.basis) == ("gpu=0", "t0-0", "nvlink-domain", "published")
         assert (item.value, item.unit) == ((own[CLUSTER]["gpu=0"], "1") if item.verdict != INCONCLUSIVE else (None, ""))
-        assert (item.kind == "missing") == (item.verdict == INCONCLUSIVE)
+        assert (item.kind, item.operator) == ("missing" if item.verdict == INCONCLUSIVE else "limit", "")
 
 
 def test_last_reason_of_a_gpu_without_a_domain_counts() -> None:
@@ -322,7 +322,7 @@ def test_host_whose_only_connection_is_broken_by_the_other_end_is_inconclusive()
 
 
 def test_host_that_reports_no_connection_fails_if_others_are_not_connected_to_it() -> None:
-    others = [view(host, {**healthy(host), **connections({"t0": BAD})}) for host in ("t1", "t2")]
+    others = [view(host, {**healthy(host), **connections({"t0": BAD})}) for host in ("t2", "t1")]
     expected = (FAIL, "recover_imex_domain", f"not connected: t1 ({BAD}), t2 ({BAD})")
     assert connection_verdict(dict.fromkeys(HOSTS[1:], ""), *others) == expected
 

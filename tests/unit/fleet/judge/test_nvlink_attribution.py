@@ -41,6 +41,7 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
     [
         ({"t0": {}, "t1": {}}, (), {}),
         ({"t0": {"t1": BAD}, "t1": {}}, (), {"t0": {"t1": BAD}, "t1": {"t0": BAD}}),
+        ({"t0": {"t1": BAD}, "t1": {"t0": BAD}}, (), {"t0": {"t1": BAD}, "t1": {"t0": BAD}}),
         ({"t0": {"t1": BAD}, "t1": {}}, ("t0",), {"t0": {"t1": BAD}}),
         ({"t0": {"t1": BAD}, "t1": {}}, ("t1",), {"t1": {"t0": BAD}}),
         ({"t0": {"t1": BAD, "t2": BAD}, "t1": {}, "t2": {}}, (), {"t0": {"t1": BAD, "t2": BAD}}),

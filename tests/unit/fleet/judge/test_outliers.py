@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleet.criteria_lint.lint import lint
 from fleet.judge.criteria import Criterion, Pack, read_pack
 from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
-from fleet.judge.outliers import FleetFigures
+from fleet.judge.outliers import (
+    FleetFigures,
+    PeerGroup,
+    compared_names,
+    explanation,
+    has_enough_peers,
+    limit,
+    model_readings,
+    too_few_reason,
+)
 from schemas.errors import UsageError
-from schemas.records import Record
+from schemas.records import ERROR, Metric, Observation, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
 from tests.accepted import small_plan
+from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
 """Factors of the usual rate, with a robust standard deviation of about 0.15 %."""
@@ -143,3 +156,211 @@ def test_empty_or_ambiguous_limit_is_refused(limit: str, tmp_path: Path) -> None
     path.write_text(PACK.format(operator="ge", limit=limit))
     with pytest.raises(UsageError):
         read_pack(str(path))
+
+
+# ---- peers ----
+
+PLAN = one_figure_plan("h1", "h2", gpu_count=2)
+KEY = ("NVIDIA H200", "stress.throughput", "benchmark", "gpu", ())
+DISK, LIGHT, PART_NUMBER = "local_storage.read_bandwidth", "optics.rx_power", "optics.module.part_number"
+
+
+def peer_group(*values: float, kind: str = "gpu", position: str = "") -> PeerGroup:
+    return PeerGroup(model="NVIDIA H200", kind=kind, values=values, position=position)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "position", "text"),
+    [
+        ("gpu", 0, "", "0 GPUs"),
+        ("gpu", 1, "", "1 GPU"),
+        ("gpu", 2, "gpu=3", "2 GPUs at gpu=3"),
+        ("cpu", 2, "", "2 processes"),
+        ("bridge", 1, "", "1 part"),
+        ("bridge", 2, "", "2 parts"),
+    ],
+)
+def test_number_of_peers_is_in_words(kind: str, count: int, position: str, text: str) -> None:
+    assert peer_group(*range(count), kind=kind, position=position).count == text
+
+
+def test_median_needs_three_peers_and_deviation_eight() -> None:
+    assert [peer_group(*range(count)).has_median for count in (2, 3)] == [False, True]
+    assert [peer_group(*range(count)).deviation is None for count in (7, 8)] == [True, False]
+    values = peer_group(1, 2, 3, 4, 5, 6, 7, 80)
+    assert values.median == 4.5
+    assert values.deviation == pytest.approx(1.4826 * 2)
+    assert [has_enough_peers(criterion(fleet_fraction=0.9), peer_group(*range(count))) for count in (2, 3)] == [
+        False, True
+    ]  # fmt: skip
+    assert [has_enough_peers(criterion(fleet_deviations=4.0), peer_group(*range(count))) for count in (7, 8)] == [
+        False, True
+    ]  # fmt: skip
+
+
+TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
+"""Values with the median 100 and a robust deviation of 1.4826."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "values", "expected", "text"),
+    [
+        ({"fleet_fraction": 0.95}, TEN, 95.0, "95 % of the fleet's median M over 10 GPUs"),
+        ({"fleet_fraction": 1.2, "operator": "le"}, TEN, 120.0, "120 % of the fleet's median M over 10 GPUs"),
+        (
+            {"fleet_deviations": 4.0}, TEN, 100 - 4 * 1.4826,
+            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "operator": "le"}, TEN, 100 + 4 * 1.4826,
+            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "operator": "le"}, tuple(-value for value in TEN), -100 + 4 * 1.4826,
+            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "operator": "le"}, tuple(value - 100 for value in TEN), 4 * 1.4826,
+            "4 robust deviations from the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "fleet_fraction": 0.98}, TEN, 100 - 4 * 1.4826,
+            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "fleet_fraction": 0.9}, TEN, 90.0,
+            "90 % of the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "fleet_fraction": 1.02, "operator": "le"}, TEN, 100 + 4 * 1.4826,
+            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+        ),
+        (
+            {"fleet_deviations": 4.0, "fleet_fraction": 0.98}, TEN[2:5], 98.0,
+            "98 % of the fleet's median M over 3 GPUs",
+        ),
+    ],
+)  # fmt: skip
+def test_limit_is_the_farther_one_from_the_median_and_its_origin_is_explained(
+    fields: dict[str, Any], values: tuple[float, ...], expected: float, text: str
+) -> None:
+    rule, peers = criterion(**fields), peer_group(*values)
+    assert limit(rule, peers) == pytest.approx(expected)
+    assert explanation(rule, peers, "M") == f"the limit is {text}"
+
+
+def test_limit_of_too_few_peers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="3 GPUs are too few for criterion relative"):
+        limit(criterion(fleet_deviations=4.0), peer_group(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("fields", "needs"),
+    [
+        (None, "a median needs at least 3"),
+        ({"fleet_fraction": 0.9}, "a median needs at least 3"),
+        ({"fleet_fraction": 0.9, "fleet_deviations": 4.0}, "a median needs at least 3"),
+        ({"fleet_deviations": 4.0}, "a deviation needs at least 8"),
+    ],
+)
+def test_reason_of_a_small_fleet_names_what_is_needed(fields: dict[str, Any] | None, needs: str) -> None:
+    reason = too_few_reason(peer_group(1, 2), criterion(**fields) if fields else None)
+    assert reason == f"the run has 2 GPUs of NVIDIA H200 with this figure, but {needs}"
+
+
+def figure(value: Any, name: str = "stress.throughput", scope: str = "gpu=0", **params: Any) -> Observation:
+    return builders.observation(name, value, scope=scope, unit="1", **params)
+
+
+def view(*observations: Observation, metrics: tuple[Metric, ...] = (), packs: tuple[Pack, ...] = ()) -> HostView:
+    return host_view(PLAN, "h1", *metrics, observations=observations, packs=packs)
+
+
+def test_last_number_of_each_part_counts() -> None:
+    lost = replace(figure(1.0, scope="gpu=1"), status=ERROR, value=None, reason="lost")
+    host = view(figure(5.0), figure(6.0), figure(math.inf), figure("text"), figure(7.0, scope="gpu=1"), lost)
+    found = FleetFigures(Planned(PLAN)).figures(host, "stress.throughput")
+    assert [(scope, number) for _, scope, number in found] == [("gpu=0", 6.0), ("gpu=1", 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("item", "model", "kind"),
+    [
+        (figure(1.0), "NVIDIA H200", "gpu"),
+        (figure(1.0, scope="gpu=0,link=1"), "NVIDIA H200", "link"),
+        (figure(1.0, scope="host"), "NVIDIA H200", "host"),
+        (figure(1.0, DISK, "directory=data", model="PM1743"), "PM1743", "directory"),
+        (figure(1.0, DISK, "directory=data", model="PM1743", directories=1), "PM1743", "directory"),
+        (figure(1.0, DISK, "directory=data", model="PM1743", directories=2), "PM1743, 2 directories", "directory"),
+        (figure(1.0, DISK, "directory=data"), "an unknown model", "directory"),
+        (figure(1.0, LIGHT, "hca=a,port=1,lane=2"), "AC-400", "lane"),
+        (figure(1.0, LIGHT, "hca=a,port=1"), "AC-400", "port"),
+        (figure(1.0, LIGHT, "hca=b,port=1"), "an unknown model", "port"),
+    ],
+)
+def test_parts_are_compared_with_parts_of_the_same_model(item: Observation, model: str, kind: str) -> None:
+    module = Metric(name=PART_NUMBER, unit="1", values={"hca=a,port=1": "AC-400"})
+    host, figures = view(item, metrics=(module,)), FleetFigures(Planned(PLAN))
+    key = figures.key(host, item)
+    assert key[:4] == (model, item.name, "benchmark", kind)
+    assert [*figures.latest(host, item.name)] == ([] if model == "an unknown model" else [(key, item.scope)])
+
+
+def test_peers_are_all_parts_or_those_in_one_position_if_they_are_eight() -> None:
+    figures, by_position = FleetFigures(Planned(PLAN)), criterion(fleet_fraction=0.9, by_position=True)
+    figures.add_figures(KEY, "gpu=0", [3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0])
+    other = FleetFigures(Planned(PLAN))
+    other.add_figures(KEY, "gpu=1", [10.0])
+    assert figures.peers_at(KEY, "gpu=0", by_position).values == (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
+    assert figures.peers_at(KEY, "gpu=0", by_position).position == "", "seven in one position are too few"
+    figures.update(other)
+    assert figures.peers_at(KEY, "gpu=0", by_position).values[-1] == 10.0
+    other.add_figures(KEY, "gpu=0", [8.0])
+    figures.update(other)
+    group = figures.peers_at(KEY, "gpu=0", by_position)
+    assert (group.values, group.position) == ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0), "gpu=0")
+    assert len(figures.peers_at(KEY, "gpu=0", criterion(fleet_fraction=0.9)).values) == 10
+    assert len(figures.peers_at(KEY, "gpu=0").values) == 10
+    assert figures.peers_at(KEY, "gpu=7", by_position).position == "", "no part is in this position"
+
+
+def test_figure_of_a_gang_is_counted_once() -> None:
+    key = ("", "collective.all_reduce.busbw", "gang", "gang", ())
+    figures, other = FleetFigures(Planned(PLAN)), FleetFigures(Planned(PLAN))
+    figures.add_figures(key, "gang=a", [1.0, 2.0])
+    figures.add_figures(key, "gang=a", [3.0])
+    other.add_figures(key, "gang=a", [3.0])
+    other.add_figures(key, "gang=b", [4.0])
+    figures.update(other)
+    group = figures.peers_at(key, "gang=a")
+    assert (group.values, group.model, group.kind) == ((3.0, 4.0), "this kind", "gang")
+    many = FleetFigures(Planned(PLAN))
+    for number in range(8):
+        many.add_figures(key, f"gang={number}", [float(number)])
+    by_position = criterion(fleet_fraction=0.9, by_position=True)
+    assert len(many.peers_at(key, "gang=1", by_position).values) == 8, "a gang has no position in a host"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        (LIGHT, {"fleet_fraction": 0.25}, (PART_NUMBER,)),
+        (LIGHT, {"value": 1}, ()),
+        ("stress.throughput", {"fleet_fraction": 0.9}, ()),
+    ],
+)
+def test_model_of_a_module_decides_its_peers(name: str, fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert model_readings(criterion(name=name, **fields)) == expected
+
+
+def test_only_figures_that_a_criterion_compares_with_the_fleet_are_added() -> None:
+    rules = (
+        criterion(fleet_fraction=0.9),
+        criterion(id="floor", name="stress.power", value=1, unit="W"),
+    )
+    host = view(
+        figure(5.0), figure(7.0, "stress.power"), packs=(Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=rules),)
+    )  # fmt: skip
+    assert compared_names(host, ["stress.power", "stress.throughput", "other.thing"]) == ["stress.throughput"]
+    figures = FleetFigures(Planned(PLAN), [host])
+    assert [figures.peers(host, item).values for item in (figure(5.0), figure(7.0, "stress.power"))] == [(5.0,), ()]

@@ -268,10 +268,11 @@ def test_common_parts_are_those_of_more_than_half_of_the_hosts_and_follow_the_va
     views = [adapters("h1", "a", "b", "c"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4", "a")]
     groups = ValueGroups(views[:2])
     assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
-    groups.add(views[2])
-    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
-    groups.update(ValueGroups(views[3:]))
+    for each in views[2:]:
+        groups.add(each)
     assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a"], "half of the hosts is not more than half"
+    groups.update(ValueGroups(views[:2]))
+    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
     assert groups.common_parts(views[0], rule(id="unknown")) == {}
 
 
@@ -415,6 +416,25 @@ def test_missing_part_fails_with_the_action_and_the_limits_of_the_criterion() ->
     ]  # fmt: skip
 
 
+def test_missing_parts_are_in_the_order_of_their_scopes() -> None:
+    verdicts = judged(COMPLETE, adapters("h1", "c", "b", "a"), adapters("h2", "c", "b", "a"), adapters("h3", "a"))
+    assert [scope for _, scope, verdict, _ in verdicts if verdict == FAIL] == ["hca=b", "hca=c"]
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ("a", PASS),
+        ("error: lost", INCONCLUSIVE),
+        ("unsupported: gone", INCONCLUSIVE),
+        ("skipped: busy", PASS),
+    ],
+)
+def test_value_that_was_lost_during_the_run_is_inconclusive(last: str, verdict: str) -> None:
+    first = view("h1", rule(), {NAME: {"host": "a"}}, {NAME: {"host": last}})
+    assert judged(rule(), first, *views_of(rule(), {"h2": "a"}))[0][2] == verdict
+
+
 # ---- parts of one host ----
 
 LANES = rule("port.thing", scope="port", among="host", action="none")
@@ -490,6 +510,5 @@ def test_ports_may_be_down_if_the_inventory_states_how_many_must_be_up(
 def test_ports_of_a_kind_are_compared_with_other_hosts_if_there_are_any() -> None:
     kinds: dict[str, Value] = {f"hca={number},port=1": "k" for number in range(4)}
     first = ports("aaab", GROUPED, port__kind=kinds)
-    others = [view(host, GROUPED, {"port.thing": {"hca=3,port=1": "b"}}) for host in ("h2", "h3")]
-    verdicts = judged(GROUPED, first, *others)
-    assert ("h1", "hca=3,port=1", PASS, "found b, as on all 3 hosts") in verdicts
+    verdicts = judged(GROUPED, first, view("h2", GROUPED, {"port.thing": {"hca=3,port=1": "b"}}))
+    assert ("h1", "hca=3,port=1", PASS, "found b, as on all 2 hosts") in verdicts
