@@ -163,7 +163,12 @@ NOT_REPORTED = "the host did not report the module at port c"
     [("a", ""), ("a/1", ""), ("a/2", UNREAD), ("", UNREAD), ("c", NOT_REPORTED)],
 )
 def test_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) -> None:
-    found = inventory({MODULE_SERIAL: {PORT: "X1", SECOND_PORT: "unsupported: no module"}, GUID: {"hca=c": "0c42"}})
+    found = inventory(
+        {
+            MODULE_SERIAL: {PORT: "X1", "hca=b,port=1": "X2", SECOND_PORT: "unsupported: no module"},
+            GUID: {"hca=c": "0c42"},
+        }
+    )
     assert found.why_unknown(MODULE_SERIAL, slot) == why
     assert [found.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
 

@@ -335,10 +335,11 @@ def test_figure_of_a_gang_is_counted_once() -> None:
     group = figures.peers_at(key, "gang=a")
     assert (group.values, group.model, group.kind) == ((3.0, 4.0), "this kind", "gang")
     many = FleetFigures(Planned(PLAN))
-    for number in range(8):
+    for number in range(9):
         many.add_figures(key, f"gang={number}", [float(number)])
     by_position = criterion(fleet_fraction=0.9, by_position=True)
-    assert len(many.peers_at(key, "gang=1", by_position).values) == 8, "a gang has no position in a host"
+    group = many.peers_at(key, "gang=1", by_position)
+    assert (len(group.values), group.position) == (9, ""), "a gang has no position in a host"
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,31 @@ def test_reason_counts_the_hosts_with_the_reference(
     assert [reason for *_, reason in judged(compared, *views_of(compared, values))] == reasons
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("aab", {"verdict": FAIL, "limit": "a", "operator": "ge", "action": "reseat", "severity": "warning"}),
+        ("ab", {"verdict": FAIL, "limit": None, "operator": "", "action": "reseat", "severity": "warning"}),
+        ("bb", {"verdict": PASS, "limit": "b", "operator": "ge", "action": "none", "severity": ""}),
+    ],
+)
+def test_verdict_has_the_action_and_the_severity_of_the_criterion_only_if_it_fails(
+    values: str, expected: dict[str, Value]
+) -> None:
+    compared = rule(operator="ge", action="reseat", severity="warning")
+    views = views_of(compared, dict(zip(HOSTS, values, strict=False)))
+    (*_, verdict) = [verdict for each in views for verdict in uniform(each, compared, ValueGroups(views))]
+    assert {name: getattr(verdict, name) for name in expected} == expected
+    assert (verdict.value, verdict.kind, verdict.criterion, verdict.source) == ("b", "peers", "c", compared.source)
+
+
+def test_tie_of_four_values_lists_all_of_them() -> None:
+    (reason, *_) = [
+        reason for *_, reason in judged(rule(action="reseat"), *views_of(rule(), dict(zip(HOSTS, "abcd", strict=True))))
+    ]
+    assert reason == "found a, 1 of 4 hosts has a, 1 has b, 1 has c, 1 has d"
+
+
 def test_tie_lists_the_four_most_common_values() -> None:
     plan = one_figure_plan(*(f"h{number}" for number in range(6)), rackproof_gang="all")
     values = {f"h{number}": text for number, text in enumerate("abcdef")}
