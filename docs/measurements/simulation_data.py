@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,19 @@ SCHEMA = "rackproof.simulate/1"
 MODEL = "h200-sxm"
 DIRECTORY = Path(__file__).parent
 FIGURE_RECORDS = (
-    "h200x4-one-host/hosts/h200.json",
-    "reference-second-host/h200.json",
-    "h200x4-beside-references/hosts/h200.json",
+    "h200x4-standard/hosts/h200x4.json",
+    "h200x4-gated/hosts/h200x4.json",
 )
 """Records of four GPUs each. Figures of GPUs come from all records, figures of hosts only from the first.
 
-These hosts have different CPUs, so they do not show how hosts of one type differ. The spread of a figure of a host is therefore
-that of its repetitions.
+The spread of a figure of a host is that of its repetitions.
 """
-READINGS_RECORD = "h200x4-burnin/hosts/h200.json"
+READINGS_RECORD = "h200x4-standard/hosts/h200x4.json"
 """The record from which the readings in snapshots are taken."""
+PREFIXES_OF_SMALL_IMAGES = ("fashion_mnist.", "training.")
+"""Figures that are assumed if the record has them for synthetic images of the size of Fashion-MNIST."""
+PREFIXES_OF_ONE_RECORD = ("memory.",)
+"""Figures of GPUs that come only from the first record: the memory of the other record's part number has other rates."""
 HOST_PREFIXES = ("dataloader.",)
 """Figures of a GPU that depend on its host, and are treated as figures of the host."""
 SMALL_BYTES = 1 << 20
@@ -58,8 +61,15 @@ OUTCOME_PARAMS = (
     "wrong_bits",
 )
 """Parameters that are results of the run, or depend on the number of ranks."""
-IDENTIFYING_READINGS = ("host.kernel.command_line", "storage.disk.serial", "network.address")
+IDENTIFYING_READINGS = ("host.kernel.command_line", "storage.disk.serial", "network.address", "host.boot_id")
 """Readings that identify a machine; they are left out."""
+SIMULATED_READINGS = (
+    *("optics.*", "collector.optics", "port.*", "fabric.imex.*"),
+    *("host.dimm.*", "host.memory.speed", "host.memory.usable_share"),
+)
+"""Readings that the virtual machine does not have; they are left out. The simulator makes those that a fault or a fleet needs."""
+READINGS_OF_THE_RECORD = ("fabric.imex.running", "host.dimm.corrected", "host.dimm.uncorrected", "host.dimm.label")
+"""Readings that match SIMULATED_READINGS, but are taken from the record."""
 _SETTINGS = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 Doc = dict[str, Any]
@@ -68,9 +78,6 @@ Doc = dict[str, Any]
 # --- figures that are in no record
 
 _ASSUMED = "assumed: not in any record of an H200"
-_ASSUMED_STEP = (
-    "assumed for the benchmark's default network; healthy H200 are within 2 % of their median (packs/common.yml)"
-)
 _ASSUMED_PULSE = (
     "assumed: bf16 products of 4096 x 4096 at 630 TFLOP/s, 4.6 in each millisecond of load; the spread is assumed"
 )
@@ -123,8 +130,14 @@ _ASSUMED_INFERENCE = (
 _ASSUMED_CURVE = "assumed: the deviation that rounding causes on CPUs (measured); equal on all GPUs of a model"
 _ASSUMED_EXPERTS = "assumed: a step of 8192 tokens on each of four GPUs in 0.05 s"
 _EXPERTS = {"batch_size": 4, "layers": 4, "width": 2048, "heads": 16, "sequence": 2048}
+_COMPILED = {"variant": "bf16_channels_last_compiled", "batch_size": 128, "data": "synthetic", "graphed": True}
+_ASSUMED_IMAGES = (
+    "assumed: Fashion-MNIST, which the hosts of the records did not have; throughput as with synthetic images"
+)
+_CONVNET = {"network": "convnet", "data": "fashion-mnist", "batch_size": 128, "backend": "nccl"}
+_FASHION_MNIST = {"data": "fashion-mnist", "epochs": 20, "batch_size": 128, "learning_rate": 0.04, "graphed": True}
 _INFERENCE = {"dtype": "bf16", "graphed": True}
-_ASSUMED_HOST = "assumed: a host with two processors and DDR5-4800 in 16 channels"
+_ASSUMED_COMPILED = "assumed: nine times bf16_channels_last (8.5 times on two H200)"
 
 _DIGESTS = (
     "gemm_fp64", "gemm_tf32", "gemm_fp16", "gemm_fp8_e4m3", "gemm_fp8_e5m2", "gemm_int8", "attention", "convolution", "softmax",
@@ -152,18 +165,6 @@ ASSUMED_DIGESTS = [
 ASSUMED_FIGURES = [
     *ASSUMED_DIGESTS,
     *ASSUMED_STORAGE,
-    _assumed_figure("host_memory.total_bandwidth", "B/s", 3.6e11, 0.04, _ASSUMED_HOST),
-    *(
-        _assumed_figure("host_memory.bandwidth", "B/s", rate, 0.04, _ASSUMED_HOST, op=op, placement=placement)
-        for placement, rate in (("local", 1.8e11), ("remote", 9e10))
-        for op in ("copy", "triad")
-    ),
-    _assumed_figure("host_memory.latency", "s", 1.15e-7, 0.05, _ASSUMED_HOST, placement="local"),
-    _assumed_figure("host_memory.latency", "s", 2e-7, 0.05, _ASSUMED_HOST, placement="remote"),
-    {"name": "host_memory.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
-    {"name": "host_memory.nodes", "unit": "1", "value": 2, "source": _ASSUMED_HOST},
-    _assumed_figure("host_compute.throughput", "FLOP/s", 4.2e12, 0.04, _ASSUMED_HOST),
-    {"name": "host_compute.wrong_elements", "unit": "1", "value": 0, "source": _ASSUMED_HOST},
     *(
         figure
         for dtype, factor in (("bf16", 1.0), ("fp8", 1.75), ("int8", 1.2))
@@ -219,8 +220,6 @@ ASSUMED_FIGURES = [
             ("group_copy", 10.0),
         )
     ),
-    _assumed_constant("benchmark.duration", "s", 5.0, benchmark="host_memory"),
-    _assumed_constant("benchmark.duration", "s", 2.5, benchmark="host_compute"),
     *(
         {"name": "integrity.wrong_words", "unit": "1", "params": {"pattern": test}, "value": 0, "source": _ASSUMED}
         for test in TESTS_OVER_TIME
@@ -239,22 +238,23 @@ ASSUMED_FIGURES = [
     ),
     _assumed_constant("pulse.wrong_products", "1", 0),
     _assumed_constant("benchmark.duration", "s", 190.0, benchmark="pulse"),
-    _assumed_figure("straggler.compute", "s", 0.0142, 0.02, _ASSUMED_STEP),
-    _assumed_figure("straggler.wait", "s", 0.0002, 0.5, _ASSUMED),
-    _assumed_figure("straggler.launch", "s", 0.0061, 0.05, _ASSUMED),
-    _assumed_figure("straggler.cpu_time", "s", 0.0069, 0.05, _ASSUMED),
-    _assumed_figure("straggler.last_share", "1", 0.1, 0.5, _ASSUMED),
-    _assumed_constant("straggler.preemptions", "1", 0),
-    _assumed_figure("straggler.step_time", "s", 0.0159, 0.02, _ASSUMED_STEP),
-    _assumed_figure("straggler.communication", "s", 0.0013, 0.05, _ASSUMED),
-    _assumed_figure("straggler.power", "W", 640.0, 0.03, _ASSUMED),
-    _assumed_figure("straggler.clock", "Hz", 1.71e9, 0.015, _ASSUMED),
-    _assumed_figure("straggler.temperature", "Cel", 58.0, 0.06, _ASSUMED),
-    *(
-        _assumed_constant("straggler.throttled_share", "1", 0.0, reason=reason)
-        for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
-    ),
-    _assumed_constant("benchmark.duration", "s", 5.0, benchmark="straggler"),
+    _assumed_figure("training.throughput", "images/s", 142_000, 0.02, _ASSUMED_IMAGES, **_CONVNET),
+    {
+        **_assumed_figure("training.step_time", "s", 0.0036, 0.02, _ASSUMED_IMAGES, **_CONVNET),
+        "samples": {"n": 233, "min": 0.8, "max": 1.8, "cv": 0.14, "precision": 0.013},
+    },
+    {**_assumed_constant("training.loss_finite", "1", True, **_CONVNET), "source": _ASSUMED_IMAGES},
+    _assumed_figure("training.loss", "1", 1.25, 0.02, _ASSUMED_IMAGES, **_CONVNET),
+    _assumed_figure("training.loss_ratio", "1", 0.546, 0.02, _ASSUMED_IMAGES, **_CONVNET),
+    _assumed_figure("training.accuracy", "1", 0.617, 0.02, _ASSUMED_IMAGES, **_CONVNET),
+    _assumed_figure("fashion_mnist.accuracy", "1", 0.919, 0.02, _ASSUMED_IMAGES, **_FASHION_MNIST),
+    _assumed_figure("fashion_mnist.duration", "s", 1.8, 0.02, _ASSUMED_IMAGES, **_FASHION_MNIST),
+    _assumed_figure("fashion_mnist.throughput", "images/s", 1.1e6, 0.02, _ASSUMED_IMAGES, **_FASHION_MNIST),
+    {
+        **_assumed_figure("variants.throughput", "images/s", 3.3e5, 0.01, _ASSUMED_COMPILED, **_COMPILED),
+        "samples": {"n": 30, "min": 0.9, "max": 1.01, "cv": 0.02, "precision": 0.002},
+    },
+    _assumed_constant("variants.loss_finite", "1", True, **_COMPILED),
     _assumed_figure("inference.prefill_throughput", "tokens/s", 1.6e5, 0.02, _ASSUMED_INFERENCE, **_INFERENCE),
     _assumed_figure("inference.decode_throughput", "tokens/s", 7.5e3, 0.02, _ASSUMED_INFERENCE, **_INFERENCE),
     *(
@@ -318,6 +318,8 @@ def make_data() -> Doc:
         for run, record in enumerate(records)
         for item in record["observations"]
         if item["status"] == "measured"
+        and not (run and item["name"].startswith(PREFIXES_OF_ONE_RECORD))
+        and not _has_small_images(item)
     ]
     gpu = records[0]["gpus"][0]["name"]
     return {
@@ -339,6 +341,10 @@ def _record(path: str) -> Doc:
 
 
 # --- figures
+
+
+def _has_small_images(item: Doc) -> bool:
+    return item["name"].startswith(PREFIXES_OF_SMALL_IMAGES) and item["params"].get("network", "convnet") == "convnet"
 
 
 def _is_on_curve(item: Doc) -> bool:
@@ -480,7 +486,7 @@ def _readings(record: Doc) -> Iterable[Doc]:
         phase: {metric["name"]: metric for metric in snapshot["metrics"]} for phase, snapshot in snapshots.items()
     }
     for name, metric in metrics["before"].items():
-        if name in IDENTIFYING_READINGS:
+        if name in IDENTIFYING_READINGS or _is_simulated(name):
             continue
         readings: Doc = {"name": name, "unit": metric["unit"]}
         for phase, metrics_by_name in metrics.items():
@@ -490,6 +496,10 @@ def _readings(record: Doc) -> Iterable[Doc]:
             if readings.get(phase) == readings["before"]:
                 readings[phase] = "before"
         yield readings
+
+
+def _is_simulated(reading: str) -> bool:
+    return reading not in READINGS_OF_THE_RECORD and any(fnmatchcase(reading, name) for name in SIMULATED_READINGS)
 
 
 def _merge_gpus(metric: Doc, gpus_by_address: Mapping[str, int]) -> Doc:

@@ -35,7 +35,7 @@ _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
 """Readings that an agent reports together with others, so that a record without them is incomplete."""
 NVLINKS = 18
 """Number of NVLinks of a GPU."""
-READINGS_GPUS = 2
+READINGS_GPUS = 4
 """Number of GPUs of the host whose readings are used."""
 PROPORTIONAL_READINGS = (
     "host.cpu.count",
@@ -45,13 +45,13 @@ PROPORTIONAL_READINGS = (
     "host.memory.available",
 )
 """Readings that grow in proportion to the GPUs of the host."""
-TIMES = {"gpu.throttle.time": 133.3}
-"""Counters of seconds under load -> their value halfway through the run whose readings are used."""
+TIMES = {"gpu.throttle.time": 38.6}
+"""Counters of seconds under load -> their value at the end of the run whose readings are used."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 DURING_GANG = "during the gang launch"
 """Readings as during a launch; counters have their values after the host's own launch, so that they do not fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
-"""The reading that identifies the machine. The record whose readings are used does not have it."""
+"""The reading that identifies the machine."""
 UPTIME_S = 86_400.0
 """Uptime of each host when the plan was made."""
 START_S, STAGE_GAP_S = 12.0, 4.0
@@ -341,7 +341,7 @@ def _values(
     """Yield scope and value of each reading."""
     for general_scope, value in readings.items():
         if name in TIMES and isinstance(value, list):
-            # The record is of a longer run. Time that is counted within this one is no more than half of it at half time.
+            # The record may be of a longer run. Time that is counted within this one is less than half of it.
             value = [number * min(1.0, 0.45 * loaded_s / TIMES[name]) for number in value]
         for gpu, scope in _scopes(general_scope, devices):
             yield scope, _value(name, value, gpu, devices, at)
