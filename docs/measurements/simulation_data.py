@@ -64,7 +64,7 @@ OUTCOME_PARAMS = (
 IDENTIFYING_READINGS = ("host.kernel.command_line", "storage.disk.serial", "network.address", "host.boot_id")
 """Readings that identify a machine; they are left out."""
 SIMULATED_READINGS = (
-    *("optics.*", "collector.optics", "port.*", "fabric.imex.*"),
+    *("optics.*", "collector.optics", "port.*", "network.switch*", "fabric.imex.*"),
     *("host.dimm.*", "host.memory.speed", "host.memory.usable_share"),
 )
 """Readings that the virtual machine does not have; they are left out. The simulator makes those that a fault or a fleet needs."""

@@ -26,7 +26,7 @@ KINDS = {
     "snapshot": {REMOVE, DUPLICATE, SWAP},
     "reading": {REMOVE, DUPLICATE, SWAP},
     "value of a reading": {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE},
-    "reason without reading": {REMOVE, DUPLICATE, SWAP},
+    "reason without reading": {REMOVE, DUPLICATE},  # no part has another reason than the others of its kind
     "unit": {REMOVE, UNIT},
     "figure": {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE},
     "setting of a figure": {REMOVE, DUPLICATE, SWAP, SCALE},
@@ -43,7 +43,7 @@ def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.Reco
         is_simulated = name in alterations.SIMULATED
         kept = ROOT / "docs" / "measurements" / name
         run = alterations.simulated_run(name, tmp_path) if is_simulated else kept
-        more, found = alterations.alter(run, count, seed=1)
+        more, found = alterations.alter(run, count, seed=2)
         counts += more
         failures += found
     record_property("table", f"{alterations.table(counts)}\n{counts.total()} alterations")
