@@ -86,6 +86,10 @@ def gathered(
         gatherer.add(view)
     stats = gatherer.finish()
     assert sorted_statistics(stats) == sorted_statistics(plain)
+    assert len(stats.links) == len(views)
+    if not alone:
+        paths = [*stats.paths._passing, *(path for path, *_ in stats.paths._best)]
+        assert all(slow_transport(path[-1], within=True) for path in paths), "a fast transport is not gathered"
     assert slow_paths(stats) == slow_paths(plain)
     return alone
 
@@ -126,6 +130,34 @@ def test_host_is_added_by_itself_if_a_value_is_not_a_number(
     assert gathered(*rules, evidence=on_hosts(*changes)) == alone
     monkeypatch.setattr(gather, "MAX_PENDING", 2)
     assert gathered(*rules, evidence=on_hosts(*changes)) == alone
+
+
+def test_values_of_many_hosts_are_added_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "MAX_PENDING", 2)
+    gatherer, counts = Gatherer(Planned(PLAN)), []
+    for view in host_views(PLAN, fleet(PLAN), [pack(FRACTION)]):
+        gatherer.add(view)
+        counts.append(
+            sum(len(values) for of_key in gatherer._stats.figures._values.values() for values in of_key.values())
+        )
+    assert counts == [0, 2, 2]
+
+
+def test_equal_groups_are_shared_and_readings_are_supported_after_the_last_host() -> None:
+    plan = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
+    gatherer, calls = Gatherer(Planned(plan)), []
+    gatherer._stats.support.finish = lambda: calls.append("support")  # type: ignore[method-assign]
+    gatherer._stats.groups.share_equal_groups = lambda: calls.append("groups")  # type: ignore[method-assign]
+    assert gatherer.finish() is gatherer._stats
+    assert calls == ["support", "groups"]
+
+
+def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() -> None:
+    def record(name: str, **changes: Any) -> Evidence:
+        return Evidence(records=(with_constant_readings(**changes)(healthy_record(name, PLAN)),))
+
+    evidence = {"h1": record("h1"), "h2": record("h2", version="550", clock=1.4e9), "h3": record("h3", version="550")}
+    assert gathered(VERSION, CLOCK, LINKS, NCCL, evidence=evidence) == []
 
 
 def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
@@ -273,6 +305,35 @@ def test_bandwidth_with_an_error_has_no_path() -> None:
         )
     )
     assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(lost, lost, bandwidth(3e10))) == []
+    params = {"size_bytes": 8, "transport": "SHM/direct"}
+
+    def repeated(record: Record) -> Record:
+        changed = bandwidth(3e10)(lost(record))
+        items = [replace(item, params=params) if item.status == ERROR else item for item in changed.observations]
+        return replace(record, observations=tuple(items))
+
+    assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(repeated, repeated, repeated)) == []
+
+
+def test_transport_of_another_scope_or_stage_is_not_that_of_the_bandwidth() -> None:
+    way = builders.observation("collective.transport", "SHM/direct", scope="host")
+    for other in (
+        replace(way, scope="gpu=0"),
+        replace(way, stage="gang"),
+        replace(way, status=ERROR, value=None, reason="no"),
+    ):
+        for of_launch in ("P2P/IPC", ""):
+            changes = [
+                lambda record: with_more(other)(bandwidth(3e10, transport="P2P", of_launch=of_launch)(record))
+            ] * 3  # noqa: B023
+            assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(*changes)) == []
+
+
+def test_gathered_statistics_are_complete() -> None:
+    views = host_views(PLAN, on_hosts(*[bandwidth(3e10)] * 3), [pack(HOST_FRACTION, FRACTION)])
+    stats = gather.gather(Planned(PLAN), views)
+    assert {path[-1] for path in stats.paths.paths} == {"SHM/direct"}
+    assert len(stats.links) == 3
 
 
 # Gangs

@@ -23,7 +23,7 @@ from fleet.judge.passes import PassCounter, Remaining, _Check, _Repeated, _Step
 from fleet.judge.row import MAX_FARTHEST, TallyRow
 from fleet.judge.tally import Tally
 from schemas.plans import Plan
-from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Observation, Record
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Metric, Observation, Record
 from schemas.reports import PASS, Verdict
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
@@ -45,6 +45,8 @@ from tests.unit.fleet.judge.test_passes import (
     serials,
     with_constant_readings,
     with_figure,
+    with_first_pair,
+    with_first_pair_twice,
     with_launch,
     with_more,
     without,
@@ -330,6 +332,52 @@ def test_shared_versions_are_compared_again_in_another_group() -> None:
     assert count(VERSION, plan=plan, evidence=changed).left() == {"h5": ["version"], "h6": ["version"]}
 
 
+def test_version_that_fails_in_one_group_is_evaluated_again_in_another() -> None:
+    plan = one_figure_plan(*[f"h{at}" for at in range(1, 7)])
+    plan = replace(plan, hosts=tuple(replace(host, rack="r1" if host.name < "h4" else "r2") for host in plan.hosts))
+    changed = fleet(plan, **dict.fromkeys(("h2", "h4", "h5", "h6"), with_constant_readings(version="550")))
+    counted = count(replace(VERSION, among="rack"), plan=plan, evidence=changed)
+    assert counted.left() == {"h2": ["version"]}
+
+
+@pytest.mark.parametrize("host", ["h1", "h2", "h3"])
+def test_one_of_two_gpus_that_fails_is_not_counted(host: str) -> None:
+    plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
+    good, bad = (Metric(name="gpu.thing", unit="1", values={"gpu=0": 1, "gpu=1": value}) for value in (1, 2))
+    changes = {name: with_constant_readings(thing=bad if name == host else good) for name in EVERYWHERE}
+    assert count(THING, plan=plan, evidence=fleet(plan, **changes)).left() == {host: ["thing"]}
+
+
+def test_rate_of_a_counter_depends_on_the_uptime_of_each_host() -> None:
+    """All hosts have counted the same, but h2 in a hundredth of the time."""
+    rule = criterion("gpu.repeats", id="rate", operator="le", value=10, per_hour=True)
+    changes = {
+        name: with_constant_readings(
+            more=reading(500, name="gpu.repeats"),
+            uptime=reading(3.6e5 if name != "h2" else 3.6e3, name="host.uptime", scope="host"),
+        )
+        for name in EVERYWHERE
+    }
+    assert count(rule, evidence=fleet(PLAN, **changes)).left() == {"h2": ["rate"]}
+
+
+def test_equal_powers_of_modules_of_two_models_are_compared_with_their_own_model() -> None:
+    rule = criterion("optics.rx_power", id="rx", scope="", operator="ge", fleet_fraction=0.5)
+    plan = one_figure_plan(*[f"h{at}" for at in range(1, 7)])
+    power = {"h5": 3.0, "h6": 3.0}
+
+    def of_host(name: str, *, has_model: bool = True) -> Change:
+        model = reading("A" if name < "h4" else "B", name="optics.module.part_number", scope="port=0")
+        more = {"model": model} if has_model else {}
+        lane = reading(power.get(name, 1.0), name="optics.rx_power", scope="port=0,lane=1")
+        return with_constant_readings(**more, power=lane)
+
+    changes = {host.name: of_host(host.name) for host in plan.hosts}
+    assert count(rule, plan=plan, evidence=fleet(plan, **changes)).left() == {"h4": ["rx"]}
+    unknown = {host.name: of_host(host.name, has_model=False) for host in plan.hosts}
+    assert count(rule, plan=plan, evidence=fleet(plan, **unknown)).left() == {host.name: ["rx"] for host in plan.hosts}
+
+
 # Layouts
 
 
@@ -416,6 +464,22 @@ def test_slow_or_failed_pair_is_left_on_its_host() -> None:
     assert [name for name, item in counted.remaining.items() if not item.plan_is_met] == ["h2"]
 
 
+@pytest.mark.parametrize("change", [without(PAIRS.name), gang_figure(PAIRS.name, None, status=ERROR, reason="lost")])
+def test_missing_pairs_of_a_host_do_not_make_its_layout_incomplete(change: Change) -> None:
+    item = count(PAIRS, FLOOR, plan=GANGS, evidence=with_gang_record("h1", change)).remaining["h1"]
+    assert item.layout is not None
+    assert (item.layout.is_complete, item.plan_is_met) == (True, False)
+    assert set(item.layout.statuses) == {"measured"}
+
+
+def test_pairs_that_are_not_alike_are_left() -> None:
+    assert count(PAIRS, plan=GANGS, evidence=with_gang_record("h2", with_first_pair_twice)).left() == {"h2": ["pairs"]}
+    evidence = gang_fleet(GANGS, h2=with_first_pair(unit="bit/s"))
+    assert count(PAIRS, plan=GANGS, evidence=evidence).left() == {"h2": ["pairs"]}
+    of_no_pair = replace(PAIRS, scope="host")
+    assert count(of_no_pair, plan=GANGS, evidence=gangs()).left() == {}
+
+
 def test_figures_of_gangs_are_counted_with_the_scope_of_each_gang() -> None:
     counted = count(
         BUSBW_FLOOR,
@@ -485,10 +549,11 @@ def test_pending_passes_are_counted_when_there_are_many(monkeypatch: pytest.Monk
 
 def test_first_hosts_of_equal_readings_are_kept_in_the_order_of_the_plan() -> None:
     repeated = _Repeated(passes=[])
-    for position in (*range(20, 20 + MAX_FARTHEST), 5, 40, 1):
+    first = range(20, 20 + 2 * MAX_FARTHEST, 2)
+    for position in (*first, first[-1] - 1, 60, 5):
         repeated.add(position, f"h{position}")
     assert repeated.count == MAX_FARTHEST + 3
-    kept = [1, 5, *range(20, 18 + MAX_FARTHEST)]
+    kept = [5, *first[:-1]]
     assert repeated.hosts == [(position, f"h{position}") for position in kept]
 
 
