@@ -305,7 +305,7 @@ def test_bandwidth_with_an_error_has_no_path() -> None:
         )
     )
     assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(lost, lost, bandwidth(3e10))) == []
-    params = {"size_bytes": 8, "transport": "SHM/direct"}
+    params: dict[str, Any] = {"size_bytes": 8, "transport": "SHM/direct"}
 
     def repeated(record: Record) -> Record:
         changed = bandwidth(3e10)(lost(record))
@@ -325,7 +325,7 @@ def test_transport_of_another_scope_or_stage_is_not_that_of_the_bandwidth() -> N
         for of_launch in ("P2P/IPC", ""):
             changes = [
                 lambda record: with_more(other)(bandwidth(3e10, transport="P2P", of_launch=of_launch)(record))
-            ] * 3  # noqa: B023
+            ] * 3
             assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(*changes)) == []
 
 

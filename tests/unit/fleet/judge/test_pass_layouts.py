@@ -45,7 +45,6 @@ from tests.unit.fleet.judge.test_passes import (
     serials,
     with_constant_readings,
     with_figure,
-    with_first_pair,
     with_first_pair_twice,
     with_launch,
     with_more,
@@ -472,10 +471,8 @@ def test_missing_pairs_of_a_host_do_not_make_its_layout_incomplete(change: Chang
     assert set(item.layout.statuses) == {"measured"}
 
 
-def test_pairs_that_are_not_alike_are_left() -> None:
+def test_pair_that_was_measured_twice_is_left() -> None:
     assert count(PAIRS, plan=GANGS, evidence=with_gang_record("h2", with_first_pair_twice)).left() == {"h2": ["pairs"]}
-    evidence = gang_fleet(GANGS, h2=with_first_pair(unit="bit/s"))
-    assert count(PAIRS, plan=GANGS, evidence=evidence).left() == {"h2": ["pairs"]}
     of_no_pair = replace(PAIRS, scope="host")
     assert count(of_no_pair, plan=GANGS, evidence=gangs()).left() == {}
 
