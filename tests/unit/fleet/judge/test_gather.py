@@ -323,10 +323,9 @@ def test_transport_of_another_scope_or_stage_is_not_that_of_the_bandwidth() -> N
         replace(way, status=ERROR, value=None, reason="no"),
     ):
         for of_launch in ("P2P/IPC", ""):
-            changes = [
-                lambda record: with_more(other)(bandwidth(3e10, transport="P2P", of_launch=of_launch)(record))
-            ] * 3
-            assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(*changes)) == []
+            change, more = bandwidth(3e10, transport="P2P", of_launch=of_launch), with_more(other)
+            evidence = {name: Evidence(records=(more(change(healthy_record(name, PLAN))),)) for name in ALL}
+            assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=evidence) == []
 
 
 def test_gathered_statistics_are_complete() -> None:
