@@ -547,10 +547,10 @@ def test_pending_passes_are_counted_when_there_are_many(monkeypatch: pytest.Monk
 def test_first_hosts_of_equal_readings_are_kept_in_the_order_of_the_plan() -> None:
     repeated = _Repeated(passes=[])
     first = range(20, 20 + 2 * MAX_FARTHEST, 2)
-    for position in (*first, first[-1] - 1, 60, 5):
+    for position in (*first, 60, 5, first[-2] - 1):
         repeated.add(position, f"h{position}")
     assert repeated.count == MAX_FARTHEST + 3
-    kept = [5, *first[:-1]]
+    kept = [5, *first[:-2], first[-2] - 1]
     assert repeated.hosts == [(position, f"h{position}") for position in kept]
 
 
