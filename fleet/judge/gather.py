@@ -20,7 +20,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
 from fleet.judge.outliers import FigureKey, compared_names, model_readings
-from fleet.judge.paths import is_bandwidth_name, slow_transport
+from fleet.judge.paths import is_bandwidth_name, is_number, slow_transport
 from fleet.judge.shared_readings import SharedReadings
 from fleet.judge.stragglers import Kind, ranks_of
 from fleet.judge.uniformity import WITHIN_HOST, PartValue, group_name, name_of_group, part_values
@@ -211,7 +211,7 @@ class Gatherer:
                 passing = any if item.criterion.best_of_run else all
                 if passing(holds(item.criterion.operator, value, item.limit) for value in values):
                     self._stats.paths.add_passing(path)
-            elif all(_is_finite(value) for value in values):
+            elif all(map(is_number, values)):
                 scope = host.host_scope(item.scope)
                 self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
 
@@ -310,7 +310,3 @@ def gather(planned: Planned, views: Iterable[HostView]) -> FleetStats:
     stats = gatherer.finish()
     stats.complete()
     return stats
-
-
-def _is_finite(value: Value) -> bool:
-    return isinstance(value, float | int) and math.isfinite(value)

@@ -68,7 +68,7 @@ class NormalPaths:
             return
         for group in series(view, criterion):
             measured = [item for item in group if item.status == MEASURED]
-            numbers = [float(item.value or 0) for item in measured if _is_number(item.value)]
+            numbers = [float(item.value or 0) for item in measured if is_number(item.value)]
             if measured and len(numbers) == len(measured):
                 last = measured[-1]
                 path = (criterion.id, *_figure_path(view, last))
@@ -105,7 +105,8 @@ class NormalPaths:
         self.paths = frozenset(passing)
 
 
-def _is_number(value: Value) -> bool:
+def is_number(value: Value) -> bool:
+    """Return whether a value is a number, and not yes or no."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -268,9 +268,10 @@ HOST_FRACTION = replace(BUSBW, scope="host")
         ([bandwidth(3e10, transport="", of_launch="SHM")] * 3, []),
         ([bandwidth(3e10, size=16), bandwidth(3e10), bandwidth(3e9)], []),
         ([bandwidth(3e10), bandwidth("fast"), bandwidth(True)], ["h3"]),
+        ([bandwidth(3e9, 3e9), bandwidth(True, 3e10), bandwidth(3e9, 3e9)], []),
         ([bandwidth(3e10), bandwidth(INFINITE, 3e10), bandwidth(3e10, INFINITE)], ["h3"]),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_paths_over_slow_transports_are_gathered(changes: list[Change], alone: list[str]) -> None:
     evidence = on_hosts(*changes)
