@@ -56,6 +56,11 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}, "t1": {}, "t5": {}}, (),
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}},
         ),
+        # Of two hosts with equally many, the one with the lower address counts, in whichever order the hosts were added.
+        (
+            {"t3": {"t2": BAD}, "t2": {"t1": BAD}, "t1": {"t0": BAD}, "t0": {}}, (),
+            {"t1": {"t0": BAD, "t2": BAD}, "t2": {"t3": BAD}, "t3": {"t2": BAD}},
+        ),
         # Of two ends with one broken connection each, the one that is not in the run is at fault.
         ({"t0": {"t1": BAD}}, (), {}),
         ({"t6": {"t1": BAD}}, (), {}),
