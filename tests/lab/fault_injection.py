@@ -5,19 +5,19 @@ from __future__ import annotations
 from .lab import Lab
 
 PURELIB = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-LAUNCHER = "agent.benchmarks.rendezvous"
-"""Module of the launcher, which forks the ranks."""
+LAUNCHERS = ("agent.benchmarks.rendezvous", "agent.benchmarks.without_torch")
+"""Modules of the launchers, which fork the ranks: torchrun, and the launcher of stages that need no torch."""
 
 
 def inject_fault(lab: Lab, host: str, text: str) -> None:
-    """Run `text` in the launcher of the ranks of a host, before its own code."""
+    """Run `text` in the launchers of the ranks of a host, before their own code."""
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
     # Not in the guard process: its arguments contain the same words, and it would import torch needlessly.
     lab.put(
         host,
         f"{directory}/fault.pth",
-        f"import sys; sys.orig_argv[1:3] == ['-m', '{LAUNCHER}'] and __import__('fault')\n",
+        f"import sys; sys.orig_argv[1:2] == ['-m'] and sys.orig_argv[2] in {LAUNCHERS} and __import__('fault')\n",
     )
 
 
@@ -35,3 +35,21 @@ benchmark.build_product = slow
 """
 """Not a fault: each matrix product of a benchmark first sleeps. A stress test takes the same time, and other tests can use the
 CPUs."""
+IDLE_STORAGE = """
+import time
+import agent.benchmarks.storage.local_storage as benchmark
+
+run = benchmark._Passes.run
+
+def slow(passes):
+    end = time.monotonic() + passes._seconds
+    while time.monotonic() < end:
+        passes._runner.context.heartbeat.record_progress()
+        time.sleep(0.1)
+    passes._seconds = 0.02
+    run(passes)
+
+benchmark._Passes.run = slow
+"""
+"""Not a fault: the storage benchmark first sleeps for as long as a pass of fio should take, and each pass then takes 0.02 s.
+Other tests can use the CPUs meanwhile."""

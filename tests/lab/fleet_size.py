@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from tests.lab.kill_points import smallest_profile
+from tests.lab.kill_points import smallest_torch_profile
 
 ROOT = Path(__file__).parents[2]
 FIRST_PORT = 20000
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the working directory")
     options = parser.parse_args(arguments)
     directory = Path(tempfile.mkdtemp(prefix="rackproof-size-", dir="/var/tmp"))
-    profile = smallest_profile(0.2)
+    profile = smallest_torch_profile(0.2)
     profile["stages"] = {"benchmark": profile["stages"]["benchmark"] | {"deadline_s": 1800}}
     (directory / "tiny.yml").write_text(yaml.safe_dump(profile))
     (directory / "hosts.yml").write_text(yaml.safe_dump(inventory(options.hosts, directory)))

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from tests.lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
 STATE = "/var/lib/rackproof"
+DIRECTORY = "/srv"
+"""Directory of a host in which the storage benchmark measures."""
 RUN_S = 300.0
 MARK = "RACKPROOF_TEST_ATTEMPT"
 ANSIBLE_OUTPUT = {"PYTHONUNBUFFERED": "1", "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
@@ -39,31 +41,30 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 
 
 def smallest_profile(seconds: float) -> dict[str, Any]:
-    """Return the smallest profile with both stages."""
+    """Return the smallest profile with both stages. Its ranks start without torch, which takes 2 s of CPU time.
+
+    If the inventory has a directory for local storage, the benchmark stage takes about twice `seconds`.
+    """
+    storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
+    return _profile({"benchmark": storage, "gang": {"verbs": {}}})
+
+
+def smallest_torch_profile(seconds: float) -> dict[str, Any]:
+    """Return the smallest profile with both stages whose ranks use torch. The benchmark stage takes about `seconds`."""
+    stress = {"dtypes": ["fp32"], "size": 64, "seconds": seconds, "settle_seconds": min(0.2, seconds / 2)}
+    collective = {"ops": ["all_reduce"], "sizes_bytes": [8, 65536], "seconds": 0.1}
+    return _profile({"benchmark": {"stress": stress}, "gang": {"collective": collective}})
+
+
+def _profile(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the profile with these benchmarks in each stage."""
+    limits = {"deadline_s": 90, "collective_timeout_s": 30}
     return {
         "schema": "rackproof.profile/1",
         "summary": "the smallest profile with both stages",
         "device": "cpu",
         "processes_per_host": 1,
-        "stages": {
-            "benchmark": {
-                "deadline_s": 90,
-                "collective_timeout_s": 30,
-                "benchmarks": {
-                    "stress": {
-                        "dtypes": ["fp32"],
-                        "size": 64,
-                        "seconds": seconds,
-                        "settle_seconds": min(0.2, seconds / 2),
-                    }
-                },
-            },
-            "gang": {
-                "deadline_s": 90,
-                "collective_timeout_s": 30,
-                "benchmarks": {"collective": {"ops": ["all_reduce"], "sizes_bytes": [8, 65536], "seconds": 0.1}},
-            },
-        },
+        "stages": {stage: {**limits, "benchmarks": benchmarks} for stage, benchmarks in stages.items()},
     }
 
 
@@ -144,6 +145,8 @@ class Site:
     lab: Lab
     runs: Path
     attempts: int = 0
+    profile: Callable[[float], dict[str, Any]] = smallest_profile
+    """Returns the profile of a run by the duration of its benchmark stage in seconds."""
 
     def start(
         self,
@@ -159,9 +162,10 @@ class Site:
         The inventory has the hosts in `only`, or all. A variable that is None keeps its default.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
-        profile.write_text(yaml.safe_dump(smallest_profile(seconds)))
+        profile.write_text(yaml.safe_dump(self.profile(seconds)))
         group = {
             "rackproof_profile": str(profile),
+            "rackproof_local_storage": [DIRECTORY],
             "nvidia_driver_state": "ignored",
             "rackproof_rack": "rack1",
             "rackproof_fabric_interface": "eth0",
@@ -320,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began, kills, bad, runs = time.monotonic(), 0, 0, 0
     with tempfile.TemporaryDirectory(prefix="rackproof-kill-") as directory, Lab(Path(directory), options.hosts) as lab:
-        site = Site(lab=lab, runs=Path(directory) / "runs")
+        site = Site(lab=lab, runs=Path(directory) / "runs", profile=smallest_torch_profile)
         site.runs.mkdir()
         # The first run installs the agent. Tasks are counted in the second, which finds it installed.
         code, output = site.run("first")

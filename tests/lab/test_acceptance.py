@@ -130,6 +130,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
             "first",
             only=HOSTS,
             rackproof_profile=str(site.runs.parent / "rehearsal.yml"),
+            rackproof_local_storage=None,
             nvidia_driver_state=None,
         )
     watchers = watch(attempt, site.lab, site.runs / "first")

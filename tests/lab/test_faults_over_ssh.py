@@ -25,8 +25,8 @@ import yaml
 from schemas import documents
 from schemas.records import to_json
 from tests import builders
-from tests.lab.fault_injection import IDLE_STRESS, inject_fault
-from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
+from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
+from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, Attempt
 from tests.lab.lab import Lab
 from tests.lab.test_silence import rank_of, wait
 
@@ -45,7 +45,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 60,
-            "benchmarks": {"stress": {"dtypes": ["fp32"], "size": 64, "seconds": 6.0, "settle_seconds": 0.5}},
+            "benchmarks": {"local_storage": {"ops": ["read"], "seconds": 6.0, "size_bytes": 1 << 20, "jobs": 1}},
         },
         "gang": {
             "deadline_s": 90,
@@ -165,6 +165,7 @@ def play(fleet: Fleet) -> Attempt:
         "rackproof_profile": str(directory / "profile.yml"),
         "rackproof_rack": "rack1",
         "rackproof_fabric_interface": "eth0",
+        "rackproof_local_storage": [DIRECTORY],
         "rackproof_python": sys.executable,
         "rackproof_minimum_free_bytes": 1_000_000,
         "rackproof_runs_directory": str(directory / "runs"),
@@ -191,10 +192,13 @@ def play(fleet: Fleet) -> Attempt:
 
 
 ENDLESS_COLLECTIVE = """
-import agent.benchmarks.collectives.collective as benchmark
+import sys
 import threading
 
-benchmark._sample = lambda *arguments: threading.Event().wait()
+if sys.orig_argv[2] == "agent.benchmarks.rendezvous":
+    import agent.benchmarks.collectives.collective as collective
+
+    collective._sample = lambda *arguments: threading.Event().wait()
 """
 """Fault: the collectives of a host do not end, so that the gang still runs when the memory fault is injected."""
 CLOCK_AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
@@ -204,7 +208,7 @@ def prepare(lab: Lab) -> None:
     """Inject the faults that exist before the run."""
     for host in lab.hosts:
         lab.on(host.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
-        inject_fault(lab, host.name, IDLE_STRESS + ENDLESS_COLLECTIVE * (host.name == RANK_OOM))
+        inject_fault(lab, host.name, IDLE_STORAGE + ENDLESS_COLLECTIVE * (host.name == RANK_OOM))
     for name in (FULL, READ_ONLY):
         lab.on(name, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
@@ -274,7 +278,7 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
     }
 
     def inject_while_measuring(host: str) -> None:
-        wait(is_measuring(lab, host, "benchmark", "stress"), 60)
+        wait(is_measuring(lab, host, "benchmark", "local_storage"), 60)
         inject(host, faults[host])
 
     with ThreadPoolExecutor(len(faults)) as pool:  # in parallel, since the stage is too short for one after the other

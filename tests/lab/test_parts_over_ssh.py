@@ -22,7 +22,8 @@ from schemas import documents
 from tests import ROOT
 from tests.fakes import bmc, dmi, nvml
 from tests.lab.agent_install import install_agent
-from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
+from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
+from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, Attempt
 from tests.lab.lab import Lab
 
 HEALTHY, PLAIN, OLD, LOST, SWAPPED = (f"node{number}" for number in range(1, 6))
@@ -40,7 +41,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 30,
-            "benchmarks": {"memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1}},
+            "benchmarks": {"local_storage": {"ops": ["read"], "seconds": 2.0, "size_bytes": 1 << 20, "jobs": 1}},
         }
     },
 }
@@ -121,6 +122,7 @@ def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, str]]) -> Atte
         "rackproof_profile": str(directory / "profile.yml"),
         "rackproof_criteria": ["uniformity", "no-vulnerabilities"],
         "rackproof_gang": "none",
+        "rackproof_local_storage": [DIRECTORY],
         "rackproof_rack": "rack1",
         "rackproof_python": sys.executable,
         "rackproof_system_torch": True,
@@ -150,6 +152,8 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     reported = {HEALTHY: serials(HEALTHY), LOST: serials(LOST), SWAPPED: (serials(SWAPPED)[0], "1659999999999")}
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)
+        for host in HOSTS:
+            inject_fault(lab, host, IDLE_STORAGE)
         prepare(lab, nvml.build(directory / "nvml") / nvml.LIBRARY)
         accounts = {}
         for host, gpus in reported.items():

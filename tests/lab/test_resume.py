@@ -21,7 +21,7 @@ import yaml
 from schemas import locks
 from tests.lab import processes
 from tests.lab.agent_install import install_agent
-from tests.lab.fault_injection import IDLE_STRESS, inject_fault
+from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
 from tests.lab.kill_points import STATE, Attempt, Site, differences_from_undisturbed, kill
 from tests.lab.lab import Lab
 
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)
         for host in HOSTS:
-            inject_fault(lab, host, IDLE_STRESS)
+            inject_fault(lab, host, IDLE_STORAGE)
         yield Site(lab=lab, runs=directory / "runs")
 
 
@@ -137,6 +137,8 @@ def leave_partial_files(run: Path) -> None:
             file.write('{"at": "20')
 
 
+TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
+"""Settings of a training with synthetic images. Fashion-MNIST has six times as many, and every rank would read and test them."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",
@@ -144,7 +146,7 @@ STUDY = {
     "processes_per_host": 1,
     "study": {"matrix": [{"hosts": [2], "gpus": [1], "cpus": [1]}, {"hosts": [1, 3], "gpus": [1]}]},
     "stages": {
-        "gang": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"scaling": {"max_steps": 5}}},
+        "gang": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"scaling": TRAINING}},
     },
 }
 
