@@ -43,7 +43,8 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 def smallest_profile(seconds: float) -> dict[str, Any]:
     """Return the smallest profile with both stages. Its ranks start without torch, which takes 2 s of CPU time.
 
-    If the inventory has a directory for local storage, the benchmark stage takes about twice `seconds`.
+    If the inventory has a directory for local storage, the benchmark stage takes about twice `seconds`. Otherwise it only reports
+    the duration of the benchmark.
     """
     storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
     return _profile({"benchmark": storage, "gang": {"verbs": {}}})

@@ -26,7 +26,7 @@ from schemas import documents
 from schemas.records import to_json
 from tests import builders
 from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
-from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, Attempt
+from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
 from tests.lab.lab import Lab
 from tests.lab.test_silence import rank_of, wait
 
@@ -45,7 +45,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 60,
-            "benchmarks": {"local_storage": {"ops": ["read"], "seconds": 6.0, "size_bytes": 1 << 20, "jobs": 1}},
+            "benchmarks": {"local_storage": {"seconds": 6.0}},
         },
         "gang": {
             "deadline_s": 90,
@@ -165,7 +165,6 @@ def play(fleet: Fleet) -> Attempt:
         "rackproof_profile": str(directory / "profile.yml"),
         "rackproof_rack": "rack1",
         "rackproof_fabric_interface": "eth0",
-        "rackproof_local_storage": [DIRECTORY],
         "rackproof_python": sys.executable,
         "rackproof_minimum_free_bytes": 1_000_000,
         "rackproof_runs_directory": str(directory / "runs"),

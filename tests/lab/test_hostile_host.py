@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleet.report.formats import FORMATS
 from tests.accepted import rackproof
 from tests.lab.agent_install import install_agent
-from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, MARK, ROOT, STATE, marked, smallest_profile
+from tests.lab.kill_points import ANSIBLE_OUTPUT, MARK, ROOT, STATE, marked, smallest_profile
 from tests.lab.lab import MODULE_PYTHON, Lab
 from tests.unit.playbooks.test_trust_boundary import variables_of_the_playbooks
 
@@ -185,7 +185,6 @@ def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         "rackproof_profile": str(directory / "tiny.yml"),
         "rackproof_runs_directory": str(runs),
         "rackproof_gang": "none",
-        "rackproof_local_storage": [DIRECTORY],
         "rackproof_python": sys.executable,
         "rackproof_system_torch": True,
         "rackproof_minimum_free_bytes": 100_000_000,

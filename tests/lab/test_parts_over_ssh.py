@@ -23,7 +23,7 @@ from tests import ROOT
 from tests.fakes import bmc, dmi, nvml
 from tests.lab.agent_install import install_agent
 from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
-from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, Attempt
+from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
 from tests.lab.lab import Lab
 
 HEALTHY, PLAIN, OLD, LOST, SWAPPED = (f"node{number}" for number in range(1, 6))
@@ -41,7 +41,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 30,
-            "benchmarks": {"local_storage": {"ops": ["read"], "seconds": 2.0, "size_bytes": 1 << 20, "jobs": 1}},
+            "benchmarks": {"local_storage": {"seconds": 2.0}},
         }
     },
 }
@@ -122,7 +122,6 @@ def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, str]]) -> Atte
         "rackproof_profile": str(directory / "profile.yml"),
         "rackproof_criteria": ["uniformity", "no-vulnerabilities"],
         "rackproof_gang": "none",
-        "rackproof_local_storage": [DIRECTORY],
         "rackproof_rack": "rack1",
         "rackproof_python": sys.executable,
         "rackproof_system_torch": True,

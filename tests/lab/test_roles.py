@@ -685,6 +685,12 @@ def test_unit_is_valid_and_hardened(service: Service) -> None:
     assert "DeviceAllow=char-nvidia* rw\n" in service.host.on("cat", UNIT).stdout
 
 
+def test_sudo_that_needs_a_terminal_gets_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
+    again = service.play("deploy", ansible_become=True)
+    assert (again.returncode, "Turn pipelining off for this host" in again.stdout) == (0, True)
+
+
 def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
     before = service.process()
     again = service.play("deploy")
@@ -694,12 +700,6 @@ def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
     assert upgraded.returncode == 0
     assert service.host.on("sh", "-c", "ls /opt/rackproof/wheels | grep -c prometheus_client").stdout == "1\n"
     assert service.process() not in ("0", before)
-
-
-def test_sudo_that_needs_a_terminal_gets_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
-    again = service.play("deploy", ansible_become=True)
-    assert (again.returncode, "Turn pipelining off for this host" in again.stdout) == (0, True)
 
 
 def test_teardown_leaves_nothing_behind(service: Service) -> None:
