@@ -35,20 +35,22 @@ benchmark.build_product = slow
 """
 """Not a fault: each matrix product of a benchmark first sleeps. A stress test takes the same time, and other tests can use the
 CPUs."""
-IDLE_STORAGE = """
+IDLE_WITHOUT_TORCH = """
 import time
-import agent.benchmarks.storage.local_storage as benchmark
+import agent.benchmarks.links.verbs as verbs
+import agent.benchmarks.storage.local_storage as local_storage
 
-run = benchmark.run
+def idle(run):
+    def slow(context, settings):
+        end = time.monotonic() + settings["seconds"]
+        while time.monotonic() < end:
+            context.heartbeat.record_progress()
+            time.sleep(0.1)
+        run(context, {**settings, "seconds": 0.02})
+    return slow
 
-def slow(context, settings):
-    end = time.monotonic() + settings["seconds"]
-    while time.monotonic() < end:
-        context.heartbeat.record_progress()
-        time.sleep(0.1)
-    run(context, {**settings, "seconds": 0.02})
-
-benchmark.run = slow
+for benchmark in (local_storage, verbs):
+    benchmark.run = idle(benchmark.run)
 """
-"""Not a fault: the storage benchmark first sleeps for its `seconds`, and each of its passes then takes 0.02 s. Other tests can
-use the CPUs meanwhile. Without directories to measure, the benchmark only sleeps."""
+"""Not a fault: two benchmarks that need no torch first sleep for their `seconds`, and each measurement then takes 0.02 s.
+Other tests can use the CPUs meanwhile. On a host without RDMA ports, `verbs` only sleeps."""

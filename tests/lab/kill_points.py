@@ -43,11 +43,15 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 def smallest_profile(seconds: float) -> dict[str, Any]:
     """Return the smallest profile with both stages. Its ranks start without torch, which takes 2 s of CPU time.
 
-    If the inventory has a directory for local storage, the benchmark stage takes about twice `seconds`. Otherwise it only reports
-    the duration of the benchmark.
+    The benchmark stage takes about twice `seconds`. The inventory must have a directory for local storage.
     """
     storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
     return _profile({"benchmark": storage, "gang": {"verbs": {}}})
+
+
+def profile_without_figures() -> dict[str, Any]:
+    """Return a profile without torch and without gangs. On hosts without RDMA ports, it only measures its duration."""
+    return _profile({"benchmark": {"verbs": {}}})
 
 
 def smallest_torch_profile(seconds: float) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def _profile(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     limits = {"deadline_s": 90, "collective_timeout_s": 30}
     return {
         "schema": "rackproof.profile/1",
-        "summary": "the smallest profile with both stages",
+        "summary": "the smallest profile of a test",
         "device": "cpu",
         "processes_per_host": 1,
         "stages": {stage: {**limits, "benchmarks": benchmarks} for stage, benchmarks in stages.items()},

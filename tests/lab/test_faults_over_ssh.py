@@ -25,7 +25,7 @@ import yaml
 from schemas import documents
 from schemas.records import to_json
 from tests import builders
-from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
+from tests.lab.fault_injection import IDLE_WITHOUT_TORCH, inject_fault
 from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
 from tests.lab.lab import Lab
 from tests.lab.test_silence import rank_of, wait
@@ -45,7 +45,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 60,
-            "benchmarks": {"local_storage": {"seconds": 6.0}},
+            "benchmarks": {"verbs": {"seconds": 6}},
         },
         "gang": {
             "deadline_s": 90,
@@ -207,7 +207,7 @@ def prepare(lab: Lab) -> None:
     """Inject the faults that exist before the run."""
     for host in lab.hosts:
         lab.on(host.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
-        inject_fault(lab, host.name, IDLE_STORAGE + ENDLESS_COLLECTIVE * (host.name == RANK_OOM))
+        inject_fault(lab, host.name, IDLE_WITHOUT_TORCH + ENDLESS_COLLECTIVE * (host.name == RANK_OOM))
     for name in (FULL, READ_ONLY):
         lab.on(name, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
@@ -277,7 +277,7 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
     }
 
     def inject_while_measuring(host: str) -> None:
-        wait(is_measuring(lab, host, "benchmark", "local_storage"), 60)
+        wait(is_measuring(lab, host, "benchmark", "verbs"), 60)
         inject(host, faults[host])
 
     with ThreadPoolExecutor(len(faults)) as pool:  # in parallel, since the stage is too short for one after the other

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleet.report.formats import FORMATS
 from tests.accepted import rackproof
 from tests.lab.agent_install import install_agent
-from tests.lab.kill_points import ANSIBLE_OUTPUT, MARK, ROOT, STATE, marked, smallest_profile
+from tests.lab.kill_points import ANSIBLE_OUTPUT, MARK, ROOT, STATE, marked, profile_without_figures
 from tests.lab.lab import MODULE_PYTHON, Lab
 from tests.unit.playbooks.test_trust_boundary import variables_of_the_playbooks
 
@@ -178,9 +178,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
     bait, runs = Bait(directory / "bait"), directory / "runs"
     bait.create()
     runs.mkdir()
-    profile = smallest_profile(0.2)
-    del profile["stages"]["gang"]
-    (directory / "tiny.yml").write_text(yaml.safe_dump(profile))
+    (directory / "tiny.yml").write_text(yaml.safe_dump(profile_without_figures()))
     variables = {
         "rackproof_profile": str(directory / "tiny.yml"),
         "rackproof_runs_directory": str(runs),

@@ -22,7 +22,7 @@ from schemas import documents
 from tests import ROOT
 from tests.fakes import bmc, dmi, nvml
 from tests.lab.agent_install import install_agent
-from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
+from tests.lab.fault_injection import IDLE_WITHOUT_TORCH, inject_fault
 from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
 from tests.lab.lab import Lab
 
@@ -41,7 +41,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 30,
-            "benchmarks": {"local_storage": {"seconds": 2.0}},
+            "benchmarks": {"verbs": {"seconds": 2}},
         }
     },
 }
@@ -152,7 +152,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)
         for host in HOSTS:
-            inject_fault(lab, host, IDLE_STORAGE)
+            inject_fault(lab, host, IDLE_WITHOUT_TORCH)
         prepare(lab, nvml.build(directory / "nvml") / nvml.LIBRARY)
         accounts = {}
         for host, gpus in reported.items():

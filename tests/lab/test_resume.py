@@ -21,7 +21,7 @@ import yaml
 from schemas import locks
 from tests.lab import processes
 from tests.lab.agent_install import install_agent
-from tests.lab.fault_injection import IDLE_STORAGE, inject_fault
+from tests.lab.fault_injection import IDLE_WITHOUT_TORCH, inject_fault
 from tests.lab.kill_points import STATE, Attempt, Site, differences_from_undisturbed, kill
 from tests.lab.lab import Lab
 
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)
         for host in HOSTS:
-            inject_fault(lab, host, IDLE_STORAGE)
+            inject_fault(lab, host, IDLE_WITHOUT_TORCH)
         yield Site(lab=lab, runs=directory / "runs")
 
 

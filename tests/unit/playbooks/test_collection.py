@@ -19,7 +19,7 @@ import yaml
 from deploy.galaxy.role_readmes import generated_pages
 from schemas import VERSION
 from tests import ROOT
-from tests.lab.kill_points import smallest_profile
+from tests.lab.kill_points import profile_without_figures
 from tests.lab.lab import CONTROL_PYTHON
 from tests.lab.prometheus import free_port
 
@@ -153,9 +153,7 @@ def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
 def test_acceptance_playbook_of_the_collection_writes_a_report(site: Path) -> None:
     """The inventory is the one of the rehearsal without its second host. The profile is the smallest possible one."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
-    tiny = smallest_profile(0.2)
-    del tiny["stages"]["gang"]
-    profile.write_text(yaml.safe_dump(tiny), encoding="utf-8")
+    profile.write_text(yaml.safe_dump(profile_without_figures()), encoding="utf-8")
     rehearsal = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))
     del rehearsal["gpu_hosts"]["hosts"]["local2"]
     assert rehearsal["gpu_hosts"]["vars"].pop("ansible_python_interpreter") == "{{ ansible_playbook_python }}"

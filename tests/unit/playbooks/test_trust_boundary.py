@@ -16,7 +16,7 @@ import yaml
 from schemas.documents import MAX_BYTES
 from tests import ROOT
 from tests.fakes import bmc
-from tests.lab.kill_points import smallest_profile
+from tests.lab.kill_points import profile_without_figures
 from tests.lab.lab import CONTROL_PYTHON, CONTROL_SHELL
 from tests.lab.prometheus import free_port
 
@@ -71,9 +71,7 @@ def inventory(tmp_path: Path, bait: Path, service: bmc.Service) -> Path:
     python = tmp_path / "python"
     python.write_text(HOSTILE_PYTHON.format(python=CONTROL_PYTHON, facts=tmp_path / "facts.json"), encoding="utf-8")
     python.chmod(0o755)
-    profile = smallest_profile(0.2)
-    del profile["stages"]["gang"]
-    (tmp_path / "tiny.yml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    (tmp_path / "tiny.yml").write_text(yaml.safe_dump(profile_without_figures()), encoding="utf-8")
     variables = {
         "ansible_connection": "local",
         "ansible_host": "127.0.0.1",
