@@ -51,22 +51,27 @@ class FramedRecord:
 def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = "") -> Iterator[str]:
     """Yield the lines of a record."""
     data = base64.b64encode(gzip.compress(text, mtime=0)).decode()
-    parts = [data[at : at + DATA_BYTES] for at in range(0, len(data), DATA_BYTES)]
     digest = hashlib.sha256(text).hexdigest()
-    for number, part in enumerate(parts, 1):
+
+    def line(number: int, count: int, part: str) -> str:
         frame = {
             "run_id": run_id,
             "host": host,
             "gang": gang,
             "node": node,
             "part": number,
-            "parts": len(parts),
+            "parts": count,
             "bytes": len(text),
             "sha256": digest,
             "crc32": _check(digest, number, part),
             "data": part,
         }
-        yield MARK + json.dumps(frame, separators=(",", ":"))
+        return MARK + json.dumps(frame, separators=(",", ":"))
+
+    size = min(DATA_BYTES, LINE_BYTES - len("\n") - len(line(MOST_PARTS, MOST_PARTS, "")))  # names may be long
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    for number, part in enumerate(parts, 1):
+        yield line(number, len(parts), part)
 
 
 def read(log: Iterable[str], *, source: str) -> tuple[list[FramedRecord], list[str]]:

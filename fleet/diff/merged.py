@@ -67,8 +67,10 @@ def _slow_host_change(host: str, changes: Sequence[Change]) -> Change:
     worst = max(changes, key=_size)
     partner_names = ", ".join(partners[:_MAX_NAMED_HOSTS]) + (" …" if len(partners) > _MAX_NAMED_HOSTS else "")
     shares = sorted((change.share or 0.0) * 100 for change in changes)
+    lowest, highest = (f"{share:+.3g}" for share in (shares[0], shares[-1]))
+    span = lowest if lowest == highest else f"{lowest} to {highest}"
     text = (
-        f"{host}: {worst.what} with {partner_names} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, beyond "
+        f"{host}: {worst.what} with {partner_names} changed by {span} %, beyond "
         f"{(worst.noise or 0) * 100:.3g} % noise ({worst.basis}); it did not regress between other hosts"
     )
     return replace(worst, host=host, scope="host", serial="", text=text)

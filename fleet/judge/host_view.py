@@ -174,6 +174,12 @@ class HostView:
         metrics = (metric for _, metric in self.observations.metrics.get("optics.module.part_number", ()))
         return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
 
+    @cached_property
+    def part_numbers(self) -> Mapping[str, str]:
+        """Return the scope of each GPU -> its part number in the last snapshot that has it."""
+        metrics = (metric for _, metric in self.observations.metrics.get("gpu.part_number", ()))
+        return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
+
     def _values(self, name: str) -> set[Value]:
         """Return the values of a reading in all scopes and snapshots."""
         return {value for _, metric in self.observations.metrics.get(name, ()) for value in metric.values.values()}
@@ -225,7 +231,8 @@ class HostView:
                 host.driver_version,
                 host.vbios_version,
             ),
-            *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items()), tuple(self.names.items())),
+            *(tuple(self.snapshot_phases), tuple(self.evidence.gpu_scopes().items())),
+            *(tuple(self.names.items()), tuple(self.part_numbers.items())),
             *(tuple(self.nvlinks.items()), self.fabric_port, self.has_lone_gpu, bool(self.nvlink_domain)),
             *map(id, self.packs),
         )

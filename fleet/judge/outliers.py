@@ -49,8 +49,11 @@ UNKNOWN_MODULE = "an unknown model"
 DISK_FIGURES = "local_storage."
 """Prefix of the figures of disks. They are compared with those of disks of the same model; virtual disks have none."""
 
-FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
-"""Model of the GPU, module or disk, name, stage, kind of scope and settings, which comparable figures share."""
+FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
+"""Model of the GPU, module or disk, name, stage, kind of scope and settings, which comparable figures share; then the part number
+of the GPU, empty if it is unknown or the figure is not of a GPU."""
+_ModelKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
+"""A FigureKey without the part number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +66,16 @@ class PeerGroup:
     values: tuple[float, ...]
     position: str = ""
     """Position in their hosts if all of them have the same one: `gpu=3`."""
+    part_number: str = ""
+    """Their part number, if they are only some of the GPUs of the model."""
 
     @property
     def count(self) -> str:
-        """Return the number of peers in words: `16 GPUs`; `16 GPUs at gpu=3`."""
+        """Return the number of peers in words: `16 GPUs`; `16 GPUs with part number 692-2G520-0282-001 at gpu=3`."""
+        part_number = f" with part number {self.part_number}" if self.part_number else ""
         where = f" at {self.position}" if self.position else ""
         singular, plural = KINDS.get(self.kind, ("part", "parts"))
-        return f"{len(self.values)} {singular if len(self.values) == 1 else plural}{where}"
+        return f"{len(self.values)} {singular if len(self.values) == 1 else plural}{part_number}{where}"
 
     @property
     def has_median(self) -> bool:
@@ -99,9 +105,10 @@ class FleetFigures:
 
     def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
         self._planned = planned
-        self._values: dict[FigureKey, dict[str, array[float]]] = {}
-        self._of_gangs: dict[FigureKey, dict[str, float]] = {}
-        self._peers: dict[tuple[FigureKey, str], PeerGroup] = {}
+        self._values: dict[_ModelKey, dict[tuple[str, str], array[float]]] = {}
+        """Figures by part number and position."""
+        self._of_gangs: dict[_ModelKey, dict[str, float]] = {}
+        self._peers: dict[tuple[_ModelKey, str, str], PeerGroup] = {}
         for view in views:
             self.add(view)
 
@@ -131,9 +138,9 @@ class FleetFigures:
         parsed = Scope.parse(scope)
         if parsed.is_gang:
             # Every member of a gang reports the same figure of the gang. Count it once.
-            self._of_gangs.setdefault(key, {})[scope] = numbers[-1]
+            self._of_gangs.setdefault(key[:5], {})[scope] = numbers[-1]
             return
-        self._values.setdefault(key, {}).setdefault(parsed.device, array("d")).extend(numbers)
+        self._values.setdefault(key[:5], {}).setdefault((key[5], parsed.device), array("d")).extend(numbers)
 
     def update(self, other: FleetFigures) -> None:
         """Add the figures of other hosts."""
@@ -148,35 +155,54 @@ class FleetFigures:
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure of this host.
 
-        Peers are the parts in the same position of all hosts, if the criterion has `by_position` and there are enough of
-        them for a deviation. Otherwise peers are all parts of the model.
+        Peers are the GPUs with the same part number if there are enough for the limit, otherwise all GPUs of the model: of one
+        model, boards with different part numbers differ by 2 % in memory bandwidth (measured, H200). Of these, peers are those in
+        the same position of all hosts if the criterion has `by_position` and they are enough for a deviation.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
 
     def peers_at(self, key: FigureKey, scope: str, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure by its key and scope."""
-        if criterion and criterion.by_position:
-            same_position = self._peer_group(key, Scope.parse(scope).device)
+        position = Scope.parse(scope).device if criterion and criterion.by_position else ""
+        if key[5]:
+            same_part = self._peers_in(key[:5], key[5], position)
+            if has_enough_peers(criterion, same_part):
+                return same_part
+        return self._peers_in(key[:5], "", position)
+
+    def _peers_in(self, key: _ModelKey, part_number: str, position: str) -> PeerGroup:
+        """Return the parts in one position if they are enough for a deviation, otherwise those in all positions."""
+        if position:
+            same_position = self._peer_group(key, part_number, position)
             if len(same_position.values) >= MIN_PEERS_FOR_DEVIATION:
                 return same_position
-        return self._peer_group(key, "")
+        return self._peer_group(key, part_number, "")
 
-    def _peer_group(self, key: FigureKey, position: str) -> PeerGroup:
-        """Return the parts in one position of their hosts, or all of them if `position` is empty."""
-        if (key, position) not in self._peers:
-            positions = self._values.get(key, {})
-            if position:
-                positions = {position: positions[position]} if position in positions else {}
-            values = [value for numbers in positions.values() for value in numbers]
+    def _peer_group(self, key: _ModelKey, part_number: str, position: str) -> PeerGroup:
+        """Return the parts with this part number in this position of their hosts. An empty text means all of them."""
+        chosen = (key, part_number, position)
+        if chosen not in self._peers:
+            groups = self._values.get(key, {})
+            values = [
+                value
+                for (number, place), numbers in groups.items()
+                if part_number in ("", number) and position in ("", place)
+                for value in numbers
+            ]
             values += [
                 value
                 for scope, value in self._of_gangs.get(key, {}).items()
-                if not position or Scope.parse(scope).device == position
+                if not part_number and position in ("", Scope.parse(scope).device)
             ]
-            self._peers[(key, position)] = PeerGroup(
-                model=key[0] or "this kind", kind=key[3], values=tuple(sorted(values)), position=position
+            is_some = bool(part_number) and any(number != part_number for number, _ in groups)
+            self._peers[chosen] = PeerGroup(
+                model=key[0] or "this kind",
+                kind=key[3],
+                values=tuple(sorted(values)),
+                position=position,
+                part_number=part_number if is_some else "",
             )
-        return self._peers[(key, position)]
+        return self._peers[chosen]
 
     def key(self, view: HostView, item: Observation | Verdict) -> FigureKey:
         """Return the key that a figure of this host shares with its peers."""
@@ -189,7 +215,8 @@ class FleetFigures:
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
-        return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items())
+        part_number = view.part_numbers.get(scope.device, "") if model == view.names.get(scope.device) else ""
+        return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items()), part_number
 
 
 def model_readings(criterion: Criterion) -> tuple[str, ...]:
@@ -204,9 +231,10 @@ def compared_names(view: HostView, names: Collection[str]) -> list[str]:
     return [name for name in names if name in compared]
 
 
-def has_enough_peers(criterion: Criterion, peers: PeerGroup) -> bool:
-    """Return whether there are enough peers for the limit of the criterion."""
-    return peers.has_median if criterion.fleet_fraction is not None else peers.deviation is not None
+def has_enough_peers(criterion: Criterion | None, peers: PeerGroup) -> bool:
+    """Return whether there are enough peers for the limit of the criterion; without a criterion, for a median."""
+    needs_median = criterion is None or criterion.fleet_fraction is not None
+    return peers.has_median if needs_median else peers.deviation is not None
 
 
 def limit(criterion: Criterion, peers: PeerGroup) -> float:

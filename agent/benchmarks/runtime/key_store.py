@@ -84,7 +84,7 @@ class KeyStore:
                 time.sleep(REDIAL_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._lines = self._socket.makefile("rb")
-        self._socket.sendall(f"{name}\n".encode())
+        self._send(f"{name}\n".encode())
 
     def set(self, key: str, value: str) -> None:
         """Store the value."""
@@ -106,12 +106,22 @@ class KeyStore:
         self._lines.close()
         self._socket.close()
 
-    def _ask(self, request: dict[str, Any]) -> Any:
+    def _send(self, line: bytes) -> None:
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.sendall(line)
+        except OSError as error:
+            raise _no_answer(error) from error
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        self._send(json.dumps(request).encode() + b"\n")
+        try:
             line = self._lines.readline(MAX_BYTES)
         except OSError as error:
-            raise RuntimeError(f"the store of the launch does not answer: {error.strerror or error}") from error
+            raise _no_answer(error) from error
         if not line.endswith(b"\n"):
             raise RuntimeError("the store of the launch closed the connection")
         return json.loads(line)
+
+
+def _no_answer(error: OSError) -> RuntimeError:
+    return RuntimeError(f"the store of the launch does not answer: {error.strerror or error}")

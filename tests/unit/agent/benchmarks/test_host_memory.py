@@ -14,7 +14,7 @@ import torch
 from agent.benchmarks.compute import host_compute
 from agent.benchmarks.memory import host_memory
 from agent.benchmarks.memory.host_memory import HostMemory, allocate, array_bytes
-from agent.benchmarks.runtime import host_rank
+from agent.benchmarks.runtime import host_rank, numa
 from agent.benchmarks.runtime.agreement import CannotMeasureError
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usable_nodes
@@ -73,6 +73,13 @@ def test_nodes_with_processors_and_memory_are_measured(tmp_path: Path) -> None:
     first, second = usable_nodes(write(tmp_path, TWO_SOCKETS))
     assert first == Node(number=0, cpus=(CPUS[0],), free=100 * 1024, cache=32 * MIB, farthest=1)
     assert second == Node(number=1, cpus=(CPUS[-1],), free=101 * 1024, cache=0, farthest=0)
+
+
+@pytest.mark.parametrize(("number", "farthest"), [(0, 17), (8, 0), (17, 8)])
+def test_distances_belong_to_the_nodes_that_are_online(tmp_path: Path, number: int, farthest: int) -> None:
+    distances = {0: "10 20 30", 8: "40 10 20", 17: "20 30 10"}
+    root = write(tmp_path, {f"{NODES}/node{node}/distance": f"{text}\n" for node, text in distances.items()})
+    assert numa._farthest(number, [0, 8, 17], root) == farthest
 
 
 def test_kernel_without_numa_is_one_node(tmp_path: Path) -> None:

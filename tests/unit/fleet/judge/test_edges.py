@@ -1124,7 +1124,7 @@ def test_median_needs_a_minimum_of_peers(count: int) -> None:
 
 def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
     fleet = FleetFigures(Planned(one_figure_plan()))
-    key = ("m", "n", "s", "gpu", ())
+    key = ("m", "n", "s", "gpu", (), "")
     for host in range(3):
         fleet.add_figures(key, "gpu=0,link=1", [1.0 + host])
         fleet.add_figures(key, "gang=r1", [7.0])
@@ -1145,7 +1145,7 @@ def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
     assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # too few peers at that position
     fleet.add_figures(key, "gpu=0", [0.5])
     assert fleet.peers_at(key, "gpu=0").values[0] == 0.5
-    assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", ()), "gpu=0").model) == ("m", "this kind")
+    assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", (), ""), "gpu=0").model) == ("m", "this kind")
 
 
 def test_non_numeric_value_is_not_in_the_median() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -40,8 +42,16 @@ def criterion(**fields: object) -> Criterion:
     return Criterion(**{**default, "action": "inspect_hardware", "source": "a test", **fields})  # type: ignore[arg-type]
 
 
-def relative_verdicts(criterion: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
-    """Return (host, scope) -> verdict; `shares` has the factors of the stress rates of both GPUs of each host."""
+def relative_verdicts(
+    criterion: Criterion, shares: dict[str, tuple[float, float]], part_numbers: Mapping[str, str] = MappingProxyType({})
+) -> dict[tuple[str, str], Verdict]:
+    """Return (host, scope) -> verdict.
+
+    Args:
+        criterion: the only criterion.
+        shares: host -> factors of the stress rates of its two GPUs.
+        part_numbers: host -> part number of its GPUs. The GPUs of the other hosts report none.
+    """
     plan = small_plan(*shares)
     evidence = {}
     for host in shares:
@@ -53,11 +63,19 @@ def relative_verdicts(criterion: Criterion, shares: dict[str, tuple[float, float
                 else item
                 for item in record.observations
             )
-            return replace(record, observations=observed)
+            return with_part_number(replace(record, observations=observed), part_numbers.get(host, ""))
 
         evidence[host] = Evidence(records=tuple(map(share, builders.records(plan, host))))
     packs = (Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(criterion,)),)
     return {(item.host, item.scope): item for item in judge(plan, evidence, packs) if item.criterion == "relative"}
+
+
+def with_part_number(record: Record, part_number: str) -> Record:
+    """Return the record with this part number of both GPUs in all snapshots; unchanged if it is empty."""
+    metric = Metric(name="gpu.part_number", unit="1", values=dict.fromkeys(("gpu=0", "gpu=1"), part_number))
+    added = (metric,) if part_number else ()
+    snapshots = tuple(replace(taken, metrics=(*taken.metrics, *added)) for taken in record.snapshots)
+    return replace(record, snapshots=snapshots)
 
 
 def normal_factors(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
@@ -81,7 +99,7 @@ def test_deviation_limit_needs_eight_parts() -> None:
 
 def test_gang_added_after_a_comparison_is_included_in_later_ones() -> None:
     figures = FleetFigures(Planned(small_plan("h1", "h2")))
-    key = ("NVIDIA H200", "collective.all_reduce.busbw", "gang", "gang", ())
+    key = ("NVIDIA H200", "collective.all_reduce.busbw", "gang", "gang", (), "")
     for number in (1, 2):
         figures.add_figures(key, f"gang=r{number}", [float(number)])
         assert len(figures.peers_at(key, "gang=r1").values) == number
@@ -113,6 +131,38 @@ def test_parts_are_compared_by_position_if_there_are_enough() -> None:
         "over 8 GPUs"
         in next(iter(relative_verdicts(criterion(fleet_fraction=0.5, by_position=True), few).values())).detail
     )
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 6, 40])
+def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
+    """The second part number is 3 % slower; of each, one GPU is 3 % slower than its equals."""
+    first = normal_factors(hosts)
+    second = {f"slower-{host}": (one * 0.97, two * 0.97) for host, (one, two) in first.items()}
+    numbers = {**dict.fromkeys(first, "692-2G520-0282-001"), **dict.fromkeys(second, "692-2G520-0282-000")}
+    first["h1"], second["slower-h1"] = (0.97, 1.0), (0.97**2, 0.97)
+    rule = criterion(fleet_fraction=0.98)
+    verdicts = relative_verdicts(rule, {**first, **second}, numbers)
+    failed = {position: item for position, item in verdicts.items() if item.verdict == FAIL}
+    assert set(failed) == {("h1", "gpu=0"), ("slower-h1", "gpu=0")}
+    assert f"over {2 * hosts} GPUs with part number 692-2G520-0282-000" in failed["slower-h1", "gpu=0"].detail
+    assert "part number" not in relative_verdicts(rule, first, numbers)["h1", "gpu=0"].detail
+
+
+@pytest.mark.parametrize(("others", "fails"), [(0, True), (1, False)])
+def test_gpus_too_few_of_their_part_number_are_compared_with_the_model(others: int, fails: bool) -> None:
+    rates = {**normal_factors(6), **{f"odd{number}": (0.97, 0.97) for number in range(others + 1)}}
+    numbers = {host: "odd" if host.startswith("odd") else "usual" for host in rates}
+    verdicts = relative_verdicts(criterion(fleet_fraction=0.98), rates, numbers)
+    assert (verdicts["odd0", "gpu=0"].verdict == FAIL) is fails
+
+
+@pytest.mark.parametrize("unknown", [1, 5])
+def test_gpus_without_part_number_are_compared_with_all_of_the_model(unknown: int) -> None:
+    rates = normal_factors(6, h5=(0.97, 1.0))
+    numbers = dict.fromkeys(list(rates)[unknown:], "692-2G520-0282-001")
+    verdicts = relative_verdicts(criterion(fleet_fraction=0.98), rates, numbers)
+    assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h5", "gpu=0")]
+    assert "over 12 GPUs" in verdicts["h0", "gpu=0"].detail
 
 
 PACK = """\

@@ -88,8 +88,14 @@ def test_record_is_transferred_byte_for_byte(plan: Plan) -> None:
     assert [(item.text, item.host, item.node) for item in reported] == [(record, "h1", "gpu-a")]
 
 
-def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan) -> None:
-    assert max(len(line) + 1 for line in lines_of(plan, *HOSTS, node="n" * 253)) <= frames.LINE_BYTES
+@pytest.mark.parametrize("length", [1, 60, 253])
+def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan, length: int) -> None:
+    name, text = "n" * length, text_of(builders.records(plan, "h1")[0])
+    written = list(frames.lines(text, run_id=name, host=name, gang=name, node=name))
+    assert len(written) > 1
+    assert max(len(line) + 1 for line in written) <= frames.LINE_BYTES
+    (record,), problems = frames.read(written, source="log")
+    assert (record.text, record.node, problems) == (text, name, [])
 
 
 @pytest.mark.parametrize(
