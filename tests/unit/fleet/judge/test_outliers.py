@@ -211,7 +211,7 @@ def test_empty_or_ambiguous_limit_is_refused(limit: str, tmp_path: Path) -> None
 # ---- peers ----
 
 PLAN = one_figure_plan("h1", "h2", gpu_count=2)
-KEY = ("NVIDIA H200", "stress.throughput", "benchmark", "gpu", ())
+KEY = ("NVIDIA H200", "stress.throughput", "benchmark", "gpu", (), "")
 DISK, LIGHT, PART_NUMBER = "local_storage.read_bandwidth", "optics.rx_power", "optics.module.part_number"
 
 
@@ -375,7 +375,7 @@ def test_peers_are_all_parts_or_those_in_one_position_if_they_are_eight() -> Non
 
 
 def test_figure_of_a_gang_is_counted_once() -> None:
-    key = ("", "collective.all_reduce.busbw", "gang", "gang", ())
+    key = ("", "collective.all_reduce.busbw", "gang", "gang", (), "")
     figures, other = FleetFigures(Planned(PLAN)), FleetFigures(Planned(PLAN))
     figures.add_figures(key, "gang=a", [1.0, 2.0])
     figures.add_figures(key, "gang=a", [3.0])
