@@ -34,6 +34,9 @@ from agent.sampling.statistics import summarize
 from schemas import documents
 from schemas.records import ERROR
 
+MIN_STEPS = 60
+"""Fewest steps of a training, in all epochs together. With hundreds of ranks an epoch has too few steps for the loss to fall, or
+not one; then each rank trains on its images several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 
@@ -59,8 +62,8 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
         drop_last=True,
     )
     batch, epochs = settings["batch_size"], settings["epochs"]
-    steps = min(len(sampler) // batch, settings["max_steps"] or sys.maxsize)
-    if steps * epochs < 2:
+    steps = steps_per_epoch(len(sampler), settings)
+    if not len(sampler) or steps * epochs < 2:
         raise CannotMeasureError(
             ERROR, f"too few steps: {steps}, of {batch} images on each of {context.world_size} ranks"
         )
@@ -69,8 +72,7 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
     losses, seconds = [], []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        order = torch.tensor(list(sampler), device=context.device)
-        for indices in order.split(batch)[:steps]:  # type: ignore[no-untyped-call]
+        for indices in batches(torch.tensor(list(sampler), device=context.device), batch, steps):
             began = time.perf_counter()
             forward = partial(_loss, ddp, images.train[indices], images.train_classes[indices])
             losses.append(train_step(context, optimizer, forward, synchronize=True))
@@ -84,6 +86,19 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
     if context.rank == 0:
         _save(context, model, name, settings, data=images.label, loss=float(losses[-1]), accuracy=accuracy)
     _report(context, name, images, losses, seconds, batch, accuracy)
+
+
+def steps_per_epoch(images: int, settings: Mapping[str, Any]) -> int:
+    """Return the steps of an epoch on a rank that has this many images."""
+    fewest = -(-MIN_STEPS // settings["epochs"])
+    return min(max(images // settings["batch_size"], fewest), settings["max_steps"] or sys.maxsize)
+
+
+def batches(order: torch.Tensor, size: int, count: int) -> Sequence[torch.Tensor]:
+    """Return `count` batches (size,) of the images in this order (images,); from the start again if there are too few."""
+    repetitions = -(-size * count // len(order))
+    split: Sequence[torch.Tensor] = order.repeat(repetitions).split(size)  # type: ignore[no-untyped-call]
+    return split[:count]
 
 
 def _loss(ddp: nn.Module, pictures: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:

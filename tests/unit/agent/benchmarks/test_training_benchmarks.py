@@ -23,11 +23,13 @@ from agent.benchmarks.training import (
     dataloader,
     fashion_mnist,
     model_parallel,
+    training,
     training_loop,
     transformer,
     variants,
 )
 from schemas.benchmarks.training import TRAINING
+from schemas.catalogue import settings
 from schemas.records import Observation
 from tests import ROOT, ranks
 from tests.unit.agent.benchmarks.test_benchmarks import (
@@ -214,6 +216,25 @@ def test_every_second_rank_drives_a_replica(count: int, replicas: int) -> None:
 )
 def test_overlap_figures_follow_from_three_times(both: float, hidden: float, slowdown: float) -> None:
     assert overlap.overlap_figures(3.0, 2.0, both) == pytest.approx((hidden, slowdown))
+
+
+@pytest.mark.parametrize("images", [50_000, 60_000])
+@pytest.mark.parametrize("ranks", [1, 8, 96, 256, 391, 512, 1024, 10_000])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_training_has_enough_steps_on_any_number_of_ranks(images: int, ranks: int, epochs: int) -> None:
+    chosen = settings("training", {"epochs": epochs})
+    own, size = images // ranks, chosen["batch_size"]
+    steps = training.steps_per_epoch(own, chosen)
+    assert steps * epochs >= training.MIN_STEPS
+    assert steps == own // size or own // size * epochs < training.MIN_STEPS
+    order = torch.randperm(own)
+    batches = training.batches(order, size, steps)
+    assert [len(batch) for batch in batches] == [size] * steps
+    assert torch.equal(torch.cat(list(batches))[:own], order[: size * steps])
+
+
+def test_max_steps_limits_a_short_epoch() -> None:
+    assert training.steps_per_epoch(1000, settings("training", {"max_steps": 3})) == 3
 
 
 def test_learning_rate_rises_and_falls() -> None:
