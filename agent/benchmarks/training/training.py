@@ -90,8 +90,8 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
 
 def steps_per_epoch(images: int, settings: Mapping[str, Any]) -> int:
     """Return the steps of an epoch on a rank that has this many images."""
-    fewest = -(-MIN_STEPS // settings["epochs"])
-    return min(max(images // settings["batch_size"], fewest), settings["max_steps"] or sys.maxsize)
+    epochs, batch, most = int(settings["epochs"]), int(settings["batch_size"]), int(settings["max_steps"])
+    return min(max(images // batch, -(-MIN_STEPS // epochs)), most or sys.maxsize)
 
 
 def batches(order: torch.Tensor, size: int, count: int) -> Sequence[torch.Tensor]:
