@@ -22,7 +22,10 @@ from schemas import documents
 MARK = "RACKPROOF-RECORD/1 "
 LINE_BYTES = 4096
 """PIPE_BUF of Linux: the largest atomic write to a pipe."""
-DATA_BYTES = 3000
+MOST_BYTES = 4 * LINE_BYTES
+"""Maximum size of a line that is read. Names that are not ASCII take up to six bytes per character."""
+DATA_BYTES, LEAST_BYTES = 3000, 500
+"""Most and fewest bytes of a record in one line."""
 MOST_PARTS = 20_000
 """Maximum number of parts of one record: 60 MB of base64, far more than a record may have."""
 TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
@@ -68,7 +71,8 @@ def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = ""
         }
         return MARK + json.dumps(frame, separators=(",", ":"))
 
-    size = min(DATA_BYTES, LINE_BYTES - len("\n") - len(line(MOST_PARTS, MOST_PARTS, "")))  # names may be long
+    # With long names that are not ASCII, a line may be longer than an atomic write.
+    size = max(LEAST_BYTES, min(DATA_BYTES, LINE_BYTES - len("\n") - len(line(MOST_PARTS, MOST_PARTS, ""))))
     parts = [data[at : at + size] for at in range(0, len(data), size)]
     for number, part in enumerate(parts, 1):
         yield line(number, len(parts), part)
@@ -137,7 +141,7 @@ def _frame(line: str, where: str) -> dict[str, Any] | None:
     if not mark:
         return None
     try:
-        frame = documents.parse(rest.strip(), source=where, max_bytes=LINE_BYTES)
+        frame = documents.parse(rest.strip(), source=where, max_bytes=MOST_BYTES)
     except documents.DocumentError as error:
         raise documents.DocumentError(f"{error}: the line of a record was cut off or mixed with another") from None
     if not isinstance(frame, dict) or not _well_formed(frame):

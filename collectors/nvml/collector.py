@@ -58,7 +58,7 @@ class CachedGpu:
 
     uuid: str
     constants: dict[str, Value] = field(default_factory=dict)
-    has_field: dict[int, bool] = field(default_factory=dict)
+    denied_fields: dict[int, float] = field(default_factory=dict)
     counters: GpmCounters = field(default_factory=GpmCounters)
     slow: SlowReadings = field(default_factory=SlowReadings)
 
@@ -72,7 +72,7 @@ class NvmlCollector:
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
         pauses_s: before a GPU that denies a reading which its model has is read again. With `keep_open` it is not read again,
-            because a scrape must not wait; its next collection has the reading.
+            because a scrape must not wait; a later collection has the reading.
     """
 
     name = "nvml"
@@ -99,6 +99,8 @@ class NvmlCollector:
 
     def collect(self) -> Iterable[Family]:
         families = self._collect()
+        if not self._pauses_s:
+            return families
         for pause_s in self._pauses_s:
             if not (denying := self._denials.find(families)):
                 return families
@@ -175,7 +177,7 @@ class NvmlCollector:
             self._forget(index)
             raise
         cached = self._cached(index, read_uuid(gpu))
-        gpu.has_field = cached.has_field
+        gpu.denied_fields = cached.denied_fields
         labels = {"gpu": str(index)} | ({"uuid": cached.uuid} if cached.uuid else {})
         samples = list(read_samples(gpu, self._full_snapshot, cached.constants))
         if not self._full_snapshot:

@@ -31,7 +31,10 @@ class Denials:
         self._accepted: set[tuple[str, _Key]] = set()
 
     def find(self, families: Iterable[Family]) -> set[int]:
-        """Return the NVML indices of GPUs that deny a reading which their model has: now, on another GPU, or earlier."""
+        """Return the NVML indices of GPUs that deny a reading which their model has: now, on another GPU, or earlier.
+
+        GPUs with an error in any reading are left out.
+        """
         return {int(gpu) for gpu, _ in self._find(families)}
 
     def accept(self, families: Iterable[Family]) -> None:
@@ -45,12 +48,15 @@ class Denials:
         }
         denied: set[tuple[str, _Key]] = set()
         measured: set[tuple[str, _Key]] = set()
+        failing: set[str] = set()
         for gpu, key, value in _gpu_readings(listed):
             if not isinstance(value, Absent):
                 measured.add((gpu, key))
                 self._models.setdefault(key, set()).add(models.get(gpu))
             elif value.status == "unsupported":
                 denied.add((gpu, key))
+            else:
+                failing.add(gpu)
         # NVML lists no links, so a link whose state is denied is missing.
         links = [key for key in self._models if key[0] == ACTIVE.name]
         denied |= {(gpu, key) for gpu in models for key in links if (gpu, key) not in measured}
@@ -60,20 +66,38 @@ class Denials:
             having, model = self._models.get(key, set()), models.get(gpu)
             return model in having or (isinstance(model, Absent) and bool(having))
 
-        return {(gpu, key) for gpu, key in denied - self._accepted if has(gpu, key)}
+        # A GPU with an error is not read again: its state may change, and the error is evidence.
+        return {(gpu, key) for gpu, key in denied - self._accepted if gpu not in failing and has(gpu, key)}
 
 
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
-    """Replace the readings of the host, and of each GPU that has more values in `again`, which was read later."""
+    """Replace readings by those in `again`, which were read later: of the host, and of each GPU, if there are more values.
+
+    A GPU must have the same UUID: the driver may have lost a GPU and numbered the others anew.
+    """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
-    better = {gpu for gpu, count in _counts(newer).items() if gpu is None or count > _counts(older)[gpu]}
+    before, after = _counts(older), _counts(newer)
+    uuids = _uuids(older)
+    known = {uuid for uuid in uuids.values() if uuid}
+    better = {
+        gpu
+        for gpu, uuid in _uuids(newer).items()
+        if after[gpu] > before[gpu] and (uuids.get(gpu) == uuid or (not uuids.get(gpu) and uuid not in known))
+    }
+    if after[None] >= before[None]:
+        better.add(None)
     for family in families:
-        before, after = older[family.name], newer.get(family.name, {})
+        old, new = older[family.name], newer.get(family.name, {})
         family.readings = [
-            reading
-            for gpu in dict.fromkeys([*before, *after])
-            for reading in (after if gpu in better else before).get(gpu, [])
+            reading for gpu in dict.fromkeys([*old, *new]) for reading in (new if gpu in better else old).get(gpu, [])
         ]
+
+
+def _uuids(families: Mapping[str, Mapping[str | None, list[_Reading]]]) -> dict[str | None, str]:
+    """Return the UUID of each GPU; empty if it is unknown."""
+    return {
+        gpu: readings[0][0].get("uuid", "") for by_gpu in families.values() for gpu, readings in by_gpu.items() if gpu
+    }
 
 
 def _gpu_readings(families: Iterable[Family]) -> Iterator[tuple[str, _Key, Value | Absent]]:

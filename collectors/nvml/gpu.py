@@ -32,14 +32,14 @@ class NvmlGpu:
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        self.has_field: dict[int, bool] = {}
-        """Whether the part has an NVLink field, cached between collections. A field that was read once stays one that it has."""
+        self.denied_fields: dict[int, float] = {}
+        """NVLink field -> how often NVML denied it; -infinity if it was ever read. It is kept between collections."""
         self._answers: dict[Hashable, Any] = {}
 
     def without_cache(self) -> NvmlGpu:
         """Return the same GPU with an empty cache."""
         copy = NvmlGpu(self.handle)
-        copy.has_field = self.has_field
+        copy.denied_fields = self.denied_fields
         return copy
 
     def cached(self, key: Hashable, get: Callable[[], S]) -> S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ _SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 MAX_EXPONENT = 50
 """Greatest exponent of a bit error ratio that can be measured: no link transfers 10^50 bits."""
+MAX_DENIALS = 3
+"""Collections in which NVML denies an NVLink field, after which the part does not have it. One may be only for a moment."""
 
 LinkStates = dict[int, bool | Absent]
 """NVLink -> whether it is up."""
@@ -148,15 +151,15 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
     if kind.error_counter is not None and (counts := _read_error_counter(gpu, kind.error_counter, links)):
         return counts
     for number in kind.fields:
-        if gpu.has_field.get(number) is False:
+        if gpu.denied_fields.get(number, 0) >= MAX_DENIALS:
             continue
         fields = gpu.fields((number, link) for link in links)
         values = {link: try_read(lambda: kind.convert(field_value(field))) for (_, link), field in fields.items()}  # noqa: B023
         if any(map(_exists, values.values())):
-            gpu.has_field[number] = True
+            gpu.denied_fields[number] = -math.inf
             return values
         if any(state is True for state in read_link_states(gpu).values()):
-            gpu.has_field.setdefault(number, False)
+            gpu.denied_fields[number] = gpu.denied_fields.get(number, 0) + 1
     raise unsupported_error("NVML: Not Supported")
 
 

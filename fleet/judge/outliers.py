@@ -46,12 +46,15 @@ MODULE_READINGS, MODULE_MODEL = "optics.", "optics.module.part_number"
 """Prefix of readings of modules at ports, and the reading of their model. They are compared with modules of the same model."""
 UNKNOWN_MODULE = "an unknown model"
 
+MEMORY_FIGURES = "memory."
+"""Prefix of the figures of the GPU's memory. They are compared with those of GPUs with the same part number: boards of one model
+with different part numbers differ by 2 % in memory bandwidth, and in no other figure (measured, H200)."""
 DISK_FIGURES = "local_storage."
 """Prefix of the figures of disks. They are compared with those of disks of the same model; virtual disks have none."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
 """Model of the GPU, module or disk, name, stage, kind of scope and settings, which comparable figures share; then the part number
-of the GPU, empty if it is unknown or the figure is not of a GPU."""
+of the GPU, empty if it is unknown or the figure is not of a GPU's memory."""
 _ModelKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
 """A FigureKey without the part number."""
 
@@ -155,9 +158,9 @@ class FleetFigures:
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure of this host.
 
-        Peers are the GPUs with the same part number if there are enough for the limit, otherwise all GPUs of the model: of one
-        model, boards with different part numbers differ by 2 % in memory bandwidth (measured, H200). Of these, peers are those in
-        the same position of all hosts if the criterion has `by_position` and they are enough for a deviation.
+        Peers are all parts of the model; for figures of memory those with the same part number, if they are enough for the limit.
+        Of these, peers are those in the same position of all hosts if the criterion has `by_position` and they are enough for a
+        deviation.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
 
@@ -215,7 +218,7 @@ class FleetFigures:
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
         model = name if name is not None else view.peer_key[0]
-        part_number = view.part_numbers.get(scope.device, "") if model == view.names.get(scope.device) else ""
+        part_number = view.part_numbers.get(scope.device, "") if item.name.startswith(MEMORY_FIGURES) else ""
         return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items()), part_number
 
 

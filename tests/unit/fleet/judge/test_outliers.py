@@ -49,7 +49,7 @@ def relative_verdicts(
 
     Args:
         criterion: the only criterion.
-        shares: host -> factors of the stress rates of its two GPUs.
+        shares: host -> factors of the rates of its two GPUs.
         part_numbers: host -> part number of its GPUs. The GPUs of the other hosts report none.
     """
     plan = small_plan(*shares)
@@ -59,7 +59,7 @@ def relative_verdicts(
         def share(record: Record, host: str = host) -> Record:
             observed = tuple(
                 replace(item, value=float(item.value) * shares[host][int(item.scope[-1])])
-                if item.name == "stress.throughput" and isinstance(item.value, float)
+                if item.name == criterion.name and isinstance(item.value, float)
                 else item
                 for item in record.observations
             )
@@ -133,6 +133,9 @@ def test_parts_are_compared_by_position_if_there_are_enough() -> None:
     )
 
 
+MEMORY = criterion(name="memory.bandwidth", where={"op": "copy"}, unit="B/s", fleet_fraction=0.98)
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 6, 40])
 def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
     """The second part number is 3 % slower; of each, one GPU is 3 % slower than its equals."""
@@ -140,7 +143,7 @@ def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
     second = {f"slower-{host}": (one * 0.97, two * 0.97) for host, (one, two) in first.items()}
     numbers = {**dict.fromkeys(first, "692-2G520-0282-001"), **dict.fromkeys(second, "692-2G520-0282-000")}
     first["h1"], second["slower-h1"] = (0.97, 1.0), (0.97**2, 0.97)
-    rule = criterion(fleet_fraction=0.98)
+    rule = MEMORY
     verdicts = relative_verdicts(rule, {**first, **second}, numbers)
     failed = {position: item for position, item in verdicts.items() if item.verdict == FAIL}
     assert set(failed) == {("h1", "gpu=0"), ("slower-h1", "gpu=0")}
@@ -152,15 +155,25 @@ def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
 def test_gpus_too_few_of_their_part_number_are_compared_with_the_model(others: int, fails: bool) -> None:
     rates = {**normal_factors(6), **{f"odd{number}": (0.97, 0.97) for number in range(others + 1)}}
     numbers = {host: "odd" if host.startswith("odd") else "usual" for host in rates}
-    verdicts = relative_verdicts(criterion(fleet_fraction=0.98), rates, numbers)
+    verdicts = relative_verdicts(MEMORY, rates, numbers)
     assert (verdicts["odd0", "gpu=0"].verdict == FAIL) is fails
+
+
+def test_only_figures_of_memory_are_compared_by_part_number() -> None:
+    rates = {**normal_factors(6), **{f"odd{number}": (0.97, 0.97) for number in range(4)}}
+    numbers = {host: "odd" if host.startswith("odd") else "usual" for host in rates}
+    by_model = relative_verdicts(criterion(fleet_fraction=0.98), rates, numbers)
+    assert {host for (host, _), item in by_model.items() if item.verdict == FAIL} == {
+        f"odd{number}" for number in range(4)
+    }
+    assert {item.verdict for item in relative_verdicts(MEMORY, rates, numbers).values()} == {PASS}
 
 
 @pytest.mark.parametrize("unknown", [1, 5])
 def test_gpus_without_part_number_are_compared_with_all_of_the_model(unknown: int) -> None:
     rates = normal_factors(6, h5=(0.97, 1.0))
     numbers = dict.fromkeys(list(rates)[unknown:], "692-2G520-0282-001")
-    verdicts = relative_verdicts(criterion(fleet_fraction=0.98), rates, numbers)
+    verdicts = relative_verdicts(MEMORY, rates, numbers)
     assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h5", "gpu=0")]
     assert "over 12 GPUs" in verdicts["h0", "gpu=0"].detail
 

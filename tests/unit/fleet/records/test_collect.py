@@ -98,6 +98,13 @@ def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan, length: int) -> 
     assert (record.text, record.node, problems) == (text, name, [])
 
 
+def test_record_with_long_names_that_are_not_ascii_is_complete(plan: Plan) -> None:
+    name, text = "\u00e9" * 253, text_of(builders.records(plan, "h1")[0])
+    written = list(frames.lines(text, run_id=name, host=name, gang=name, node=name))
+    (record,), problems = frames.read(written, source="log")
+    assert (record.text, record.host, problems) == (text, name, [])
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

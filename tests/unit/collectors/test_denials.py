@@ -1,0 +1,102 @@
+"""Test which readings that NVML denies are read again, and what is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from collectors.base import Absent, Family, Value
+from collectors.nvml.denials import Denials, replace_denied
+
+DENIED = Absent.unsupported("NVML: Not Supported")
+FAILED = Absent.error("NVML: GPU is lost")
+UUIDS = {"0": "GPU-a", "1": "GPU-b", "2": "GPU-c"}
+
+
+def family(name: str, values: Mapping[str, Value | Absent], uuids: Mapping[str, str] = UUIDS) -> Family:
+    """Return a family by scope: `1` is GPU 1, `1 7` is its link 7, and an empty scope is the host."""
+    made = Family(name=name, unit="1", help="")
+    for scope, value in values.items():
+        gpu, _, link = scope.partition(" ")
+        labels = {"gpu": gpu, "uuid": uuids.get(gpu, ""), "link": link}
+        made.add({key: text for key, text in labels.items() if text}, value)
+    return made
+
+
+def flat(families: list[Family]) -> dict[str, list[Value | Absent]]:
+    """Return the values of each family, in order."""
+    return {each.name: [value for _, value in each.readings] for each in families}
+
+
+NAMES = family("gpu.name", {"0": "H200", "1": "H200", "2": "H100"})
+
+
+@pytest.mark.parametrize(
+    ("readings", "found"),
+    [
+        ({"0": 1, "1": 1, "2": 1}, set()),
+        ({"0": 1, "1": DENIED, "2": 1}, {1}),
+        ({"0": 1, "1": 1, "2": DENIED}, set()),  # no other GPU of the model has it
+        ({"0": 1, "1": FAILED, "2": 1}, set()),
+        ({"0": 1, "1 3": DENIED, "1 4": 1, "2": 1}, {1}),
+    ],
+)
+def test_gpu_denies_what_another_of_its_model_has(readings: dict[str, Value | Absent], found: set[int]) -> None:
+    assert Denials().find([NAMES, family("gpu.thing", readings)]) == found
+
+
+def test_gpu_denies_what_it_had_before() -> None:
+    denials = Denials()
+    assert denials.find([NAMES, family("gpu.thing", {"2": 1})]) == set()
+    assert denials.find([NAMES, family("gpu.thing", {"2": DENIED})]) == {2}
+
+
+def test_gpu_with_an_error_is_not_read_again() -> None:
+    denied = family("gpu.thing", {"0": 1, "1": DENIED})
+    failed = family("gpu.other", {"0": 1, "1": FAILED})
+    assert Denials().find([NAMES, denied, failed]) == set()
+
+
+@pytest.mark.parametrize(("state", "found"), [(None, {1}), (DENIED, {1}), (FAILED, set())])
+def test_link_that_another_gpu_of_the_model_has_is_missing(state: Absent | None, found: set[int]) -> None:
+    states: dict[str, Value | Absent] = {"0 0": True, "0 1": True, "1 0": True}
+    if state:
+        states["1 1"] = state
+    assert Denials().find([NAMES, family("gpu.nvlink.active", states)]) == found
+
+
+def test_denial_is_believed_until_the_reading_has_a_value_again() -> None:
+    denials = Denials()
+    denied, measured = ([NAMES, family("gpu.thing", {"0": 1, "1": value})] for value in (DENIED, 1))
+    denials.accept(denied)
+    assert denials.find(denied) == set()
+    assert denials.find(measured) == set()
+    assert denials.find(denied) == {1}
+
+
+def test_gpu_with_more_values_is_replaced_as_a_whole() -> None:
+    older = [family("gpu.a", {"0": 1, "1": DENIED}), family("gpu.b", {"0": 1, "1": 4})]
+    replace_denied(older, [family("gpu.a", {"0": 9, "1 0": 2, "1 1": 3}), family("gpu.b", {"0": 9, "1": 5})])
+    assert flat(older) == {"gpu.a": [1, 2, 3], "gpu.b": [1, 5]}
+
+
+def test_readings_of_another_gpu_at_the_same_index_are_not_taken() -> None:
+    """GPU 1 was lost in between, and the driver numbers GPU 2 as 1."""
+    older = [family("gpu.a", {"0": 1, "1": DENIED, "2": DENIED})]
+    replace_denied(older, [family("gpu.a", {"0": 1, "1": 7}, {"0": "GPU-a", "1": "GPU-c"})])
+    assert flat(older) == {"gpu.a": [1, DENIED, DENIED]}
+
+
+def test_gpu_whose_uuid_was_denied_is_replaced_unless_the_uuid_is_another_gpus() -> None:
+    for uuid, expected in (("GPU-b", 2), ("GPU-c", DENIED)):
+        older = [family("gpu.a", {"0": 1, "1": DENIED, "2": 1}, {"0": "GPU-a", "2": "GPU-c"})]
+        replace_denied(older, [family("gpu.a", {"0": 1, "1": 2}, {"0": "GPU-a", "1": uuid})])
+        assert flat(older) == {"gpu.a": [1, expected, 1]}
+
+
+@pytest.mark.parametrize(("again", "expected"), [(8, 8), (FAILED, 7)])
+def test_readings_of_the_host_are_replaced_unless_they_are_lost(again: Value | Absent, expected: Value) -> None:
+    older = [family("gpu.count", {"": 7})]
+    replace_denied(older, [family("gpu.count", {"": again})])
+    assert flat(older) == {"gpu.count": [expected]}
