@@ -110,7 +110,7 @@ def test_click_opens_the_host_page_and_back_returns(watched: WatchedPage, files:
     assert page.url.endswith("#host=r01-h03")
     text = host_page(page, "r01-h03")
     for expected in ("r01-h03", "rejected", "GPU 3", "r01-h03-3", "Return the part (RMA)", "Margin", "Source",
-                     "measured, 4x H200", "Evidence", "hosts/r01-h03.json",
+                     "measured, h200x4-standard", "Evidence", "hosts/r01-h03.json",
                      "Package it for return", "--serial r01-h03-3"):  # fmt: skip
         assert expected in text
     assert not page.locator("#overview").is_visible()

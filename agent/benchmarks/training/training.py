@@ -63,9 +63,11 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
     )
     batch, epochs = settings["batch_size"], settings["epochs"]
     steps = steps_per_epoch(len(sampler), settings)
-    if not len(sampler) or steps * epochs < 2:
+    if batch > len(images.train) or not len(sampler) or steps * epochs < 2:
         raise CannotMeasureError(
-            ERROR, f"too few steps: {steps}, of {batch} images on each of {context.world_size} ranks"
+            ERROR,
+            f"too few steps or images: {steps} steps in {epochs} epochs, {len(images.train)} images, batches of {batch} "
+            f"on each of {context.world_size} ranks",
         )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=settings["learning_rate"], momentum=0.5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps * epochs)

@@ -301,7 +301,7 @@ def test_single_wrong_element_is_counted(op: str) -> None:
     ("arguments", "code", "message"),
     [
         (["--only", "training", "--epochs", "0"], 2, "0 is not a whole number of at least 1"),
-        (["--only", "training", "--batch-size", "1000000"], 1, "images on each of 1 ranks"),
+        (["--only", "training", "--batch-size", "1000000"], 1, "images, batches of 1000000 on each of 1 ranks"),
         (["--only", "host_copy", "digest"], 0, "skipped: host_copy"),
     ],
 )
