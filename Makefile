@@ -107,7 +107,7 @@ test: ## Run all linters, and all tests but those of test-gpu, test-image, test-
 	@tests/install_packages.sh
 	@PYTHON=$${PYTHON:-$$(/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo /usr/bin/python3 || echo python3)} \
 	$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
-	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/checks.md, the tables of docs/criteria.md, the alert rules, the role READMEs and docs/variables.md
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/schemas/test_readings.py tests/unit/agent/exporter/test_metrics_page.py

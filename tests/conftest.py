@@ -26,7 +26,7 @@ gc.disable()  # little becomes garbage while pytest collects the tests
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # The six workers start with the first six. The first installs the agent on lab hosts, which other labs wait for.
+    # The workers start with the first of these. The first installs the agent on lab hosts, which other labs wait for.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
     # These follow, in an order in which the workers with the longest files above get short ones next.
