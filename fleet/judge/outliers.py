@@ -48,7 +48,7 @@ UNKNOWN_MODULE = "an unknown model"
 
 MEMORY_FIGURES = "memory."
 """Prefix of the figures of the GPU's memory. They are compared with those of GPUs with the same part number: boards of one model
-with different part numbers differ by 2 % in memory bandwidth, and in no other figure (measured, H200)."""
+with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
 DISK_FIGURES = "local_storage."
 """Prefix of the figures of disks. They are compared with those of disks of the same model; virtual disks have none."""
 

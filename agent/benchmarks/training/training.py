@@ -35,8 +35,8 @@ from schemas import documents
 from schemas.records import ERROR
 
 MIN_STEPS = 60
-"""Fewest steps of a training, in all epochs together. With hundreds of ranks an epoch has too few steps for the loss to fall, or
-not one; then each rank trains on its images several times in an epoch."""
+"""Fewest steps of a training, in all epochs together. With many ranks an epoch has too few steps for the loss to fall, or none.
+Then each rank trains on its images several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 
