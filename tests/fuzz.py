@@ -28,6 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -164,7 +165,10 @@ def _mutate_bytes(rng: random.Random, text: bytes) -> bytes:
 
 
 def _mutate_value(rng: random.Random, document: Any) -> None:
-    """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value."""
+    """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value.
+
+    A value that appears twice is a deep copy. Otherwise a later change could put it into itself.
+    """
     container = _random_container(rng, document)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     if not keys:
@@ -175,12 +179,12 @@ def _mutate_value(rng: random.Random, document: Any) -> None:
     elif kind == 1:
         other = _random_container(rng, document)
         others = list(other.values()) if isinstance(other, dict) else other
-        container[key] = json.loads(json.dumps(rng.choice(others))) if others else None
+        container[key] = deepcopy(rng.choice(others)) if others else None
     elif kind == 2 and isinstance(container, list):
-        container.insert(rng.randrange(len(container) + 1), container[key])
+        container.insert(rng.randrange(len(container) + 1), deepcopy(container[key]))
     elif kind == 2:
         container[rng.choice(("value", "reason", "status", "simulated", "gang", "x", "", "gpu=9", "\ud800"))] = (
-            container[key]
+            deepcopy(container[key])
         )
     elif kind == 3 and isinstance(container[key], int | float):
         container[key] = rng.choice(
@@ -191,7 +195,7 @@ def _mutate_value(rng: random.Random, document: Any) -> None:
     elif kind == 6:
         container[key] = _with_every_number(container[key], rng.choice(EXTREMES))
     else:
-        container[key] = rng.choice(VALUES)
+        container[key] = deepcopy(rng.choice(VALUES))
 
 
 def _with_every_number(value: Any, number: float | str) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -555,6 +556,17 @@ def test_three_thousand_mutations_cause_no_wrong_result() -> None:
     assert counts["accepted"] > 150 < counts["rejected"] + counts["incomplete"]
     assert counts["commands"] > 9
     assert counts["gang records"] > 300
+
+
+def test_mutations_share_no_list_or_object() -> None:
+    """Otherwise a mutation would change later ones, and a value could come to contain itself."""
+    values = repr(fuzz.VALUES)
+    for seed in range(20_000):
+        rng, document = random.Random(seed), {"values": list[Any]()}  # noqa: S311 (a reproducible sequence)
+        for _ in range(3):
+            fuzz._mutate_value(rng, document)
+        json.dumps(document)
+    assert repr(fuzz.VALUES) == values
 
 
 def test_check_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
