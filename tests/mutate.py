@@ -294,7 +294,7 @@ def install_mutant(mutant: Mutant) -> None:
 
 
 def _module(file: str) -> types.ModuleType:
-    return sys.modules[file.removesuffix(".py").replace("/", ".")]
+    return sys.modules[file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")]
 
 
 def clear_caches(files: Iterable[str]) -> None:
@@ -339,7 +339,7 @@ class MutationPlugin:
 
     def __init__(self, chosen: list[Mutant], jobs: int, in_namespace: bool) -> None:
         self.chosen, self.jobs, self.in_namespace = chosen, jobs, in_namespace
-        self.survived: list[Mutant] = []
+        self.detected: set[Mutant] = set()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests of each mutant."""
@@ -358,8 +358,9 @@ class MutationPlugin:
                 tasks.append((mutant, pool.submit(self._is_detected, mutant, items, sum(durations.values()))))
             for mutant, task in tasks:
                 done += 1
-                if not task.result():
-                    self.survived.append(mutant)
+                if task.result():
+                    self.detected.add(mutant)
+                else:
                     print(f"survived {mutant.file}:{mutant.line}: {mutant.apply()[1]}", flush=True)
                 if done % 100 == 0:
                     print(f"… {done} of {len(tasks)} mutants, {time.monotonic() - began:.0f} s", flush=True)
@@ -587,11 +588,11 @@ def _score(name: str, scope: MutationScope, targets: list[str], options: argpars
     pytest.main(["-q", "--no-header", *paths], plugins=[plugin])
     for target, mutants_ in every.items():
         tried = set(mutants_) & set(chosen)
-        detected = len(tried) - len(tried & set(plugin.survived))
+        detected = len(tried & plugin.detected)
         if tried:
             share = detected / len(tried)
             print(f"{share:6.1%} {target}: {detected} of {len(tried)} mutants detected, sampled from {len(mutants_)}")
-    detected = len(chosen) - len(plugin.survived)
+    detected = len(plugin.detected)
     score = detected / len(chosen) if chosen else 0.0
     size = f"{options.sample} per file, seed {options.seed}" if options.sample else "all"
     print(f"mutation score of the {name} {score:.1%}: {detected} of {len(chosen)} detected ({size})", flush=True)
