@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def cgroup_chains(controller: str, root: Path = Path("/"), process: str = "self") -> Iterator[list[Path]]:
-    """Yield a list for each hierarchy that may have this controller: the group of the process, then its parent groups."""
+    """Yield a list for each hierarchy that may have this controller: the group of the process, then its parent groups.
+
+    If the process is in a group outside this mount (its path contains `..`), the list has only the root of the mount.
+    """
     try:
         lines = (root / f"proc/{process}/cgroup").read_text(errors="replace").splitlines()
     except OSError:

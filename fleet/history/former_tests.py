@@ -1,4 +1,4 @@
-"""Return the former runs from which a time budget selects tests: every run of the history that measured any of the hosts."""
+"""Return the former runs by which tests are selected for a time budget: those in the history that measured any of the hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fleet.planning.test_selection import Key, PastRun
 from schemas.baselines import REAL, REHEARSAL
 
 MAX_COSTS = 5
-"""Number of durations of a benchmark under a profile that are used, newest first. Old ones mislead, because settings change."""
+"""Number of durations of a test (stage and benchmark) under a profile that are used, newest first. Old durations mislead, because
+settings change."""
 
 
 def is_history(directory: Path) -> bool:

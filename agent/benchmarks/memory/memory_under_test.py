@@ -1,4 +1,4 @@
-"""The memory of a device that a test has allocated: write it, and compare it with what was written, part by part."""
+"""Device memory that a test has allocated: write it, and compare it with what was written, part by part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MemoryUnderTest:
     """Chunks of a device's memory, as int64 words."""
 
     def __init__(self, chunks: Sequence[torch.Tensor], part_words: int) -> None:
-        """Allocate a further part of at most `part_words`, for the expected words of a comparison."""
+        """Allocate memory for the expected words of one comparison: at most `part_words`, and no more than the largest chunk."""
         self.chunks = chunks
         self.bytes = sum(chunk.numel() for chunk in chunks) * 8
         largest = max(chunk.numel() for chunk in chunks)

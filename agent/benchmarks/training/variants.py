@@ -1,7 +1,7 @@
 """Training steps of ResNet-18 in several precisions, memory layouts and batch sizes, eager and compiled.
 
 DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant is the
-fastest: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph.
+fastest: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph if it can be captured.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class VariantTraining:
 
     def join(self) -> None:
         """Wrap the module in DDP, so that from here on the ranks train together."""
-        # A graph must not contain work of the default stream, and DDP uses the stream in which it was created.
+        # A CUDA graph must not contain work of the default stream, and DDP uses the stream in which it was created.
         side_stream = cuda_stream(self._device) if self._variant.compiled and self._device.type == "cuda" else None
         with torch.cuda.stream(side_stream) if side_stream else contextlib.nullcontext():
             self.module = data_parallel(
@@ -113,7 +113,7 @@ class VariantTraining:
                 broadcast_buffers=False,
                 bucket_cap_mb=BUCKET_MB,
                 gradient_as_bucket_view=True,
-                static_graph=not self._variant.compiled,  # the compiler splits the graph at DDP's buckets by itself
+                static_graph=not self._variant.compiled,  # the compiler splits its graph at DDP's buckets by itself
             )
         if side_stream:
             done = cuda_event()
@@ -192,7 +192,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """Let cuDNN time its convolution algorithms in the warm-up, which takes seconds, and use the fastest."""
+    """Let cuDNN time its convolution algorithms in the warm-up, which takes seconds, and use the fastest, if `enabled`."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:

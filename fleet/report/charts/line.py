@@ -78,7 +78,10 @@ class LineAxes:
 
 
 def axis_steps(top: float) -> tuple[float, float]:
-    """Return step and end of an axis from zero to `top`: three to five steps of 1, 2, 2.5 or 5 times a power of ten."""
+    """Return step and end of an axis from zero that reaches `top`: three to five steps of 1, 2, 2.5 or 5 times a power of ten.
+
+    If `top` is not positive, the axis has one step of 1.
+    """
     if top <= 0:
         return 1.0, 1.0
     rough = top / 4

@@ -1,4 +1,4 @@
-"""Describe the strip plots of every judged figure and every per-device figure: values, limits, and a text for screen readers."""
+"""Describe the strip plots of the figures that vary or fail, and the text of those that are equal everywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Distance from a limit, in percent of the axis, up to which a value is drawn as equal to the limit."""
+"""Half the width of the gap around a limit that must be equalled, in percent of the axis."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 

@@ -125,20 +125,16 @@ def interface_problems(variable, name):
 
 
 def environment_problems(given):
-    """Yield the problems of the environment variables of the ranks, which come from the inventory (`given`) and the host."""
-    sources = dict.fromkeys(given, "rackproof_environment")
-    variables = {**nccl_files(), **os.environ}
-    sources = {**dict.fromkeys(variables, "the environment of this host"), **sources}
-    variables.update(given)
-    for name, directory, remedy in (
-        ("NCCL_SOCKET_IFNAME", NETWORK, "an interface"),
-        ("NCCL_IB_HCA", INFINIBAND, "an adapter"),
-    ):
+    """Yield the problems of the variables of the ranks, from the inventory (`given`), the environment and NCCL's files."""
+    variables, sources = nccl_files()
+    for values, source in ((os.environ, "the environment of this host"), (given, "rackproof_environment")):
+        variables.update(values)
+        sources.update(dict.fromkeys(values, source))
+    for name, directory, kind in (("NCCL_SOCKET_IFNAME", NETWORK, "interface"), ("NCCL_IB_HCA", INFINIBAND, "adapter")):
         wanted, known = variables.get(name, ""), names_in(directory)
         is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
-        if wanted and not is_unused and not nccl_selection(wanted, known):
-            available = ", ".join(sorted(known)) or "none"
-            yield f"{name} is {wanted} in {sources[name]}, but this host has {available}: name {remedy} of this host"
+        if wanted and not is_unused and (reason := selection_problem(wanted, known, kind)):
+            yield f"{name} is {wanted} in {sources[name]}, {reason}"
     for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
         yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
@@ -156,14 +152,28 @@ def environment_problems(given):
 
 
 def nccl_files():
-    """Return the variables of NCCL's configuration files on this host."""
-    variables = {}
-    for path in NCCL_FILES:
-        for line in content(os.path.expanduser(path)).splitlines():
+    """Return the variables of NCCL's configuration files on this host, and the file of each."""
+    variables, sources = {}, {}
+    for path in map(os.path.expanduser, NCCL_FILES):
+        for line in content(path).splitlines():
             name, equals, value = line.partition("#")[0].partition("=")
             if equals:
                 variables[name.strip()] = value.strip()
-    return variables
+                sources[name.strip()] = path
+    return variables, sources
+
+
+def selection_problem(wanted, known, kind):
+    """Return why NCCL selects none of the known names, with the remedy; empty if it selects one, or if none can be excluded."""
+    excludes = wanted.startswith("^")
+    if nccl_selection(wanted, known) or (excludes and not known):
+        return ""
+    available = ", ".join(sorted(known))
+    if excludes:
+        return f"which excludes every {kind} of this host ({available}): exclude fewer"
+    if not known:
+        return f"but this host has no {kind}: load its driver, or remove the variable"
+    return f"but this host has {available}: name an {kind} of this host"
 
 
 def nccl_selection(wanted, known):

@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 
-NCCL_VARIABLES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
+VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (tmp_path / "net" / name / "operstate").write_text(f"{state}\n")
     for name in ("mlx5_0", "mlx5_10"):
         (tmp_path / "infiniband" / name).mkdir(parents=True)
-    for name in [name for name in os.environ if name.startswith(NCCL_VARIABLES)]:
+    for name in [name for name in os.environ if name.startswith(VARIABLE_PREFIXES)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(module, "NETWORK", str(tmp_path / "net"))
     monkeypatch.setattr(module, "INFINIBAND", str(tmp_path / "infiniband"))
@@ -67,7 +67,7 @@ def network(probe: ModuleType, interface: str = "", address: str = "") -> list[s
         ("", "nowhere.invalid", "rackproof_fabric_address nowhere.invalid cannot be resolved on this host ("),
     ],
 )
-def test_interface_or_address_that_the_host_lacks_is_a_problem(
+def test_unusable_interface_or_address_is_a_problem(
     probe: ModuleType, interface: str, address: str, problem: str
 ) -> None:
     if address == "::1" and not socket.has_ipv6:
@@ -97,13 +97,17 @@ def test_exporter_address_that_the_host_lacks_is_a_problem(probe: ModuleType, ad
             {"NCCL_SOCKET_IFNAME": "=eth"},
             "NCCL_SOCKET_IFNAME is =eth in SOURCE, but this host has ",
         ),
+        (
+            {"NCCL_SOCKET_IFNAME": "^bond,eth,lo"},
+            "NCCL_SOCKET_IFNAME is ^bond,eth,lo in SOURCE, which excludes every interface of this host (bond0, eth0, lo)",
+        ),
         ({"NCCL_SOCKET_IFNAME": "ib"}, "NCCL_SOCKET_IFNAME is ib in SOURCE, but this host has "),
         ({"NCCL_IB_HCA": "mlx5"}, ""),
         ({"NCCL_IB_HCA": "=mlx5_0:1,mlx5_10:1"}, ""),
         ({"NCCL_IB_HCA": "^mlx5_0"}, ""),
         (
             {"NCCL_IB_HCA": "^mlx5"},
-            "NCCL_IB_HCA is ^mlx5 in SOURCE, but this host has mlx5_0, mlx5_10",
+            "NCCL_IB_HCA is ^mlx5 in SOURCE, which excludes every adapter of this host (mlx5_0, mlx5_10): exclude fewer",
         ),
         (
             {"NCCL_IB_HCA": "=mlx5_1"},
@@ -120,7 +124,7 @@ def test_exporter_address_that_the_host_lacks_is_a_problem(probe: ModuleType, ad
     ],
 )
 @pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "a file of NCCL"])
-def test_variable_of_the_ranks_that_names_a_missing_device_or_file_is_a_problem(
+def test_variable_of_the_ranks_that_selects_no_device_or_names_a_missing_file_is_a_problem(
     probe: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -132,7 +136,7 @@ def test_variable_of_the_ranks_that_names_a_missing_device_or_file_is_a_problem(
     if source == "rackproof_environment":
         given = variables
     elif source == "a file of NCCL":
-        source = "the environment of this host"
+        source = str(tmp_path / "nccl.conf")
         text = "".join(f"{name} = {value} # a comment\n" for name, value in variables.items())
         (tmp_path / "nccl.conf").write_text(f"# a comment\n\n{text}")
     else:
@@ -156,13 +160,31 @@ def test_variable_of_the_ranks_that_names_a_missing_device_or_file_is_a_problem(
     ],
 )
 def test_variable_that_slows_healthy_gpus_is_a_problem_unless_the_inventory_sets_it(
-    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, value: str, slows: bool
+    probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, slows: bool
 ) -> None:
     monkeypatch.setenv(name, value)
     problems = list(probe.environment_problems({}))
     assert len(problems) == slows
     assert all(f"{name} is {value} in the environment of this host" in problem for problem in problems)
     assert list(probe.environment_problems({name: value})) == []
+    monkeypatch.delenv(name)
+    (tmp_path / "nccl.conf").write_text(f"{name}={value}\n")
+    problems = list(probe.environment_problems({}))
+    assert len(problems) == slows
+    assert all(f"{name} is {value} in {tmp_path / 'nccl.conf'}, " in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [("mlx5", "NCCL_IB_HCA is mlx5 in rackproof_environment, but this host has no adapter: "), ("^mlx5", "")],
+)
+def test_host_without_adapters_can_exclude_adapters_but_not_name_them(
+    probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, problem: str
+) -> None:
+    monkeypatch.setattr(probe, "INFINIBAND", str(tmp_path / "absent"))
+    problems = list(probe.environment_problems({"NCCL_IB_HCA": value}))
+    assert len(problems) == bool(problem)
+    assert "".join(problems).startswith(problem)
 
 
 def directories(probe: ModuleType, tmp_path: Path, **options: Any) -> list[str]:
