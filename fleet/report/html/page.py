@@ -1,8 +1,8 @@
 """Render the report as one HTML file that needs no network access. Text from hosts is always escaped.
 
 The decision, the reasons and every fleet figure are in the page's HTML. The hosts are in embedded data, from which the script
-draws the map, the list and the page of each host. If the file would be too large, pages of accepted hosts are left out first,
-and the page shows the command that writes them.
+draws the map, the list and the page of each host. If the file would be too large, it has only a part of this data
+(`host_data.embedded_data`), and the page shows the command that writes the rest.
 """
 
 from __future__ import annotations
