@@ -24,7 +24,7 @@ MOST_SEVERE = 10.0
 STALE_AFTER_DAYS = 90
 UNOWNED = "no package"
 """Value of a package reading if no package owns the program."""
-VersionKey = tuple[tuple[int, int, str], ...]
+VersionKey = tuple[tuple[int | str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +158,8 @@ def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -
     if not affecting:
         return None
     fixed = match.group(1)
-    while affected := [item for item in (each.range_of(fixed) for each in known) if item]:
-        # The first version with one fix may still lack another.
-        fixed = max((item.fixed for item in affected), key=version_key)
+    while affected := next(filter(None, (item.range_of(fixed) for item in known)), None):
+        fixed = affected.fixed  # the first version with one fix may still lack another
     affecting.sort(key=lambda item: (SEVERITIES.index(item.severity), -(item.score or 0.0)))
     return MissingFixes(
         product=product, version=text, fixed=text[: match.start(1)] + fixed, advisories=tuple(affecting)
@@ -185,7 +184,7 @@ def version_key(text: str) -> VersionKey:
     """Return a key by which versions are ordered: `1.3` < `1.3.0-rc.1` < `1.3.0` < `1.10`."""
     parts = re.findall(r"\d+|[a-z]+", text.lower())
     # The end of a version is between a letter, which begins a pre-release, and a number.
-    return (*((1, int(part), "") if part.isdigit() else (-1, 0, part) for part in parts), (0, 0, ""))
+    return (*((1, int(part)) if part.isdigit() else (-1, part) for part in parts), (0,))
 
 
 @cache

@@ -89,9 +89,7 @@ def number(value: Value) -> float:
 
 def _rise(earlier: Observation, later: Observation) -> float:
     before, after = number(earlier.value), number(later.value)
-    if after >= before:
-        return after - before
-    return max(after, 0.0) if _was_reset(earlier, later) else 0.0
+    return max(after if _was_reset(earlier, later) else after - before, 0.0)
 
 
 def _was_reset(earlier: Observation, later: Observation) -> bool:

@@ -128,6 +128,15 @@ def test_a_vulnerability_without_a_stated_severity_counts_as_the_most_severe() -
     assert [item.severity for item in fixes.advisories] == ["critical", ""]
 
 
+def test_advisories_of_one_severity_are_in_the_order_of_their_scores_and_those_without_a_score_are_last() -> None:
+    scores = (None, 0.5, 3.1, None)
+    known = [advisory(at, ("0", "600"), severity="low", score=score) for at, score in enumerate(scores, 1)]
+    fixes = missing_fixes(PRODUCTS["driver"], known, "580.95.05")
+    assert fixes
+    assert [item.id for item in fixes.advisories] == ["NVIDIA 3", "NVIDIA 2", "NVIDIA 1", "NVIDIA 4"]
+    assert "(low, CVSS 3.1); NVIDIA 4 of 2026-04-01" in str(fixes)
+
+
 @pytest.mark.parametrize(
     ("package", "expected"),
     [

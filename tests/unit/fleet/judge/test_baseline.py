@@ -82,6 +82,12 @@ def test_robust_level_leaves_out_outliers(values: list[float], value: float, n: 
         assert result.sigma == pytest.approx(small_sample_sigma(kept))
 
 
+@pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf], [1.0, 2.0, 3.0, 4.0, -math.inf]])
+def test_no_values_and_values_that_are_not_finite_have_no_level(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="no level: the values are empty or not finite"):
+        robust_level(values)
+
+
 def test_sigma_of_few_values_is_corrected_for_sample_size() -> None:
     assert small_sample_sigma([]) == small_sample_sigma([3.0]) == 0.0
     for count, share in ((2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.94), (6, 1.0), (20, 1.0)):

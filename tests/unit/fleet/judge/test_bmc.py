@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +10,17 @@ import pytest
 
 from fleet.bmc.readings import NAMES, Readings, unreadable
 from fleet.diagnosis.diagnose import diagnose
-from fleet.judge.bmc import judge_bmc
+from fleet.judge.bmc import is_serial, judge_bmc
 from fleet.judge.criteria import read_pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.report.merge import merge
 from schemas.plans import Plan
-from schemas.records import Metric, Record, Snapshot
+from schemas.records import Gpu, Metric, Record, Snapshot
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, Verdict
 from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
 
 HOSTS = ("h1", "h2", "h3")
 PLAN = builders.plan(*HOSTS, rackproof_gang="none", rackproof_bmc_address="bmc")
@@ -269,6 +270,162 @@ def test_bmc_readings_in_the_record_of_a_host_do_not_count() -> None:
     reasons = {item.reason for item in findings(evidence)}
     assert "error: connection refused" in reasons
     assert "the record of the host has this reading, but only the control node reads the BMC" in reasons
+
+
+# ---- one host with one GPU ----
+
+SMALL = one_figure_plan("h1", rackproof_bmc_address="bmc")
+EVENT, FITTED = f"{LOG},entry=8", "bmc.power_supply.fitted"
+
+
+def bmc_verdicts(
+    *snapshots: tuple[Metric, ...], serials: Sequence[str] = (), gpus: Sequence[Gpu] = ()
+) -> list[Verdict]:
+    """Return the verdicts on a BMC with these readings; `serials` are those that the host reads, one in each snapshot."""
+    evidence = host_evidence(SMALL, "h1", gpus=tuple(gpus))
+    (record,) = evidence.records
+    own = [Metric(name="host.system.serial", unit="1", values={"host": serial}) for serial in serials]
+    taken = tuple(
+        replace(item, metrics=(metric,)) for item, metric in zip(record.snapshots[: len(own)], own, strict=True)
+    )
+    evidence = replace(evidence, records=(replace(record, snapshots=taken),), bmc=bmc_record("h1", *snapshots))
+    return list(judge_bmc(HostView(SMALL, SMALL.hosts[0], evidence, ())))
+
+
+def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Metric, ...]:
+    """Return readings with this many entries in the log, a text of each of the first `texts`, and a number of new entries."""
+    metrics = with_value(healthy("h1").metrics(), "log.new_entries", LOG, new)
+    of_entries = {
+        "bmc.event.severity": {f"{LOG},entry={at}": "OK" for at in range(number)},
+        "bmc.event.message": {f"{LOG},entry={at}": "on" for at in range(number if texts is None else texts)},
+    }
+    return tuple(
+        replace(item, values=values, absent={}) if (values := of_entries.get(item.name)) else item for item in metrics
+    )
+
+
+def absent(metrics: tuple[Metric, ...], name: str, *scopes: str) -> tuple[Metric, ...]:
+    why = dict.fromkeys(scopes, "error: lost")
+    return tuple(replace(item, absent=why) if item.name == f"bmc.{name}" else item for item in metrics)
+
+
+DIFFER = ("bmc.event.severity", "host", "the new entries of the event logs and their texts differ")
+NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
+
+
+@pytest.mark.parametrize(
+    ("last", "problems"),
+    [
+        (with_entries(0, new=0), []), (with_entries(2, new=2), []),
+        (with_entries(2, new=2, texts=1), [DIFFER]), (with_entries(1, new=1, texts=2), [DIFFER]),
+        (absent(with_entries(1, new=1), "event.message", "host"), [NO_TEXT]),
+        (absent(with_entries(0, new=0), "event.message", EVENT), [NO_TEXT]),
+        (with_entries(1, new=2), [("bmc.log.new_entries", LOG, "is 2, but 1 new entries are listed")]),
+        (with_entries(1, new="all"), [("bmc.log.new_entries", LOG, "is all, but 1 new entries are listed")]),
+        # At most 200 entries are listed.
+        (with_entries(200, new=201), []),
+        (with_entries(199, new=201), [("bmc.log.new_entries", LOG, "is 201, but 199 new entries are listed")]),
+        (with_value(healthy("h1").metrics(), "power_supply.fitted", "host", 3),
+         [(FITTED, "host", "is 3, but 2 power supplies were read")]),
+        # A supply whose health was not read is fitted.
+        (with_value(absent(healthy("h1").metrics(), "power_supply.health", "psu=PSU3", "host"), "power_supply.fitted", "host", 3),
+         []),
+    ],
+)  # fmt: skip
+def test_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(
+    last: tuple[Metric, ...], problems: list[tuple[str, str, str]]
+) -> None:
+    shown = [(item.name, item.scope, item.reason) for item in bmc_verdicts(last, last, last)]
+    assert list(dict.fromkeys(shown)) == problems
+    assert len(shown) == len(MOMENTS) * len(problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "problems"),
+    [
+        (lambda _: unreadable("no route"), []),
+        (lambda metrics: [item for item in metrics if item.name != "bmc.readable"],
+         [("bmc.readable", "host", "the reading does not state whether the BMC could be read")]),
+        (lambda metrics: [replace(item, values={}) if item.name == "bmc.readable" else item for item in metrics],
+         [("bmc.readable", "host", "the reading does not state whether the BMC could be read")]),
+        (lambda metrics: [item for item in metrics if item.name != "bmc.fan.health"],
+         [("bmc.fan.health", "host", "missing in the reading before preflight")]),
+        (lambda metrics: [replace(item, unit="Hz") if item.name == "bmc.inlet.temperature" else item for item in metrics],
+         [("bmc.inlet.temperature", "host", "has the unit Hz, but this reading is in Cel")]),
+        (lambda metrics: with_value(metrics, "fan.health", "psu=FAN2", "OK"),
+         [("bmc.fan.health", "psu=FAN2", "read in the scope psu=FAN2, but this is another kind of part")]),
+    ],
+    ids=["unreadable", "not stated", "neither value nor reason", "missing", "unit", "scope"],
+)  # fmt: skip
+def test_wrong_reading_of_a_readable_bmc_is_named(change: Any, problems: list[tuple[str, str, str]]) -> None:
+    metrics = tuple(change(healthy("h1").metrics()))
+    shown = [(item.name, item.scope, item.reason) for item in bmc_verdicts(metrics, metrics, metrics)]
+    assert shown[: len(problems)] == problems
+    assert len(shown) == len(MOMENTS) * len(problems)
+
+
+def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> None:
+    plan = one_figure_plan("h1", rackproof_bmc_address="bmc")
+    rules = (
+        criterion("bmc.readable", id="readable", scope="host", value=True),
+        criterion("bmc.firmware.version", id="same", scope="component", same_as_fleet=True, value=None),
+        criterion("gpu.thing", id="gpu", origin="mine"),
+    )
+    evidence = {"h1": Evidence(bmc=bmc_record("h1"), problem="unreachable")}
+    verdicts = judge(plan, evidence, [pack(*rules, name="mine", chosen=True)])
+    assert [(item.name, item.criterion, item.verdict) for item in verdicts] == [
+        ("record", "plan", INCONCLUSIVE),
+        ("bmc.readable", "readable", PASS),
+    ]
+
+
+def test_serial_that_changes_during_the_run_is_inconclusive() -> None:
+    first, last = (with_value(healthy("h1").metrics(), "system.serial", "system=1", text) for text in ("S1X", "S2X"))
+    (verdict,) = bmc_verdicts(first, first, last)
+    assert (verdict.name, verdict.scope, verdict.stage) == ("bmc.system.serial", "system=1", "benchmark")
+    assert (verdict.verdict, verdict.reason) == (INCONCLUSIVE, "changed during the run: S1X, then S2X")
+
+
+@pytest.mark.parametrize(
+    ("reported", "verdict", "limit", "action", "severity"),
+    [("S2X", PASS, "S2X", "none", ""), ("S9X", FAIL, "S9X", "inspect_hardware", "critical")],
+)
+def test_last_serial_of_the_host_is_compared_and_only_a_failure_is_explained(
+    reported: str, verdict: str, limit: str, action: str, severity: str
+) -> None:
+    metrics = with_value(healthy("h1").metrics(), "system.serial", "system=1", reported)
+    for serials in (["S2X"], ["S1X", "S2X"]):
+        (judged,) = bmc_verdicts(metrics, metrics, metrics, serials=serials)
+        assert (judged.name, judged.scope, judged.stage, judged.verdict) == (
+            "bmc.system.serial", "host", "preflight", verdict,
+        )  # fmt: skip
+        assert (judged.value, judged.limit, judged.operator, judged.unit) == ("S2X", limit, "eq", "1")
+        assert (judged.criterion, judged.basis, judged.kind) == ("bmc-serial", "policy", "identity")
+        assert (judged.action, judged.severity) == (action, severity)
+        other = "the same" if verdict == PASS else "S9X"
+        assert judged.reason == f"the host reports the serial S2X, its BMC {other}"
+        assert judged.detail == ("" if verdict == PASS else judged.reason)
+
+
+def test_failed_serial_lists_only_serials_that_no_gpu_of_the_host_has() -> None:
+    metrics = with_value(healthy("h1").metrics(), "gpu.serial", "processor=GPU1", "h9-9")
+    verdicts = bmc_verdicts(metrics, metrics, metrics, gpus=[builders.gpu("h1", index) for index in (0, 1)])
+    assert [(item.scope, item.serial, item.verdict, item.limit) for item in verdicts] == [
+        ("gpu=0", "h1-0", PASS, "h1-0"),
+        ("gpu=1", "h1-1", FAIL, "h9-9"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1650422000001", True), ("h1-0", True), ("7x", True), ("x7", True), ("000012", True),
+        ("", False), ("0", False), ("0000", False), ("7", False), ("7777", False), ("0007000", False),
+        ("To Be Filled By O.E.M.", False), ("Default string", False), ("System Serial Number", False), ("NONE", False),
+    ],
+)  # fmt: skip
+def test_repeated_characters_and_placeholders_are_no_serial(text: str, expected: bool) -> None:
+    assert is_serial(text) is expected
 
 
 # ---- altered evidence ----

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.credibility import impossible_readings, most_of_figure, problem_of, problem_of_figure, unit_problem
+from fleet.judge.credibility import (
+    impossible_readings,
+    is_doubtful,
+    most_of_figure,
+    problem_of,
+    problem_of_figure,
+    unit_problem,
+)
 from fleet.judge.criteria import Criterion
 from schemas.readings import READINGS
 from schemas.records import Metric, Observation, Snapshot
@@ -60,6 +67,43 @@ def test_reading_must_be_within_the_bounds_of_its_unit(name: str, unit: str, val
     if name in READINGS and "whole" not in reason and type(value) is not bool:
         item = Observation(name=name, scope="gpu=0", stage="benchmark", unit=unit, status="measured", value=value)
         assert problem_of({}, item) == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "values", "expected"),
+    [
+        # The bounds are possible. 0 is below the least temperature, but no problem: `impossible_readings` decides.
+        ("network.mtu", "B", [68, 65536], False), ("network.mtu", "B", [67], True), ("network.mtu", "B", [65537], True),
+        ("network.mtu", "B", [67, 65537], True), ("gpu.temperature", "Cel", [0], True), ("gpu.temperature", "Cel", ["x"], False),
+        ("gpu.pcie.replays", "1", [7, 7.0], False), ("gpu.pcie.replays", "1", [7, 7.5], True),
+        ("gpu.utilization", "ratio", [0.5, 1], False), ("host.load", "1", [7.5], False),
+        ("gpu.temperature", "K", [300], True), ("bmc.outlet.temperature", "Cel", [40], True),
+    ],
+)  # fmt: skip
+def test_reading_is_doubtful_if_its_unit_source_or_one_of_its_values_may_be_impossible(
+    name: str, unit: str, values: list[Any], expected: bool
+) -> None:
+    metric = Metric(name=name, unit=unit, values={f"gpu={at}": value for at, value in enumerate(values)})
+    assert is_doubtful(metric) is expected
+
+
+def test_bmc_readings_are_doubtful_in_a_record_of_a_host_and_others_in_that_of_a_bmc() -> None:
+    of_bmc, of_host = reading("bmc.outlet.temperature", "Cel", 40), reading("gpu.power", "W", 300)
+    assert [is_doubtful(metric, is_bmc=True) for metric in (of_bmc, of_host)] == [False, True]
+    assert [is_doubtful(metric) for metric in (of_bmc, of_host)] == [True, False]
+
+
+def test_only_readings_that_are_known_to_be_doubtful_are_checked() -> None:
+    power, temperature = reading("gpu.power", "W", -1), reading("gpu.temperature", "Cel", -1)
+    shot = Snapshot(stage="gang", phase="after", at="", duration_s=0.1, metrics=(power, temperature, power))
+    twice = "gpu.power"
+    for doubtful, names in (
+        (None, [twice, "gpu.power", "gpu.temperature", "gpu.power"]),
+        ({id(power)}, [twice, "gpu.power", "gpu.power"]),
+        ({id(temperature)}, [twice, "gpu.temperature"]),
+        (set[int](), [twice]),
+    ):
+        assert [name for name, *_ in impossible_readings(shot, doubtful=doubtful)] == names
 
 
 def test_every_impossible_value_of_a_reading_is_named_and_no_other() -> None:

@@ -22,14 +22,15 @@ from schemas.records import Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.waivers import Waiver
 from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 
 Pairs = set[tuple[int, int]]
 
 
 def host_view(gpus: int, *logs: Mapping[str, float]) -> HostView:
     """Return the view of a host with this many GPUs; each of `logs` has the XID counts of one snapshot: scope -> count."""
-    plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
-    evidence = builders.evidence(plan)["h1"]
+    plan = one_figure_plan("h1", gpu_count=gpus)
+    evidence = host_evidence(plan, observations=())
     first = evidence.records[0].snapshots[0]
     taken = []
     for number, log in enumerate(logs):
@@ -39,7 +40,7 @@ def host_view(gpus: int, *logs: Mapping[str, float]) -> HostView:
         metrics = tuple(Metric(name=f"{kind}.count", unit="1", values=counts) for kind, counts in of_kind)
         taken.append(replace(first, stage=f"stage{number}", metrics=metrics))
     evidence = replace(evidence, records=(replace(evidence.records[0], snapshots=tuple(taken)),)) if taken else evidence
-    return HostView(plan, plan.hosts[0], evidence, read_packs(()))
+    return HostView(plan, plan.hosts[0], evidence, ())
 
 
 def pair_verdicts(
@@ -194,6 +195,13 @@ def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
         host.serial(part) if part else "",
         part or "host",
     )
+
+
+@pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
+def test_only_a_failed_xid_is_attributed(verdict: str) -> None:
+    host = host_view(8, {}, {"gpu=3,xid=79": 1})
+    others = [replace(xid_verdict(), verdict=verdict), replace(xid_verdict(), name="host.load")]
+    assert with_culprits(host, [xid_count_verdict("gpu=3,xid=79"), *others])[1:] == others
 
 
 def test_judge_attributes_slow_pairs() -> None:

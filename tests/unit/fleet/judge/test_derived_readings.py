@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.derived_readings import MODULE, OF_MODULES
+from fleet.judge.derived_readings import MODULE, OF_INTERFACES, OF_MODULES, derived_problems
 from fleet.judge.evidence import Evidence
 from fleet.report.merge import merge
-from schemas.records import Metric, Value
+from schemas.records import Metric, Snapshot, Value
 from schemas.reports import ACCEPTED, INCOMPLETE, INCONCLUSIVE
 from tests import builders
 
@@ -85,6 +85,95 @@ def judged(metrics: Mapping[str, Metric]) -> tuple[str, set[tuple[str, str]]]:
     report = merge(PLAN, evidence, read_packs([]))
     shown = {(item.name, item.scope) for item in report.verdicts if item.verdict == INCONCLUSIVE}
     return report.hosts[0].decision, shown
+
+
+def problems(readings: Mapping[str, Metric]) -> list[tuple[str, str]]:
+    """Return name and scope of each problem of a snapshot with only these readings."""
+    metrics = tuple(readings.values())
+    taken = Snapshot(stage="benchmark", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
+    found = list(derived_problems(taken, readings))
+    assert {stage for *_, stage in found} <= {"benchmark"}
+    return [(name, scope) for name, scope, *_ in found]
+
+
+def without(readings: Mapping[str, Metric], *names: str) -> dict[str, Metric]:
+    return {name: metric for name, metric in readings.items() if name not in names}
+
+
+COPY = {"collector.container": _metric("collector.container", {HOST: 0.1})}
+MATCHES, MANAGER = "software.driver_library.matches", "software.fabric_manager.matches"
+MEMBER = "network.bond.member_up"
+INTERFACE = {name: _metric(name, {HOST: 0.1}) for name in OF_INTERFACES}
+ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        (module(), []), (software(), []), (bond(), []), ({}, []),
+        # A reading that is reported together with another one.
+        (without(software(), MATCHES), [(MATCHES, HOST)]),
+        (software() | {MATCHES: Metric(name=MATCHES, unit="1")}, [(MATCHES, HOST)] * 2),
+        (without(software(), MATCHES, "software.driver_library.version"), []),
+        (COPY, [("container.toolkit.present", HOST)]),
+        ({"collector.container": Metric(name="collector.container", unit="s", absent={HOST: REASON})}, []),
+        # A reading that follows from others, none of which is 0 or missing.
+        (software() | {MATCHES: Metric(name=MATCHES, unit="1", absent={HOST: REASON})}, [(MATCHES, HOST)]),
+        (software() | {MANAGER: Metric(name=MANAGER, unit="1", absent={HOST: REASON}),
+                       "fabric.nvswitch.probed": _metric("fabric.nvswitch.probed", {HOST: 0})}, []),
+        # The members of a bond, with a value or a reason.
+        (without(bond(), MEMBER), [(MEMBER, "nic=bond0")]),
+        (bond() | {MEMBER: Metric(name=MEMBER, unit="1", absent={"nic=bond0,member=eth0": REASON})}, []),
+        (bond() | {MEMBER: Metric(name=MEMBER, unit="1", absent={"nic=bond0": REASON})}, []),
+        (bond() | {MEMBER: _metric(MEMBER, {"nic=bond1,member=eth0": True})}, [(MEMBER, "nic=bond0")]),
+        ({"network.bond.slave_count": _metric("network.bond.slave_count", {"nic=bond0": 0})}, []),
+        ({"network.bond.slave_count": _metric("network.bond.slave_count", {"nic=bond0": 1, "nic=bond1": 1}),
+          MEMBER: _metric(MEMBER, {"nic=bond0,member=eth0": True, "nic=bond1,member=eth1": True})}, []),
+        # The modules of a host with an Ethernet interface.
+        (INTERFACE, [(MODULE, HOST)]), (without(INTERFACE, "network.mtu"), []),
+        (INTERFACE | {"network.mtu": Metric(name="network.mtu", unit="B")}, []),
+        (without(module(), "optics.bias"), [("optics.bias", PORT)]),
+        (module() | {"optics.bias": Metric(name="optics.bias", unit="A", absent={PORT: REASON})}, []),
+        # An alarm of a module that does not report one of its limits.
+        (without(module(), f"{ALARM}_low") | {ALARM: _metric(ALARM, {LANE: "?"})}, []),
+        ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
+    ],
+)  # fmt: skip
+def test_reading_that_another_one_proves_must_be_there(
+    readings: Mapping[str, Metric], expected: list[tuple[str, str]]
+) -> None:
+    assert problems(readings) == expected
+
+
+@pytest.mark.parametrize(
+    ("power", "sides"),
+    [
+        (0.9e-4, ["low"]), (1.1e-4, ["none"]), (1e-3, ["none"]), (2.9e-3, ["none"]), (3.1e-3, ["high"]),
+        # Six digits are compared with six digits: near a limit either side is possible.
+        (1e-4, ["low", "none"]), (1.000005e-4, ["low", "none"]), (0.999995e-4, ["low", "none"]), (1.00002e-4, ["none"]),
+        (3e-3, ["none", "high"]), (3.000015e-3, ["none", "high"]), (3.00006e-3, ["high"]),
+    ],
+)  # fmt: skip
+def test_alarm_is_the_side_of_the_limits_on_which_the_power_is(power: float, sides: list[str]) -> None:
+    name, quantity = "optics.rx_power.alarm", {"optics.rx_power": _metric("optics.rx_power", {LANE: power})}
+    possible = [
+        side
+        for side in ("low", "none", "high")
+        if (name, LANE) not in problems(module() | quantity | {name: _metric(name, {LANE: side})})
+    ]
+    assert possible == sides
+    assert (name, LANE) in problems(module() | quantity | {name: _metric(name, {})})
+
+
+def test_wrong_alarm_states_the_power_and_the_limits() -> None:
+    name = "optics.tx_power.alarm"
+    readings = module() | {
+        "optics.tx_power": _metric("optics.tx_power", {LANE: 5e-3}),
+        name: _metric(name, {LANE: "low"}),
+    }
+    taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=tuple(readings.values()))
+    text = "is low, but 0.005 W and the limits 0.0001 W to 0.003 W mean high"
+    assert (name, LANE, text, "gang") in list(derived_problems(taken, readings))
 
 
 @pytest.mark.parametrize("readings", [module(), software(), bond()], ids=["module", "software", "bond"])

@@ -96,6 +96,34 @@ def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_tex
     assert judged(both, *others)[0].reason.endswith(expected_text)
 
 
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ((GOOD, GOOD), "the 2 other GPUs of its host agree with the majority"),
+        ((GOOD, BAD), "1 of the 2 other GPUs of its host differ from the majority too: suspect the host"),
+        ((BAD, "x"), "2 of the 2 other GPUs of its host differ from the majority too: suspect the host"),
+    ],
+)
+def test_number_of_other_gpus_that_differ_is_stated(others: tuple[str, str], text: str) -> None:
+    gpus = tuple(builders.gpu("h1", index) for index in range(3))
+
+    def of_host(host: str, *digests: str) -> HostView:
+        return host_view(host, *(digest_of(value, f"gpu={at}") for at, value in enumerate(digests)), gpus=gpus)
+
+    views = [of_host("h1", BAD, *others), of_host("h2", GOOD, GOOD, GOOD), of_host("h3", GOOD, GOOD, GOOD)]
+    assert judged(*views)[0].reason.endswith(f"; {text}")
+
+
+def test_wrong_copy_may_be_a_fault_of_the_host() -> None:
+    views = [
+        host_view(host, replace(digest_of(value), params={"workload": "copy"}))
+        for host, value in (("h1", BAD), ("h2", GOOD), ("h3", GOOD))
+    ]
+    assert [(item.verdict, item.action) for item in judged(*views)] == [
+        (FAIL, "inspect_hardware"), (PASS, "none"), (PASS, "none"),
+    ]  # fmt: skip
+
+
 OTHER_MODEL = replace(builders.gpu("h1", 0), name="NVIDIA X")
 
 
@@ -122,6 +150,55 @@ OTHER_MODEL = replace(builders.gpu("h1", 0), name="NVIDIA X")
 def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, compared: bool) -> None:
     verdicts = digest_verdicts(odd, *three_hosts()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+
+
+def records_of(host: str, *figures: tuple[str, Observation]) -> HostView:
+    """Return a host with one record for each figure, written by that version of Rackproof; all but the first are of a gang."""
+    records = tuple(
+        replace(host_evidence(PLAN, host, observations=(item,)).records[0], gang="g" if at else "", rackproof=version)
+        for at, (version, item) in enumerate(figures)
+    )
+    return HostView(PLAN, PLAN.host(host), Evidence(records=records), [pack()])
+
+
+OTHER_FIGURE = builders.observation("memory.bandwidth", 1.0, scope="gpu=0")
+
+
+@pytest.mark.parametrize(
+    ("figures", "compared"),
+    [
+        ([("0", digest_of(BAD)), ("0", OTHER_FIGURE)], True),
+        ([("0", digest_of(BAD)), ("0", digest_of(BAD))], True),
+        ([("0", digest_of(BAD)), ("0.9", OTHER_FIGURE)], True),
+        ([("0.9", OTHER_FIGURE), ("0", digest_of(BAD))], True),
+        ([("0.9", digest_of(BAD)), ("0", OTHER_FIGURE)], False),
+        ([("0.9", OTHER_FIGURE), ("0.8", OTHER_FIGURE), ("0", digest_of(BAD))], True),
+        ([("0.9", digest_of(BAD)), ("0", digest_of(BAD))], True),  # the last record with digests counts
+    ],
+)
+def test_version_of_the_record_with_the_digests_counts(figures: list[tuple[str, Observation]], compared: bool) -> None:
+    verdicts = digest_verdicts(records_of("h1", *figures), *three_hosts()[1:])
+    assert (("h1", "gpu=0", FAIL) in verdicts) is compared
+
+
+def test_record_with_a_digest_and_other_figures_counts_as_one_with_digests() -> None:
+    first = host_evidence(PLAN, "h1", observations=(OTHER_FIGURE, digest_of(BAD))).records[0]
+    second = replace(first, gang="g", observations=(), rackproof="0.9")
+    view = HostView(PLAN, PLAN.host("h1"), Evidence(records=(first, second)), [pack()])
+    assert digest_verdicts(view, *three_hosts()[1:])[0] == ("h1", "gpu=0", FAIL)
+
+
+def test_digest_in_a_snapshot_is_of_no_version() -> None:
+    in_snapshot = reading(BAD, name="digest.value")
+    views = [
+        HostView(
+            PLAN, PLAN.host("h1"), host_evidence(PLAN, "h1", in_snapshot, observations=(), rackproof=version), [pack()]
+        )
+        for version in ("0", "0.9")
+    ]
+    first, second = (gpu_digests(view, PLANNED) for view in views)
+    assert first
+    assert [key for key, _ in first] == [key for key, _ in second]
 
 
 def test_last_driver_and_last_digest_are_used() -> None:
@@ -161,3 +238,7 @@ def test_uncompared_digests_are_listed() -> None:
     counts = DigestCounts(PLANNED, [odd, *three_hosts()[1:]])
     assert uncompared_digests(odd, PLANNED, counts) == [("benchmark", "gpu=1")]
     assert uncompared_digests(host_view("h1", digest_of(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]
+    two = three_hosts()[:2]
+    assert uncompared_digests(two[0], PLANNED, DigestCounts(PLANNED, two)) == []
+    lost = replace(digest_of(scope="gpu=1"), value=None, status=ERROR, reason="lost")
+    assert uncompared_digests(host_view("h1", digest_of(), lost), PLANNED, counts) == []

@@ -277,6 +277,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
         # Long rounds: a figure may end two rounds earlier, not more.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
+        (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),
         # At least nine tenths of the rounds, less one, must have the figure.
         (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
         (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),

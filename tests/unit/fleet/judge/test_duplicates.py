@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.duplicates import with_foreign_records
+from fleet.judge.duplicates import DuplicateSerials, duplicate_identities, with_foreign_records
 from fleet.judge.evidence import Evidence
 from fleet.report.merge import merge
-from schemas.records import Metric, Record
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, REJECTED, FleetReport
+from schemas.records import Gpu, Metric, Record
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, REJECTED, FleetReport, Verdict
 from tests import builders
+from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 
 PLAN = builders.plan("h1", "h2", "h3", "h4")
 HEALTHY = builders.evidence(PLAN)
@@ -116,3 +117,143 @@ def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
     assert with_foreign_records(Evidence(records=(alone, other))).foreign == (other,)
     # A record without GPUs is not of another machine.
     assert with_foreign_records(Evidence(records=(alone, replace(gang, gpus=())))).foreign == ()
+
+
+# Identities alone, without a report
+
+
+SMALL = one_figure_plan("h1")
+Fleet = dict[str, Evidence]
+
+
+def part(serial: str, uuid: str | None = None, index: int = 0) -> Gpu:
+    """Return a GPU with this serial and, unless given, a UUID of its own."""
+    return replace(
+        builders.gpu("h1", index), index=index, serial=serial, uuid=f"GPU-{serial}" if uuid is None else uuid
+    )
+
+
+def machine(*serials: str, guid: str = "", mac: str = "") -> Evidence:
+    """Return a host with GPUs of these serials and, if given, an adapter of that GUID and an interface of that address."""
+    metrics = [
+        Metric(name=name, unit="1", values={scope: value})
+        for name, scope, value in ((GUID, "hca=mlx5_0", guid), ("network.address", "nic=eth0", mac))
+        if value
+    ]
+    gpus = tuple(part(serial, index=index) for index, serial in enumerate(serials))
+    return host_evidence(SMALL, "h1", *metrics, gpus=gpus, observations=(), launches=())
+
+
+def known(fleet: Fleet, *, adapters: bool = True) -> DuplicateSerials:
+    serials = DuplicateSerials()
+    for host, evidence in fleet.items():
+        serials.add(host, evidence, adapters=adapters)
+    return serials
+
+
+def verdicts(fleet: Fleet) -> list[Verdict]:
+    return duplicate_identities(fleet, known(fleet))
+
+
+@pytest.mark.parametrize("identity", [{"guid": "b8ce:f603:00aa:0001"}, {"mac": "b8:ce:f6:aa:00:01"}])
+def test_adapters_count_unless_hosts_may_share_them(identity: dict[str, str]) -> None:
+    fleet = {"h1": machine("A", **identity), "h2": machine("B", **identity)}
+    assert known(fleet).hosts() == {"h1", "h2"}
+    assert known(fleet, adapters=False).hosts() == set()
+    assert [(item.host, item.scope, item.reason[-2:]) for item in verdicts(fleet)] == [
+        ("h1", next(iter(fleet["h1"].records[0].snapshots[0].metrics[0].values)), "h2"),
+        ("h2", next(iter(fleet["h1"].records[0].snapshots[0].metrics[0].values)), "h1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_unique"),
+    [
+        ("02:ce:f6:aa:00:01", False), ("06:ce:f6:aa:00:01", False), ("0a:ce:f6:aa:00:01", False), ("0E:ce:f6:aa:00:01", False),
+        ("00:00:00:00:00:00", False), ("00:ce:f6:aa:00:01", True), ("0C:ce:f6:aa:00:01", True), ("0D:ce:f6:aa:00:01", True),
+    ],
+)  # fmt: skip
+def test_locally_administered_addresses_and_zeros_identify_no_adapter(value: str, is_unique: bool) -> None:
+    fleet = {"h1": machine("A", mac=value), "h2": machine("B", mac=value.lower())}
+    assert bool(known(fleet).hosts()) is is_unique
+
+
+def test_all_gpus_of_one_of_two_hosts_are_of_one_machine() -> None:
+    serials = ("A", "B", "C")
+    fleet = {f"h{number}": machine(*serials) for number in (6, 2, 5, 1, 4, 3)}
+    fleet |= {"one": machine("B"), "other": machine("A", "X"), "none": machine("Y")}
+    counts = known(fleet)
+    assert counts.same_machine("h1", fleet["h1"]) == ["h2", "h3", "h4", "h5", "h6", "one"]
+    assert counts.same_machine("one", fleet["one"]) == ["h1", "h2", "h3", "h4", "h5", "h6"]
+    assert counts.same_machine("other", fleet["other"]) == counts.same_machine("none", fleet["none"]) == []
+
+
+def test_hosts_of_one_machine_have_an_adapter_in_common_if_they_report_adapters() -> None:
+    fleet = {
+        "h1": machine("A", guid="1"),
+        "h2": machine("A", guid="1"),
+        "h3": machine("A", guid="2"),
+        "h4": machine("A"),
+    }
+    counts = known(fleet)
+    assert [counts.same_machine(host, evidence) for host, evidence in fleet.items()] == [
+        ["h2"], ["h1"], [], ["h1", "h2", "h3"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts"),
+    [
+        ((part("A", "u1"), part("A", "u2", 1)), set()),
+        ((part("A", "u1"), part("B", "u1", 1)), {"h1"}),
+        ((part("A", ""), part("A", "", 1)), {"h1"}),
+        ((part("0000", ""), part("0000", "", 1)), set()),
+        ((part("", ""), part("", "", 1)), set()),
+    ],
+    ids=["one board", "one UUID", "one serial", "zeros", "no identity"],
+)
+def test_gpus_of_one_board_share_a_serial_if_they_have_uuids(gpus: tuple[Gpu, ...], hosts: set[str]) -> None:
+    assert known({"h1": host_evidence(SMALL, "h1", gpus=gpus)}).hosts() == hosts
+
+
+@pytest.mark.parametrize(
+    ("serials", "listed"),
+    [("A", "the GPUs A:"), ("ABC", "the GPUs A, B, C:"), ("ABCD", "the GPUs A, B, C and 1 more:")],
+)
+def test_records_of_one_machine_are_inconclusive_and_list_three_gpus(serials: str, listed: str) -> None:
+    fleet = {"h2": machine(*serials), "h1": machine(*serials)}
+    for verdict, host in zip(verdicts(fleet), ("h2", "h1"), strict=True):
+        assert (verdict.host, verdict.scope, verdict.name) == (host, "host", "record")
+        assert (verdict.verdict, verdict.criterion, verdict.kind) == (INCONCLUSIVE, "plan", "contradictory")
+        assert verdict.source == "plan"
+        assert verdict.reason.startswith(f"hosts/h1.json and hosts/h2.json are of one machine: each lists {listed}")
+
+
+def test_counts_of_parts_of_the_fleet_can_be_merged() -> None:
+    fleet = {"h1": machine("A", "B"), "h2": machine("A", "C"), "h3": machine("A", "B"), "h4": machine("D")}
+    whole, merged = known(fleet), DuplicateSerials()
+    for part_of_fleet in (["h3", "h4"], ["h2"], ["h1"]):
+        merged.update(known({host: fleet[host] for host in part_of_fleet}))
+    assert merged.hosts() == whole.hosts() == {"h1", "h2", "h3"}
+    for host, evidence in fleet.items():
+        assert merged.same_machine(host, evidence) == whole.same_machine(host, evidence)
+    assert duplicate_identities(fleet, merged) == duplicate_identities(fleet, whole)
+    key = ("gpu.serial", "A")
+    assert (
+        merged.others(key, ("h2", "gpu=0")) == whole.others(key, ("h2", "gpu=0")) == [("h1", "gpu=0"), ("h3", "gpu=0")]
+    )
+
+
+def test_duplicate_gpu_fails_and_names_the_others() -> None:
+    failed = verdicts({"h1": machine("A", "B"), "h2": machine("X", "B")})
+    assert [(item.host, item.scope, item.serial, item.name, item.value) for item in failed] == [
+        (host, "gpu=1", "B", name, value)
+        for host in ("h1", "h2")
+        for name, value in (("gpu.serial", "B"), ("gpu.uuid", "GPU-B"))
+    ]
+    assert {(item.verdict, item.criterion, item.kind, item.action, item.basis) for item in failed} == {
+        (FAIL, "identity-unique", "identity", "inspect_hardware", "policy")
+    }
+    assert [item.reason for item in failed] == ["also reported by GPU 1 of h2"] * 2 + [
+        "also reported by GPU 1 of h1"
+    ] * 2

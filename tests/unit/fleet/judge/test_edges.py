@@ -441,6 +441,23 @@ def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], 
     assert observed_change.drop == ""
 
 
+@pytest.mark.parametrize(
+    ("values", "at", "stage", "when"),
+    [
+        ((0, 5, 5), 1, "", "before stage benchmark"), ((0, 0.5, 0.5), 1, "", "before stage benchmark"),
+        ((0, 9, 10, 10), 2, "benchmark", "in stage benchmark"), ((0, 9, 0, 10, 0), 3, "benchmark", "in stage benchmark"),
+    ],
+)  # fmt: skip
+def test_newest_event_is_that_of_the_first_reading_with_the_last_time(
+    values: tuple[float, ...], at: int, stage: str, when: str
+) -> None:
+    observed = counter_readings(*values, name="xid.last_seen")
+    observed_change = change(observed)
+    assert (observed_change.reading, observed_change.stage) == (observed[at], stage)
+    assert observed_change.where.startswith("the newest at an uptime of ")
+    assert f", {when}" in observed_change.where
+
+
 def test_counter_needs_a_first_and_a_last_reading() -> None:
     plan = one_figure_plan()
     record = host_evidence(plan).records[0]

@@ -183,6 +183,26 @@ def test_settings_have_planned_parameters_numa_and_ranks() -> None:
     assert planned.params(measure(params=values, stage="gang")) == values
 
 
+def test_settings_of_a_figure_that_no_plan_demands_are_those_of_the_catalogue() -> None:
+    values = {"dtype": "bf16", "numa": "local", "n": 4096, "number": 3}
+    assert Planned(PLAN).params(measure("gemm.wrong_products", params=values)) == {
+        "dtype": "bf16",
+        "numa": "local",
+        "number": 3,
+    }
+    assert Planned(PLAN).params(measure("peer_copy.wrong_bytes", params=values)) == {"numa": "local", "number": 3}
+    assert Planned(PLAN).params(measure("gemm.throughput", params=values)) == values
+
+
+def test_members_are_those_of_the_last_launch_of_the_stage() -> None:
+    launches = [
+        builders.launch(stage, members)
+        for stage, members in (("gang", ("h1", "h2", "h3")), ("gang", ("h1", "h2")), ("benchmark", ("h1",)))
+    ]
+    view = host_view(Evidence(records=(replace(RECORD, launches=tuple(launches)),)))
+    assert [view.members(stage) for stage in ("gang", "benchmark", "soak")] == [("h1", "h2"), ("h1",), ()]
+
+
 def test_own_record_is_the_one_without_a_gang() -> None:
     assert host_view(Evidence(records=(RECORD,))).has_record
     assert not host_view(Evidence(records=(replace(RECORD, gang="r1"),))).has_record

@@ -360,6 +360,9 @@ FOUND = [("gemm.throughput", "gpu=0", "error: no")]
     ("observations", "expected"),
     [
         ((FAILED,), FOUND),
+        # The same error twice: the order of the parameters makes no difference.
+        ((replace(FAILED, params={"dtype": "bf16", "n": 1}), replace(FAILED, params={"n": 1, "dtype": "bf16"})), FOUND),
+        ((replace(FAILED, params={"n": 1}), replace(FAILED, params={"n": 2})), FOUND * 2),
         ((EXTRA,), []),
         ((replace(FAILED, status=SKIPPED),), []),
         ((FAILED, EXTRA), []),

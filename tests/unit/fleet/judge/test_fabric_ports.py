@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleet.judge.evidence import Evidence
 from fleet.judge.fabric_ports import with_port_totals
 from schemas.records import Metric
 from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
@@ -111,3 +112,29 @@ def test_snapshot_without_ports_has_no_totals() -> None:
     mixed = type(evidence)(records=(type(record)(**{**vars(record), "snapshots": (*record.snapshots, bare)}),))
     assert with_port_totals(mixed).snapshots()[-1].metrics == ()
     assert len(with_port_totals(mixed).snapshots()[0].metrics) == 3
+
+
+def test_totals_are_added_to_each_record_that_has_ports() -> None:
+    layers = Metric(name="infiniband.link_layer", unit="1", values={port(0): IB})
+    active = Metric(name="infiniband.active", unit="1", values={port(0): True})
+    with_ports, without = (host_evidence(PLAN, "h1", *metrics).records[0] for metrics in ((layers, active), ()))
+    for records in ((with_ports, without), (without, with_ports)):
+        changed = with_port_totals(Evidence(records=records)).records
+        assert [len(record.snapshots[0].metrics) for record in changed] == [
+            3 if record is with_ports else 0 for record in records
+        ]
+        assert changed[records.index(without)] is without
+
+
+def test_snapshots_with_equal_ports_share_the_totals() -> None:
+    layers = Metric(name="infiniband.link_layer", unit="1", values={port(0): IB})
+    active = Metric(name="infiniband.active", unit="1", values={port(0): True})
+    one, other = (
+        with_port_totals(
+            host_evidence(PLAN, "h1", layers, active, Metric(name="host.load", unit="1", values={"host": load}))
+        )
+        for load in (0.5, 0.7)
+    )
+    first, second = one.records[0].snapshots[0].metrics[-1], other.records[0].snapshots[0].metrics[-1]
+    assert first.name == "fabric_ports.active"
+    assert first is second

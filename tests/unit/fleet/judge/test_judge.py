@@ -11,11 +11,12 @@ import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.host_view import HostView
-from fleet.judge.judge import Evidence, judge
+from fleet.judge.judge import LOG_LIFETIME, Evidence, judge
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Metric, Observation, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
 
 PACKS = read_packs([])
 
@@ -1152,6 +1153,20 @@ def test_figure_below_several_floors_does_not_fail_by_looser_derived_ones() -> N
         ("all-reduce-4-gpus", FAIL),
         ("busbw-4-gpus", FAIL),
     }
+
+
+def test_only_failures_are_annotated() -> None:
+    plan = one_figure_plan("h1", "h2", gpu_count=2)
+    counts = {host: {"gpu=0": int(host == "h1"), "gpu=1": 0} for host in ("h1", "h2")}
+    name = "kernel.event.thing"
+    evidence = {
+        host: host_evidence(plan, host, Metric(name=name, unit="1", values=values)) for host, values in counts.items()
+    }
+    verdicts = [item for item in judge(plan, evidence, [pack(criterion(name, value=0))]) if item.name == name]
+    assert {(item.host, item.scope, item.verdict) for item in verdicts} == {
+        ("h1", "gpu=0", FAIL), ("h1", "gpu=1", PASS), ("h2", "gpu=0", PASS), ("h2", "gpu=1", PASS),
+    }  # fmt: skip
+    assert {item.verdict for item in verdicts if LOG_LIFETIME in item.reason} == {FAIL}
 
 
 def test_number_of_links_between_gpus_is_the_larger_that_either_end_reported() -> None:

@@ -122,6 +122,13 @@ def test_hosts_that_differ_only_in_values_share_a_layout() -> None:
     assert cache.of_host(first) == 3
 
 
+def test_layout_of_the_previous_host_is_found_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache: LayoutCache[int] = LayoutCache(lambda _, number: number)
+    assert cache.of_host(values(figure(1.0))) == 1
+    monkeypatch.setattr(HostValues, "key", property(lambda _: pytest.fail("the key takes long to compute")))
+    assert cache.of_host(values(figure(2.0))) == 1
+
+
 @pytest.mark.parametrize(("positions", "expected"), [((), ()), ((1,), ("b2",)), ((2, 0), ("c3", "a1"))])
 def test_values_at_positions(positions: tuple[int, ...], expected: tuple[str, ...]) -> None:
     assert values_at(positions)(["a1", "b2", "c3"]) == expected

@@ -352,3 +352,34 @@ def test_figures_are_checked_with_and_without_lists_of_them() -> None:
     assert [item.reason for item in contradictions(view)] == expected
     assert [item.reason for item in contradictions(view, [(list(record.observations), None)])] == expected
     assert list(contradictions(view, [])) == []
+
+
+def test_gang_record_without_figures_and_readings_of_the_gang_is_accepted() -> None:
+    """A host that was ended before its gang launched leaves such a record."""
+    assert of_gang(lambda record: replace(moved_snapshots("benchmark")(record), observations=())) == []
+
+
+def test_record_may_end_long_after_its_last_snapshot_if_a_launch_took_that_long() -> None:
+    late = replace(HEALTHY, ended="2026-11-21T06:00:00Z")
+    reason = "the record ends at 2026-11-21T06:00:00Z, more than an hour after its last snapshot and launch"
+    assert of_record(reason) in found(late)
+    assert of_record(reason) not in found(launches({"duration_s": 3700.0})(late))
+    assert of_record(reason) in found(launches({"duration_s": 3500.0})(late))
+
+
+def test_only_a_metric_without_a_problem_is_marked_as_sound() -> None:
+    name = "gpu.pcie.replays"
+    sound, negative, of_host = reading(1, name=name), reading(-1, name=name), reading(1, name=name, scope="host")
+    shots = [
+        replace(item, metrics=(metric,))
+        for item, metric in zip(HEALTHY.snapshots, (sound, negative, of_host), strict=True)
+    ]
+    assert found(replace(HEALTHY, snapshots=tuple(shots)))
+    assert [metric.is_sound for metric in (sound, negative, of_host)] == [True, False, False]
+
+
+@pytest.mark.parametrize(("planned", "amount"), [("04:59:00", "59 min"), ("05:00:00", "1.0 h"), ("06:30:00", "2.5 h")])
+def test_difference_of_clocks_is_in_hours_from_one_hour_on(planned: str, amount: str) -> None:
+    (problem,) = found(HEALTHY, plan=replace(PLAN, created=f"2026-11-21T{planned}Z"))
+    assert problem[0] == "record.clock"
+    assert f"begins at 2026-11-21T04:00:00Z, {amount} before the run was planned" in problem[2]

@@ -20,7 +20,7 @@ from fleet.judge.pack_selection import criteria_by_id, resolve
 from fleet.report.replaced import replaced_lines
 from schemas.errors import UsageError
 from schemas.records import ERROR, Record
-from schemas.reports import FAIL, PASS, Replaced, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Replaced, Verdict
 from tests.accepted import call, rackproof, report_of, run_directory, slowed
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
@@ -270,3 +270,12 @@ def test_closer_floor_of_lower_severity_does_not_hide_the_failure() -> None:
     assert remaining(shipped, replace(closer, basis="model")) == ["closer"]
     assert remaining(shipped, replace(closer, verdict=PASS)) == ["shipped", "closer"]
     assert remaining(floor("ceiling", 0.5, operator="le"), shipped) == ["ceiling", "shipped"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"name": "a.c"}, {"scope": "gpu=1"}, {"stage": "gang"}, {"params": {"op": "x"}}, {"verdict": INCONCLUSIVE}],
+)
+def test_floor_of_another_figure_hides_no_failure(fields: dict[str, Any]) -> None:
+    verdicts = [floor("shipped", 2.0), floor("closer", 3.0, **fields)]
+    assert without_looser_floors(verdicts) == verdicts

@@ -1,0 +1,28 @@
+"""The kind of an inconclusive verdict is the status of the observation, or `in_use` if others use the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.judge.absence import with_absence
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Observation
+from schemas.reports import INCONCLUSIVE, Verdict
+from schemas.skips import skipped_for
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kind", "user"),
+    [
+        (SKIPPED, skipped_for("job 7"), "in_use", "job 7"),
+        (SKIPPED, "no such port", SKIPPED, ""),
+        (ERROR, skipped_for("job 7"), ERROR, ""),
+        (UNSUPPORTED, "no such type", UNSUPPORTED, ""),
+    ],
+)
+def test_only_a_skipped_observation_shows_that_others_use_the_host(
+    status: str, reason: str, kind: str, user: str
+) -> None:
+    verdict = Verdict(host="h1", scope="host", name="a.b", verdict=INCONCLUSIVE, criterion="plan", reason="why")
+    absent = Observation(name="a.b", scope="host", stage="benchmark", unit="1", status=status, reason=reason)
+    changed = with_absence(verdict, absent)
+    assert (changed.kind, changed.user, changed.reason) == (kind, user, "why")
