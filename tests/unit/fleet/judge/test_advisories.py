@@ -13,6 +13,7 @@ from fleet.judge.advisories import (
     SEVERITIES,
     Advisory,
     AffectedRange,
+    is_comparable,
     is_vendor_version,
     missing_fixes,
     shipped_advisories,
@@ -89,6 +90,7 @@ def test_a_version_needs_the_fixes_of_its_branch(
 ) -> None:
     fixes = missing_fixes(PRODUCTS[product], known, version)
     assert (fixes and fixes.fixed) == fixed
+    assert is_comparable(PRODUCTS[product], version)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,7 @@ def test_a_version_needs_the_fixes_of_its_branch(
     ],
 )
 def test_text_that_is_not_a_version_of_the_product_is_not_compared(product: str, version: str) -> None:
+    assert not is_comparable(PRODUCTS[product], version)
     everything = advisory(1, ("0", "9999"))
     assert missing_fixes(PRODUCTS[product], [everything], version) is None
 
@@ -118,6 +121,12 @@ def test_the_text_names_version_fix_worst_vulnerability_and_newest_advisory() ->
     assert str(fixes) == (
         "update NVIDIA driver 580.95.05 to 580.159.03 or later: CVE-2026-5000 and 1 more (high, CVSS 8.8); "
         "NVIDIA 5 of 2026-05-01"
+    )
+
+
+def test_the_text_on_a_single_vulnerability_has_no_number() -> None:
+    assert str(missing_fixes(PRODUCTS["runc"], RUNC[:1], "1.1.12")) == (
+        "update runc 1.1.12 to 1.3.6 or later: CVE-2026-7000 (severity not stated); NVIDIA 7 of 2026-07-01"
     )
 
 
@@ -179,6 +188,12 @@ def test_shipped_list_is_complete() -> None:
                 assert not any(item.range_of(newest.fixed) for item in items), (key, newest)
 
 
-@pytest.mark.parametrize(("then", "age"), [("2026-08-18T00:00:00Z", 0), ("2026-11-27T17:00:00Z", 101)])
+@pytest.mark.parametrize(
+    ("then", "age"),
+    [
+        ("2026-08-18T00:00:00Z", 0), ("2026-08-18T23:59:59Z", 0), ("2026-08-19T00:00:00Z", 1),
+        ("2026-11-26T00:00:00Z", 100), ("2026-11-27T17:00:00Z", 101),
+    ],
+)  # fmt: skip
 def test_age_is_counted_in_days(then: str, age: int) -> None:
     assert advisories.Advisories(date="2026-08-18", products={}).age_days(then) == age

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.bmc.readings import NAMES, Readings, unreadable
 from fleet.diagnosis.diagnose import diagnose
-from fleet.judge.bmc import is_serial, judge_bmc
+from fleet.judge.bmc import is_serial, judge_bmc, with_bmc_event, with_bmc_part
 from fleet.judge.criteria import read_pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
@@ -20,7 +20,7 @@ from schemas.plans import Plan
 from schemas.records import Gpu, Metric, Record, Snapshot
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Cause, Verdict
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
 HOSTS = ("h1", "h2", "h3")
 PLAN = builders.plan(*HOSTS, rackproof_gang="none", rackproof_bmc_address="bmc")
@@ -284,7 +284,8 @@ def bmc_verdicts(
     """Return the verdicts on a BMC with these readings; `serials` are those that the host reads, one in each snapshot."""
     evidence = host_evidence(SMALL, "h1", gpus=tuple(gpus))
     (record,) = evidence.records
-    own = [Metric(name="host.system.serial", unit="1", values={"host": serial}) for serial in serials]
+    name = "host.system.serial"
+    own = [reading(serial, name=name, scope="host", absent="" if serial else "error: lost") for serial in serials]
     taken = tuple(
         replace(item, metrics=(metric,)) for item, metric in zip(record.snapshots[: len(own)], own, strict=True)
     )
@@ -340,6 +341,12 @@ def test_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(
     assert len(shown) == len(MOMENTS) * len(problems)
 
 
+NEEDED = (
+    "bmc.event.severity", "bmc.event.message", "bmc.log.new_entries", "bmc.power_supply.fitted", "bmc.power_supply.health",
+    "bmc.fan.health",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "problems"),
     [
@@ -348,20 +355,43 @@ def test_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(
          [("bmc.readable", "host", "the reading does not state whether the BMC could be read")]),
         (lambda metrics: [replace(item, values={}) if item.name == "bmc.readable" else item for item in metrics],
          [("bmc.readable", "host", "the reading does not state whether the BMC could be read")]),
-        (lambda metrics: [item for item in metrics if item.name != "bmc.fan.health"],
-         [("bmc.fan.health", "host", "missing in the reading before preflight")]),
         (lambda metrics: [replace(item, unit="Hz") if item.name == "bmc.inlet.temperature" else item for item in metrics],
          [("bmc.inlet.temperature", "host", "has the unit Hz, but this reading is in Cel")]),
         (lambda metrics: with_value(metrics, "fan.health", "psu=FAN2", "OK"),
          [("bmc.fan.health", "psu=FAN2", "read in the scope psu=FAN2, but this is another kind of part")]),
+        *(
+            (lambda metrics, name=name: [item for item in metrics if item.name != name],
+             [(name, "host", "missing in the reading before preflight")])
+            for name in NEEDED
+        ),
     ],
-    ids=["unreadable", "not stated", "neither value nor reason", "missing", "unit", "scope"],
+    ids=["unreadable", "not stated", "neither value nor reason", "unit", "scope", *NEEDED],
 )  # fmt: skip
 def test_wrong_reading_of_a_readable_bmc_is_named(change: Any, problems: list[tuple[str, str, str]]) -> None:
     metrics = tuple(change(healthy("h1").metrics()))
     shown = [(item.name, item.scope, item.reason) for item in bmc_verdicts(metrics, metrics, metrics)]
     assert shown[: len(problems)] == problems
     assert len(shown) == len(MOMENTS) * len(problems)
+
+
+def test_part_that_only_some_readings_have_is_named_unless_it_is_a_log_entry() -> None:
+    metrics = healthy("h1").metrics()
+    second_fan = with_value(metrics, "fan.health", "fan=FAN2", "OK")
+    assert bmc_verdicts(with_entries(1, new=1), metrics, metrics) == []
+    found = [(item.name, item.scope, item.stage, item.reason) for item in bmc_verdicts(metrics, second_fan, metrics)]
+    reason = "missing {}, but another reading of the BMC has it"
+    assert found == [
+        ("bmc.fan.health", "fan=FAN2", "preflight", reason.format("before preflight")),
+        ("bmc.fan.health", "fan=FAN2", "benchmark", reason.format("after benchmark")),
+    ]
+
+
+@pytest.mark.parametrize("problem", ["", "bmcs/h1.json is missing"])
+def test_bmc_without_a_record_is_one_inconclusive_verdict(problem: str) -> None:
+    view = HostView(SMALL, SMALL.hosts[0], replace(host_evidence(SMALL), bmc_problem=problem), ())
+    (verdict,) = judge_bmc(view)
+    assert (verdict.name, verdict.scope, verdict.verdict) == ("bmc.readable", "host", INCONCLUSIVE)
+    assert verdict.reason == (problem or "the BMC was not read")
 
 
 def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> None:
@@ -379,11 +409,145 @@ def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("times", "ended", "reasons"),
+    [
+        (("04:00:00", "04:00:01", "04:00:02"), "04:00:02", []),
+        (("03:55:00", "04:00:00", "04:10:00"), "04:10:00", []),
+        (("03:54:59", "04:00:00", "04:10:00"), "04:10:00", ["has the time 03:54:59, although the entry before it has 04:00:00"]),
+        (("04:00:00", "04:06:00", "04:01:00"), "04:01:00", []),
+        (("04:00:00", "04:06:01", "04:01:00"), "04:01:00", ["has the time 04:01:00, although the entry before it has 04:06:01"]),
+        (("04:00:00", "04:00:00", "04:00:02"), "04:00:02", ["two readings have the same time"]),
+        (("04:00:00", "04:00:02", "04:00:02"), "04:00:02", ["two readings have the same time"]),
+        (("04:05:00", "04:06:00", "04:07:00"), "04:07:00", []),
+        (("04:05:01", "04:06:00", "04:07:00"), "04:07:00",
+         ["was first read at 04:05:01, after a launch: events that it logged before are unknown"]),
+        (("04:00:00", "04:00:01", "04:00:02"), "04:00:03",
+         ["the last reading has the time 04:00:02, but the record ended at 04:00:03"]),
+        (("04:00:00", "later", "04:00:02"), "04:00:02",
+         ["has the time later, although the entry before it has 04:00:00",
+          "has the time 04:00:02, although the entry before it has later"]),
+    ],
+)  # fmt: skip
+def test_times_of_a_bmc_record_must_fit_the_plan_and_each_other(
+    times: Sequence[str], ended: str, reasons: list[str]
+) -> None:
+    day = "2026-11-21T"
+    record = bmc_record("h1")
+    taken = tuple(replace(item, at=f"{day}{at}Z") for item, at in zip(record.snapshots, times, strict=True))
+    record = replace(record, began=taken[0].at, ended=f"{day}{ended}Z", snapshots=taken)
+    verdicts = judge_bmc(HostView(SMALL, SMALL.hosts[0], replace(host_evidence(SMALL, gpus=()), bmc=record), ()))
+    shown = [item.reason.replace(day, "").replace("Z", "") for item in verdicts]
+    assert list(dict.fromkeys(shown)) == reasons
+
+
+def test_bmc_that_could_not_be_read_before_a_launch_was_first_read_after_it() -> None:
+    record = bmc_record("h1", unreadable("no route"))
+    taken = tuple(
+        replace(item, at=item.at.replace("T04:00", f"T04:0{6 * at}")) for at, item in enumerate(record.snapshots[:2])
+    )
+    for metrics, is_late in ((taken[0].metrics, True), (taken[1].metrics, False)):
+        shots = (replace(taken[0], metrics=metrics), taken[1])
+        late = replace(record, ended=shots[-1].at, snapshots=shots)
+        verdicts = judge_bmc(HostView(SMALL, SMALL.hosts[0], replace(host_evidence(SMALL), bmc=late), ()))
+        assert any("was first read at 2026-11-21T04:06:01Z" in item.reason for item in verdicts) is is_late
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_explained"),
+    [({}, True), ({"verdict": PASS}, False), ({"name": "bmc.fan.health"}, False), ({"scope": f"{LOG},entry=9"}, False)],
+)
+def test_only_a_failed_entry_gets_its_text(verdict: dict[str, Any], is_explained: bool) -> None:
+    event = with_event(healthy("h1").metrics(), "Warning", "a fan failed")
+    evidence = replace(host_evidence(SMALL), bmc=bmc_record("h1", event, event, event))
+    fields = {
+        "host": "h1",
+        "scope": EVENT,
+        "name": "bmc.event.severity",
+        "verdict": FAIL,
+        "criterion": "c",
+        "reason": "bad",
+    }
+    failed = Verdict(**{**fields, **verdict})
+    explained = with_bmc_event(HostView(SMALL, SMALL.hosts[0], evidence, ()), failed)
+    text = "the BMC logged during the stage: a fan failed"
+    assert explained == (replace(failed, reason=f"bad; {text}", detail=text) if is_explained else failed)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "part"),
+    [
+        ({}, "psu=PSU2"), ({"verdict": PASS}, ""), ({"name": "bmc.fan_redundancy.health"}, "fan=FAN1"),
+        ({"name": "bmc.part.health"}, "psu=PSU2"), ({"name": "bmc.inlet.temperature"}, ""),
+        ({"value": "Critical: it has no input"}, ""),
+    ],
+)  # fmt: skip
+def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: dict[str, Any], part: str) -> None:
+    def health(name: str, scope: str, result: str = FAIL) -> Verdict:
+        return Verdict(
+            host="h1",
+            scope=scope,
+            name=f"bmc.{name}.health",
+            verdict=result,
+            criterion="c",
+            reason="",
+            value="Critical",
+        )
+
+    parts = [
+        health("fan", "fan=FAN1"), health("power_supply", "psu=PSU1", PASS), health("power_supply", "psu=PSU2"),
+        health("power_supply", "psu=PSU3"),
+    ]  # fmt: skip
+    lost = replace(health("power_redundancy", PSUS), **verdict)
+    assert with_bmc_part(lost, parts) == (replace(lost, part=part) if part else lost)
+    assert with_bmc_part(lost, parts[1:2]) == lost
+
+
+@pytest.mark.parametrize(
+    ("serials", "reported", "expected"),
+    [
+        (("A-1", "A-2"), ("A-2", "a-1"), {"gpu=0": PASS, "gpu=1": PASS}),
+        # A BMC that reports fewer serials of the form may not know the GPU.
+        (("A-1", "A-2"), ("A-1",), {"gpu=0": PASS}),
+        (("A-1", "A-2"), ("A-1", "A-3"), {"gpu=0": PASS, "gpu=1": FAIL}),
+        (("A-1", "A-2"), ("A-1", "A-33"), {"gpu=0": PASS}), (("123", "124"), ("123", "A-3"), {"gpu=0": PASS}),
+        (("A-1", "A-2"), ("A-1", "A-1"), {"gpu=0": PASS}), (("A-1", "A-2"), ("A-1", "---"), {"gpu=0": PASS}),
+        (("A-1", ""), ("A-1",), {"gpu=0": PASS}), (("000", "A-2"), ("000", "A-3"), {"gpu=1": FAIL}),
+    ],
+)  # fmt: skip
+def test_serial_that_the_bmc_lacks_fails_only_if_it_reports_all_serials_of_the_form(
+    serials: Sequence[str], reported: Sequence[str], expected: dict[str, str]
+) -> None:
+    values = {f"processor=GPU{at}": serial for at, serial in enumerate(reported)}
+    metrics = tuple(
+        replace(item, values=values) if item.name == "bmc.gpu.serial" else item for item in healthy("h1").metrics()
+    )
+    gpus = [replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(serials)]
+    verdicts = bmc_verdicts(metrics, metrics, metrics, gpus=gpus)
+    assert {item.scope: item.verdict for item in verdicts} == expected
+
+
+def test_failed_serial_lists_eight_others() -> None:
+    values = {f"processor=GPU{at}": f"A-{at}" for at in range(9)}
+    metrics = tuple(
+        replace(item, values=values) if item.name == "bmc.gpu.serial" else item for item in healthy("h1").metrics()
+    )
+    (verdict,) = bmc_verdicts(metrics, metrics, metrics, gpus=[replace(builders.gpu("h1", 0), serial="B-1")])
+    assert verdict.limit == "A-0, A-1, A-2, A-3, A-4, A-5, A-6, A-7"
+
+
 def test_serial_that_changes_during_the_run_is_inconclusive() -> None:
     first, last = (with_value(healthy("h1").metrics(), "system.serial", "system=1", text) for text in ("S1X", "S2X"))
     (verdict,) = bmc_verdicts(first, first, last)
     assert (verdict.name, verdict.scope, verdict.stage) == ("bmc.system.serial", "system=1", "benchmark")
     assert (verdict.verdict, verdict.reason) == (INCONCLUSIVE, "changed during the run: S1X, then S2X")
+
+
+@pytest.mark.parametrize("kind", ["system", "chassis"])
+def test_last_serial_that_the_host_could_read_is_compared_with_that_of_the_system_and_of_the_chassis(kind: str) -> None:
+    metrics = with_value(healthy("h1").metrics(), f"{kind}.serial", f"{kind}=1", "S2X")
+    (judged,) = bmc_verdicts(metrics, metrics, metrics, serials=["S2X", ""])
+    assert (judged.name, judged.verdict, judged.value) == ("bmc.system.serial", PASS, "S2X")
 
 
 @pytest.mark.parametrize(

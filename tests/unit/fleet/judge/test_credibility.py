@@ -53,6 +53,7 @@ BOUNDS: list[tuple[str, str, Any, str]] = [
     ("gpu.pcie.replays", "1", 7.5, "7.5 is not credible: it must be a whole number"),
     ("host.load", "1", 7.5, ""),
     ("network.mtu", "B", 68, ""),
+    ("network.mtu", "B", 65536, ""),
     ("network.mtu", "B", 67, "67 B is not credible: the lowest possible value is 68"),
     ("network.mtu", "B", 65537, HIGH.format(65537, "B", 65536)),
     ("collector.duration", "s", 1.5, ""),

@@ -18,7 +18,7 @@ from fleet.judge.judge import judge
 from fleet.judge.waivers import WaiverMatcher
 from fleet.rma.parts import failed_parts
 from rackproof.main import main
-from schemas.records import Metric, Observation
+from schemas.records import Metric, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.waivers import Waiver
 from tests import builders
@@ -27,7 +27,7 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 Pairs = set[tuple[int, int]]
 
 
-def host_view(gpus: int, *logs: Mapping[str, float]) -> HostView:
+def host_view(gpus: int, *logs: Mapping[str, Value]) -> HostView:
     """Return the view of a host with this many GPUs; each of `logs` has the XID counts of one snapshot: scope -> count."""
     plan = one_figure_plan("h1", gpu_count=gpus)
     evidence = host_evidence(plan, observations=())
@@ -179,13 +179,14 @@ def xid_count_verdict(scope: str) -> Verdict:
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause
+        ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": "x"}, "gpu=3"),  # not a number
         ({}, {"gpu=1,xid=31": 1}, ""),  # no GPU has a failed XID criterion
         ({}, {"gpu=9,xid=79": 1}, ""),  # the host has no such GPU
         ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # the NVSwitch may be the cause
     ],
 )
 def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
-    before: Mapping[str, float], after: Mapping[str, float], part: str
+    before: Mapping[str, Value], after: Mapping[str, Value], part: str
 ) -> None:
     host = host_view(8, before, after)
     failing = [xid_count_verdict(scope) for scope in after if scope.endswith("xid=79")]

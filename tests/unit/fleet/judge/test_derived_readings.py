@@ -165,14 +165,15 @@ def test_alarm_is_the_side_of_the_limits_on_which_the_power_is(power: float, sid
     assert (name, LANE) in problems(module() | quantity | {name: _metric(name, {})})
 
 
-def test_wrong_alarm_states_the_power_and_the_limits() -> None:
+@pytest.mark.parametrize(("power", "mean"), [(5e-3, "high"), (3e-3, "none"), (1e-4, "none"), (1e-5, "low")])
+def test_wrong_alarm_states_the_power_and_the_limits(power: float, mean: str) -> None:
     name = "optics.tx_power.alarm"
     readings = module() | {
-        "optics.tx_power": _metric("optics.tx_power", {LANE: 5e-3}),
-        name: _metric(name, {LANE: "low"}),
+        "optics.tx_power": _metric("optics.tx_power", {LANE: power}),
+        name: _metric(name, {LANE: "?"}),
     }
     taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=tuple(readings.values()))
-    text = "is low, but 0.005 W and the limits 0.0001 W to 0.003 W mean high"
+    text = f"is ?, but {power:g} W and the limits 0.0001 W to 0.003 W mean {mean}"
     assert (name, LANE, text, "gang") in list(derived_problems(taken, readings))
 
 

@@ -257,3 +257,68 @@ def test_duplicate_gpu_fails_and_names_the_others() -> None:
     assert [item.reason for item in failed] == ["also reported by GPU 1 of h2"] * 2 + [
         "also reported by GPU 1 of h1"
     ] * 2
+
+
+def test_interfaces_of_one_host_may_share_an_address() -> None:
+    address = Metric(
+        name="network.address", unit="1", values=dict.fromkeys(("nic=eth0", "nic=eth1"), "b8:ce:f6:aa:00:01")
+    )
+    fleet = {host: host_evidence(SMALL, "h1", address, gpus=(part(host),), observations=()) for host in ("h1", "h2")}
+    assert verdicts({"h1": fleet["h1"]}) == []
+    shared = verdicts(fleet)
+    assert [(item.host, item.scope, item.serial) for item in shared] == [
+        (host, scope, "") for host in ("h1", "h2") for scope in ("nic=eth0", "nic=eth1")
+    ]
+    assert shared[0].reason.count(" of h2") == 2
+    assert " of h1" not in shared[0].reason
+
+
+def with_gang_record(own: Evidence, other: Evidence) -> Evidence:
+    """Return a host with its own record, and a gang record of what may be another machine."""
+    return with_foreign_records(Evidence(records=(*own.records, replace(other.records[0], gang="g"))))
+
+
+def test_gang_record_of_another_machine_is_named_with_the_hosts_that_report_its_parts() -> None:
+    fleet = {"h1": machine("A"), "h2": with_gang_record(machine("B"), machine("A"))}
+    (verdict,) = verdicts(fleet)
+    assert (verdict.host, verdict.name, verdict.verdict, verdict.kind) == (
+        "h2",
+        "record",
+        INCONCLUSIVE,
+        "contradictory",
+    )
+    lists = "hosts/h2.json lists the GPUs B; gangs/g/h2.json lists the GPUs A"
+    machines = f"the records of this host are of different machines: {lists}"
+    assert verdict.reason.startswith(f"{machines}, which h1 reports too: a record of another host was delivered")
+    # Another host may report the part twice, or have a record of another machine too.
+    fleet |= {"h0": machine("A"), "h3": with_gang_record(machine("C"), machine("A"))}
+    (of_h2,) = (item for item in verdicts(fleet) if item.host == "h2")
+    assert of_h2.reason.startswith(f"{machines}, which h0 and h1 and h3 report too: ")
+    merged = DuplicateSerials()
+    for host, evidence in fleet.items():
+        merged.update(known({host: evidence}))
+    assert [item for item in duplicate_identities(fleet, merged) if item.host == "h2"] == [of_h2]
+
+
+@pytest.mark.parametrize(
+    ("own", "gang", "is_foreign"),
+    [
+        (machine("A"), machine("B"), True), (machine("A", "B"), machine("B"), False), (machine("A"), machine(), False),
+        (machine("A", guid="1"), machine("B", guid="1"), False), (machine("A", guid="1"), machine("B", guid="2"), True),
+        (machine("A", guid="1"), machine("B"), True), (machine(guid="1"), machine("B"), False),
+    ],
+)  # fmt: skip
+def test_gang_record_is_foreign_if_no_part_of_a_common_kind_is_the_same(
+    own: Evidence, gang: Evidence, is_foreign: bool
+) -> None:
+    evidence = with_gang_record(own, gang)
+    assert bool(evidence.foreign) is is_foreign
+    assert [record.gang for record in (*evidence.records, *evidence.foreign)] == ["", "g"]
+    assert len(evidence.records) == (1 if is_foreign else 2)
+
+
+@pytest.mark.parametrize(("serial", "is_foreign"), [("S1X", False), ("0000", True), ("System Serial Number", True)])
+def test_gang_record_with_the_serial_of_the_host_is_not_foreign(serial: str, is_foreign: bool) -> None:
+    metric = Metric(name="host.system.serial", unit="1", values={"host": serial})
+    own, gang = (host_evidence(SMALL, "h1", metric, gpus=(part(name),)) for name in ("A", "B"))
+    assert bool(with_gang_record(own, gang).foreign) is is_foreign

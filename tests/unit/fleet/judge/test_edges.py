@@ -380,6 +380,8 @@ WITHIN = "in stage benchmark between its snapshots"
         ((1, 1, 2, 5, 5), 4, 3, "benchmark", f"4 {WITHIN} during and after", ""),
         ((1, 1, 2, 2, 9), 8, 4, "", "7 before stage gang, 1 in stage benchmark", ""),
         ((1, 9, 9, 9, 9), 8, 1, "", "8 before stage benchmark, 0 in stage benchmark", ""),
+        # Two increases in one stage are more than one larger increase.
+        ((1, 1, 3, 6, 10), 9, 3, "benchmark", f"5 {WITHIN} during and after, 4 before stage gang", ""),
         ((5, 5, 2, 2), 2, 2, "benchmark", f"2 {WITHIN} before and during",
          "fell from 5 to 2 in stage benchmark"),
         ((5, 0), 0, 1, "", "0 before stage benchmark", "fell from 5 to 0 before stage benchmark"),
@@ -421,6 +423,10 @@ def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], expe
 def test_change_over_a_whole_stage_names_no_snapshots() -> None:
     observed = [item for item in counter_readings(1, 1, 9, 3) if item.params["phase"] != "during"]
     assert change(observed).where == "2 in stage benchmark"
+
+
+def test_net_change_is_the_last_reading_minus_the_first() -> None:
+    assert [net_change(counter_readings(*values)) for values in ((1, 5, 9), (9, 0, 4), (7, 7))] == [8, -5, 0]
 
 
 def test_non_numeric_counter_fails() -> None:

@@ -313,6 +313,10 @@ def test_record_has_only_figures_of_its_own_launches() -> None:
     ]
     absent = replace(gang.observations[0], status=SKIPPED, value=None, reason="no")
     assert of_gang(lambda record: replace(record, observations=(absent,)), gang=False) == []
+    measured = gang.observations[1]
+    assert of_gang(lambda record: replace(record, observations=(absent, measured)), gang=False) == [
+        of_record("the record of the launches of this host alone has figures of gang")
+    ]
 
 
 def moved_snapshots(stage: str) -> Change:
@@ -374,7 +378,8 @@ def test_only_a_metric_without_a_problem_is_marked_as_sound() -> None:
         replace(item, metrics=(metric,))
         for item, metric in zip(HEALTHY.snapshots, (sound, negative, of_host), strict=True)
     ]
-    assert found(replace(HEALTHY, snapshots=tuple(shots)))
+    problem = (name, "gpu=0", "-1 1 is not credible: it cannot be negative", HEALTHY.snapshots[1].stage)
+    assert problem in found(replace(HEALTHY, snapshots=tuple(shots)))
     assert [metric.is_sound for metric in (sound, negative, of_host)] == [True, False, False]
 
 

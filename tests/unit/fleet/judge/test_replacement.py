@@ -279,3 +279,8 @@ def test_closer_floor_of_lower_severity_does_not_hide_the_failure() -> None:
 def test_floor_of_another_figure_hides_no_failure(fields: dict[str, Any]) -> None:
     verdicts = [floor("shipped", 2.0), floor("closer", 3.0, **fields)]
     assert without_looser_floors(verdicts) == verdicts
+
+
+def test_first_of_equal_floors_is_kept_and_the_order_of_parameters_makes_no_difference() -> None:
+    first = floor("first", 2.0, params={"op": "x", "size": 1})
+    assert without_looser_floors([first, floor("second", 2.0, params={"size": 1, "op": "x"})]) == [first]
