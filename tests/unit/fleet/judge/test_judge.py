@@ -1169,6 +1169,39 @@ def test_only_failures_are_annotated() -> None:
     assert {item.verdict for item in verdicts if LOG_LIFETIME in item.reason} == {FAIL}
 
 
+WITHOUT_CRITERIA = (
+    "expectations.gpu_models", "expectations.identity_changes", "expectations.collector_failures",
+    "expectations.missing_observations", "expectations.unplanned_errors", "expectations.unmeasured_gpus", "unmeasured_ports",
+    "silent_ports", "silent_nodes", "silent_totals", "refused_readings", "judge_bmc", "judge_soak", "judge_presence",
+    "contradictions",
+)  # fmt: skip
+OF_SEVERAL_HOSTS = (
+    "judge_gangs", "judge_digests", "judge_domains", "silent_pairs", "duplicate_identities", "expectations.partitioned_gangs",
+    "expectations.contradictory_members", "separate_launches",
+)  # fmt: skip
+ONE_FIGURE = one_figure_plan("h1")
+
+
+@pytest.mark.parametrize("step", [*WITHOUT_CRITERIA, *OF_SEVERAL_HOSTS, "judge_manifest"])
+def test_verdicts_of_each_step_are_returned(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = {"h1": host_evidence(ONE_FIGURE)}
+    verdict = Verdict(host="h1", scope="host", name="a.b", verdict=PASS, criterion="c", reason=step)
+    monkeypatch.setattr(f"fleet.judge.judge.{step}", lambda *_: [verdict])
+    assert judge(ONE_FIGURE, evidence, [pack()]).count(verdict) == 1
+
+
+def test_host_without_a_record_has_one_verdict_that_names_its_user() -> None:
+    for user, kind in (("job 7", "in_use"), ("", "missing")):
+        (verdict,) = judge(ONE_FIGURE, {"h1": Evidence(problem="busy", user=user)}, [pack()])
+        assert (verdict.name, verdict.verdict, verdict.reason, verdict.criterion) == (
+            "record",
+            INCONCLUSIVE,
+            "busy",
+            "plan",
+        )
+        assert (verdict.kind, verdict.user) == (kind, user)
+
+
 def test_number_of_links_between_gpus_is_the_larger_that_either_end_reported() -> None:
     plan = builders.plan("h1", gpu_count=3, rackproof_gang="none")
     links = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fleet.judge import consistency
 from fleet.judge.consistency import contradictions
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
@@ -388,3 +389,17 @@ def test_difference_of_clocks_is_in_hours_from_one_hour_on(planned: str, amount:
     (problem,) = found(HEALTHY, plan=replace(PLAN, created=f"2026-11-21T{planned}Z"))
     assert problem[0] == "record.clock"
     assert f"begins at 2026-11-21T04:00:00Z, {amount} before the run was planned" in problem[2]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "impossible_readings", "_launch_problems", "sequence_problems", "_clock_problems", "_time_problems", "_identity_problems",
+        "reading_problems", "relation_problems", "_software_problems", "_figure_problems", "locality_problems", "port_problems",
+        "_snapshot_problems", "_record_problems",
+    ],
+)  # fmt: skip
+def test_problem_that_one_check_finds_is_a_contradiction(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = ("a.b", "gpu=1", "why", "gang")
+    monkeypatch.setattr(consistency, check, lambda *_, **__: iter([problem]))
+    assert set(found(HEALTHY)) == {problem}
