@@ -16,6 +16,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Otherwise numpy starts a thread for each processor, which takes a tenth of the time to import torch.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Torch would start a thread for each processor, which would mostly wait: several processes of tests use the processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The heartbeat lines of a playbook cost one more process per ansible-playbook; tests that need them set this themselves.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
 # A shell starts background jobs with SIGINT ignored, which Python inherits: restore KeyboardInterrupt.

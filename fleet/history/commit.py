@@ -20,7 +20,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from fleet.history.index import INDEX, Index, home, index_text, read_index, read_version, version_directory, versions
+from fleet.history.index import (
+    INDEX,
+    VERSION_PREFIX,
+    Index,
+    home,
+    index_text,
+    read_index,
+    read_version,
+    version_directory,
+    versions,
+)
 from schemas import documents
 from schemas.errors import RunError
 
@@ -77,10 +87,14 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
         _remove_stale(place)
         index = read_index(directory, kind)
         if index is None and _has_lost_its_index(place):
-            raise RunError(
-                f"{place}: index.json is missing, but files of the history are there: restore it from a backup, or move the "
-                "directory away and import the runs again"
-            )
+            index = read_index(
+                directory, kind
+            )  # without a lock, another writer may have committed the first one meanwhile
+            if index is None:
+                raise RunError(
+                    f"{place}: index.json is missing, but files of the history are there: restore it from a backup, or move "
+                    "the directory away and import the runs again"
+                )
         index = index or Index(kind=kind)
         before = {item.path for item in index.files}
         try:
@@ -162,7 +176,11 @@ def _commit(place: Path, index: Index) -> None:
 
 def _has_lost_its_index(place: Path) -> bool:
     """Return whether there are files of a month or of several runs. Those of one run may be from a killed first writer."""
-    found = {match[1] for path in place.glob("*/*.parquet") if (match := _OWN.fullmatch(path.name))}
+    found = set[str]()
+    for folder in place.iterdir():
+        if not folder.name.startswith((*TEMPORARY, VERSION_PREFIX)):  # other writers may remove those at any time
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found |= {match[1] for path in folder.iterdir() if (match := _OWN.fullmatch(path.name))}
     return len(found) > 1 or any("-" in name for name in found)
 
 

@@ -29,7 +29,8 @@ KINDS = (REAL, REHEARSAL, SIMULATED)
 DEFAULT = Path("history")
 _VERSION = re.compile(r"rackproof\.history/(\d{1,9})")
 _MAGIC = b"PAR1"
-_VERSION_DIRECTORY = re.compile(r"index-([1-9]\d{0,15})")
+VERSION_PREFIX = "index-"
+_VERSION_DIRECTORY = re.compile(rf"{VERSION_PREFIX}([1-9]\d{{0,15}})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +92,14 @@ def read_index(directory: Path, kind: str) -> Index | None:
 
 def versions(place: Path) -> list[int]:
     """Return the versions of the index that writers committed and no later writer has removed."""
-    return [int(found[1]) for path in place.glob("index-*") if (found := _VERSION_DIRECTORY.fullmatch(path.name))]
+    return [
+        int(found[1]) for path in place.glob(f"{VERSION_PREFIX}*") if (found := _VERSION_DIRECTORY.fullmatch(path.name))
+    ]
 
 
 def version_directory(place: Path, number: int) -> Path:
     """Return the directory with a version of the index."""
-    return place / f"index-{number}"
+    return place / f"{VERSION_PREFIX}{number}"
 
 
 def read_version(directory: Path, kind: str, path: Path) -> Index:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,46 @@ def test_many_writers_without_locks_lose_no_run(tmp_path: Path, monkeypatch: pyt
     assert names(tmp_path) == {f"r{number}" for number in range(12)}
     (newest,) = (tmp_path / REAL).glob("index-*")  # older versions are removed
     assert int(newest.name.removeprefix("index-")) >= 12  # a writer that was overtaken makes its change again
+
+
+@pytest.mark.parametrize("name", ["index-1", ".index-0a", ".new-0a", ".merge-0a"])
+def test_directory_that_another_writer_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / REAL / name).mkdir(parents=True)
+    listed = Path.iterdir
+
+    def then_removed(path: Path) -> list[Path]:
+        found = [*listed(path)]
+        shutil.rmtree(tmp_path / REAL / name, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "iterdir", then_removed)
+    add(tmp_path, 0)
+    assert names(tmp_path) == {"r0"}
+
+
+@pytest.mark.usefixtures("unlocked")
+def test_first_index_may_be_committed_while_another_writer_looks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second writer finds no index, and then the files that the first one has added."""
+    table = tmp_path / REAL / "figures"
+    found = commit.read_index
+
+    def then_committed(directory: Path, kind: str) -> Index | None:
+        index = found(directory, kind)
+        if index is None:
+            monkeypatch.setattr(commit, "read_index", found)
+            add(tmp_path, 0)
+            table.mkdir()
+            for number in (1, 2):
+                (table / f"{number:012x}-{number:012x}.parquet").touch()
+        return index
+
+    monkeypatch.setattr(commit, "read_index", then_committed)
+    add(tmp_path, 1)
+    assert names(tmp_path) == {"r0", "r1"}
 
 
 def test_index_committed_by_a_killed_writer_is_read(tmp_path: Path) -> None:
