@@ -192,7 +192,7 @@ def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
         ),
         began=builders.WHEN,
         ended="2026-11-21T04:21:07Z",
-        rackproof="1.0.0",
+        rackproof="2.0.0",
         coverage=Coverage(
             expected=900 * hosts,
             measured=900 * hosts - (len(verdicts) - failed_count),

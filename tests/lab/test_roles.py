@@ -715,7 +715,7 @@ def test_teardown_leaves_nothing_behind(service: Service) -> None:
 def test_teardown_removes_an_agent_without_its_dependencies(service: Service) -> None:
     message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
     service.host.on("mkdir", "-p", "/opt/rackproof/bin", "/opt/rackproof/wheels")
-    service.host.on("touch", "/opt/rackproof/wheels/rackproof-1.0.0-py3-none-any.whl")
+    service.host.on("touch", "/opt/rackproof/wheels/rackproof-2.0.0-py3-none-any.whl")
     program = f"#!/bin/sh\necho {message} >&2\nexit 2\n"
     write = 'printf %s "$1" >/opt/rackproof/bin/rackproof; chmod 755 /opt/rackproof/bin/rackproof'
     service.host.on("sh", "-c", write, "sh", program)

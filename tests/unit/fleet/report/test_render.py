@@ -189,7 +189,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         host=host.name,
         began=plan.created,
         ended="2026-11-14T10:14:52Z",
-        rackproof="1.0.0",
+        rackproof="2.0.0",
         gpus=() if plan.rehearsal else gpus_of(number, len(host.devices)),
         software={"driver": "580.159.04", **builders.SOFTWARE},
         snapshots=snapshots,
@@ -290,7 +290,7 @@ def judge_records(plan: Plan, records: dict[int, Record], **over: Any) -> FleetR
         else Evidence(problem="no record: it is missing")
         for number, host in enumerate(plan.hosts)
     }
-    return replace(merge(plan, evidence, PACKS, **over), rackproof="1.0.0")
+    return replace(merge(plan, evidence, PACKS, **over), rackproof="2.0.0")
 
 
 def accepted(hosts: int = 2, devices: int = 2) -> FleetReport:
