@@ -1,7 +1,7 @@
-"""Exchange statuses between the supervisors of a gang over TCP, once per second.
+"""Exchange statuses between the supervisors of a gang over TCP, once per second and when a rank starts, fails or ends.
 
-The first two members are watchers, which listen on their fabric addresses. Every member sends the state of its ranks to both
-watchers, and both answer. The first watcher decides which host or rank is at fault. If it is silent, the second one decides,
+The first two members are watchers, which listen on their fabric addresses. Every member sends the state of its ranks to the
+watchers, and they answer. The first watcher decides which host or rank is at fault. If it is silent, the second one decides,
 and if both are, each host decides for itself. So the loss of a watcher is detected too.
 """
 
@@ -111,7 +111,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides about the culprit, because each watcher before it has finished or is silent."""
+        """Return whether this host decides about the culprit, because no watcher before it is running and heard."""
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
         return not any(

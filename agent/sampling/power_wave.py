@@ -36,7 +36,7 @@ MAX_STRETCHES = 10_000
 has none."""
 BLOCK = 1000
 """Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
-or more, so that they have whole periods."""
+or more, so a block has whole periods."""
 LAGS = 32
 """Delays of NVML that are tried, evenly spread over half a period."""
 
@@ -82,7 +82,7 @@ def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> P
     """Return the wave in the readings of whole periods. The load begins at `begin`, and is on for the first half of each period.
 
     Raises:
-        UnresolvedError: the period is too short for the readings.
+        UnresolvedError: the readings do not resolve the period, or are too few.
     """
     updates = _updates(values)
     if len(updates) < 2 * MIN_VALUES:
@@ -190,7 +190,7 @@ class PowerLog:
             self._failures.append((at, at, reason))
 
     def failure_between(self, begin: float, end: float) -> str:
-        """Return why the last failed reading between two moments failed; empty if none failed."""
+        """Return the reason of the last span of failed readings that overlaps the time between two moments; empty without one."""
         reasons = [reason for first, last, reason in self._failures if first <= end and last >= begin]
         return reasons[-1] if reasons else ""
 

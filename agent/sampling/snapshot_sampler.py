@@ -19,7 +19,7 @@ Alarm = tuple[str, str]
 
 
 class SnapshotSampler(threading.Thread):
-    """Takes a snapshot every PERIOD_S, in a thread, so that a driver that blocks does not delay the supervisor.
+    """Takes snapshots with pauses of PERIOD_S, in a thread, so that a driver that blocks does not delay the supervisor.
 
     If the launch ends with an exception, such as after SIGTERM, the supervisor does not wait for the thread: the sender of the
     signal may wait only a few seconds.

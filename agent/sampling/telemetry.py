@@ -44,7 +44,7 @@ MAX_GAP_S = 1.0
 
 
 class NvmlPoller(threading.Thread):
-    """Thread that reads GPUs at a fixed period until it is stopped.
+    """Thread that reads GPUs until it is stopped, with a pause of `period_s` before each reading.
 
     It is a daemon thread, and nothing waits for its end, so that a driver that blocks does not keep the process alive.
     """
@@ -232,6 +232,8 @@ def _wave_figures(
     samples: Sequence[tuple[float, GpuSample | Absent]],
 ) -> Iterator[Observation]:
     """Yield amplitude, slew rate and shape of the power under a pulsed load, and the SM clock, or why there are none.
+
+    With one GPU at a time (`sharing` is `alone`), yield only the amplitude.
 
     Args:
         reason: why the samples cannot be used; empty if they can.

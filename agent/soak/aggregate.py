@@ -145,7 +145,7 @@ def _samples_of_two(old: Observation, new: float) -> Samples:
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Return the first and last launches and up to FAILED_LAUNCHES failed ones. Logs of launches that succeeded are dropped."""
+    """Return the first, the last LAST_LAUNCHES and up to FAILED_LAUNCHES failed launches. Only failed ones keep their logs."""
     failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),

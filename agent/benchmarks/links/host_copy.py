@@ -1,7 +1,8 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
 If all GPUs copy at once they share the host's memory and PCIe bridges, so each is slower than alone (measured on 4 H200:
-39.6 GB/s each instead of 55.4). The host memory is on the GPU's own NUMA node if that is known, and then also on another one.
+39.6 GB/s each instead of 55.4). If the GPU's NUMA node is known, the host memory is on that node. If the host has another node,
+the copies are repeated with memory on it, one GPU at a time.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _measure(
 
 
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
-    """Return the GPU's own NUMA node (None: unknown), another node with CPUs if there is one, and a label for the GPU's node.
+    """Return the GPU's own NUMA node (None: unknown), another one on whose CPUs this process may run, and the node's label.
 
     The label is `local`, or `unknown` if the host has several nodes and does not report which of them is the GPU's.
     """

@@ -32,9 +32,9 @@ REPETITIONS = 7
 MAX_CALLS = 20
 """Maximum number of exchanges in one span."""
 TRIAL_SHARE = 32
-"""The first exchanges, which estimate the speed of the pair, send 1/TRIAL_SHARE of the buffer."""
+"""The exchanges that estimate the bandwidth of the pair send 1/TRIAL_SHARE of the buffer."""
 TRIALS = 3
-"""Number of exchanges for the estimate. The time of the fastest one is used."""
+"""Number of exchanges for an estimate. The time of the fastest one is used."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ class VerbsTest:
         return self.seconds + MARGIN_S
 
     def arguments(self, port: RdmaPort, tcp_port: int, gpu: Sequence[str] = (), server: str = "") -> list[str]:
-        """Return the arguments of perftest. Both sides get the same, and the client the address of the server too.
+        """Return the arguments of perftest for one side of the test. Only the client has the address of the server.
 
         Args:
             port: the local port.

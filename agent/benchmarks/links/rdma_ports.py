@@ -29,14 +29,14 @@ class RdmaPort:
     hca: str
     number: int
     slot: str
-    """PCI address of the adapter, or name of its interface if it has no hardware, and the number of the port. Hosts of one type
-    have equal slots."""
+    """PCI address of the adapter, and the number of the port. An adapter without hardware has the name of its interface or its own
+    name instead of the address. Hosts of one type have equal slots."""
     rail: int
     """Position among the ports of the host, by slot; the ports with `can_connect` come first."""
     link_layer: str
     """`InfiniBand`, `Ethernet` (RoCE), or anything else."""
     rate: float
-    """Data rate in B/s, one way; 0 if the port is not active, or perftest cannot connect its queues."""
+    """Data rate in B/s, one way; 0 if the port is not active, its rate is unknown, or perftest cannot connect its queues."""
     gid_index: int
     """Index of the RoCE v2 GID that belongs to the address of the interface; -1: there is none; 0: the link is not Ethernet."""
     gid_type: str
@@ -46,7 +46,7 @@ class RdmaPort:
     pci_path: str
     """The path from the root of the bus over its bridges to the adapter, see `_pci_path`; empty without hardware."""
     cpus: tuple[int, ...]
-    """Processors of its NUMA node."""
+    """Processors near the adapter; empty if unknown."""
     unusable: str = ""
     """Why it is not measured; empty if it is."""
     can_connect: bool = True
@@ -167,7 +167,7 @@ def _rate(text: str) -> float:
 
 
 def _pci_path(device: Path) -> str:
-    """Return `pci0000:15/0000:15:01.0/0000:16:00.0`; empty if the adapter is not on the PCI bus."""
+    """Return a path such as `pci0000:15/0000:15:01.0/0000:16:00.0`; empty if the adapter is not on the PCI bus."""
     with contextlib.suppress(OSError):
         parts = device.resolve(strict=True).parts
         start = next((number for number, part in enumerate(parts) if part.startswith("pci")), None)
@@ -200,7 +200,7 @@ def _text(path: Path) -> str:
 
 
 def nearest_gpu(port: RdmaPort, devices: Sequence[int], root: Path = Path("/")) -> str:
-    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty without one.
+    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty without such a GPU.
 
     Args:
         port: a port of the adapter.

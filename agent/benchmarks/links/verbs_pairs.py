@@ -1,4 +1,4 @@
-"""The tournament of verbs: pairs of hosts, each rail alone or all rails together.
+"""The tournament of verbs: pairs of hosts, with each rail alone, all rails together, or both (the setting `sharings`).
 
 Both hosts of a pair compute the same list of runs. In each, one host starts the servers, posts their TCP ports in the store, and
 the other connects. After a run both post which rails failed. Both leave these out of the rest of the round, except after a test
@@ -116,7 +116,7 @@ class HostStore:
         time.sleep(POLL_S)
 
     def wait(self, key: str, host: str, limit_s: float) -> Any:
-        """Return the value that `host` published; None if it does not within `limit_s`, or is not JSON."""
+        """Return the value that `host` published; None if none arrives within `limit_s`, or it is not JSON."""
         name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
         while not self._context.store.check([name]):
             if time.monotonic() > deadline:
@@ -149,7 +149,7 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round. Report the figures of those in which this host is the client, or both directions are used.
+        """Run every test of the round. Report the figures of tests in both directions, and of those with this host as client.
 
         Args:
             settings: the benchmark's settings.
@@ -273,7 +273,7 @@ class PairOfHosts:
         return ""
 
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
-        """Exchange with the partner which rails failed; report those that this host measures."""
+        """Exchange with the partner which rails failed; if this host is the client, report the failures."""
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)
         for port, slot in rails:

@@ -47,7 +47,7 @@ class PortReport:
         """Port -> partner -> share of the port's rate at which the port wrote to the partner in one direction."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
-        """Return the ports to measure, none if perftest is missing; report the reason for the others."""
+        """Return the ports to measure. Report the reason for the others, and for the host if a program of perftest is missing."""
         for port in ports:
             if port.unusable:
                 self._context.report_absent(
@@ -99,7 +99,7 @@ class PortReport:
         return ""
 
     def best_partners(self) -> None:
-        """Report for each port the best of what it sent to its partners: a partner may be slow, but not all of them."""
+        """Report the best `verbs.rate_ratio` of each port's one-way writes: one partner may be slow, but not all of them."""
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",

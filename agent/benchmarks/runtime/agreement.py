@@ -47,7 +47,7 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
 
 
 def report_absent_outputs(context: RankContext, benchmark: str, problem: CannotMeasureError, **params: Any) -> None:
-    """Report every output of the benchmark that this rank reports as absent, with these parameters."""
+    """Report as absent, with these parameters, every output of the benchmark that this rank would report."""
     for output in {output.name: output for output in outputs(benchmark, context.kind)}.values():
         if output.scope == "device" or context.is_reporting_rank:
             scope = context.device_scope if output.scope == "device" else context.world_scope

@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 EXCHANGES = 8
 """Messages to the leading host and back. The fastest one decides, because its times there and back differ least."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
-"""Time between the agreement and the start: all ranks must have read it from the store by then."""
+"""Time between the agreement and the start. In this time all ranks must read the start from the store."""
 POLL_S = 0.0002
 WAIT_S = 0.002
 TURN_S = 0.1

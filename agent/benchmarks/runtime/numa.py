@@ -32,7 +32,7 @@ class Node:
     cpus: tuple[int, ...]
     """One processor of each core."""
     free: int
-    """Bytes of free memory."""
+    """Bytes of free memory; if the host is one node, of available memory."""
     cache: int
     """Bytes of the last-level caches of its processors; 0 if not known."""
     farthest: int

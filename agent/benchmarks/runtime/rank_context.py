@@ -206,7 +206,9 @@ class RankContext:
         self.set_phase(benchmark)
 
     def host_barrier(self, name: str = "") -> None:
-        """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost, and wait for it no more.
+        """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost.
+
+        Until a rank that was marked as lost begins the same benchmark as this rank, later barriers do not wait for it.
 
         The barrier uses the store and not the process group, so that a rank whose GPU is lost does not block the others.
         """

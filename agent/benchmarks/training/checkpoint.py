@@ -77,7 +77,7 @@ class Trainer:
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report the save time of the slowest host, the restore time of the slowest rank, and `checkpoint.identical`.
 
-    It is true if both trainers of every rank were equal after the restore and after the steps that followed.
+    `checkpoint.identical` is true if both trainers of every rank were equal after the restore and after the steps that followed.
     """
     with _deterministic_algorithms():
         _measure(context, settings["steps"], settings["batch_size"])
@@ -108,7 +108,7 @@ def _measure(context: Context, steps: int, batch: int) -> None:
     identical = context.sum_over_ranks(len(differing)) == 0
     save_time, restore_time = context.max_over_ranks([save_time, restore_time])
     if identical and context.is_reporting_rank:
-        path.unlink()  # all ranks have read the file; if a rank differs, the file is kept as evidence
+        path.unlink()  # all ranks of the host have read the file; if a rank differs, the file is kept as evidence
     context.report_world(
         {
             "checkpoint.identical": (identical, "1"),

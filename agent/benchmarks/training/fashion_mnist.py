@@ -1,9 +1,9 @@
 """The training of the GKE experiment (docs/scaling.md), as fast as the GPUs can run it.
 
-It trains two convolutions on Fashion-MNIST for 20 epochs. A plain loop would spend most of its time on kernel launches: a step
-of this network has about forty kernels of a few microseconds. So all inputs of a step are on the device (images, order,
-learning rates, step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU the same
-step runs eagerly.
+It trains the small `convnet` on Fashion-MNIST. A plain loop would spend most of its time on kernel launches: a step of this
+network has about forty kernels of a few microseconds. So all inputs of a step are on the device (images, order, learning rates,
+step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU, or if it cannot be captured,
+the same step runs eagerly.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class GraphedTraining:
 
 
 def learning_rates(steps: int, highest: float) -> torch.Tensor:
-    """Return the learning rate of each step (steps,): a linear rise, then half a cosine down to zero."""
+    """Return the learning rate of each step (steps,): a linear rise, then half a cosine towards zero."""
     number, rise = torch.arange(steps), max(1, round(WARM_UP_SHARE * steps))
     falling = 0.5 * (1 + torch.cos(torch.pi * (number - rise).clamp(min=0) / max(1, steps - rise)))
     return highest * ((number + 1) / rise).clamp(max=1.0) * falling
@@ -98,7 +98,7 @@ def count_differing_parameters(model: nn.Module) -> int:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report accuracy on the test images, images per second in training, and seconds from reading the files to the end.
+    """Report accuracy on the test images, images per second in training, and seconds from reading the files to that accuracy.
 
     If the parameters differ between the ranks after the training, report `fashion_mnist.wrong_parameters` instead: their number.
     """

@@ -1,8 +1,8 @@
 """Inference of a decoder with a full KV cache: prefill, greedy decoding, latencies with their tails, and equal tokens.
 
 The decoder has the blocks of `transformer`, in bf16, with one KV head for each head. Each sequence has `prompt` tokens and room
-for `steps` more. As many sequences as fit into the cache are decoded together, one token of each in a step. A step reads the
-whole cache and masks what is not yet written, so that all steps take the same time.
+for `steps` more. The cache has a share of the free memory. The sequences that fit into it are decoded together, one token of
+each in a step. A step reads the whole cache and masks what is not yet written, so that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
 they include kernel launches and delays by other processes of the host.
@@ -32,7 +32,7 @@ from schemas.records import ERROR
 
 SEED = 20261128
 MULTIPLE = 8
-"""A larger number of sequences is rounded down to a multiple of this, so that GPUs of a model have the same number."""
+"""A number of sequences above this is rounded down to a multiple of it: GPUs of one model have slightly different free memory."""
 WARM_UP = 3
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
             keys, values = cache.keys[layer], cache.values[layer]
             keys.index_copy_(2, position, new_keys)
             values.index_copy_(2, position, new_values)
-            # Explicitly, because the fallback of scaled_dot_product_attention may copy keys and values to fp32.
+            # Not scaled_dot_product_attention, because its fallback may copy keys and values to fp32.
             scores = (queries @ keys.transpose(2, 3)).float() / math.sqrt(queries.shape[-1])
             shares = scores.masked_fill(unwritten, -math.inf).softmax(dim=-1)
             states = block.finish(states, shares.to(values.dtype) @ values)
@@ -220,7 +220,7 @@ class Engine:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report tokens per second of prefill and decoding, times to the first token and between tokens, and wrong tokens."""
+    """Report tokens per second, times to the first token and between tokens, wrong tokens, and the cache's share of the memory."""
     context.host_barrier("start")  # the other ranks have then freed their memory on this device
     with torch.inference_mode():
         engine = Engine(context, settings)
@@ -271,7 +271,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _count_sequences(settings: Mapping[str, Any], free: int) -> int:
-    """Return how many sequences fill the share of the free memory, or `most_bytes`, which is a limit unless it is 0.
+    """Return how many sequences fit into the share of the free memory and, unless it is 0, into `most_bytes`.
 
     Raises:
         RuntimeError: not even one sequence fits.

@@ -5,7 +5,7 @@ Each expert has room for `CAPACITY` times its even share of the tokens; further 
 et al. 2021). So all shapes are fixed: the tokens are gathered by expert, all experts compute one batched product, and the results
 are gathered back by token. Experts are sharded with the other weights; there is no exchange of tokens between ranks.
 
-Model FLOPs count the two experts that a token uses, not the room.
+Model FLOPs count the two experts of each token, even if the token skips one, and not the unused room.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ExpertShape(Shape):
         return self.layers * of_block + self.width * VOCABULARY
 
     def required_bytes(self, world_size: int) -> float:
-        """Return an estimate of the device memory that the training needs, in bytes. Experts add twice the activations."""
+        """Return an estimate of the device memory that the training needs, in bytes: thrice the activations without experts."""
         activations = 3 * ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
         weights = self.layers * (4 + 8 * EXPERTS) * self.width**2
         return activations + 4 * weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded

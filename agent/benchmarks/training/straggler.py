@@ -2,7 +2,7 @@
 
 In a DDP step the all_reduce of the gradients overlaps with the backward pass, so compute time and waiting time cannot be
 separated. NCCL's kernels also spin while they wait, which uses part of the device. So these steps exchange the gradients only
-after the backward pass, as DDP does after `no_sync`, and each rank times the two parts with its own clock:
+after the backward pass, and each rank times the two parts with its own clock:
 
 * compute: update, forward and backward pass, until the device has finished them. Ranks do not interact.
 * exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the rank that starts last does not wait.
@@ -10,10 +10,11 @@ after the backward pass, as DDP does after `no_sync`, and each rank times the tw
 
 Two effects of DDP are not measured: that computing and communication overlap (so these steps take longer than DDP's), and that
 they slow each other down. The network is the transformer on tokens in device memory. As in real training, it is large enough
-that the GPU limits the speed and not the kernel launches. `straggler.launch` reports how long the host needed for the launches.
+that the GPU limits the speed and not the kernel launches. On GPUs `straggler.launch` reports how long the host needed for the
+launches.
 
-The times are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every tenth step
-does. Counts and shares are over all steps.
+The times of the ranks are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in
+every tenth step does. Counts, shares and `straggler.cpu_wait` are over all steps.
 """
 
 from __future__ import annotations

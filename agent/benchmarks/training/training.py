@@ -2,7 +2,7 @@
 
 `resnet18` on CIFAR-10 and the two-convolution `convnet` on Fashion-MNIST, written like PyTorch's own examples: DDP,
 DistributedSampler, SGD with momentum, cosine annealing. The images are in device memory, so the figures measure the device
-and not the disk. The trained model and its metadata stay in the work directory.
+and not the disk. Rank 0 saves the trained model and its metadata in its work directory.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from schemas import documents
 from schemas.records import ERROR
 
 MIN_STEPS = 60
-"""Fewest steps of a training, in all epochs together. With many ranks an epoch has too few steps for the loss to fall, or none.
-Then each rank trains on its images several times in an epoch."""
+"""Fewest steps of a training, in all epochs together, unless `max_steps` allows fewer. With many ranks an epoch would have too
+few steps for the loss to fall, or none; each rank then trains on its images several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 

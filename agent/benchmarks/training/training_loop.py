@@ -35,7 +35,7 @@ class ConvNet(nn.Module):
 
 
 def build_network(name: str) -> nn.Module:
-    """Return `convnet` or `resnet18`. Raises CannotMeasureError if `resnet18` lacks a torchvision that fits this torch."""
+    """Return `convnet` or `resnet18`. `resnet18` raises CannotMeasureError without a torchvision that fits this torch."""
     if name == "convnet":
         return ConvNet()
     try:
@@ -92,7 +92,7 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: whether the backward pass exchanges gradients. The heartbeat then reports this rank as in a collective.
+        collective: mark backward pass and update in the heartbeat as a collective. False: they are none, or the caller marks them.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)
@@ -136,7 +136,7 @@ class FlatGradients:
 def capture_graph(context: Context, step: Callable[[], object], warm_up: int) -> torch.cuda.CUDAGraph | None:
     """Capture `step`, collectives included, as a CUDA graph; None on a CPU, or if the capture fails on any rank.
 
-    `step` runs `warm_up` times first, on a side stream as PyTorch's notes on CUDA graphs require.
+    On a GPU `step` first runs `warm_up` times, on a side stream as PyTorch's notes on CUDA graphs require.
     """
     if context.device.type != "cuda":
         return None
@@ -185,8 +185,8 @@ def evaluate(
 def report_losses(context: Context, benchmark: str, losses: Sequence[float], **params: Any) -> None:
     """Report `BENCHMARK.loss_ratio`: the last loss divided by the first, each summed over all ranks.
 
-    If losses are not finite, report `BENCHMARK.wrong_losses` instead: their number, summed over all ranks. Each rank calls this
-    function.
+    If losses are not finite, report `BENCHMARK.wrong_losses` instead: their number, summed over all ranks. Every rank must call
+    this function.
     """
     wrong = int(context.sum_over_ranks(sum(not math.isfinite(loss) for loss in losses)))
     first, last = context.sum_over_ranks(losses[0]), context.sum_over_ranks(losses[-1])

@@ -1,7 +1,7 @@
 """Training steps of ResNet-18 in several precisions, memory layouts and batch sizes, eager and compiled.
 
-DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant is the
-fastest: bf16, channels last, torch.compile, and on a GPU the whole step in one CUDA graph if it can be captured.
+DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant has bf16,
+channels last, torch.compile, and on a GPU the whole step in one CUDA graph if it can be captured.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class VariantTraining:
             self._context.wait_for(done)
 
     def compile(self) -> None:
-        """Compile forward and backward pass. Raises CannotMeasureError, or OutOfMemoryError of torch."""
+        """Compile the module and run its forward pass. Raises CannotMeasureError, or OutOfMemoryError of torch."""
         torch._dynamo.reset()
         self.module = torch.compile(self.module, dynamic=False)  # type: ignore[assignment]
         try:
@@ -192,7 +192,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """Let cuDNN time its convolution algorithms in the warm-up, which takes seconds, and use the fastest, if `enabled`."""
+    """If `enabled`, let cuDNN time its convolution algorithms (takes seconds) and use the fastest; otherwise turn this off."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:
