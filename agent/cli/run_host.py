@@ -1,7 +1,7 @@
 """The verb `run-host`: run this host's part of a planned run from beginning to end, without a control node.
 
-Each step is a verb that the playbooks also run on a host. Each runs in a process of its own, so that a crash loses only that
-step's measurements. At the end the record is printed to the log (unless --quiet is given), even if a stage failed.
+The snapshot and each stage are verbs that the playbooks also run on a host. Each verb runs in a process of its own, so that a
+crash loses only its measurements. At the end the record is printed to the log (unless --quiet is given), even if a stage failed.
 """
 
 from __future__ import annotations

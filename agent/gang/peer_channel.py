@@ -111,7 +111,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides about the culprit, because no watcher before it is running and heard."""
+        """Return whether this host decides about the culprit: each watcher before it has finished, is silent or sent nothing."""
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
         return not any(

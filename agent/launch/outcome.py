@@ -83,7 +83,10 @@ def conclude(
 
 
 def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
-    """Return the outcome and its reason. Any out-of-memory kill is added: the ranks may have needed the killed process."""
+    """Return the outcome and the reason, which is empty if the launch finished.
+
+    The reason has any out-of-memory kill: the ranks may have needed the killed process.
+    """
     oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
     if end.exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)

@@ -83,7 +83,7 @@ def _text(text: str) -> str | Absent:
 
 
 def _totals(files: Files, slots: list[MemorySlot] | Absent) -> Iterable[Family]:
-    """Yield the numbers of slots and modules, the rate of the slowest, and how much of them the kernel manages."""
+    """Yield the numbers of slots and modules, the rate of the slowest module, and the share of memory that the kernel manages."""
 
     def total(compute: Callable[[list[MemorySlot]], Value | Absent]) -> Value | Absent:
         if isinstance(slots, Absent):

@@ -51,9 +51,10 @@ def open_nvml(root: Path = _ROOT) -> None:
 
 
 def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
-    """Return why NVML cannot be opened. Its own text names neither a damaged library nor a device that is denied.
+    """Return why NVML cannot be opened.
 
-    Then the number of GPUs is not known, unlike on a host without a driver.
+    NVML's own text names neither a damaged library nor a device file that is denied or missing. In these cases the result is
+    NotOpened: the number of GPUs is not known, unlike on a host without a driver.
     """
     absent = translate(error)
     why = _why_not_loaded() if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
@@ -61,7 +62,7 @@ def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
 
 
 def _why_not_loaded() -> str:
-    """Return why the NVML library cannot be loaded; empty if there is none."""
+    """Return why the NVML library cannot be loaded; empty if it can be loaded or is not installed."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:

@@ -71,8 +71,8 @@ class NvmlCollector:
         full_snapshot: read everything again, including slow readings.
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
-        pauses_s: before a GPU that denies a reading which its model has is read again. With `keep_open` it is not read again,
-            because a scrape must not wait; a later collection has the reading.
+        pauses_s: pauses before a GPU is read again that denies a reading which its model has. With `keep_open` there is no pause
+            and no second reading, because a scrape must not wait; a later collection has the reading.
     """
 
     name = "nvml"

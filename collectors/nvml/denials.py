@@ -1,7 +1,7 @@
 """Readings that NVML denies for a moment.
 
 On four H200 with driver 580.159.04, NVML returned NVML_ERROR_NOT_SUPPORTED for the error counters of some NVLinks in 2 of about
-40 snapshots, and read the same counters seconds before and after. So "not supported" is believed only if it is repeated, or if
+40 snapshots, and read the same counters seconds before and after. So "not supported" is accepted only if it is repeated, or if
 no GPU of the same model has the reading.
 """
 
@@ -38,7 +38,7 @@ class Denials:
         return {int(gpu) for gpu, _ in self._find(families)}
 
     def accept(self, families: Iterable[Family]) -> None:
-        """Believe all denials in these readings, each until its reading has a value again."""
+        """Accept all denials in these readings, each until its reading has a value again."""
         self._accepted |= self._find(families)
 
     def _find(self, families: Iterable[Family]) -> set[tuple[str, _Key]]:
@@ -71,8 +71,9 @@ class Denials:
 
 
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
-    """Replace readings by those in `again`, which were read later: of the host, and of each GPU, if there are more values.
+    """Replace readings by those in `again`, which were read later.
 
+    Those of a GPU are replaced if the later ones have more values, those of the host if the later ones have at least as many.
     A GPU must have the same UUID: the driver may have lost a GPU and numbered the others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))

@@ -2,7 +2,8 @@
 
 A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Another Ethernet port has the
 scope of the `network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an
-Ethernet interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port; if both have a reading, the one of ethtool counts.
+Ethernet interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter; if both have a reading, the one
+of ethtool counts.
 """
 
 from __future__ import annotations

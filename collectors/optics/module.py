@@ -144,7 +144,7 @@ class Module:
         return readings
 
     def _reason_against(self, name: str, *, has_link: bool) -> str:
-        """Return why the lanes have no meaningful value: the module is in low power or faulty, or nothing is connected."""
+        """Return why the values of the lanes mean nothing; empty if they do mean something."""
         if self._state in (LOW_POWER, FAULT):
             return f"the module is in the state {self._state}"
         received = self.lanes.get("rx_power", [])

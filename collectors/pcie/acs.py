@@ -1,4 +1,4 @@
-"""Access Control Services (ACS) of the PCIe bridges above GPUs.
+"""Access Control Services (ACS) of the PCIe bridges above GPUs and above network adapters on the same PCIe switch.
 
 ACS can redirect traffic between a GPU and its network adapter through the processor, which makes it slow.
 """

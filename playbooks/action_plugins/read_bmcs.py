@@ -25,7 +25,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _requires_connection = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return exit code and output of the command, which has no secrets."""
+        """Return exit code and output of the command, which has no secrets; with `background`, only that it was started."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         command = [str(word) for word in self._task.args["command"]]
         text = json.dumps(_accounts(task_vars or {})).encode()

@@ -139,7 +139,7 @@ def never_raise(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class ProgressWriter:
-    """Writes `progress.jsonl`, and prints progress lines from a thread. Its methods never raise."""
+    """Writes `progress.jsonl`, and prints progress lines from a thread. `open`, `write` and `close` never raise."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.is_disabled = bool(context.CLIARGS.get("check"))

@@ -1,4 +1,6 @@
-"""Pulsed load: matrix products for half of each period, idle for the other half, on all GPUs in phase, and on one at a time.
+"""Pulsed load: matrix products for half of each period, idle for the other half, on all GPUs in phase.
+
+In a launch of one host, each GPU is also loaded alone, one after the other.
 
 A weak power supply or regulator carries a steady load, but not one that jumps from idle to full. Then clocks fall, products are
 wrong, or the GPU is lost. All GPUs of a host, and in a gang those of all hosts, begin each period at the same time. Meanwhile

@@ -149,7 +149,7 @@ class DevicePair:
 
 
 def _count_differing(context: Context, source: torch.Tensor, target: torch.Tensor) -> int:
-    """Return how many bytes differ. A second copy is compared on the target's device. If it differs, the host counts the bytes."""
+    """Return how many bytes differ. The target's device compares a second copy; if that differs, the host counts the bytes."""
     differs = (source.to(target.device, non_blocking=True) != target).any()
     context.synchronize_devices((source.device, target.device))  # has a time-out, unlike reading the result
     if not differs:

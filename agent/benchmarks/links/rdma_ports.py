@@ -29,8 +29,8 @@ class RdmaPort:
     hca: str
     number: int
     slot: str
-    """PCI address of the adapter, and the number of the port. An adapter without hardware has the name of its interface or its own
-    name instead of the address. Hosts of one type have equal slots."""
+    """PCI address of the adapter, and the number of the port. An adapter without hardware has the name of its interface, or its
+    own name, in place of the address. Hosts of one type have equal slots."""
     rail: int
     """Position among the ports of the host, by slot; the ports with `can_connect` come first."""
     link_layer: str

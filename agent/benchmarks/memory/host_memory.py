@@ -99,7 +99,10 @@ def _report_latency(context: Context, seconds: float, where: Mapping[str, Any]) 
 
 
 def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[Node, Node, str]]:
-    """Return each node with the node of the memory. A host of one node has no remote memory."""
+    """Return for each measurement the node of the processors, that of the memory, and the placement.
+
+    A host of one node has no remote memory.
+    """
     by_number = {node.number: node for node in nodes}
     pairs = []
     for node in nodes:
@@ -114,7 +117,7 @@ def array_bytes(nodes: Sequence[Node], wanted: int, limit: int) -> int:
     """Return the bytes of each of the three arrays of each thread: by STREAM's rule, as far as the free memory permits.
 
     Raises:
-        CannotMeasureError: less than LEAST_BYTES.
+        CannotMeasureError: the arrays would be smaller than LEAST_BYTES and than `wanted`.
     """
     rule = max(CACHE_FACTOR * node.cache // len(node.cpus) for node in nodes)
     size = min(max(wanted, rule), MOST_FACTOR * wanted)
@@ -153,7 +156,7 @@ class HostMemory:
         self._node_of = {cpu: node.number for node in nodes for cpu in node.cpus}
 
     def params(self, op: str, cpus: Sequence[int], nodes: Sequence[Node]) -> dict[str, Any]:
-        """Return the parameters of a bandwidth. `size_bytes`: one array of each thread; `cache_bytes`: all last-level caches."""
+        """Return the parameters of a bandwidth. `size_bytes`: sum of one array per thread; `cache_bytes`: caches of `nodes`."""
         size = sum(self.arrays[cpu][0].nbytes for cpu in cpus)
         return {"op": op, "size_bytes": size, "cache_bytes": sum(node.cache for node in nodes), "threads": len(cpus)}
 

@@ -117,7 +117,7 @@ def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, n
     """Invert every second stripe again and again, then read all; with several widths, and with both halves of the stripes.
 
     A chunk is inverted many times before the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each
-    inversion reads and writes the memory itself.
+    inversion of such a chunk reads and writes the memory itself.
     """
     value = _random_word(number)
     for width in (size // 8 for size in STRIPE_BYTES):
