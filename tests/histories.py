@@ -1,4 +1,4 @@
-"""Write the history of a simulated fleet over two years, with known faults, directly into the store of the history.
+"""Write the history of a simulated fleet with known faults directly into the store of the history.
 
     .venv/bin/python -m tests.histories /tmp/fleet --racks 40 --hosts 8 --gpus 8 --months 24
 
@@ -174,7 +174,7 @@ class FleetHistory:
         yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # must not make the host a lemon
 
     def _repair(self, causes: list[dict[str, Any]]) -> None:
-        """Replace the failed GPUs; the lemon is only reset, and passes again."""
+        """Replace the GPUs to be returned (`rma`), except the planted lemon, which passes again without a repair."""
         for cause in causes:
             if cause["action"] == "rma" and cause["serial"] != self._lemon:
                 self.serials[(cause["host"], cause["slot"])] = self._new_serial()

@@ -160,7 +160,7 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def test_accepted_run_is_stored_by_serial_with_its_origin(base: Path) -> None:
+def test_accepted_run_is_stored_by_host_name_and_gpu_serial_with_its_origin(base: Path) -> None:
     assert {str(path.relative_to(base)) for path in base.rglob("*.json")} == {
         *(f"hosts/{host}.json" for host in ("h1", "h2")),
         *(f"gpus/{host}-{index}.json" for host in ("h1", "h2") for index in (0, 1)),

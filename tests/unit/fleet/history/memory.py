@@ -44,7 +44,7 @@ class MemoryHistory:
 
 
 def memory_history(levels: Iterable[Level]) -> History:
-    """Return a history of one figure of hosts or racks: each row is a run, `day` days after 2024-01-01."""
+    """Return a history of one figure of hosts or racks: each row is a value measured `day` days after 2024-01-01."""
     history = MemoryHistory()
     for table in ("figures", "levels"):
         columns = ", ".join(f'"{name}" {kind}' for name, kind in tables.COLUMNS[table].items())

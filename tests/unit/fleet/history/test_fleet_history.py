@@ -118,7 +118,7 @@ def test_rack_that_drifts_is_found_if_each_rack_has_runs_of_its_own(tmp_path: Pa
 
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_only_a_run_that_measured_the_host_ends_a_failure(tmp_path: Path, is_measured: bool) -> None:
-    """A host that is unreachable between two failures was not repaired."""
+    """A host that was not measured between two failures does not count as repaired."""
     failure = {
         "host": "r00-h00", "rack": "r00", "slot": "", "serial": "", "problem": "power-supply", "title": "power supply",
         "action": "inspect_hardware", "severity": "critical", "confidence": "certain", "waived": False,

@@ -126,7 +126,7 @@ def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetRepor
     assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
 
 
-def test_values_of_rejected_hosts_are_in_the_trend_but_not_in_the_percentiles(report: FleetReport) -> None:
+def test_values_of_rejected_hosts_are_in_the_trend_but_not_in_the_median(report: FleetReport) -> None:
     section = report.history
     assert section is not None
     stress, own = figure(section, "stress.throughput")
@@ -142,7 +142,7 @@ def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
     assert "`Seen before: 2 times, last on 2026-10-04 in r4`" in render_markdown(report)
 
 
-def test_figures_of_gpus_and_hosts_are_compared_over_two_years(
+def test_figures_of_gpus_and_hosts_are_compared_over_20_months(
     fleet: tuple[Planted, Path], judged: tuple[Run, FleetReport]
 ) -> None:
     """A figure is compared with the newest accepted value of each part. Of several message sizes the largest is compared."""

@@ -1,4 +1,4 @@
-"""Outputs of other tools are imported with Rackproof's names and SI units. Files of unknown content are errors."""
+"""Figures of other tools get the name and SI unit of the same figure of Rackproof. Files of unknown content are errors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_file_of_unknown_content_is_a_usage_error(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.parametrize("path", OUTPUTS[:: len(OUTPUTS) // 4], ids=lambda path: path.name)
-def test_truncated_output_gives_its_complete_rows_or_an_error(tmp_path: Path, path: Path) -> None:
+def test_truncated_output_gives_no_additional_rows(tmp_path: Path, path: Path) -> None:
     text = path.read_text()
     complete = len(read_output(path)[0].rows)
     for share in (0.1, 0.5, 0.9):

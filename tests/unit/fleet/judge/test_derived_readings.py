@@ -1,4 +1,4 @@
-"""A reading that another reading of the same snapshot proves cannot be left out."""
+"""A reading that must exist because another one does cannot be left out of a snapshot."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def bond() -> dict[str, Metric]:
 
 
 def judged(metrics: Mapping[str, Metric]) -> tuple[str, set[tuple[str, str]]]:
-    """Return the decision on a host whose full snapshots have these readings, and name and scope of its verdicts."""
+    """Return the decision on a host whose snapshots have these readings, and name and scope of its inconclusive verdicts."""
     (record,) = builders.evidence(PLAN)["h1"].records
     snapshots = []
     for taken in record.snapshots:

@@ -1,7 +1,7 @@
-"""Every reading and every figure is judged, or the table of informational readings says why not.
+"""Every reading and every figure is judged, or the table of informational readings gives the reason why not.
 
-The cases are generated: each reading of a complete host and each output of the catalogue gets a bad value on one part, on one
-host and on all hosts. A criterion must find it. A criterion that only compares hosts cannot find a value that all hosts have.
+The cases are generated: each reading of a complete host and each figure of a plan gets a bad value on one part, on one host
+and on all hosts. A criterion must find it, unless all its criteria compare parts and no good part is left.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def criteria_on(*names: str) -> tuple[Criterion, ...]:
 
 
 def snapshots(values: Iterable[Metric], last: Iterable[Metric]) -> tuple[Snapshot, ...]:
-    """Return the snapshots of a run; the last one has other readings."""
+    """Return the snapshots of a run, with the readings `values`, or `last` in the last one."""
     phases = (("preflight", "before", values), ("benchmark", "before", values), ("benchmark", "after", last))
     return tuple(
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=0.1, metrics=tuple(metrics))
@@ -124,7 +124,7 @@ def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evid
 
 @cache
 def record_of(host: str) -> Record:
-    """Return the record of a host, without readings of its collectors."""
+    """Return the record of a host with a skipped observation. `evidence_of` replaces its snapshots."""
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
     )
@@ -145,7 +145,7 @@ def record_of(host: str) -> Record:
 def evidence_of(
     host: str, healthy: Mapping[str, Metric], faulty: Metric | None = None, *, is_change: bool = False
 ) -> Evidence:
-    """Return the evidence of a host; the faulty reading is in all snapshots, or only in the last one."""
+    """Return the evidence of a host; the faulty reading is in all snapshots, or with `is_change` only in the last one."""
     own = {name: unique(metric, host) if name in UNIQUE else metric for name, metric in healthy.items()}
     bad = own | ({faulty.name: faulty} if faulty else {})
     values = snapshots((own if is_change else bad).values(), bad.values())
@@ -157,7 +157,7 @@ def evidence_of(
 
 
 def of_source(taken: Snapshot, *, is_bmc: bool) -> Snapshot:
-    """Return the readings that the BMC reports, or those that the host itself reports."""
+    """Return the snapshot with only the readings that the BMC reports, or only those that the host itself reports."""
     return replace(taken, metrics=tuple(item for item in taken.metrics if item.name.startswith(BMC) is is_bmc))
 
 
@@ -187,7 +187,7 @@ def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
 
 
 def with_healthy_values(metric: Metric) -> Metric:
-    """Return the reading with a healthy value: that which a criterion prefers, or else the host's, or else `healthy_value`."""
+    """Return the reading with a healthy value: a boolean that a criterion prefers, else the host's, else `healthy_value`."""
     preferred = [item.prefer for item in criteria_on(metric.name) if item.prefer is not None]
     if preferred and isinstance(preferred[0], bool):
         return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
@@ -197,7 +197,7 @@ def with_healthy_values(metric: Metric) -> Metric:
 
 
 def healthy_value(metric: Metric) -> Value:
-    """Return the limit of a criterion, or 1, as the value of a reading that the host does not support."""
+    """Return the limit of a criterion, or 1 without one, as the value of a reading that the host does not support."""
     for item in read_pack(MODEL).criteria:
         if item.matches_name(metric.name) and item.value is not None:
             return item.value
@@ -224,7 +224,7 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 
 @dataclass(frozen=True)
 class Healthy:
-    """Hosts with one reading and the readings that it is grouped by, and what does not pass on them."""
+    """Hosts with one reading and its related readings (those that it is grouped by, other PORTS), and what does not pass."""
 
     metric: Metric
     readings: Mapping[str, Metric]
@@ -254,7 +254,7 @@ def healthy(metrics: Mapping[str, Metric]) -> Callable[[str], Healthy]:
 
 
 def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str) -> set[str]:
-    """Return the criteria that fail for the first bad value that any criterion finds, on one part, one host or all hosts."""
+    """Return the criteria that no longer pass for the first bad value that any criterion finds."""
     informational = bool(reason_of(name))
     if informational and not criteria_on(name):
         return set()
@@ -277,7 +277,7 @@ def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str
 
 
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
-    """Return the scopes that are faulty together: all, or for one part the first scope of each throttle reason or event."""
+    """Return groups of scopes that are faulty together: all, or for one part the first scope of each reason and event label."""
     if extent != "one part":
         return [list(metric.values)]
     first: dict[str, str] = {}
@@ -287,7 +287,7 @@ def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
 
 
 def can_find(criterion: Criterion, extent: str) -> bool:
-    """Return whether a criterion of this kind can find a fault of that extent: a comparison needs good parts."""
+    """Return whether a criterion can find a fault of that extent: a comparison needs good parts. There is no baseline."""
     if criterion.baseline is not None:
         return False
     compares = bool(criterion.same_as_fleet or criterion.vs_fleet)
@@ -402,7 +402,7 @@ def in_all_records(evidence: Evidence, change: Any) -> Evidence:
 
 
 def with_details(item: Observation) -> Observation:
-    """Return the figure with the parameters of a run with this fabric and data set: criterion and limit depend on them."""
+    """Return the figure. The bandwidth of pairs fits the fabric, and the accuracy has the parameters that its criterion needs."""
     if item.name == "pairs.bandwidth":
         return replace(item, value=4.0e10)
     if item.name == "fashion_mnist.accuracy":
@@ -411,7 +411,7 @@ def with_details(item: Observation) -> Observation:
 
 
 def changes(scope: str) -> Iterator[Any]:
-    """Yield functions that change the figures of one scope, or of all if it is empty, to bad values in either direction."""
+    """Yield functions that change the figures of this scope (empty: of all scopes) to bad values in either direction."""
     for factor in (0.02, 100.0, None):
 
         def change(item: Observation, factor: float | None = factor) -> Observation:

@@ -113,7 +113,7 @@ def test_readings_must_have_the_same_scopes_in_all_snapshots(metrics: Sequence[M
     [("gpu=1", False), ("gpu=2", True), ("pci=0000:01:00.0", False)],
     ids=["judged", "not judged", "address"],
 )
-def test_absent_scope_must_not_be_judged_or_be_an_address(where: str, expected: bool) -> None:
+def test_absent_scope_must_be_neither_judged_nor_an_address(where: str, expected: bool) -> None:
     absent = replace(metric(), absent={where: "unsupported: no"})
     assert (check_of(view(*[absent] * 3)) is not None) is expected
 

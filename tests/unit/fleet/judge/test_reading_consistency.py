@@ -1,4 +1,4 @@
-"""All snapshots of a record must have the same readings, and constant readings must have the same value in all of them."""
+"""Snapshots of one record that contradict each other: a reading is missing in some, or changed although it is constant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Changes = dict[str, dict[str, object] | None]
 
 
 def snapshot(number: int, phase: str, changes: Changes) -> Snapshot:
-    """Return snapshot `number`, taken every 20 s. `changes`: reading -> other values, or None to omit the reading."""
+    """Return a snapshot taken after `number` x 20 s. `changes`: reading -> other values, or None to omit the reading."""
     readings: Changes = {**READ, "host.uptime": {"host": 1000.0 + 20 * number}, **changes}
     metrics = tuple(
         Metric(name=name, unit=READINGS[name].unit, values=values)  # type: ignore[arg-type]

@@ -79,14 +79,14 @@ def changed(name: str, *values: Any, scope: str = "host") -> list[str]:
         ("gpu.memory.total", "gpu=0", (1, 2, 1), ["changed during the run: 1, then 2"]),
     ],
 )  # fmt: skip
-def test_constant_reading_must_not_change(name: str, scope: str, values: Sequence[Any], expected: list[str]) -> None:
+def test_change_of_a_constant_reading_is_a_problem_with_few_exceptions(name: str, scope: str, values: Sequence[Any], expected: list[str]) -> None:
     assert changed(name, *values, scope=scope) == expected
 
 
 def times(
     name: str, scope: str, first: float, second: float, *, seconds: int, uptimes: Sequence[Any] = ()
 ) -> list[tuple[str, str]]:
-    """Return scope and reason; the second snapshot is taken `seconds` later."""
+    """Return scope and reason of each problem of a reading with two values, the second read `seconds` later."""
     shots = []
     for at, value in enumerate((first, second)):
         readings = {name: {scope: value}, **({"host.uptime": {"host": uptimes[at]}} if uptimes else {})}
@@ -114,7 +114,7 @@ def test_counted_time_grows_at_most_with_the_uptime_and_the_delay_of_drivers(gro
     assert unread == []
 
 
-def test_counted_time_does_not_fall() -> None:
+def test_throttle_time_must_not_fall_but_uptime_may() -> None:
     assert times(*THROTTLED, 10.0, 9.0, seconds=100) == [(THROTTLED[1], "fell from 10 s to 9 s during the run")]
     assert times(*THROTTLED, 10.0, 10.0, seconds=100) == []
     assert times("host.uptime", "host", 10.0, 9.0, seconds=100) == []
@@ -208,7 +208,7 @@ def test_at_most_three_readings_that_only_a_launch_has_are_named() -> None:
         ("optics.temperature", "nic=eth1", "nic=eth0", False),
     ],
 )
-def test_part_that_a_snapshot_lacks_is_missing_if_it_was_there(
+def test_value_that_a_snapshot_lacks_is_missing_except_of_disks_modules_and_xids(
     name: str, scope: str, other: str, is_missing: bool
 ) -> None:
     log = {"xid.last_seen": {"host": 0.0}}

@@ -1,4 +1,4 @@
-"""An unsupported reading of a GPU or host is inconclusive if others of its kind have it."""
+"""A missing or unsupported reading is inconclusive if half of the GPUs or hosts of its kind have it, or if every host has it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def verdicts(evidence: dict[str, Evidence], name: str = NAME, of: Plan = PLAN) -
     [{"h2": ("gpu=1",)}, {"h2": GPUS}, {"h2": GPUS, "h3": ("gpu=0",)}],
     ids=["one GPU", "all GPUs of a host", "half of the GPUs"],
 )
-def test_reading_that_most_gpus_of_the_kind_have_is_required(unsupported: dict[str, Collection[str]]) -> None:
+def test_reading_that_at_least_half_of_the_gpus_of_the_kind_have_is_required(unsupported: dict[str, Collection[str]]) -> None:
     found = verdicts(fleet(unsupported))
     assert {(item.host, item.scope) for item in found} == {
         (host, gpu) for host, gpus in unsupported.items() for gpu in gpus
@@ -133,7 +133,7 @@ def fleet_with_ports(change: Callable[[Metric], Metric | None], of: Plan = PLAN)
 
 
 def unsupported(name: str, *scopes: str) -> Callable[[Metric], Metric]:
-    """Return a change that makes a reading unsupported in these scopes, or on the whole host."""
+    """Return a change that makes a reading unsupported in these scopes, or without scopes in all that it has."""
 
     def change(metric: Metric) -> Metric:
         if metric.name != name:
@@ -146,7 +146,7 @@ def unsupported(name: str, *scopes: str) -> Callable[[Metric], Metric]:
 
 
 def removed(name: str, *scopes: str) -> Callable[[Metric], Metric | None]:
-    """Return a change that removes a reading in these scopes, or in all."""
+    """Return a change that removes the values in these scopes, or without scopes the whole reading."""
 
     def change(metric: Metric) -> Metric | None:
         if metric.name != name:

@@ -1,4 +1,4 @@
-"""Steps of the judge share the readings of a layout until a host has another reading."""
+"""Hosts of one layout share the readings of a step of the judge until a host has another value of one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = {"first": ("gpu.a",), "second": ("gpu.b", "gpu.c"), "third": ("gpu.c",)}
 
 
 def values(**tokens: int) -> HostValues:
-    """Return the values of a host; `tokens`: last component of a reading -> its token, 0 for a reading without."""
+    """Return the values of a host; `tokens`: last component of a reading -> its token, 0 for a reading without a token."""
     metrics = []
     for name, token in tokens.items():
         metric = reading(1, name=f"gpu.{name}")

@@ -21,7 +21,7 @@ from tests.fakes import adapters
 
 @pytest.fixture(scope="module")
 def report() -> FleetReport:
-    """Return the report on two hosts; on `h1`, a lane of the first adapter lost its light, and its port lost data."""
+    """Return the report on two hosts; on `h1`, a lane of the first adapter is dark, and its port counted symbol errors."""
     plan = builders.plan("h1", "h2", profile="smoke")
     evidence = dict(builders.evidence(plan))
     before, after = adapters.metrics(1, symbol_errors=2000), adapters.metrics(1, adapters.DARK, symbol_errors=5000)
@@ -153,4 +153,4 @@ def test_pages_of_adapters_are_omitted_before_pages_of_hosts(report: FleetReport
     pages = json.loads(embedded_data(report, size - 200))["pages"]
     assert len(pages) == 2
     assert pages["0"]["adapters"]
-    assert pages["1"]["adapters"] == [], "the page then names the command that writes it"
+    assert pages["1"]["adapters"] == []

@@ -136,7 +136,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
 
     Args:
         slow: index of a GPU that is 20 % slower; -1 for none.
-        more: additional observations.
+        more: additional observations. With them the snapshots also have the links between GPUs.
         changes: fields of the record to replace.
     """
     host = plan.hosts[number]
@@ -520,7 +520,7 @@ HOSTILE = [
 
 
 def report_with_text(word: str) -> FleetReport:
-    """Return a report with every section, in which each string from a host or the inventory is `word`."""
+    """Return a report with every section, in which `word` replaces strings from a host or the inventory."""
     fleet_plan = plan()
     host = record(fleet_plan, 1, slow=1)
     launch = host.launches[0]

@@ -38,7 +38,7 @@ def for_observations(change: Callable[[Observation], Observation]) -> Change:
 
 
 def set_to(name: str, scope: str, value: Any) -> Change:
-    """Return a change of a record that sets one figure to `value`."""
+    """Return a change of a record that sets the figures of this name and scope to `value`."""
 
     def change(observation: Observation) -> Observation:
         return (
@@ -65,7 +65,7 @@ def without_measurements(record: Record) -> Record:
 
 
 def with_ecc_error(record: Record) -> Record:
-    """Return the record with an uncorrectable error in the last snapshot."""
+    """Return the record with two uncorrectable errors of GPU 1 in the last snapshot."""
     *before, last = record.snapshots
     metrics = tuple(
         replace(metric, values={**metric.values, "gpu=1": 2})

@@ -53,7 +53,7 @@ class RandomTexts:
 
 
 def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
-    """Return the report with every sentence replaced."""
+    """Return the report with every sentence replaced, except in lines of FIXED_LINES."""
     lines = tuple(
         line if line.kind in FIXED_LINES else replace(line, title=texts(line.title), text=texts(line.text))
         for line in report.acceptance.lines
