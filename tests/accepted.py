@@ -49,7 +49,7 @@ def nonce(run_id: str) -> str:
 
 
 def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", **params: Any) -> Change:
-    """Return a change that multiplies a figure of one part by `share`."""
+    """Return a change that multiplies the figures of this name and part, with these parameters, by `share`."""
 
     def slow(observation: Observation) -> Observation:
         matches = (

@@ -73,7 +73,7 @@ DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
 """One in this many runs that the quick judgement does not accept is judged from files too."""
 JUDGED_WHOLE = 40
-"""One in this many runs is judged by every criterion, although a contradiction is found: the judge must not crash on it."""
+"""One in this many runs is judged by every criterion, even if a contradiction is found: the judge must not crash on it."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -37,7 +37,7 @@ def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool 
 
 
 def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
-    """Return the records of a healthy host; `spread` is the relative standard deviation of its figures."""
+    """Return the records of a healthy host; `spread` is the relative standard deviation of its figures in NOISY_UNITS."""
     noise = random.Random(f"{seed} {host}")  # noqa: S311
 
     def add_noise(observation: Observation) -> Observation:
@@ -55,7 +55,7 @@ def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -
 def write(
     directory: Path, fleet_plan: Plan, faults: Mapping[str, Change | None] | None = None, hosts: Iterable[str] = ()
 ) -> None:
-    """Write the run directory; `faults` maps a host to a change of its own record, or None to leave the record out."""
+    """Write the run directory; `faults` maps a host to a change of its host record, or None to leave the record out."""
     documents.write(directory / "plan.json", to_json(fleet_plan))
     for name in hosts or [host.name for host in fleet_plan.hosts]:
         change = (faults or {}).get(name, lambda record: record)

@@ -5,7 +5,8 @@
     .venv/bin/python -m tests.mutate fleet/judge/evaluate.py
 
 No file is modified. pytest collects the tests once. For each mutant a forked process replaces the code of the functions and runs
-the tests that execute the changed line, the fastest first, until one fails. Programs that a test starts run the original code.
+the tests that execute the changed line, the fastest first, until one fails or a time limit is used up. Programs that a test
+starts run the original code.
 
 A mutant of the supervisor may kill arbitrary processes, so each runs in its own PID namespace, which needs root. It can kill
 nothing outside of it, and processes that it leaves running end with the namespace.
@@ -142,7 +143,7 @@ class Mutant:
     file: str
     line: int
     last_line: int
-    """Last line of the node, or of its condition. Of an `if (` whose condition is on the next lines, only these are traced."""
+    """Last line of the node, or of its condition. A tracer sees an `if (` only on the lines of its condition."""
     statement: int
     """First line of the statement: a constant that the compiler folds counts as executed there."""
     number: int
@@ -532,7 +533,7 @@ def _can_enter_pid_namespace() -> bool:
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError if the body uses more CPU time."""
+    """Raise TimeoutError if the body uses more than `seconds` of CPU time."""
 
     def on_alarm(*_: object) -> None:
         raise TimeoutError("the test took too long")

@@ -41,7 +41,7 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 
 
 def smallest_profile(seconds: float) -> dict[str, Any]:
-    """Return the smallest profile with both stages. Its ranks start without torch, which takes 2 s of CPU time.
+    """Return the smallest profile with both stages. Its ranks do not import torch, which would take 2 s of CPU time.
 
     The benchmark stage takes about twice `seconds`. The inventory must have a directory for local storage.
     """
@@ -151,7 +151,7 @@ class Site:
     runs: Path
     attempts: int = 0
     profile: Callable[[float], dict[str, Any]] = smallest_profile
-    """Returns the profile of a run by the duration of its benchmark stage in seconds."""
+    """Returns the profile of a run. Its argument sets the duration of the benchmark stage, in seconds."""
 
     def start(
         self,
@@ -162,7 +162,7 @@ class Site:
         only: Collection[str] = (),
         **variables: Any,
     ) -> Attempt:
-        """Start playbooks/`playbook`.yml on the control node; the benchmark stage of a host takes about `seconds`.
+        """Start playbooks/`playbook`.yml on the control node; `seconds` is the argument of `self.profile`.
 
         The inventory has the hosts in `only`, or all. A variable that is None keeps its default.
         """

@@ -194,7 +194,7 @@ class Lab:
         name: str = "inventory",
         only: Collection[str] = (),
     ) -> Path:
-        """Write an Ansible inventory of the hosts, or of `only` those, in the group gpu_hosts, and return its path."""
+        """Write an Ansible inventory of the hosts in `only`, or of all, in the group gpu_hosts, and return its path."""
         chosen = [self.host(each) for each in only] or self.hosts
         hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in chosen}
         for each, variables in (hostvars or {}).items():

@@ -113,7 +113,7 @@ def test_port_without_a_subnet_manager_is_unmanaged(root: Path, state: str) -> N
 
 
 @pytest.mark.parametrize(("state", "physical"), [("1: DOWN", "2: Polling"), ("1: DOWN", "3: Disabled")])
-def test_port_without_a_cable_has_no_rate_and_no_error(root: Path, state: str, physical: str) -> None:
+def test_port_without_a_link_has_no_rate_and_no_error(root: Path, state: str, physical: str) -> None:
     fault = changed(root, lambda root: write(root, state=state, phys_state=physical, rate="2.5 Gb/sec (1X SDR)"))
     reported = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
     assert reported == {"state": "DOWN", "phys_state": physical[3:], "active": False}
@@ -288,7 +288,7 @@ def test_efa_counters_of_an_older_driver_are_those_of_the_adapter(root: Path) ->
 
 
 def test_refused_counter_is_read_again_after_an_hour(root: Path) -> None:
-    """The kernel logs each refusal; an exporter would fill its log."""
+    """The kernel logs each refusal: reading the counter in every scrape would fill the kernel log."""
     now = 1000.0
     collector = InfinibandCollector(root, clock=lambda: now)
 

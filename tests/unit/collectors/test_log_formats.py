@@ -149,7 +149,7 @@ LOST = {
     "one line": ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus.",),
     "short": ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",),
 }  # fmt: skip
-"""Driver -> the lines that it writes at once."""
+"""Form of the message -> its lines, which the driver writes at once."""
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
@@ -272,7 +272,7 @@ def test_reason_without_an_address_is_not_that_of_a_gpu_that_fails_much_later() 
     ],
 )
 def test_end_of_a_process_and_a_withdrawn_action_are_no_new_fault(text: str, is_fault: bool) -> None:
-    """NVIDIA/NVSentinel issues 1710 and 1440: every process that ends abnormally leaves XIDs 45."""
+    """NVIDIA/NVSentinel issues 1710 and 1440: every process on a GPU that ends abnormally leaves XIDs 45."""
     for prefix in PREFIXES.values():
         result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
         assert result.xid.total() == 1

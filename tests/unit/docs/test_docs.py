@@ -138,7 +138,7 @@ def prose(page: Path) -> str:
 
 
 def script(block: Block) -> str:
-    """Return the commands of a block, without output: the lines that begin with `$ `, or all lines of a shell block."""
+    """Return the lines that begin with `$ `. Without any, return all of a shell block or one that begins with a known program."""
     lines = block.text.splitlines()
     if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
         return "\n".join(prompted)
@@ -470,7 +470,7 @@ MESSAGES_ELSEWHERE = (
 
 @pytest.fixture(scope="module")
 def sources() -> str:
-    """Return all source text, with adjacent string literals joined."""
+    """Return the source text of the folders below, with adjacent string literals joined."""
     suffixes = (".py", ".yml", ".j2")
     folders = (ROOT / name for name in ("agent", "collectors", "fleet", "playbooks", "roles", "schemas"))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]

@@ -125,7 +125,7 @@ def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
             documents.read(tmp_path / f"{name}.json", "record")
 
 
-def test_file_that_grows_while_it_is_read_is_read_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_grows_is_read_to_one_byte_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "grows"
     path.write_bytes(b"x" * 100)
     earlier = os.stat_result((0o100644, 0, 0, 1, 0, 0, 7, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""Questions that other modules ask a plan: rates of fabrics, scopes of figures, and who must have them."""
+"""Methods of a plan: rates of fabrics, scopes of figures, and the hosts from which a figure is expected."""
 
 from __future__ import annotations
 

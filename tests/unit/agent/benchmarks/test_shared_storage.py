@@ -117,7 +117,7 @@ def values(observed: Observed, name: str, **params: Any) -> dict[str, Any]:
 
 
 def problems(observed: Observed) -> dict[str, set[str]]:
-    """Return host -> reasons why figures are missing."""
+    """Return host -> reasons of its errors, without hosts that have none."""
     found = {host: {item["reason"] for item in items if item["status"] == "error"} for host, items in observed.items()}
     return {host: reasons for host, reasons in found.items() if reasons}
 
@@ -312,7 +312,9 @@ def test_client_is_not_at_fault_if_no_other_host_has_read_the_bytes(
     assert any("the other hosts that read them did not finish" in reason for reason in problems(observed)["h2"])
 
 
-def test_all_hosts_together_use_at_most_half_of_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_all_hosts_use_at_most_a_quarter_of_the_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free, used = 96 << 20, list[int]()
     init = SharedRates.__init__
 
@@ -330,4 +332,4 @@ def test_all_hosts_together_use_at_most_half_of_the_free_space(tmp_path: Path, m
     monkeypatch.setattr(SharedRates, "__init__", with_little_space)
     monkeypatch.setattr(Clients, "step", step_and_sum)
     assert problems(measure(tmp_path, shards=2, shard_bytes=1 << 30)) == {}
-    assert 0 < sum(used) <= free // 4, "the other quarter is for the files of fio"
+    assert 0 < sum(used) <= free // 4, "another quarter is for the files of fio"

@@ -315,7 +315,7 @@ def test_differing_checkpoint_is_reported(faulty: list[Observation], fault: str)
     assert identical[fault] is False
 
 
-def test_unwritable_checkpoint_is_an_error_on_all_ranks(faulty: list[Observation]) -> None:
+def test_unwritable_checkpoint_is_an_error_of_every_figure(faulty: list[Observation]) -> None:
     results = [item for item in faulty if item.stage == "no directory" and item.name.startswith("checkpoint.")]
     assert [item.status for item in results] == ["error"] * 3
     assert "FileNotFoundError" in results[0].reason

@@ -255,7 +255,7 @@ def test_gpu_memory_uses_peermem_or_else_dmabuf(
 # ---- pairs of hosts ----
 
 
-def test_both_hosts_report_what_they_send_on_every_rail(
+def test_both_hosts_report_the_bandwidth_of_every_rail(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, bus in enumerate(("15", "35")):
@@ -310,7 +310,7 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     assert [len(figures(of_host)) for of_host in observations.values()] == [5, 4]
 
 
-def test_partner_that_does_not_answer_costs_its_own_figures(
+def test_partner_that_starts_no_server_is_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")

@@ -79,7 +79,9 @@ def changed(name: str, *values: Any, scope: str = "host") -> list[str]:
         ("gpu.memory.total", "gpu=0", (1, 2, 1), ["changed during the run: 1, then 2"]),
     ],
 )  # fmt: skip
-def test_change_of_a_constant_reading_is_a_problem_with_few_exceptions(name: str, scope: str, values: Sequence[Any], expected: list[str]) -> None:
+def test_change_of_a_constant_reading_is_a_problem_with_few_exceptions(
+    name: str, scope: str, values: Sequence[Any], expected: list[str]
+) -> None:
     assert changed(name, *values, scope=scope) == expected
 
 
