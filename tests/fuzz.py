@@ -136,7 +136,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Return the document with one change of its bytes, or one to three of its JSON values, which a change of bytes may follow."""
+    """Return the document with one change of its bytes, or one to three of its JSON values, at times followed by one of bytes."""
     if rng.random() < 0.8:
         return _mutate_bytes(rng, whole)
     document = json.loads(whole)

@@ -1,4 +1,4 @@
-"""Test the role `monitoring` on the control node: rules and job for a Prometheus that exists, one for the run, and verdicts."""
+"""Test the role `monitoring` on the control node: rules and job of an existing Prometheus, a Prometheus of the run, verdicts."""
 
 from __future__ import annotations
 

@@ -586,7 +586,7 @@ class Service:
     host: SystemdHost
     directory: Path
     began: float
-    """Time before the first change."""
+    """Time before the first playbook."""
 
     def play(self, name: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         """Run a playbook of this checkout."""

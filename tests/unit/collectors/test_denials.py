@@ -96,7 +96,9 @@ def test_gpu_whose_uuid_was_denied_is_replaced_unless_the_uuid_is_another_gpus()
 
 
 @pytest.mark.parametrize(("again", "expected"), [(8, 8), (FAILED, 7)])
-def test_readings_of_the_host_are_replaced_unless_the_second_reading_fails(again: Value | Absent, expected: Value) -> None:
+def test_readings_of_the_host_are_replaced_unless_the_second_reading_fails(
+    again: Value | Absent, expected: Value
+) -> None:
     older = [family("gpu.count", {"": 7})]
     replace_denied(older, [family("gpu.count", {"": again})])
     assert flat(older) == {"gpu.count": [expected]}

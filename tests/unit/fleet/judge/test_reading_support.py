@@ -55,7 +55,9 @@ def verdicts(evidence: dict[str, Evidence], name: str = NAME, of: Plan = PLAN) -
     [{"h2": ("gpu=1",)}, {"h2": GPUS}, {"h2": GPUS, "h3": ("gpu=0",)}],
     ids=["one GPU", "all GPUs of a host", "half of the GPUs"],
 )
-def test_reading_that_at_least_half_of_the_gpus_of_the_kind_have_is_required(unsupported: dict[str, Collection[str]]) -> None:
+def test_reading_that_at_least_half_of_the_gpus_of_the_kind_have_is_required(
+    unsupported: dict[str, Collection[str]],
+) -> None:
     found = verdicts(fleet(unsupported))
     assert {(item.host, item.scope) for item in found} == {
         (host, gpu) for host, gpus in unsupported.items() for gpu in gpus
