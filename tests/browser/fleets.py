@@ -77,7 +77,7 @@ def with_trace(evidence: Evidence, gpus: int) -> Evidence:
 
 
 def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """Return the evidence with those rates of one part multiplied by `factor` whose name begins with `name`."""
+    """Return the evidence. The rates of one part whose names begin with `name` are multiplied by `factor`."""
 
     def change(observation: Observation) -> Observation:
         is_affected = (

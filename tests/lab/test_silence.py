@@ -208,7 +208,7 @@ def test_killed_rank_is_reported(lab: Lab) -> None:
 
 
 def test_killed_launcher_is_reported(lab: Lab) -> None:
-    """The launcher holds the store of the process group, so the ranks of the other hosts fail at once. They are not the cause."""
+    """The launcher of node1 holds the store of the process group, so the ranks of node2 fail at once. They are not the cause."""
     gang = Gang(lab, "launcher", members=("node1", "node2"))
     gang.start()
     gang.wait_until_measuring()
@@ -260,7 +260,7 @@ def test_interface_that_does_not_exist_is_attributed_to_hosts_and_not_to_devices
 
 
 def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
-    """The launcher holds the store, so the launchers of the other hosts exit. They are not the cause."""
+    """The launcher of node1 holds the store, so that of node3 exits. It is not the cause."""
     gang = Gang(lab, "early")
     present = ("node1", "node3")
     gang.start(present)

@@ -69,7 +69,7 @@ print("done")
 
 
 class FinishingGang(Gang):
-    """A launch that finishes on its own, with one rank per host."""
+    """A launch with one rank per host, whose benchmark takes `seconds`."""
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
 
