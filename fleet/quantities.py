@@ -50,7 +50,7 @@ _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format `value` with `digits` significant digits, without an exponent if possible, thousands separated from 10 000 on.
+    """Format `value` with `digits` significant digits, with an exponent only below 0.0001, thousands separated from 10 000 on.
 
     Digits before the decimal point are never dropped, so an integer keeps all its digits.
     """

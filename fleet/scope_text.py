@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from schemas.scopes import Scope, directory_path
 
 _MAX_SUFFIXES = 4
-"""Largest number of different suffixes, such as links, that are listed; of more, only the parts are counted."""
+"""Largest number of different suffixes, such as links, that are listed. If there are more, and every scope is of a GPU or a
+process, only the number of parts is given."""
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
 _KINDS = {
     "nic": "NIC",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fleet.judge.advisories import PRODUCTS
 from fleet.judge.vulnerabilities import SCORES
 from fleet.quantities import SIGNS, finite, format_pair, number, quantity
+from schemas.records import Value
 from schemas.reports import FAIL, RECORD, Verdict, VerdictKind
 from schemas.scopes import Scope
 
@@ -315,22 +316,27 @@ def memory_speed(shown: Sequence[Verdict]) -> str:
     return f"runs its memory at {value} instead of {limit}"
 
 
+def _count(value: Value, noun: str) -> str:
+    """Return `1 wrong word`, `2 wrong words`. The plural must be the noun with an `s`."""
+    return f"{quantity(value, '1')} {noun if value == 1 else noun + 's'}"
+
+
 def wrong_results(shown: Sequence[Verdict]) -> str:
     """Return in which way a part computes, copies or stores wrong data."""
     first = shown[0]
     if first.name == "integrity.wrong_words":
         number, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
         where = f" at {number} address{'' if number == 1 else 'es'}, bits {bits}" if bits else ""
-        return f"has memory that returns wrong data: {quantity(first.value, '1')} wrong words{where}"
+        return f"has memory that returns wrong data: {_count(first.value, 'wrong word')}{where}"
     if first.name == "local_storage.wrong_blocks":
         where = f", the first at {first.params['first_wrong']}" if "first_wrong" in first.params else ""
-        return f"returns other data than were written: {quantity(first.value, '1')} wrong blocks or more{where}"
+        return f"returns other data than were written: {_count(first.value, 'wrong block')} or more{where}"
     if first.name == "shared_storage.wrong_bytes":
         where = f", the first in {first.params['first_wrong']}" if "first_wrong" in first.params else ""
         by = f", as read by {first.params['readers']}" if "readers" in first.params else ""
-        return f"holds other data than the host wrote: {quantity(first.value, '1')} wrong bytes{where}{by}"
+        return f"holds other data than the host wrote: {_count(first.value, 'wrong byte')}{where}{by}"
     if first.name == "shared_storage.misread_bytes":
-        return f"reads {quantity(first.value, '1')} bytes wrong that other hosts read right"
+        return f"reads {_count(first.value, 'byte')} wrong that other hosts read right"
     if first.name.startswith("digest."):
         workload = str(first.params.get("workload", "")).replace("_", " ")
         return f"computes other results than its peers, without an error{f' ({workload})' if workload else ''}"
@@ -387,7 +393,7 @@ def bmc_event(shown: Sequence[Verdict]) -> str:
     """Return how many entries of an event log are new; the explanation of the cause has the text of the first."""
     entries = [verdict for verdict in shown if verdict.name == "bmc.event.severity"]
     if not entries:
-        return f"has {quantity(shown[0].value, '1')} new entries"
+        return f"has {quantity(shown[0].value, '1')} new {'entry' if shown[0].value == 1 else 'entries'}"
     kind = str(entries[0].value).lower()
     return f"has a new {kind} entry" if len(entries) == 1 else f"has {len(entries)} new entries, the first is {kind}"
 
@@ -474,7 +480,7 @@ def network(shown: Sequence[Verdict]) -> str:
 def why(first: Verdict) -> str:
     """Return the explanation that the title leaves out: the detail of the first verdict, or its reason.
 
-    The reason is used if the verdict has no value or is on an identity, and for a suspect without a detail.
+    The reason is used if the verdict has no value, or is on an identity or a record, and for a suspect without a detail.
     """
     if first.kind == VerdictKind.SUSPECT:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")

@@ -53,7 +53,7 @@ def criteria_of(plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequen
 
 
 def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
-    """Yield the summary lines of a report: how much was compared, then each regression and each part that differs."""
+    """Yield the summary lines of a report: how much was compared, then at most MAX_SUMMARY_LINES regressions and parts."""
     if plan.baseline is None:
         return
     kinds = Counter(change.kind for change in diff.changes)
@@ -77,4 +77,6 @@ def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
             kind=LineKind.BASELINE, title=change.kind.upper(), text=change.text, host=change.host, part=change.scope
         )
     if more := len(listed[MAX_SUMMARY_LINES:]):
-        yield SummaryLine(kind=LineKind.MORE, text=f"… and {more} more changes in the report", values={"changes": more})
+        yield SummaryLine(
+            kind=LineKind.MORE, text=f"… and {counted(more, 'more change')} in the report", values={"changes": more}
+        )

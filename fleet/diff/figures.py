@@ -72,8 +72,8 @@ class _Noise:
     basis: str
     """How `share` was determined, as text."""
     better: int = 0
-    """1 if more is better, -1 if less is. 0 if a change is neither improvement nor regression: no criterion judges the figure
-    against a baseline, or it is not known which is better."""
+    """1 if more is better, -1 if less is. 0 if a change is neither improvement nor regression: it is not known which is better,
+    or no criterion judges the figure against a baseline and it is not in READINGS."""
     is_clear: bool = True
     """Whether the noise is small enough that a change beyond it is significant."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from fleet.history.index import Index
 from fleet.history.rows import CLOCK_TOLERANCE_S
+from fleet.quantities import counted
 from schemas.times import epoch_seconds
 
 EARLIEST = "2024-01-01 00:00:00"
@@ -20,7 +21,7 @@ EARLIEST = "2024-01-01 00:00:00"
 LONGEST_RUN_S = 90 * 86400.0
 MIN_LATER_DAYS = 3
 ALONE_S = 365 * 86400.0
-"""If the first run began this much earlier than the second one, a note asks whether its date is right."""
+"""If the first of three or more runs began this much earlier than the second one, a note asks whether its date is right."""
 
 
 def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index: Index | None, now: str) -> str:
@@ -44,7 +45,7 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
     if not began - CLOCK_TOLERANCE_S <= seconds(end) <= began + LONGEST_RUN_S:
         return f"the run began at {entry['began']} UTC by the control node, and ended at {end} UTC by its hosts"
     if index and is_behind(index, now) and began > seconds(now) - LONGEST_RUN_S:
-        return f"the run began at {entry['began']} UTC, but most runs were added to the history later than {now}"
+        return f"the run began at {entry['began']} UTC, but most days on which runs were added are later than {now}"
     return ""
 
 
@@ -74,11 +75,15 @@ def clock_notes(index: Index, now: str) -> list[str]:
     later = [nonce for nonce in began if nonce not in wrong and began[nonce] > seconds(now) + CLOCK_TOLERANCE_S]
     notes = []
     if is_behind(index, now):
-        notes.append(f"the clock of this machine shows {now} UTC, but most runs were added to the history later")
+        notes.append(
+            f"the clock of this machine shows {now} UTC, but most days on which runs were added to the history are later"
+        )
     elif later:
-        notes.append(f"{len(later)} runs began after the present time: a clock was or is wrong: {_names(index, later)}")
+        notes.append(
+            f"{counted(len(later), 'run')} began after the present time: a clock was or is wrong: {_names(index, later)}"
+        )
     if wrong:
-        notes.append(f"{len(wrong)} runs have a wrong date, and are in no trend: {_names(index, wrong)}")
+        notes.append(f"{counted(len(wrong), 'run')} with a wrong date, in no trend: {_names(index, wrong)}")
     times = sorted((time, nonce) for nonce, time in began.items() if nonce not in wrong)
     if len(times) > 2 and times[1][0] - times[0][0] > ALONE_S:
         notes.append(

@@ -56,7 +56,7 @@ def change(directory: Path, kind: str, apply: Callable[[Index], Result]) -> Resu
     """Apply a change to the index and return its result. If another writer was faster, apply it again to the new index.
 
     Raises:
-        as `writer` and `apply`; RunError if other writers were faster ATTEMPTS times.
+        as `apply`, and as `writer` except IndexChangedError; RunError if other writers were faster ATTEMPTS times.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -93,7 +93,7 @@ class History:
         )
 
     def _create_trends(self, place: Path, files: Sequence[StoredFile]) -> None:
-        """Create the views `series`, the sums of the merged months and of the runs that are not merged, and `loose_figures`."""
+        """Create the views `series` (sums of the merged months and of the runs that are not merged) and `loose_figures`."""
         loose = {
             table: [place / item.path for item in files if item.table == table and not item.month]
             for table in ("figures", "levels")

@@ -187,9 +187,10 @@ def _unknown(history: History, selection: Selection) -> UsageError:
         row[0] for row in history.rows("select distinct name from figures union select distinct name from imported")
     ]
     if selection.name in names:
+        where, more = (" in accepted hosts", ", or --all") if selection.accepted_only else ("", "")
         return UsageError(
-            f"no figure {selection.name} with these settings, stage and model in accepted hosts: "
-            "give fewer of --settings, --stage and --model, or --all"
+            f"no figure {selection.name} with these settings, stage and model{where}: "
+            f"give fewer of --settings, --stage and --model{more}"
         )
     near = documents.nearest(selection.name, names)
     return UsageError(

@@ -28,7 +28,7 @@ COUNTED = f"not waived and action in ({', '.join(map(repr, HARDWARE))})"
 """The condition of a cause that counts, in SQL."""
 MIN_EPISODES = 2
 MAX_CHANCE = 0.05
-"""A finding is a lemon only if fewer parts than this are expected to have as many episodes by chance."""
+"""A finding is a lemon if fewer parts than this are expected to have as many episodes by chance."""
 _DATED = "nonce not in (select nonce from runs where clock <> '')"
 """SQL condition that leaves out runs with a wrong date, because their order is unknown."""
 MeasuredRuns = Mapping[tuple[str, str], Sequence[Measured]]

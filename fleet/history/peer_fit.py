@@ -51,7 +51,7 @@ class Course:
 
 
 def course(history: History, series: Mapping[str, Any]) -> Course | None:
-    """Return the course of a series (a row of `trends._CANDIDATES`); None if it has too few peers or points to fit them."""
+    """Return the course of a series (a row from `trends._candidates`); None if it has too few peers or points to fit them."""
     points: dict[str, tuple[datetime, float]] = {}
     others: dict[str, dict[str, float]] = defaultdict(dict)
     for nonce, began, part, value in _rows(history, series):

@@ -17,7 +17,7 @@ _GROUP = "name, settings, stage, model, driver, within, is_gpu"
 _NAME_WITHIN = re.compile("=[^,]*")
 """As in WITHIN_KIND."""
 MIN_PARTS = 3
-"""Minimum number of other parts for a percentile."""
+"""Minimum number of parts with which a value is compared for a percentile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class PeerFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Percentile:
-    """The place of a value among the values of other parts."""
+    """The place of a value among the values of accepted parts."""
 
     below: float
     """Share of the values below it, equal ones counted half; 0.5 is the median."""

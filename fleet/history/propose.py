@@ -25,7 +25,7 @@ from fleet.history.tables import WITHIN_KIND
 from fleet.judge.baseline import OUTLIER_SIGMAS, direction, robust_level
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.power import DETECTION_PROBABILITY, MAX_FALSE_ALARM, mad_sigma
-from fleet.quantities import quantity
+from fleet.quantities import counted, quantity
 from schemas.records import Value
 
 CONFIDENCE = 0.95
@@ -33,7 +33,7 @@ MIN_PARTS = 5
 """With fewer parts, no outlier can be identified."""
 MIN_RUNS = 3
 NEWEST_RUNS = 20
-"""Number of values of each part that are used, newest first."""
+"""Maximum number of values of each part that are used, newest first."""
 MAX_FOUND = 0.5
 """A floor that finds only slowdowns larger than this share is not proposed: the figure is too noisy."""
 _SCOPES = {(True, ""): "gpu", (True, "peer=*"): "peer", (False, ""): "host"}
@@ -126,7 +126,9 @@ def _floor(
             f"{label}: neither more nor less is better" if not sign else f"{label}: no scope or setting of a criterion"
         )
     if len(measured) < MIN_PARTS:
-        return f"{label}: {len(measured)} parts with {MIN_RUNS} or more runs, at least {MIN_PARTS} are needed"
+        return (
+            f"{label}: {counted(len(measured), 'part')} with {MIN_RUNS} or more runs, at least {MIN_PARTS} are needed"
+        )
     medians = [statistics.median(values) for values in measured]
     level = robust_level(medians)
     healthy = [values for values, median in zip(measured, medians, strict=True)
@@ -211,7 +213,7 @@ def _id(item: Floor, used: set[str]) -> str:
 
 
 def _source(proposal: Proposal, item: Floor) -> str:
-    outliers = f", {item.left_out} outliers left out" if item.left_out else ""
+    outliers = f", {counted(item.left_out, 'outlier')} left out" if item.left_out else ""
     centre = f"median {quantity(item.centre, item.unit)}, sigma {item.sigma / item.centre:.2%}"
     found = f"finds a loss of {item.finds:.1%} with {proposal.power:g}"
     return (

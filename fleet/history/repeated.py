@@ -33,7 +33,7 @@ def lemons_answer(history: History) -> Answer:
     drifting = [asdict(item) for item in drifts(history)]
     sections = [
         Section(name="repeated", title="Failed repeatedly", rows=repeated, columns=_REPEATED,
-                empty="no part, slot, host or rack failed again after it had passed"),
+                empty="no part, slot, host or rack failed repeatedly"),
         Section(name="drifts", title="Drifting away from their peers", rows=drifting, columns=_DRIFTS,
                 empty="no part, host or rack drifts by more than the noise"),
     ]  # fmt: skip

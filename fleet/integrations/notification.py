@@ -124,7 +124,7 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
 def _first(texts: Sequence[str], most: int = MAX_LINES) -> list[str]:
     """Return the first texts, and how many more there are."""
     more = len(texts) - most
-    return [*texts[:most], *([f"… and {more} more lines in the report"] if more > 0 else [])]
+    return [*texts[:most], *([f"… and {counted(more, 'more line')} in the report"] if more > 0 else [])]
 
 
 def _cause(cause: Mapping[str, Any]) -> str:

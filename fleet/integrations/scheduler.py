@@ -123,7 +123,11 @@ def _record_drain(directory: Path, kind: str, words: Sequence[str], nodes: Mappi
 
 
 def _drain_record(directory: Path) -> dict[str, Any]:
-    """Return the content of `drained.json`. Raise RunError if Rackproof did not write it, since its commands are executed."""
+    """Return the content of `drained.json`; empty if it does not exist.
+
+    Raises:
+        RunError: it cannot be read, or Rackproof did not write it; its commands are executed.
+    """
     path = directory / DRAINED
     try:
         text = path.read_bytes().replace(OLD_START_TIME, b'"start_time":')

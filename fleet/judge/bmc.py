@@ -166,7 +166,12 @@ def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Pro
     if fitted and supplies and fitted.values:
         number = len({*supplies.values, *supplies.absent} - {HOST})
         if fitted.values.get(HOST) != number:
-            yield FITTED, HOST, f"is {fitted.values.get(HOST)}, but {number} power supplies were read", stage
+            yield (
+                FITTED,
+                HOST,
+                f"is {fitted.values.get(HOST)}, but {number} power {'supply was' if number == 1 else 'supplies were'} read",
+                stage,
+            )
 
 
 def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
@@ -182,7 +187,12 @@ def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Prob
     for scope, number in new.values.items():
         entries = sum(Scope.parse(entry).device == scope for entry in listed)
         if not isinstance(number, int) or entries != min(number, MAX_LISTED_EVENTS):
-            yield NEW, scope, f"is {number}, but {entries} new entries are listed", stage
+            yield (
+                NEW,
+                scope,
+                f"is {number}, but {entries} new {'entry is' if entries == 1 else 'entries are'} listed",
+                stage,
+            )
 
 
 def _compare_serials(view: HostView) -> Iterator[Verdict]:

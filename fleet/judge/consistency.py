@@ -17,6 +17,7 @@ from fleet.judge.port_consistency import port_problems
 from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import has_wrong_scope, relation_problems
 from fleet.judge.sequence import sequence_problems
+from fleet.quantities import counted
 from schemas.catalogue import needs_torch
 from schemas.records import MEASURED, Launch, Record
 from schemas.reports import Verdict, VerdictKind
@@ -116,7 +117,7 @@ def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
         return
     planned = len(view.host.devices)
     if len(launch.ranks) != planned:
-        yield f"the launch finished with {len(launch.ranks)} ranks, but the plan has {planned} devices"
+        yield f"the launch finished with {counted(len(launch.ranks), 'rank')}, but the plan has {counted(planned, 'device')}"
     failed = [rank for rank in launch.ranks if rank.exit_code != 0]
     if failed:
         codes = ", ".join(f"rank {rank.rank} with {_code(rank.exit_code)}" for rank in failed[:3])

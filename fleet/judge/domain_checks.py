@@ -17,6 +17,7 @@ from fleet.judge.nvlink_domains import (
     last_values,
     measured,
 )
+from fleet.quantities import counted
 from schemas.records import ERROR, MEASURED, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
@@ -129,7 +130,9 @@ def _judge_node_count(view: HostView) -> Iterator[Verdict]:
     if view.host.nvlink_domain and planned > 1 and counts:
         passed = counts[-1] >= planned
         where = f"NVLink {view.nvlink_domain}"
-        reason = f"found {counts[-1]} hosts in the configuration of IMEX; the inventory has {planned} in {where}"
+        reason = (
+            f"found {counted(counts[-1], 'host')} in the configuration of IMEX; the inventory has {planned} in {where}"
+        )
         yield _verdict(
             view, NODES, HOST, PASS if passed else FAIL, reason, counts[-1], planned, "configure", operator="ge"
         )
@@ -137,17 +140,23 @@ def _judge_node_count(view: HostView) -> Iterator[Verdict]:
 
 def _judge_connections(view: HostView, broken: Mapping[str, str], member: DomainMember) -> Verdict:
     if not broken and member.unreported:
-        reason = f"the domain is not up, and IMEX reports no connection to {member.unreported} hosts"
+        reason = f"the domain is not up, and IMEX reports no connection to {counted(member.unreported, 'host')}"
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken and member.peers == len(member.broken):
-        reason = f"connected to none of {member.peers} hosts, which are at fault or not in this run"
+        reason = f"not connected: {counted(member.peers, 'host')}, at fault or not in this run"
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken:
         reason = (
             f"{member.peers - len(member.broken)} of {member.peers} hosts are connected, and the others are at fault"
         )
         return _verdict(
-            view, CONNECTION, HOST, PASS, reason if member.broken else f"{member.peers} hosts are connected", 0, 0
+            view,
+            CONNECTION,
+            HOST,
+            PASS,
+            reason if member.broken else f"connected to {counted(member.peers, 'host')}",
+            0,
+            0,
         )
     shown = ", ".join(f"{other} ({state.replace('_', ' ')})" for other, state in sorted(broken.items())[:4])
     more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""

@@ -24,7 +24,7 @@ Identity = tuple[str, str]
 MAC_ADDRESS = "network.address"
 ADAPTER_IDENTITIES = frozenset({"infiniband.hca.node_guid", MAC_ADDRESS})
 LISTED = 3
-"""Number of serials that a reason lists."""
+"""Maximum number of serials that a reason lists."""
 
 
 class DuplicateSerials:

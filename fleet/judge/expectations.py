@@ -10,6 +10,7 @@ from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import Attempt, gang_attempts
+from fleet.quantities import counted
 from schemas.catalogue import Expectation, can_observe
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
@@ -211,7 +212,9 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
         reason = "nothing was measured on this GPU"
         if view.is_beyond_driver(scope):
             count = len(view.serials)
-            reason += f": the driver lists {count} GPUs, numbered from 0, so this index does not identify a slot"
+            reason += (
+                f": the driver lists {counted(count, 'GPU')}, numbered from 0, so this index does not identify a slot"
+            )
         yield view.inconclusive("gpu", scope, reason)
 
 

@@ -23,6 +23,7 @@ from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import values_at
 from fleet.judge.matching import matches
+from fleet.quantities import counted
 from schemas.benchmarks.communication import bus_factor
 from schemas.catalogue import BENCHMARKS, DURATION, output_of
 from schemas.catalogue import settings as settings_of
@@ -406,7 +407,7 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
             continue
         reported.add((item.stage, size))
         expected = " or ".join(map(str, sorted(sizes[item.stage]))) or "no"
-        yield position, f"measured by {size} ranks, but the launch had {expected}"
+        yield position, f"measured by {size} rank{'' if size == 1 else 's'}, but the launch had {expected}"
 
 
 def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
@@ -621,7 +622,7 @@ def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
         return f"the value {value:g} is not between {least:g} and {greatest:g}"
     needed = 1 if samples.precision is None else LEAST_FOR_PRECISION
     if samples.n < needed:
-        return f"it has {samples.n} samples, but needs at least {needed}"
+        return f"it has {counted(samples.n, 'sample')}, but needs at least {needed}"
     if least < 0:
         return f"a sample is negative: {least:g}"
     if least > 0 and not _possible_variation(samples, has_rounds=has_rounds):

@@ -29,7 +29,7 @@ from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
 MAX_PENDING = 256
-"""Number of hosts of a layout whose values are kept until they are added together."""
+"""Maximum number of hosts of a layout whose values are kept until they are added together."""
 
 
 @dataclass(kw_only=True)

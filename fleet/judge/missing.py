@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from fleet.judge.baseline import identity
 from fleet.judge.host_view import HostView
+from fleet.quantities import counted
 from schemas.records import Value
 from schemas.reports import FAIL, Verdict
 from schemas.scopes import Scope, pci_address
@@ -72,7 +73,7 @@ class SlotMap:
         usual, actual = dict(most_common), _layout(view)
         if count < MIN_HOSTS or 2 * count <= layouts.total():
             return ""
-        peers = "of its build" if _build(view)[2] else f"with {len(usual)} GPUs"
+        peers = "of its build" if _build(view)[2] else f"with {counted(len(usual), 'GPU')}"
         where = f"where {count} of {layouts.total()} hosts {peers} have a GPU"
         empty = {address: usual[address] for address in usual.keys() - actual.keys() - {*excluded}}
         if actual.items() <= usual.items() and len(empty) == missing:

@@ -18,6 +18,7 @@ from fleet.planning.stage_times import (
     scale_stages,
 )
 from fleet.planning.storage import local_directories, shared_directories, storage_floors, without_unused_storage
+from fleet.quantities import counted
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
@@ -36,7 +37,7 @@ def read_profile(name: str) -> dict[str, Any]:
 
     Raises:
         UsageError: the profile does not exist, does not follow profile.schema.json, or has an unknown or invalid benchmark or
-            setting. For an unknown name, the message has the nearest valid one.
+            setting. For an unknown name, the message has the nearest valid one if one is similar.
     """
     if name.endswith((".yml", ".yaml")):
         path = Path(name)
@@ -229,7 +230,7 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
         )
     if devices is not None and len(devices) != count:
         raise UsageError(
-            f"host {name}: rackproof_gpu_devices lists {len(devices)} GPUs, but rackproof_gpu_count is {count}"
+            f"host {name}: rackproof_gpu_devices lists {counted(len(devices), 'GPU')}, but rackproof_gpu_count is {count}"
         )
     return tuple(devices) if devices is not None else tuple(range(count))
 
@@ -273,7 +274,7 @@ def _check_manifest(plan: Plan) -> None:
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):
             raise UsageError(
-                f"host {host.name}: the manifest lists {listed[host.name]} GPUs, but rackproof_gpu_count is "
+                f"host {host.name}: the manifest lists {counted(listed[host.name], 'GPU')}, but rackproof_gpu_count is "
                 f"{len(host.devices)}: correct one of them"
             )
 

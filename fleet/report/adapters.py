@@ -110,7 +110,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return PCI address of each adapter -> the GPUs that have no nearer adapter, and -> the kind of path to these GPUs."""
+    """Return the GPUs that have no nearer adapter, and the kind of path to them, both by the PCI address of the adapter."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)

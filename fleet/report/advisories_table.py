@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.judge.advisories import PRODUCTS, STALE_AFTER_DAYS, Advisories, Advisory, AffectedRange, version_key
+from fleet.quantities import counted
 from fleet.report.terminal import plain_table
 
 
@@ -92,7 +93,7 @@ def _age_lines(advisories: Advisories, now: str) -> Iterator[str]:
     for source in advisories.sources:
         yield f"source: {source['url']} at {source['commit'][:12]} of {source['date']}"
     age = advisories.age_days(now)
-    yield f"The list is of {advisories.date}, {age} days old."
+    yield f"The list is of {advisories.date}, {counted(age, 'day')} old."
     if age > STALE_AFTER_DAYS:
         yield (
             f"It is older than {STALE_AFTER_DAYS} days, and later advisories are not in it. To renew it: rackproof criteria "

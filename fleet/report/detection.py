@@ -131,7 +131,7 @@ def _rounded(value: float) -> float:
 
 
 def probability_text(share: float) -> str:
-    """Return a probability in percent, rounded up."""
+    """Return a probability in percent, with two digits."""
     return "< 0.0001 %" if share < 1e-6 else f"{number(_rounded(share * 100), 2)} %"
 
 

@@ -18,7 +18,8 @@ CONFIDENCE = 0.95
 
 
 def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] = ()) -> dict[str, dict[str, str]]:
-    """Return what is found by logic -> criterion -> its limit. The limit is empty if it is a property of the part.
+    """Return what is found by logic -> criterion -> its limit. The limit is empty if it is a text or a value of other
+    parts, or if parts have different limits.
 
     Of `criteria`, those that judged no value are added if their definition alone shows what they find.
     """
@@ -92,7 +93,7 @@ def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float
 
 
 def not_judged(criteria: Iterable[Criterion], detections: Sequence[Detection]) -> dict[str, list[str]]:
-    """Return reason -> ids of the criteria that judged no value, so that nothing can be stated about them."""
+    """Return reason -> ids of the criteria that judged no value and whose definition alone does not show what they find."""
     judged = {item.key.criterion for item in detections}
     reasons: dict[str, list[str]] = defaultdict(list)
     for criterion in criteria:

@@ -130,7 +130,7 @@ def signed_percent(share: float | None) -> str:
 
 def margin_text(share: float | None) -> str:
     """Return a margin (`margin_of`) in words: `+9.3 %`, `−12.0 %`; far from the limit `38 times the limit`."""
-    # So far from the limit, a positive share means a lower limit, and a negative one an upper limit: the value is the multiple.
+    # So far from the limit, a positive share of a positive value means a lower limit, and a negative one an upper limit.
     if share is not None and abs(share) > _FAR and math.isfinite(share):
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)

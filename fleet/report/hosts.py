@@ -41,12 +41,12 @@ from schemas.timeline import Soak, downsample
 
 LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
-"""Buckets of a soak's timeline in the report."""
+"""Maximum number of buckets of a soak's timeline in the report."""
 FULL_HOSTS = 16
 """Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
 MEASURED_HOSTS = 64
-"""Largest fleet for which the report has the measurements of accepted hosts. For a larger fleet, it has the measurements of this
-many hosts that are not accepted, rejected hosts first."""
+"""Largest fleet for which the report has the measurements of accepted hosts. For a larger fleet, it has those of at
+most this many hosts that are not accepted, rejected hosts first."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""

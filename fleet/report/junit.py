@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
+from fleet.quantities import counted
 from fleet.report.formatting import (
     TEXT_LIMIT,
     action_name,
@@ -108,7 +109,7 @@ def _fleet(report: FleetReport) -> str:
         cases += [_passed(class_name, row) for row in report.judged if row.passed]
     rejected = [f"rejected input file: {item.path}: {item.reason}" for item in report.quarantined[:_MAX_REJECTED]]
     if (more := len(report.quarantined) - _MAX_REJECTED) > 0:
-        rejected.append(f"and {more} more rejected input files in report.json")
+        rejected.append(f"and {counted(more, 'more rejected input file')} in report.json")
     about = {"run_id": report.run_id, "profile": report.profile, "mark": report.mark, "rackproof": report.rackproof}
     about |= {"decision": decision_name(report, report.decision), "status": status(report)}
     about |= {f"caveat.{number}": line for number, line in enumerate(headline.caveats(report), 1)}
@@ -119,7 +120,10 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
     params = params_text(row.params)
     name = f"{row.criterion}: {row.name}{f' ({params})' if params else ''}{f', stage {row.stage}' if row.stage else ''}"
     return JunitCase(
-        class_name=class_name, name=f"{name}: passed", verdict=PASS, note=f"{row.passed} checks passed: {row.source}"
+        class_name=class_name,
+        name=f"{name}: passed",
+        verdict=PASS,
+        note=f"{counted(row.passed, 'check')} passed: {row.source}",
     )
 
 
@@ -153,7 +157,9 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
         "source": group[0].source if group else "",
     }
     checks = list(dict.fromkeys(f"{item.host} {item.scope}: {item.name}: {item.reason}" for item in group))
-    more = [f"and {len(checks) - _MAX_CHECKS} more checks in report.json"] if len(checks) > _MAX_CHECKS else []
+    more = (
+        [f"and {counted(len(checks) - _MAX_CHECKS, 'more check')} in report.json"] if len(checks) > _MAX_CHECKS else []
+    )
     waived = f"{cause.verdict}, {cause.waiver}: " if cause.waiver else ""
     return JunitCase(
         class_name=class_name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.quantities import NONE
+from fleet.quantities import NONE, counted
 from fleet.report.changes import changes_section
 from fleet.report.formatting import (
     ACTIONS,
@@ -86,7 +86,7 @@ def _reasons(report: FleetReport) -> str:
         (_reason(item) for item in all_reasons[:_MAX_REASONS]),
     )
     more = len(all_reasons) - _MAX_REASONS
-    return f"{rows}\n\n… and {more} more reasons in `report.html`." if more > 0 else rows
+    return f"{rows}\n\n… and {counted(more, 'more reason')} in `report.html`." if more > 0 else rows
 
 
 def _reason(item: Reason) -> tuple[str, ...]:
@@ -158,7 +158,8 @@ def _software(report: FleetReport) -> str:
     software = components(report)
     rows = [
         (
-            code(component.name) + (f" and {component.left_out} more versions" if component.left_out else ""),
+            code(component.name)
+            + (f" and {counted(component.left_out, 'more version')}" if component.left_out else ""),
             code(value.text),
             str(value.hosts),
             code(value.names) if value.names else "the others",

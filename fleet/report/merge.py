@@ -166,8 +166,8 @@ def _host_reports(
 ) -> list[HostReport]:
     """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
 
-    In a large fleet only MEASURED_HOSTS keep their measurements. Hosts that were rejected before manifest and cables were judged
-    come first. `reports` may have measurements of more hosts; their number depends on the number of processes.
+    In a large fleet at most MEASURED_HOSTS hosts keep their measurements. Hosts that were rejected before manifest and cables
+    were judged come first. `reports` may have measurements of more hosts; their number depends on the number of processes.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:

@@ -37,7 +37,7 @@ COLUMNS = (
 )
 WHOLE_NUMBERS = frozenset({"launch", "samples", "verdicts"})
 NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
-"""Columns of numbers. All other columns are text, so that each column of the CSV file has one type."""
+"""Columns of numbers, besides WHOLE_NUMBERS. All other columns are text, so that each column of the CSV file has one type."""
 MISSING = "missing"
 """Status of an expected observation that was not reported. It has its own row."""
 NOT_LISTED = "not listed"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.quantities import counted
 from schemas.records import to_json
 from schemas.reports import PASS, FleetReport
 
@@ -94,12 +95,12 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
     if old["rackproof"] != report.rackproof:
         yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: the version may change verdicts too)"
     if old.get("left_out"):
-        yield f"(the report leaves out {old['left_out']} verdicts, which are not compared)"
+        yield f"(not compared: {counted(old['left_out'], 'verdict')} that the report leaves out)"
     kinds = Counter(change.kind for change in changes)
     same = len(report.verdicts) - sum(count for kind, count in kinds.items() if kind != "gone")
     words = {
-        "verdict": "other verdicts",
-        "waiver": "waivers",
+        "verdict": "with another result",
+        "waiver": "with another waiver",
         "new": "new",
         "gone": "gone",
         "limit": "with other details",

@@ -303,7 +303,7 @@ def _other_host_lines(hosts: Iterable[HostReport], named: Collection[str]) -> It
         (INCOMPLETE, INCONCLUSIVE, "Incomplete as well"),
     ):
         names = [host for host, decided in decisions.items() if decided == decision]
-        more = f" and {len(names) - MAX_OTHER_HOSTS} more hosts" if len(names) > MAX_OTHER_HOSTS else ""
+        more = f" and {counted(len(names) - MAX_OTHER_HOSTS, 'more host')}" if len(names) > MAX_OTHER_HOSTS else ""
         if names:
             text = f"{', '.join(names[:MAX_OTHER_HOSTS])}{more}"
             yield SummaryLine(kind=LineKind.MORE, title=title, text=text, verdict=verdict, values={"hosts": len(names)})

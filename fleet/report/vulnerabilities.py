@@ -15,6 +15,7 @@ from fleet.judge.advisories import (
     is_vendor_version,
     missing_fixes,
 )
+from fleet.quantities import counted
 from fleet.report.formatting import clean
 from schemas.plans import Plan
 from schemas.reports import HostReport, LineKind, SummaryLine, Vulnerability
@@ -79,7 +80,8 @@ def vulnerabilities(versions: Versions) -> tuple[Vulnerability, ...]:
 def vulnerability_lines(
     plan: Plan, versions: Versions, found: Sequence[Vulnerability], advisories: Advisories
 ) -> Iterator[SummaryLine]:
-    """Yield a caveat for each vulnerable version, for versions that were not compared, and for an old list of advisories."""
+    """Yield caveats on vulnerable versions and on versions that were not compared (at most MAX_LINES of each kind, then one
+    for the others), and one if the list of advisories is old."""
     for item in found[:MAX_LINES]:
         yield _caveat("Vulnerable version", f"{item.text} [{_names(item.hosts)}]", len(item.hosts))
     if rest := found[MAX_LINES:]:
@@ -91,7 +93,9 @@ def vulnerability_lines(
         yield _caveat("Version not compared", f"{text} [{_names(hosts)}]", len(hosts))
     if uncounted := of_distribution[MAX_LINES:]:
         affected = {host for _, hosts in uncounted for host in hosts}
-        yield _caveat("Versions not compared", f"{len(uncounted)} more packages of distributions", len(affected))
+        yield _caveat(
+            "Versions not compared", f"{counted(len(uncounted), 'more package')} of distributions", len(affected)
+        )
     age = advisories.age_days(plan.created) if versions.compared else 0
     if age > STALE_AFTER_DAYS:
         text = f"the list of published vulnerabilities is of {advisories.date}, {age} days before this run: later ones are "
@@ -110,5 +114,5 @@ def _caveat(title: str, text: str, hosts: int) -> SummaryLine:
 
 
 def _names(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - MAX_NAMES} more hosts" if len(hosts) > MAX_NAMES else ""
+    more = f" and {counted(len(hosts) - MAX_NAMES, 'more host')}" if len(hosts) > MAX_NAMES else ""
     return f"{', '.join(map(clean, hosts[:MAX_NAMES]))}{more}"

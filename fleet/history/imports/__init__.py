@@ -1,7 +1,8 @@
 """Figures from elsewhere: outputs of nccl-tests, nvbandwidth, DCGM and SuperBench, with their source.
 
 A figure that Rackproof measures too has Rackproof's name and settings, so that a value can be compared with both. The name of any
-other figure is the name of the tool followed by the tool's own name for the figure. Values are in SI units.
+other figure is the name of the tool followed by the tool's own name for the figure. Values are in SI units, except those of
+SuperBench metrics that Rackproof does not measure.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read_output(path: Path) -> tuple[Imported, str]:
             continue
         if not imported.rows:
             raise UsageError(
-                f"{path}: output of {imported.source} without a figure: it was cut off, or every result is wrong"
+                f"{path}: output of {imported.source} without a figure: for example, it was cut off, or every result is wrong"
             )
         return imported, hashlib.sha256(content).hexdigest()
     raise UsageError(f"{path}: neither a run directory nor an output of {', '.join(READERS)}")

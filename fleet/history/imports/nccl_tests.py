@@ -25,7 +25,7 @@ _ROW = re.compile(r"\s*[1-9]\d*\s+\d+\s+[a-z]")
 
 
 def read_text(text: str, file: str) -> Imported:
-    """Return the figures in the printed table; raise NotThisTool if it is none. Rows with wrong results are left out."""
+    """Return the figures in the printed table; raise NotThisTool if the text has none. Wrong results are left out."""
     lines = text.splitlines()
     if not any(line.startswith("#") and "nThread" in line and "minBytes" in line for line in lines):
         raise NotThisTool

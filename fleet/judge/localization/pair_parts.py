@@ -27,7 +27,7 @@ def attribute_pair_failures(
 
     - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without one, the gang; on a host without a
       gang, the host. A pair with wrong data keeps its scope, because a slow part does not explain wrong data.
-    - A port that is slow with every partner: its rail or switch, if that is a suspect.
+    - A port that is slow with every partner: its rail or switch, if that fails as a suspect.
 
     Args:
         verdicts: the verdicts of all criteria on all hosts.

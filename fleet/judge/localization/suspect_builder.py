@@ -22,6 +22,7 @@ from fleet.judge.localization.matrix import (
     upper_median,
 )
 from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, SlowParts
+from fleet.quantities import counted
 
 MAX_LINKS = 5
 MAX_LINKS_SHARE = 0.02
@@ -200,7 +201,7 @@ class SuspectBuilder:
         finding = f"failed ({failed})" if failed else f"is {ratio_text(self._quantity, share)} the typical value"
         on_rails = "" if all_rails else f" on {rails_name(rails)}"
         others = (
-            f"each host reaches normal speed with at least {partners} others"
+            f"each host reaches normal speed with at least {counted(partners, 'other')}"
             if partners
             else "one of the hosts reaches normal speed with no other healthy host"
         )

@@ -23,6 +23,7 @@ from fleet.judge.localization.matrix import (
 )
 from fleet.judge.localization.slow import FAILED_SHARE, MIN_HOSTS, Edge, find_slow_parts, typical_speeds
 from fleet.judge.localization.suspect_builder import SuspectBuilder, rails_name, ratio_text
+from fleet.quantities import counted
 
 
 def find_suspects(
@@ -101,11 +102,12 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
         evidence = f"the collective over all {len(hosts)} hosts is slow, and no pair of hosts could be compared"
         return Suspect(kind=FABRIC, where="", confidence=rule_of_succession(0, 0), evidence=evidence)
     share = 100 * len(compared) / (len(hosts) * (len(hosts) - 1) / 2)
+    of_all = f"{counted(len(compared), 'pair')} compared, {share:.0f} % of all"
     return Suspect(
         kind=FABRIC,
         where="",
         confidence=rule_of_succession(len(hosts), len(hosts)),
-        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({len(compared)} pairs compared, {share:.0f} % of all), "
+        evidence=f"all {len(hosts)} hosts reach normal speed in pairs ({of_all}), "
         "but the collective over all of them is slow",
     )
 

@@ -94,7 +94,7 @@ def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[
     """Return dots and the path of the bars.
 
     Up to MAX_DOTS values are drawn as dots. With more values, only the first MAX_DOTS failures are dots, and bars show all other
-    values. With `bins`, the bars show these, which include all values, and only failures are dots.
+    values. With `bins`, the bars show these, which include all values, and the first MAX_DOTS failures are dots.
     """
     failures = [mark for mark in marks if mark.state == FAIL]
     failing, more_failures = failures[:MAX_DOTS], failures[MAX_DOTS:]

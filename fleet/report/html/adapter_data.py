@@ -82,8 +82,8 @@ def adapter_pages(
 ) -> list[list[Any]]:
     """Return a page for each adapter of a host.
 
-    A page is: name, state (a letter of STATES, or empty if nothing judged the adapter), summary, slot, numbers of its causes on
-    the page of the host, sections, figures.
+    A page is: name, state (a letter of STATES; empty if passes are listed and no verdict is on it), summary, slot, numbers of
+    its causes on the page of the host, sections, figures.
 
     Args:
         host: the host.

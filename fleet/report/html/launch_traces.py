@@ -43,7 +43,7 @@ class GpuTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTrace:
-    """One launch on one host."""
+    """One launch on one host; for `power_waves` the periods of a pulsed load in one stage."""
 
     stage: str
     ends: str

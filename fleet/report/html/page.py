@@ -56,8 +56,8 @@ _MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
 _MAX_OPEN_HOSTS = 1000
-"""Maximum number of hosts that are not accepted and are listed in full if the script does not run. Of more, only the names are
-listed."""
+"""Maximum number of hosts that are not accepted and are listed in full if the script does not run. If there are more, only their
+names are listed."""
 _STYLES = ("report.css", "timeline.css")
 """Style sheets of the page; `timeline.css` is included only if the page has plots over time or over runs."""
 _END = "</script>\n"
@@ -249,7 +249,7 @@ def _coverage(report: FleetReport) -> list[dict[str, Any]]:
 
 
 def _gaps(report: FleetReport) -> dict[str, Any]:
-    """Return the hosts with the lowest coverage."""
+    """Return the hosts with the lowest coverage, and the number of hosts that lack an expected observation."""
     incomplete = [host for host in report.hosts if host.coverage.measured < host.coverage.expected]
     incomplete.sort(key=lambda host: host.coverage.measured / max(host.coverage.expected, 1))
     return {"first": incomplete[:_MAX_GAPS], "count": len(incomplete)}

@@ -16,7 +16,7 @@ from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
-"""Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band means that a link is lost. Rates
+"""Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band suggests a lost link. Rates
 above the last end differ only by noise."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
@@ -55,7 +55,7 @@ class PairMatrix:
     """CSS class and SVG path of the cells of one color."""
     rail_names: tuple[str, ...]
     rail_paths: tuple[tuple[str, str], ...]
-    """The same for the picture with a row per rail and a column per host; empty with one rail."""
+    """The same for the picture with a row per rail and a column per host; empty with one rail, or above MAX_HOSTS."""
     slowest: tuple[SlowPair, ...]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.diagnosis.words import label
-from fleet.quantities import SIGNS, finite, quantity
+from fleet.quantities import SIGNS, counted, finite, quantity
 from fleet.report.charts.strip import Axis, Dot, Mark, bars_path, draw_strip
 from fleet.report.formatting import clean, margin_of, margin_text, params_text, value_and_limit
 from fleet.report.links import host_anchor
@@ -67,7 +67,7 @@ class Strip:
         """Return the plot in words, for screen readers."""
         wanted = f", wanted {' and '.join(self.wanted)}" if self.wanted else ", no criterion"
         return (
-            f"{self.label} {self.settings}: {self.count} values from {self.lowest} to {self.highest}, "
+            f"{self.label} {self.settings}: {counted(self.count, 'value')} from {self.lowest} to {self.highest}, "
             f"median {self.median}{wanted}, {self.failed} failing"
         )
 

@@ -128,7 +128,7 @@ def speeds(report: FleetReport) -> Table | None:
 
 
 def stress(report: FleetReport) -> Table | None:
-    """Return a row per GPU: throughput, power, clock, temperature, and the share of time it was throttled by reason."""
+    """Return a row per GPU: the figures of STRESS that were reported, and the share of time it was throttled by reason."""
     figures = _Figures(report)
     columns = figures.columns(STRESS)
     if not columns:

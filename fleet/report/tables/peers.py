@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import finite, number, quantity
+from fleet.quantities import counted, finite, number, quantity
 from fleet.report.tables.figure import EMPTY, TIMED_OUT, TableCell, detailed_hosts
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport, Verdict
@@ -144,7 +144,8 @@ def _link(readings: Mapping[Pair, Readings], links: Mapping[str, str]) -> str:
     counts = Counter(link for pair in readings if (link := links.get(_scope(pair), "")))
     denied = [pair for pair, of_pair in readings.items() if (item := of_pair.get(_ACCESS)) and item.value is False]
     texts = [
-        f"{link} between {'all GPUs' if count == len(readings) else f'{count} pairs'}" for link, count in counts.items()
+        f"{link} between {'all GPUs' if count == len(readings) else counted(count, 'pair')}"
+        for link, count in counts.items()
     ]
     pairs = ", ".join(f"GPU {source} to GPU {target}" for source, target in denied[:_MAX_DENIED])
     pairs += f" and {len(denied) - _MAX_DENIED} more" if len(denied) > _MAX_DENIED else ""

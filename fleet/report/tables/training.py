@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import NONE, finite, number, quantity
+from fleet.quantities import NONE, counted, finite, number, quantity
 from fleet.report.tables.figure import MANY_HOSTS, RankGroup, rank_group
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
@@ -110,7 +110,7 @@ def _ranges(
     for key, row in of_hosts.items():
         if not row.problem:
             groups.setdefault((row.network, row.data), []).append(trainings[key])
-    return [_row(f"{len(group)} hosts", network, group, failed=False) for (network, _), group in groups.items()]
+    return [_row(counted(len(group), "host"), network, group, failed=False) for (network, _), group in groups.items()]
 
 
 def _row(trained_by: str, network: str, group: Sequence[Observations], failed: bool) -> TrainingRow:

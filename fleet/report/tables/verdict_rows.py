@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import NONE, SIGNS, finite, number, quantity, scale, size
+from fleet.quantities import NONE, SIGNS, counted, finite, number, quantity, scale, size
 from fleet.report.formatting import is_change, limit_text, margin, margin_text, params_text, value_and_limit
 from fleet.scope_text import describe_scopes
 from schemas.records import Value
@@ -143,7 +143,7 @@ def _settings(group: Sequence[Verdict]) -> str:
     for key, values in values_of.items():
         if key not in ("phase", "size_bytes"):
             shared = len(values) == 1 and all(key in verdict.params for verdict in group)
-            count = f"{len(values)} {key.replace('_', ' ')}s"
+            count = counted(len(values), key.replace("_", " "))
             texts.append(params_text({key: next(iter(values))}) if shared else count)
     return ", ".join(text for text in (*texts, _sizes(list(values_of.get("size_bytes", ())))) if text)
 

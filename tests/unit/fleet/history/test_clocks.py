@@ -41,7 +41,7 @@ ADDED = [entry(f"2026-0{month}-01 00:00:00", added=f"2026-0{month}-02 00:00:00")
         ("2099-01-01 00:00:00", "", NOW, "after the present time"),
         ("2025-01-01 00:00:00", "2026-05-30 00:00:00", NOW, "by the control node, and ended at"),
         ("2026-05-30 00:00:00", "2026-05-01 00:00:00", NOW, "by the control node, and ended at"),
-        ("2025-01-01 00:00:00", "", "2025-01-01 01:00:00", "most runs were added to the history later"),
+        ("2025-01-01 00:00:00", "", "2025-01-01 01:00:00", "most days on which runs were added are later"),
         ("2024-03-01 00:00:00", "", "2025-01-01 01:00:00", ""),  # the clock is wrong now, but was right then
     ],
 )
@@ -62,7 +62,7 @@ def test_run_added_with_a_fast_clock_does_not_affect_other_runs() -> None:
     ahead = entry("2099-01-01 00:00:00", added="2099-01-01 01:00:00")
     index = index_of(*ADDED, ahead)
     assert clock_fault("f" * 32, entry("2026-06-01 00:00:00"), (), index, NOW) == ""
-    assert clock_notes(index, NOW) == ["1 runs began after the present time: a clock was or is wrong: 2099-01-01"]
+    assert clock_notes(index, NOW) == ["1 run began after the present time: a clock was or is wrong: 2099-01-01"]
 
 
 def test_runs_imported_with_a_fast_clock_do_not_affect_other_runs() -> None:

@@ -153,4 +153,4 @@ def test_queries_note_a_wrong_clock(store: Path, tmp_path: Path, question: list[
     add_run(copy, run_rows(*judge_run(run, [])))
     done = ask(copy, *[word.format(out=tmp_path / "page.html") for word in question])
     assert done.returncode == 0
-    assert "1 runs have a wrong date, and are in no trend: r0" in done.stdout + done.stderr
+    assert "1 run with a wrong date, in no trend: r0" in done.stdout + done.stderr

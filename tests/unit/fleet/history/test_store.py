@@ -297,8 +297,7 @@ def test_run_from_the_future_is_reported_and_in_no_trend(tmp_path: Path) -> None
     assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
     assert History(tmp_path / "h").rows("select count(*) from series") == [(0,)]
     assert (
-        "1 runs have a wrong date, and are in no trend: r1"
-        in rackproof("history", "racks", "--history", tmp_path / "h").stdout
+        "1 run with a wrong date, in no trend: r1" in rackproof("history", "racks", "--history", tmp_path / "h").stdout
     )
 
 

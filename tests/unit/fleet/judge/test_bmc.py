@@ -321,8 +321,8 @@ NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
         (with_entries(2, new=2, texts=1), [DIFFER]), (with_entries(1, new=1, texts=2), [DIFFER]),
         (absent(with_entries(1, new=1), "event.message", "host"), [NO_TEXT]),
         (absent(with_entries(0, new=0), "event.message", EVENT), [NO_TEXT]),
-        (with_entries(1, new=2), [("bmc.log.new_entries", LOG, "is 2, but 1 new entries are listed")]),
-        (with_entries(1, new="all"), [("bmc.log.new_entries", LOG, "is all, but 1 new entries are listed")]),
+        (with_entries(1, new=2), [("bmc.log.new_entries", LOG, "is 2, but 1 new entry is listed")]),
+        (with_entries(1, new="all"), [("bmc.log.new_entries", LOG, "is all, but 1 new entry is listed")]),
         # At most 200 entries are listed.
         (with_entries(200, new=201), []),
         (with_entries(199, new=201), [("bmc.log.new_entries", LOG, "is 201, but 199 new entries are listed")]),

@@ -142,7 +142,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "fewer ranks than planned": (
         change_figures(lambda item: replace(item, params={**item.params, "world_size": 1})),
-        "measured by 1 ranks, but the launch had 2",
+        "measured by 1 rank, but the launch had 2",
     ),
     "figure twice": (
         lambda record: replace(record, observations=(*record.observations, record.observations[0])),

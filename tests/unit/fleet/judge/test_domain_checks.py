@@ -231,7 +231,7 @@ def test_imex_must_have_all_hosts_of_the_domain_in_the_inventory(
     for item in found:
         wanted = sum(host.nvlink_domain == "nvl1" for host in plan.hosts)
         assert (item.value, item.limit, item.operator) == (count, wanted, "ge")
-        where = f"{count} hosts in the configuration of IMEX; the inventory has {wanted} in NVLink domain nvl1"
+        where = f"{count} host{'' if count == 1 else 's'} in the configuration of IMEX; the inventory has {wanted} in NVLink domain nvl1"
         assert item.reason == f"found {where}"
         assert item.action == ("none" if expected == PASS else "configure")
 
@@ -274,7 +274,7 @@ DEGRADED = {"fabric.imex.domain_state": {"host": "degraded"}}
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
-        ({}, (PASS, "none", "6 hosts are connected")),
+        ({}, (PASS, "none", "connected to 6 hosts")),
         (dict.fromkeys(HOSTS[1:], ""), None),
         ({"t1": BAD}, (PASS, "none", "5 of 6 hosts are connected, and the others are at fault")),
         (
@@ -300,7 +300,7 @@ DEGRADED = {"fabric.imex.domain_state": {"host": "degraded"}}
         ),
         (
             {"t1": BAD, "t2": "not_reported"},
-            (INCONCLUSIVE, "none", "the domain is not up, and IMEX reports no connection to 1 hosts"),
+            (INCONCLUSIVE, "none", "the domain is not up, and IMEX reports no connection to 1 host"),
         ),
     ],
 )  # fmt: skip
@@ -312,12 +312,12 @@ def test_broken_connections_to_hosts_outside_the_run(
 
 
 def test_connections_that_are_not_reported_pass_if_the_domain_is_up() -> None:
-    assert connection_verdict({"t1": "not_reported"}) == (PASS, "none", "6 hosts are connected")
+    assert connection_verdict({"t1": "not_reported"}) == (PASS, "none", "connected to 6 hosts")
 
 
 def test_host_whose_only_connection_is_broken_by_the_other_end_is_inconclusive() -> None:
     own = dict.fromkeys(HOSTS[2:], "") | {"t1": BAD}
-    reason = "connected to none of 1 hosts, which are at fault or not in this run"
+    reason = "not connected: 1 host, at fault or not in this run"
     assert connection_verdict(own) == (INCONCLUSIVE, "none", reason)
 
 

@@ -405,7 +405,7 @@ def test_gpu_without_a_measurement_is_inconclusive() -> None:
     beyond = host_view(TWO, observations=(figure(),), gpus=(builders.gpu("h1", 0),))
     (verdict,) = unmeasured_gpus(beyond)
     assert verdict.reason == (
-        f"{listed}: the driver lists 1 GPUs, numbered from 0, so this index does not identify a slot"
+        f"{listed}: the driver lists 1 GPU, numbered from 0, so this index does not identify a slot"
     )
     assert [*unmeasured_gpus(host_view(TWO))] == []
 

@@ -404,7 +404,7 @@ def test_manifest_and_inventory_must_agree_on_the_number_of_gpus() -> None:
     assert make_plan(smoke, hosts, **common, manifest=gpu_lines("h1", "h2")).manifest
     assert make_plan(smoke, hosts, **common, manifest=[nic_line(GUID)]).manifest
     with pytest.raises(
-        UsageError, match="host h2: the manifest lists 1 GPUs, but rackproof_gpu_count is 2: correct one of them"
+        UsageError, match="host h2: the manifest lists 1 GPU, but rackproof_gpu_count is 2: correct one of them"
     ):
         make_plan(smoke, hosts, **common, manifest=gpu_lines("h1", "h2")[:3])
     hosts["h2"]["rackproof_manifest"] = "other.csv"

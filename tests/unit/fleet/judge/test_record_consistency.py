@@ -84,7 +84,7 @@ def ranks(*numbers: tuple[int, int], codes: Sequence[int | None] = (0, 0, 0, 0, 
     [
         (ranks((0, 0), (1, 1)), []),
         (ranks((1, 1), (0, 0)), []),
-        (ranks((0, 0)), ["the launch finished with 1 ranks, but the plan has 2 devices"]),
+        (ranks((0, 0)), ["the launch finished with 1 rank, but the plan has 2 devices"]),
         (ranks((0, 0), (1, 1), codes=(0, 3)), ["the launch finished, but 1 of its ranks failed: rank 1 with exit code 3"]),
         (ranks((0, 0), (1, 1), codes=(None, 0)),
          ["the launch finished, but 1 of its ranks failed: rank 0 with an unknown exit code"]),

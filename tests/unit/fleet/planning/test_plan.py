@@ -203,7 +203,7 @@ def test_missing_gpu_count_is_refused() -> None:
 
 
 def test_gpu_count_and_devices_must_agree() -> None:
-    with pytest.raises(UsageError, match="rackproof_gpu_devices lists 1 GPUs, but rackproof_gpu_count is 2"):
+    with pytest.raises(UsageError, match="rackproof_gpu_devices lists 1 GPU, but rackproof_gpu_count is 2"):
         builders.plan(rackproof_gpu_devices=[0])
 
 
