@@ -23,7 +23,7 @@ from schemas.times import epoch_seconds
 
 BOOT_ID = "host.boot_id"
 MAX_NAMES = 8
-"""Number of hosts that a text names: a machine with more hosts than GPUs is rare, and most have eight GPUs."""
+"""Maximum number of hosts that a text names: a machine with more hosts than GPUs is rare, and most have eight GPUs."""
 
 
 class _Span(NamedTuple):

@@ -90,7 +90,9 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
         if item.status != MEASURED or not of_port:
             continue
         if item.params.get("partners") != len(of_port):
-            reason = f"it is of {item.params.get('partners')} partners, but the port has shares with {len(of_port)}"
+            partners = item.params.get("partners")
+            of = f"{partners} partner{'' if partners == 1 else 's'}"
+            reason = f"it is of {of}, but the port has shares with {len(of_port)}"
             yield BEST, item.scope, reason, item.stage
         elif not math.isclose(_number(item.value), max(of_port.values()), rel_tol=TOLERANCE):
             reason = f"it is {item.value}, but the greatest share is {max(of_port.values()):g}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.judge.host_view import HostView
+from fleet.quantities import counted
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.records import ERROR, MEASURED, Observation, Value
 from schemas.reports import Verdict
@@ -188,7 +189,7 @@ def _uneven(
     measured = len(theirs.measured_with(view.host.name)) if theirs else 0
     stated = len(statements.ports_with(partner))
     if stated < measured:
-        reason = f"{partner} measured {measured} RDMA ports with this host, but the record of this host has {stated}"
+        reason = f"{partner} measured {counted(measured, 'RDMA port')} with this host, but the record of this host has {stated}"
         yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, GANG)
 
 

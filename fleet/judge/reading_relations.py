@@ -14,6 +14,7 @@ from functools import cache
 from fleet.judge.credibility import Problem
 from fleet.judge.derived_readings import derived_problems
 from fleet.judge.host_view import HostView
+from fleet.quantities import counted
 from schemas.readings import READINGS
 from schemas.records import Metric, Record, Snapshot
 from schemas.scopes import HOST, Scope
@@ -125,7 +126,7 @@ def _problems_of_snapshot(
         numbers = readings[LINKS].values_per_device
         for scope, stated in readings[LINK_COUNT].values.items():
             if numbers.get(scope, 0) not in (0, stated):  # some drivers report the state of no link
-                reason = f"is {stated}, but {LINKS} was read for {numbers[scope]} links"
+                reason = f"is {stated}, but {LINKS} was read for {counted(numbers[scope], 'link')}"
                 yield LINK_COUNT, scope, reason, snapshot.stage
 
 
@@ -166,7 +167,12 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
                 for scope, stated in metric.values.items():
                     # If there are fewer, a GPU fell off the bus, which is judged.
                     if isinstance(stated, int) and stated > len(gpus):
-                        yield GPUS_ON_BUS, scope, f"is {stated}, but {KIND} lists {len(gpus)} GPUs", snapshot.stage
+                        yield (
+                            GPUS_ON_BUS,
+                            scope,
+                            f"is {stated}, but {KIND} lists {counted(len(gpus), 'GPU')}",
+                            snapshot.stage,
+                        )
             if id(metric) in unknown:
                 parts, scopes = listed[list_of(metric.name)], (*metric.values, *metric.absent)
                 for scope in sorted({Scope.parse(scope).part for scope in scopes} - parts - {HOST}):

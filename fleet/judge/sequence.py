@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from fleet.judge.host_view import HostView
+from fleet.quantities import counted
 from schemas.records import Launch, Record, Snapshot
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.timeline import Soak
@@ -180,9 +181,10 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
-        yield f"the record has launches of {finished} finished rounds, but the soak counts {soak.finished}"
+        yield f"the record has launches of {counted(finished, 'finished round')}, but the soak counts {soak.finished}"
     if len(launches) < min(soak.finished, KEPT_ROUNDS):
-        yield f"{soak.finished} rounds finished, but the record has only {len(launches)} launches"
+        kept = f"{len(launches)} launch{'' if len(launches) == 1 else 'es'}"
+        yield f"{counted(soak.finished, 'round')} finished, but the record has only {kept}"
     numbers = [launch.number for launch in launches]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         yield f"the rounds are not in order: {', '.join(map(str, numbers))}"
@@ -192,7 +194,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     if len(set(soak.timeline.events)) < len(soak.timeline.events):
         yield "the timeline has a duplicate event"
     if max(numbers, default=0) > soak.rounds:
-        yield f"the record has a launch of round {max(numbers)}, but only {soak.rounds} rounds began"
+        yield f"the record has a launch of round {max(numbers)}, but only {counted(soak.rounds, 'round')} began"
     if bool(soak.ended) != bool(soak.ended_by):
         yield (
             f"the soak ended at {soak.ended}, but the record does not state what ended it"

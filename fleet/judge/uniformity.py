@@ -22,7 +22,7 @@ from fleet.judge.evidence import from_benchmark
 from fleet.judge.finding import CEILINGS, FLOORS
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
-from fleet.quantities import digits_for, quantity
+from fleet.quantities import counted, digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
@@ -465,7 +465,7 @@ def _describe_tie(criterion: Criterion, group: ValueGroup, digits: int) -> str:
     for index, (value, count) in enumerate(by_count[:_MAX_LISTED_VALUES]):
         many = str(count) if index else f"{count} of {group.total} {group.plural}"
         texts.append(f"{many} {'has' if count == 1 else 'have'} {quantity(value, criterion.unit, digits)}")
-    more = [f"{len(by_count) - _MAX_LISTED_VALUES} more values"] if len(by_count) > _MAX_LISTED_VALUES else []
+    more = [counted(len(by_count) - _MAX_LISTED_VALUES, "more value")] if len(by_count) > _MAX_LISTED_VALUES else []
     return ", ".join([*texts, *more])
 
 

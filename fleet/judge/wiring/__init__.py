@@ -10,6 +10,7 @@ from fleet.judge.wiring.cables import cable_ends
 from fleet.judge.wiring.links import HostLinks, host_links
 from fleet.judge.wiring.planned import covered_ports, judge_planned, planned_lines
 from fleet.judge.wiring.rails import MIN_HOSTS, compare_rails
+from fleet.quantities import counted
 from schemas.plans import Plan
 from schemas.reports import PASS, Verdict
 
@@ -48,7 +49,7 @@ def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
         ports = sum(verdict.verdict == PASS for verdict in rails.verdicts)
         texts.append(f"{ports} of {compared} ports at the switch that most hosts have in the same slot")
     if rails.shared:
-        texts.append(f"{rails.shared} ports at the same switch as another port of their host")
+        texts.append(f"{counted(rails.shared, 'port')} at the same switch as another port of their host")
     elif not compared and rails.hosts and not lines:
         few = f"hosts with known switches: {rails.hosts}, at least {MIN_HOSTS} are needed"
         why = few if rails.hosts < MIN_HOSTS else "no slot has a switch that most hosts share"

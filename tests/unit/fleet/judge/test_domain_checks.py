@@ -231,7 +231,8 @@ def test_imex_must_have_all_hosts_of_the_domain_in_the_inventory(
     for item in found:
         wanted = sum(host.nvlink_domain == "nvl1" for host in plan.hosts)
         assert (item.value, item.limit, item.operator) == (count, wanted, "ge")
-        where = f"{count} host{'' if count == 1 else 's'} in the configuration of IMEX; the inventory has {wanted} in NVLink domain nvl1"
+        hosts = "1 host" if count == 1 else f"{count} hosts"
+        where = f"{hosts} in the configuration of IMEX; the inventory has {wanted} in NVLink domain nvl1"
         assert item.reason == f"found {where}"
         assert item.action == ("none" if expected == PASS else "configure")
 

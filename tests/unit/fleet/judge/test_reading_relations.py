@@ -89,7 +89,7 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
     "fewer links than the GPU has": (
         [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],
         "gpu=0",
-        "gpu.nvlink.active was read for 1 links",
+        "gpu.nvlink.active was read for 1 link",
     ),
 }
 
