@@ -20,7 +20,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = verbs.add_parser(
         "doctor",
         help="check this host and judge it at once, without a plan; exits 1 if a check failed",
-        epilog="example: sudo rackproof doctor --gpus 8. Exit codes: 0 no findings, 1 a check failed, "
+        epilog="example: sudo rackproof doctor --gpus 8. Exit codes: 0 every check passed, 1 a check failed, "
         "2 a check could not be evaluated.",
     )
     parser.add_argument(

@@ -41,7 +41,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 
 
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
-    """Run a stage and return the exit code. If it is 0, and without --detach, copy the records to --results (if given).
+    """Run a stage and return the exit code. If the code is 0, and without --detach, copy the records to --results (if given).
 
     Waits until no other process runs this stage on this host. With --detach, only starts the stage in the background; with
     --wait too, also waits for its end. Fails if another run holds the host.

@@ -16,7 +16,7 @@ from agent.gang.rank_state import RankState
 from schemas.records import CUT_OFF, RAISED, Culprit
 
 RANK_SILENT_S = 8.0
-"""A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time."""
+"""A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time, unless its process is busy."""
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6

@@ -15,7 +15,7 @@ class RankState:
 
     rank: int
     scope: str
-    """Device: `gpu=3`, or `cpu=0` in a rehearsal; empty if the rank ended because of its launcher."""
+    """Device: `gpu=3`, or `cpu=0` in a rehearsal; empty if the rank ended, or never started, because of its launcher."""
     phase: str = ""
     sequence: int = 0
     """Number of collective operations that the rank has started; every rank counts the same operations."""

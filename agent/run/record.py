@@ -82,7 +82,7 @@ class HostRun:
 
     @classmethod
     def begin(cls, directory: Path, host: str, plan: str) -> HostRun:
-        """Create the run directory with mode 700, and write the plan (JSON text) unless it is already there.
+        """Create the run directory (mode 700) if it is missing, and write the plan (JSON text) unless it is already there.
 
         Raises:
             documents.DocumentError: the plan is invalid, or the directory is unsafe, has the plan of another run, or is used by

@@ -20,7 +20,7 @@ _SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 MAX_EXPONENT = 50
 """Greatest exponent of a bit error ratio that can be measured: no link transfers 10^50 bits."""
 MAX_DENIALS = 3
-"""Collections in which NVML denies an NVLink field, after which the part does not have it. One may be only for a moment."""
+"""Number of collections in which NVML must deny an NVLink field before it counts as unsupported: a denial may be temporary."""
 
 LinkStates = dict[int, bool | Absent]
 """NVLink -> whether it is up."""

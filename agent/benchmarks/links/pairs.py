@@ -3,7 +3,7 @@
 The figures show which host makes a whole gang slow. A round-robin tournament (schemas/tournament.py), which the setting `rounds`
 can limit, gives the pairs. In each round every host has a partner (with an odd number of hosts, one has none), and GPU i of one
 host exchanges data with GPU i of the other, on all rails and in both directions at once. All ranks start a round together. So if
-a pair hangs, only that pair reports an error in its round; the other ranks report their later pairs as skipped.
+a pair hangs, only that pair reports an error in its round; all ranks report their later pairs as skipped.
 """
 
 from __future__ import annotations
