@@ -109,7 +109,8 @@ def _wait_for_ranks(guards: set[int]) -> int:
 def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
     """Report the end of this host's ranks. The first host waits for the other hosts, whose ranks use its store.
 
-    It waits as long as a rank waits for another one. Then it writes the hosts whose ranks have not ended to its log.
+    The first host waits as long as a rank waits for another one. If ranks of other hosts have not ended by then, it writes the
+    names of these hosts to its log.
     """
     store = KeyStore(config["address"], config["port"], config["name"], limit_s=0)
     store.set(f"launcher/{config['rank']}", "left")

@@ -268,7 +268,7 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
     if not silent:
         return _find_late_start(running)
     others = [report for report in running if report not in silent]
-    # Ranks that do not depend on one another continue. Then only the measurements of the silent rank are missing.
+    # Ranks that do not depend on one another continue, and only the measurements of the silent rank are missing.
     if others and not any(report.rank.grouped for report in others):
         return None
     first = max(silent, key=lambda report: report.rank.silent_s)

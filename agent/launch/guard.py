@@ -112,7 +112,7 @@ def _set_process_name(name: str) -> None:
 def _close_fds(is_selected: Callable[[int], bool]) -> None:
     """Close the inherited file descriptors whose mode (`st_mode`) is selected, except standard input, output and error.
 
-    Otherwise ports and connections of the launcher would stay open after its end.
+    If they stayed open, ports and connections of the launcher would outlive the launcher.
     """
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError):  # the listing contains its own descriptor, closed by now

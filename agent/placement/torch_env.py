@@ -65,7 +65,7 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _missing_variables(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
-    """Check torch's variables, of which RANK or WORLD_SIZE is set; return those of the placement that are missing."""
+    """Check torch's variables, given that RANK or WORLD_SIZE is set; return those that only the placement has."""
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)

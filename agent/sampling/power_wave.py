@@ -146,7 +146,7 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 class PowerLog:
     """The power values of one GPU that differ from the one before, at most MAX_VALUES of them. A value takes 16 bytes.
 
-    When it is full, every second block of values is removed, and from then on as many are left out.
+    When it is full, every second block of values is removed, and later blocks are left out at the same rate.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class SnapshotSampler(threading.Thread):
 
 
 class SnapshotSelector:
-    """Selects the snapshot under the highest load, and so many with alarms that each alarm is in one of them.
+    """Selects the snapshot under the highest load, and up to MAX_ALARMS snapshots with alarms, if possible with every alarm.
 
     A throttled GPU draws less power, so the snapshot under the highest load may not show it. Of alarms that never occur at the
     same time, those of MAX_ALARMS moments are kept: the host is not accepted with any of them.

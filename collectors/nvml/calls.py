@@ -120,7 +120,7 @@ def try_read(get: Callable[[], Any]) -> Any:
         return translate(error)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         # A part with a damaged InfoROM can return bytes that pynvml cannot decode, and versions of pynvml differ in their
-        # signatures. Then only this reading is lost.
+        # signatures. In both cases only this reading is lost.
         return Absent.error(f"NVML: {error}")
 
 

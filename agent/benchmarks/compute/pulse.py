@@ -2,7 +2,7 @@
 
 In a launch of one host, each GPU is also loaded alone, one after the other.
 
-A weak power supply or regulator carries a steady load, but not one that jumps from idle to full. Then clocks fall, products are
+A weak power supply or regulator carries a steady load, but fails if the load jumps from idle to full: clocks fall, products are
 wrong, or the GPU is lost. All GPUs of a host, and in a gang those of all hosts, begin each period at the same time. Meanwhile
 the supervisor reads their power more often than NVML has new values.
 """
