@@ -1,4 +1,4 @@
-"""Sample each GPU many times per second, so that a scrape every 15 s misses no dip of power or SM clock.
+"""Sample each GPU many times per second, because a scrape every 15 s would miss short dips of power or SM clock.
 
 By default power, SM clock and throttling are read ten times per second. Temperature and memory clock are read only in every fifth
 sample, twice per second.

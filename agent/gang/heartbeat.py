@@ -87,7 +87,7 @@ class RankHeartbeat:
         self._progress_at = time.monotonic()
 
     def record_failure(self, problem: str) -> None:
-        """Record that a benchmark of all ranks failed on this rank, by a time-out or an error."""
+        """Record that a benchmark of all ranks, or this rank as a whole, failed by a time-out or an error."""
         if self._failure is None:
             kind = "timeout" if re.search(r"tim(ed?|ing)[ _-]?out", problem, re.IGNORECASE) else "error"
             self._failure = (kind, time.monotonic())

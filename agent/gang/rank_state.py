@@ -34,7 +34,7 @@ class RankState:
     busy: bool = False
     """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device; it is not silent."""
     failure: str = ""
-    """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
+    """`timeout` or `error`: how a benchmark of all ranks, or the rank as a whole, failed."""
     failure_age_s: float | None = None
     """Time since that failure; None without one."""
     exception: str = ""

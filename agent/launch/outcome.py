@@ -68,7 +68,7 @@ def conclude(
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
     """
-    if end.culprit:  # every host of the gang reports the same reason
+    if end.culprit:
         return Conclusion(outcome="failed", reason=end.culprit.text[:MAX_REASON], culprit=end.culprit)
     outcome, reason = _outcome_and_reason(end, deadline_s, ranks)
     culprit = None

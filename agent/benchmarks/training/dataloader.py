@@ -143,7 +143,7 @@ def forkserver(module: str) -> Any:
 
 
 def _training_rate(context: Context, name: str, model: nn.Module, batch: int) -> float:
-    """Return the images per second in eager training on this rank's device, from device memory, while all ranks train."""
+    """Return the images per second in eager training from device memory, on this rank, while all ranks of the host train."""
     images, device = load(name, []), context.device
     model = model.to(device)
     pictures, classes = images.train.to(device), images.train_classes.to(device)
