@@ -17,6 +17,24 @@ from tests import builders
 Change = Callable[[Record], Record]
 HOSTS_PER_RACK = 8
 NOISY_UNITS = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "FLOP/J", "FLOP/cycle")
+NETWORK_PROFILE: dict[str, Any] = {
+    "schema": "rackproof.profile/1",
+    "summary": "what a slow network slows, and HBM, which it does not slow",
+    "device": "gpu",
+    "stages": {
+        "benchmark": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"memory": {}}},
+        "gang": {
+            "deadline_s": 90,
+            "collective_timeout_s": 30,
+            "benchmarks": {
+                "collective": {"ops": ["all_reduce", "all_gather", "all_to_all"], "sizes_bytes": [8, 1 << 30]},
+                "pairs": {},
+                "verbs": {"figures": ["bandwidth", "latency"]},
+            },
+        },
+    },
+}
+"""Profile of a few benchmarks, with which a simulated fleet takes less than half the time of `standard`."""
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:

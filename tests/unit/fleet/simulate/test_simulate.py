@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fleet.inventory.manifest_file import read_manifest
 from fleet.judge.criteria import Pack, read_packs
@@ -38,7 +39,7 @@ from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.records import Observation, to_json
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
-from tests import ROOT, builders
+from tests import ROOT, builders, fleets
 
 CREATED = "2026-11-21T04:00:00Z"
 GPU = 1
@@ -548,7 +549,9 @@ def test_healthy_hosts_of_a_faulty_fleet_pass(
 
 @pytest.mark.parametrize("readings", ["judged", "all"])
 def test_slow_host_is_excluded_and_the_rest_of_its_gang_measured_again(tmp_path: Path, readings: str) -> None:
-    run = load(run_of(tmp_path / "run", "slow_host:r01-h03", profile="standard", hosts=5, readings=readings))
+    profile = tmp_path / "network.yml"
+    profile.write_text(yaml.safe_dump(fleets.NETWORK_PROFILE))
+    run = load(run_of(tmp_path / "run", "slow_host:r01-h03", profile=str(profile), hosts=5, readings=readings))
     failed = [item for item in verdicts_of(run) if item.verdict != PASS]
     assert {item.host for item in failed} == {"r01-h03"}
     assert {"localise", "fabric-all-reduce"} <= {item.criterion for item in failed}

@@ -19,26 +19,10 @@ from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.records import JUDGED
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from tests import fleets
 
 CREATED = "2026-11-21T04:00:00Z"
 HOST, GPU = "r01-h03", 1
-PROFILE = {
-    "schema": "rackproof.profile/1",
-    "summary": "what a slow network slows, and HBM, which it does not",
-    "device": "gpu",
-    "stages": {
-        "benchmark": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"memory": {}}},
-        "gang": {
-            "deadline_s": 90,
-            "collective_timeout_s": 30,
-            "benchmarks": {
-                "collective": {"ops": ["all_reduce", "all_gather", "all_to_all"], "sizes_bytes": [8, 1 << 30]},
-                "pairs": {},
-                "verbs": {"figures": ["bandwidth", "latency"]},
-            },
-        },
-    },
-}
 
 
 def slowed(kind: str, share: float, gpu: int) -> Effect:
@@ -53,7 +37,7 @@ def slowed(kind: str, share: float, gpu: int) -> Effect:
 def judged(directory: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[str, tuple[str, float]]) -> FleetReport:
     """Return the report on one gang of four hosts. `effects`: host -> kind of fault, share of the speed that remains."""
     profile = directory.with_suffix(".yml")
-    profile.write_text(yaml.safe_dump(PROFILE))
+    profile.write_text(yaml.safe_dump(fleets.NETWORK_PROFILE))
     fleet = Fleet(profile=str(profile), readings=JUDGED, gpus=3, hosts=4, gang="all")
     plan = fleet.plan(directory.name, CREATED)
     requests = []
