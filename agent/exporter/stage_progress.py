@@ -1,7 +1,7 @@
 """Compute how much of a running stage is done and when it is expected to end, from the times of its benchmarks.
 
-The share of the observations would be wrong: most of them come from a few short benchmarks. It is used within a benchmark that
-takes longer than expected, and for a stage whose times are unknown.
+The share of the observations that were made is a poor measure of progress: most of them come from a few short benchmarks. It is
+used only within a benchmark that takes longer than expected, and for a stage whose times are unknown.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Module:
         return max(map(len, self._of_lanes.values()), default=0)
 
     def _is_used(self, lane: int) -> bool:
-        """Return whether the lane has light or current, or whether nothing is measured in any lane.
+        """Return whether the lane is in use: it has light or current, or no lane has a measurement.
 
         The cage may have more lanes than the module. Such a lane has neither, but a tool may report that it has no signal.
         """

@@ -55,7 +55,7 @@ class StorageCollector:
         disk_names = disks.internal_disks(files)
         yield from disks.states(files, disk_names)
         yield from disks.controllers(files)
-        # The device mapper reports its status only to root, and the exporter does not run as root.
+        # The device mapper reports its status only to root, and the exporter normally does not run as root.
         mapped = list(mapper.redundant_devices(files, self._read_targets)) if self._full_snapshot else []
         yield from redundancy.arrays(files, mapped)
         yield from redundancy.pools(files)

@@ -40,9 +40,11 @@ class Array:
     """Disk, or `slotN` for an empty slot -> whether it is in sync. /proc/mdstat only shows whether a disk has failed."""
 
     def add_empty(self, slots: list[int], failed: int) -> None:
-        """Add the empty slots: as `slotN`, or as `empty1`, `empty2` if it is unknown which of them are those of failed members.
+        """Add the empty slots as members that are not in sync.
 
-        `failed` is the number of members that failed and whose slots are unknown. They are already listed by name.
+        Args:
+            slots: numbers of the empty slots. They become `slotN`, or `empty1`, `empty2` … if `failed` members had some of them.
+            failed: number of failed members whose slots are unknown. They are already listed by name, so fewer slots are added.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}

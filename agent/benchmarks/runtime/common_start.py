@@ -30,8 +30,8 @@ WAIT_S = 0.002
 TURN_S = 0.1
 """How long the leading host waits for the next question of a host before it answers another one."""
 LOCAL_WAITS = 3
-"""Number of time-outs for which a rank waits for the first rank of its host. That rank may itself wait for another host to
-arrive, and then until that host no longer waits for others."""
+"""Number of time-outs for which a rank waits for the first rank of its host. That rank may itself wait for the answers of the
+leading host, and then for the start, before which the leading host may wait for others."""
 
 
 class NoStartError(RuntimeError):

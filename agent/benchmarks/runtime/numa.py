@@ -133,7 +133,7 @@ def _cache(cpus: set[int], root: Path) -> int:
 
 
 def _farthest(number: int, nodes: Sequence[int], root: Path) -> int:
-    """Return the node with the greatest distance; of several, the next one by number, so that the nodes have different ones."""
+    """Return the node with the greatest distance; of several, the next one by number, so that the nodes get different results."""
     # The file has a distance for each node that is online, in the order of their numbers, which may have gaps.
     online = sorted(int(path.name[len("node") :]) for path in (root / _NODES).glob("node[0-9]*"))
     distances = dict(zip(online, _text(root / f"{_NODES}/node{number}/distance").split(), strict=False))

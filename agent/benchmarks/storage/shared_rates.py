@@ -21,7 +21,7 @@ SATURATED = 0.9
 
 
 def numbers_of_clients(first: int, hosts: int) -> list[int]:
-    """Return the numbers of clients to measure: doubled from `first` on, and all hosts at last; with 0 all hosts only."""
+    """Return the numbers of clients to measure: `first`, twice as many each time, at last all hosts; only these if it is 0."""
     counts = []
     while 0 < first < hosts:
         counts.append(first)
@@ -38,7 +38,7 @@ class SharedRates:
         self._limit_s = self._seconds + MARGIN_S
         self._file = FILE
         self._ramp: dict[str, dict[tuple[int, bool], float]] = defaultdict(dict)
-        """Operation -> number of clients, and whether these are all -> their bandwidth together."""
+        """Operation -> (number of clients, whether these are all) -> their total bandwidth in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
         """Reader -> rate and owner of the file, for each round with all clients."""
