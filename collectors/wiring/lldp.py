@@ -33,7 +33,7 @@ def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
         return process
     if process.returncode:
         why = clean_text(process.stderr or process.stdout) or "no message"
-        return Absent.error(f"lldpctl: exit code {process.returncode}: {why}: lldpd must run, and needs root")
+        return Absent.error(f"lldpctl: exit code {process.returncode}: {why}: lldpd must run, and lldpctl needs root")
     try:
         return parse_lldp(process.stdout)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """Commands of perftest (`ib_write_bw` and its relatives), and what their output means.
 
-Only the table on stdout is read. `--out_json` is not: before 2024 its file was no JSON, and no version states the unit in it.
+Only the table on stdout is read, not the file of `--out_json`: before 2024 it was not valid JSON, and it never states the unit.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
 
 FADE_PATTERNS = ("random", "inverse_random")
-"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell
-has held both values, and neighbours also hold different values, between which a cell loses its charge faster."""
+"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses each cell has held both
+values too, and in addition neighbours hold different values, next to which a cell loses its charge faster."""
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256

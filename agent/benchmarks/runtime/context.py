@@ -71,7 +71,7 @@ class Context(RankContext, Timing):
 
 @cache
 def _cublas_version(maps: Path) -> str:
-    """Return the version of the cuBLAS in the memory of this process; empty if it is not there or cannot be asked.
+    """Return the version of the cuBLAS in the memory of this process; empty if it is not there or does not report its version.
 
     torch has no function for it. The version of CUDA does not determine it: packages and containers replace cuBLAS alone.
 

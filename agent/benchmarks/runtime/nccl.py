@@ -29,7 +29,7 @@ class NcclError(RuntimeError):
 
 
 def error_text(library: ctypes.CDLL, code: int) -> str:
-    """Return NCCL's text of an error code, and the library's last message, which names the cause.
+    """Return NCCL's text of an error code and, if there is one, the library's last message, which names the cause.
 
     An example: `MNNVL (cliqueSize 72) is available but not working on this system. Check the IMEX configuration`.
     """

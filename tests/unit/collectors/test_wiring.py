@@ -180,7 +180,7 @@ def test_dead_daemon_is_an_error_and_not_a_missing_neighbor(root: Path) -> None:
     message = (LLDP / "lldpctl-daemon-dead.stderr.txt").read_text().strip()
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
-    assert value == Absent.error(f"lldpctl: exit code 1: {message[:MAX_TEXT]}: lldpd must run, and needs root")
+    assert value == Absent.error(f"lldpctl: exit code 1: {message[:MAX_TEXT]}: lldpd must run, and lldpctl needs root")
 
 
 def test_port_without_a_neighbor_has_the_reason(root: Path) -> None:
