@@ -76,7 +76,7 @@ Readings = dict[str, Value | Absent]
 class InfinibandCollector:
     """Reads the adapters under `root`. A full snapshot also reads the addresses of the ports.
 
-    Virtual functions are left out, and adapters without hardware, such as Soft-RoCE, unless they use a physical interface.
+    Virtual functions are left out. An adapter without hardware, such as Soft-RoCE, is read only if it uses a physical interface.
     """
 
     name = "infiniband"

@@ -15,7 +15,7 @@ NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
 def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> list[Family]:
-    """Return path and nearest adapters of each GPU; with `absent`, that is the reason why no path is known."""
+    """Return path and nearest adapters of each GPU; with `absent`, return this reason in place of each of them."""
     path = Family(
         name="pcie.nic_path",
         unit="1",

@@ -1,8 +1,8 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
 If all GPUs copy at once they share the host's memory and PCIe bridges, so each is slower than alone (measured on 4 H200:
-39.6 GB/s each instead of 55.4). If the GPU's NUMA node is known, the host memory is on that node. If the host has another node,
-the copies are repeated with memory on it, one GPU at a time.
+39.6 GB/s each instead of 55.4). If the GPU's NUMA node is known, and this process may run on CPUs of the node, the host memory is
+on that node. If the process may also run on another node, the copies are repeated with memory there, one GPU at a time.
 """
 
 from __future__ import annotations
