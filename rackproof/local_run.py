@@ -32,6 +32,7 @@ from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.planning.begin import begin
 from fleet.planning.duration import earlier_durations, estimate_duration, past_run
 from fleet.planning.plan import make_plan, read_profile
+from fleet.quantities import counted
 from fleet.records.load import load
 from fleet.scaling.results import GANG as STUDIED
 from fleet.scaling.results import next_cell
@@ -244,8 +245,9 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
         if stages.find_earlier_launch(record.launches, BENCHMARK, [host], 0):
             _say("the benchmarks have already run: nothing is measured again")
             return
-        count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"
-        _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, {estimate_duration(plan, None)}")
+        count = len(run.host.devices)
+        devices = f"{count} process{'' if count == 1 else 'es'} on CPUs" if plan.rehearsal else counted(count, "GPU")
+        _say(f"run {plan.run_id}: {plan.profile} on {devices} of {host}, {estimate_duration(plan, None)}")
         record = stages.run_launch(run, LaunchRequest(stage=planned, members=(host,)))
         for launch in record.launches[-1:]:
             _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())

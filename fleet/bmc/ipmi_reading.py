@@ -116,7 +116,9 @@ def _health(bits: object) -> str | None:
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the entries after the one that the mark names, or all if it is not in the log. IPMI lists the oldest entry first."""
+    """Add the size of the log, and the entries after the one that the mark names, or all if it is not in the log.
+    Without a mark, as in the first reading, no entry is new. IPMI lists the oldest entry first.
+    """
     entries: list[LogEntry] = []
     try:
         for event in command.get_event_log():

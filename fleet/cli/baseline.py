@@ -146,9 +146,9 @@ def _list(options: argparse.Namespace) -> int:
     if not baselines:
         print(f"no baseline of kind {options.kind} in {options.baseline}")
     for item in baselines:
-        last = item.runs[-1]
+        last, noun = item.runs[-1], "figure" if len(item.figures) == 1 else "figures"
         print(
-            f"{item.part:5}{clean(item.id):28} {clean(f'{item.host} {item.slot}').strip():24} {len(item.figures):4} figures, "
+            f"{item.part:5}{clean(item.id):28} {clean(f'{item.host} {item.slot}').strip():24} {len(item.figures):4} {noun}, "
             f"{counted(len(item.runs), 'run')}, last {last.run_id} ({last.status}) at {last.at} by {clean(last.by)}"
         )
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fleet import progress
 from fleet.progress import progress_bar
+from fleet.quantities import counted
 from fleet.records import run_lock
 from fleet.records.collect import FIRST, LAST, CollectionResult, RecordCollector
 from fleet.records.collect_sources import read_source
@@ -84,4 +85,6 @@ def _show(result: CollectionResult, as_json: bool) -> None:
     sys.stdout.writelines(f"collected {path}\n" for path in result.added)
     first = ", ".join(result.missing[:8]) + (" …" if len(result.missing) > 8 else "")
     missing = f"{len(result.missing)} missing: {first}" if result.missing else "none missing"
-    sys.stdout.write(f"{len(result.added)} records collected, {len(result.unchanged)} unchanged, {missing}\n")
+    sys.stdout.write(
+        f"{counted(len(result.added), 'record')} collected, {len(result.unchanged)} unchanged, {missing}\n"
+    )

@@ -25,6 +25,7 @@ from fleet.history.repeated import drivers_answer, lemons_answer
 from fleet.history.rows import run_rows, timestamp
 from fleet.history.store import add_run, merge_runs
 from fleet.progress import progress_bar
+from fleet.quantities import counted
 from fleet.records import run_lock
 from fleet.report.judge_run import judge_run
 from fleet.report.terminal import add_color_option
@@ -99,7 +100,9 @@ def call(options: argparse.Namespace) -> int:
         read = read_index(options.history, options.kind)
         if read is None:
             raise UsageError(f"history merge: no history of kind {options.kind} in {options.history}")
-        print(f"{merge_runs(options.history, options.kind)} runs merged in {home(options.history, options.kind)}")
+        print(
+            f"{counted(merge_runs(options.history, options.kind), 'run')} merged in {home(options.history, options.kind)}"
+        )
         return 0
     history = History(options.history, options.kind)
     with gc_off():

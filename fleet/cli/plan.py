@@ -115,7 +115,7 @@ def _summary(plan: Plan) -> str:
         + (
             f"a study of {counted(len(plan.study.cells), 'cell')}"
             if plan.study
-            else f"{expected} observations expected"
+            else f"{counted(expected, 'observation')} expected"
         )
         + (f", {counted(len(plan.manifest), 'line')} in the manifest" if plan.manifest else "")
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.progress import progress_bar
+from fleet.quantities import counted
 from fleet.records.load import require_run
 from fleet.report.formatting import clean, status
 from fleet.report.judge_run import judge_report
@@ -63,7 +64,9 @@ def call(options: argparse.Namespace) -> int:
         document = {"run_id": report.run_id, "mark": report.mark, "decision": report.decision, "files": count}
         print(json.dumps({**document, "notes": notes}))
         return 0
-    print(f"signed: run {clean(report.run_id)}, {status(report)}, {count} files: {options.run_dir / 'SHA256SUMS.sig'}")
+    print(
+        f"signed: run {clean(report.run_id)}, {status(report)}, {counted(count, 'file')}: {options.run_dir / 'SHA256SUMS.sig'}"
+    )
     for text in notes:
         print(f"- {clean(text)}")
     return 0

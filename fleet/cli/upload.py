@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from fleet.quantities import counted
 from fleet.records.load import require_run
 from fleet.upload import upload
 
@@ -37,5 +38,7 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(result)))
         return 0
     size = f"{result.size_bytes / 1e6:.1f} MB"
-    print(f"uploaded: {len(result.uploaded)} files ({size}), {len(result.unchanged)} unchanged: {result.url}")
+    print(
+        f"uploaded: {counted(len(result.uploaded), 'file')} ({size}), {len(result.unchanged)} unchanged: {result.url}"
+    )
     return 0

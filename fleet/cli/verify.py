@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fleet.cli.sign import add_rules, rules_of
 from fleet.progress import progress_bar
+from fleet.quantities import counted
 from fleet.records.load import require_run
 from fleet.report.formatting import clean
 from fleet.report.judge_run import judge_report
@@ -64,7 +65,7 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps({**document, "problems": result.problems, "notes": result.notes}, indent=1))
         return result.code
     if statement:
-        unchanged = f"{result.files} files unchanged since they were signed at {statement['signed_at']}"
+        unchanged = f"{counted(result.files, 'file')} unchanged since the run was signed at {statement['signed_at']}"
         print(f"run {statement['run_id']}: {statement['status']}, {unchanged}")
     if result.signer:
         print(f"signed by {clean(result.signer)}")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.history.database import History
+from fleet.quantities import counted
 
 MAX_MONTHS = 36
-"""Newest months that the page shows."""
+"""Maximum number of months that the page shows; the newest are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def rack_rows(history: History, months: Sequence[str]) -> tuple[GridRow, ...]:
 
 
 def _cell(place: str, count: int, rejected: int, incomplete: int, driver: str) -> GridCell:
-    title = f"{place}: {count} host results, {rejected} rejected, {incomplete} incomplete"
+    title = f"{place}: {counted(count, 'host result')}, {rejected} rejected, {incomplete} incomplete"
     return GridCell(
         css="fail" if rejected else "open" if incomplete else "pass",
         text=str(rejected) if rejected else f"{incomplete}?" if incomplete else "",

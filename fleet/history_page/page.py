@@ -13,6 +13,7 @@ from fleet.history.lemons import Lemon, lemons
 from fleet.history.trends import Drift, drifts
 from fleet.history_page.grid import months_of, new_drivers, rack_rows
 from fleet.history_page.plots import FRAME, plots
+from fleet.quantities import counted
 from fleet.report.html.page import asset, environment, policy
 from schemas import VERSION
 from schemas.baselines import REAL
@@ -87,7 +88,7 @@ def _facts(history: History, months: Sequence[str]) -> list[tuple[str, str]]:
     return [
         ("Runs", f"{runs}, from {first} to {last}"),
         ("Shown", f"{months[0]} to {months[-1]}"),
-        ("Fleet", f"{hosts} hosts in {racks} racks, {gpus} GPUs by serial"),
+        ("Fleet", f"{counted(hosts, 'host')} in {counted(racks, 'rack')}, {counted(gpus, 'GPU')} by serial"),
         ("GPU", models or "none"),
     ]
 

@@ -173,9 +173,9 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
     )
 
 
-def _port(where: str, port: str) -> str:
+def _port(where: str, port: str, column: str = "slot") -> str:
     """Return the network port of a module or cable in the judge's form."""
-    return port if _ADAPTER_PORT.fullmatch(port) else _slot(where, NIC, port)
+    return port if _ADAPTER_PORT.fullmatch(port) else _slot(where, NIC, port, column)
 
 
 def is_switch_text(text: str) -> bool:
@@ -201,7 +201,7 @@ def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
 
 def _cable(where: str, row: Mapping[str, str]) -> Part:
     """Return the cable of a line of kind `link`."""
-    port = _port(where, row["port"])
+    port = _port(where, row["port"], "port")
     for name in ("switch", "switch_port"):
         if not is_switch_text(row[name]):
             raise UsageError(f"{where}: {name} {row[name][:100]!r}: give at most 80 printable characters")
@@ -235,7 +235,7 @@ def _serial(where: str, kind: str, serial: str) -> str:
     return serial
 
 
-def _slot(where: str, kind: str, slot: str) -> str:
+def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
     """Return the slot in the judge's form: a PCI address as in sysfs, an index, the name of a NIC, or an empty string."""
     if not slot:
         return ""
@@ -248,7 +248,8 @@ def _slot(where: str, kind: str, slot: str) -> str:
     if kind == NIC and _NIC_NAME.fullmatch(slot):
         return slot
     alternative = "the index of the GPU" if kind == GPU else "the name of the NIC"
-    raise UsageError(f"{where}: slot {slot!r}: give a PCI address (0000:1b:00.0), {alternative}, or nothing")
+    last = "or adapter and port (mlx5_0/1)" if column == "port" else "or nothing"  # every cable needs a port
+    raise UsageError(f"{where}: {column} {slot!r}: give a PCI address (0000:1b:00.0), {alternative}, {last}")
 
 
 def _refuse_duplicates(parts: Iterable[Part]) -> None:

@@ -54,7 +54,8 @@ def render_readme(document: Mapping[str, Any]) -> str:
         *([section("Could not be verified", _inconclusive(document["open"]))] if document["open"] else []),
         section("Counters, first and last reading of the run", _counters(document["counters"])),
         section(
-            "GPU errors in the kernel log (XID, SXid)", _errors(document["errors"], document.get("errors_not_read", ""))
+            "Errors in the kernel log (XID, SXid and others)",
+            _errors(document["errors"], document.get("errors_not_read", "")),
         ),
         *([section("Host events", _bullets(document["events"]))] if document["events"] else []),
         section("Log excerpts", _logs(document["logs"])),

@@ -178,9 +178,10 @@ def _cpus_text(cell: Cell) -> str:
 
 def _facts(plan: Plan, results: StudyResults, currency: str) -> list[tuple[str, str]]:
     study = plan.study or Study(cells=())
-    device = "processes" if plan.rehearsal else "GPUs"
+    ranks = sum(len(host.devices) for host in plan.hosts)
+    one, several = ("process", "processes") if plan.rehearsal else ("GPU", "GPUs")
     facts = [
-        ("Hosts", f"{len(plan.hosts)} with {sum(len(host.devices) for host in plan.hosts)} {device}"),
+        ("Hosts", f"{len(plan.hosts)} with {ranks} {one if ranks == 1 else several}"),
         ("GPU", ", ".join(results.gpus) or NONE),
         ("Software", ", ".join(results.software) or NONE),
         ("Profile", plan.profile),

@@ -164,7 +164,8 @@ def _row_without_launch(plan: Plan, number: int, cell: Cell) -> CellResult:
     suitable = sum(len(host.devices) >= cell.gpus for host in plan.hosts)
     if suitable >= cell.hosts:
         return CellResult(number=number, cell=cell, state=OPEN, reason=NOT_YET)
-    device = "processes" if plan.rehearsal else "GPUs"
+    one, several = ("process", "processes") if plan.rehearsal else ("GPU", "GPUs")
+    device = one if cell.gpus == 1 else several
     reason = f"capacity: hosts with {cell.gpus} {device}: {cell.hosts} needed, {suitable} in the inventory"
     return CellResult(number=number, cell=cell, state=SKIPPED, reason=reason)
 
@@ -207,7 +208,8 @@ def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Ce
         figures[kind] = value
     params = observations[f"{WORKLOAD}.throughput"].params
     if params.get("world_size") != cell.ranks:
-        return replace(row, reason=f"{params.get('world_size')} ranks took part, expected {cell.ranks}")
+        ranks = params.get("world_size")
+        return replace(row, reason=f"{ranks} rank{'' if ranks == 1 else 's'} took part, expected {cell.ranks}")
     expected = {**cell.settings, **({"cpus": cell.cpus} if cell.cpus else {})}
     if differences := [
         f"{key} was {params[key]}" for key, value in expected.items() if params.get(key, value) != value

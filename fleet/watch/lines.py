@@ -81,8 +81,10 @@ def _stage_start(view: View) -> str:
     stage = view.waiting_for
     if not stage or not view.pending:
         return ""
-    limit = f", for at most {duration(view.deadlines[stage])} each" if stage in view.deadlines else ""
-    return f"{stage}: {join_names(view.pending, NAMED_HOSTS)} are measuring{limit}"
+    is_one = len(view.pending) == 1
+    each = "" if is_one else " each"
+    limit = f", for at most {duration(view.deadlines[stage])}{each}" if stage in view.deadlines else ""
+    return f"{stage}: {join_names(view.pending, NAMED_HOSTS)} {'is measuring' if is_one else 'are measuring'}{limit}"
 
 
 def _heartbeat(view: View) -> tuple[str, str]:
@@ -119,7 +121,7 @@ def _progress(pending: list[HostStatus], stage: str) -> str:
         return f"{len(pending)} hosts, progress unknown"
     slowest = min(shares, key=lambda name: shares[name])
     unknown = f", {len(pending) - len(shares)} unknown" if len(shares) < len(pending) else ""
-    return f"{len(shares)} hosts at {percent(shares[slowest])} ({slowest}) to {percent(max(shares.values()))}{unknown}"
+    return f"{counted(len(shares), 'host')} at {percent(shares[slowest])} ({slowest}) to {percent(max(shares.values()))}{unknown}"
 
 
 def _host_progress(host: HostStatus, stage: str) -> str:

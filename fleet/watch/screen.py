@@ -20,6 +20,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from fleet.quantities import counted
 from fleet.watch.progress import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.text import clean, clock, duration, join_names
 from fleet.watch.view import HostStatus, View, attention_rank, state_text
@@ -183,7 +184,7 @@ def _host_table(view: View, hosts: Sequence[HostStatus], columns: int, rows: int
         table.add_row(*(_one_line(*_cell_text(view, host, title)) for title in titles))
     if not hidden:
         return table
-    return Group(table, _one_line(f"… and {len(hidden)} more hosts: {_count_by_stage(hidden)}", "bold"))
+    return Group(table, _one_line(f"… and {counted(len(hidden), 'more host')}: {_count_by_stage(hidden)}", "bold"))
 
 
 def _fitting_titles(view: View, hosts: Iterable[HostStatus], columns: int) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.planning.duration import estimate_duration
+from fleet.quantities import counted
 from fleet.records import run_lock
 from fleet.records.load import PLAN_BYTES, plan_advice
 from fleet.watch.exporters import Exporters, StageReport
@@ -177,7 +178,7 @@ class Watcher:
         scrape_problems = self._exporters.problems() if self._exporters else {}
         if scrape_problems:
             host, problem = next(iter(scrape_problems.items()))
-            more = f" (and {len(scrape_problems) - 1} more hosts)" if len(scrape_problems) > 1 else ""
+            more = f" (and {counted(len(scrape_problems) - 1, 'more host')})" if len(scrape_problems) > 1 else ""
             notes.append(f"progress unknown: {host}: {problem}{more}")
         return (*notes, *findings.problems)
 

@@ -339,7 +339,7 @@ def with_throughput(launch: Launch, **change: Any) -> Launch:
         (lambda launch: with_throughput(launch, value=True), "scaling.throughput: not a number"),
         (lambda launch: replace(launch, outcome="deadline"), "deadline"),
         (lambda launch: replace(launch, reason="no results of rank 1: missing"), "no results of rank 1: missing"),
-        (lambda launch: with_throughput(launch, params={"world_size": 1}), "1 ranks took part, expected 2"),
+        (lambda launch: with_throughput(launch, params={"world_size": 1}), "1 rank took part, expected 2"),
         (
             lambda launch: with_throughput(launch, params={"world_size": 2, "batch_size": 32, "epochs": 1}),
             "another cell was measured: batch_size was 32",
