@@ -19,7 +19,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "scheduler",
         help="ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them",
         epilog='example: echo \'{"r12-h01": "node-r12-1"}\' | rackproof scheduler ask --kind slurm --run-dir runs/r1 --json. '
-        "Exit codes: 0 done; 1 a node could not be resumed (resume).",
+        "Exit codes: 0 done; 1 a node could not be resumed (resume); 2 --run-dir is not a run; 64 wrong usage.",
     )
     verb.add_argument(
         "what", choices=["ask", "drain", "resume"], help="drain also waits for jobs to finish and then asks"

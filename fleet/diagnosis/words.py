@@ -129,8 +129,14 @@ _SETTINGS = ("op", "dtype", "shape", "way", "direction", "workload", "pattern", 
 """Parameters that distinguish the figures of a benchmark."""
 _SHOWN = {
     "gpu.nvlink.missing_links": ("has {value} NVLink down", "has {value} NVLinks down"),
-    "pcie.width": ("has a PCIe link of {value} lanes instead of {limit}",),
-    "gpu.pcie.width": ("has a PCIe link of {value} lanes instead of {limit}",),
+    "pcie.width": (
+        "has a PCIe link of {value} lane instead of {limit}",
+        "has a PCIe link of {value} lanes instead of {limit}",
+    ),
+    "gpu.pcie.width": (
+        "has a PCIe link of {value} lane instead of {limit}",
+        "has a PCIe link of {value} lanes instead of {limit}",
+    ),
     "gpu.pcie.generation": ("has a PCIe link of generation {value} instead of {limit}",),
     "gpu.pcie.replays": ("had {value} PCIe replays during the run, at most {limit} are normal",),
     "gpu.power_limit_lowered": ("has its power limit lowered",),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fleet.quantities import NONE, quantity
+from fleet.quantities import NONE, counted, quantity
 from fleet.report.formatting import clean, join_names, params_text, signed_percent
 from fleet.report.markup import code, section, table
 from fleet.report.terminal import plain_table
@@ -90,7 +90,7 @@ def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> li
         rows.add_row(Text(kind.upper().replace("_", " "), style=style), _names(parts), what)
     blocks: list[Table | Text] = [rows] if groups else []
     if len(groups) > MAX_LINES:
-        blocks.append(Text(f"… and {len(groups) - MAX_LINES} more rows (--json has all changes)"))
+        blocks.append(Text(f"… and {counted(len(groups) - MAX_LINES, 'more row')} (--json has all changes)"))
     if minor:
         blocks.append(Text(f"not shown: {count_by_kind(minor)} (--all)"))
     return blocks
