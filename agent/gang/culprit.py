@@ -162,11 +162,10 @@ def join_timeout_s(timeout_s: float) -> float:
 
 
 def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
-    """Return the rank at fault, if any. Ranks of a host whose last status is neither recent nor final are not considered."""
+    """Return the rank at fault, if any. No host is lost, so each status is recent or final."""
     reports = [
         _Report(host=host, rank=rank, age_s=gang.now - status.at)
         for host, status in gang.statuses.items()
-        if host == gang.me or gang.age_s(host) <= HOST_SILENT_S or status.finished
         for rank in status.ranks
     ]
     return (
@@ -186,9 +185,9 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
     ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
     # A rank that ended by a termination signal is the culprit only if there is no other.
     ended = [report for report in ended if not _was_signalled(report.rank, TERMINATION_SIGNALS)] or ended
-    oldest_s = max((report.ended_ago_s for report in ended), default=0.0)
-    if not ended or oldest_s < SETTLE_S:
+    if not any(report.ended_ago_s >= SETTLE_S for report in ended):
         return None
+    oldest_s = max(report.ended_ago_s for report in ended)
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
     # Among ranks that ended together, one with a fatal signal or an unknown exit code is the cause of the others' ends.
     fatal = [
@@ -204,7 +203,8 @@ def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
     """Return a culprit with all hosts whose ranks ended with the same exception, because its cause may be common to them."""
     cause = _without_numbers(first.rank.exception)
     hosts = tuple(dict.fromkeys(report.host for report in ended if _without_numbers(report.rank.exception) == cause))
-    more = f" (and on {len(hosts) - 1} more hosts)" if len(hosts) > 1 else ""
+    others = len(hosts) - 1
+    more = f" (and on {others} more host{'s' if others > 1 else ''})" if others else ""
     text = f"host {first.host} {_describe_rank(replace(first.rank, scope=''))}: {first.rank.exception}{more}"
     return Culprit(
         kind=RAISED, hosts=hosts, text=_shorten(text), rank=first.rank.rank, phase=first.rank.phase or "start"
@@ -292,9 +292,9 @@ def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
 def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
     """Return the rank that the others waited for until their time-out; None if there is none."""
     timed_out = [report for report in reports if _has_timed_out(report.rank, timeout_s)]
-    first_timeout_s = max((report.failed_ago_s for report in timed_out), default=0.0)
-    if not timed_out or first_timeout_s < SETTLE_S:
+    if not any(report.failed_ago_s >= SETTLE_S for report in timed_out):
         return None
+    first_timeout_s = max(report.failed_ago_s for report in timed_out)
     waited = f"the others waited for it until their time-out of {timeout_s:g} s"
     failed = [
         report

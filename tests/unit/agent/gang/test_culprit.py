@@ -9,12 +9,17 @@ import pytest
 
 from agent.gang.culprit import (
     HOST_SILENT_S,
+    MAX_TEXT,
     RANK_SILENT_S,
+    SAME_MOMENT_S,
+    SETTLE_S,
     START_S,
+    UNSURE_S,
     GangSnapshot,
     describe_exit,
     find_culprit,
     join_timeout_s,
+    unable_rank_culprit,
 )
 from agent.gang.rank_state import parse_rank_state
 from tests.gangs import (
@@ -29,6 +34,11 @@ from tests.gangs import (
     rank_state,
     timed_out_ranks,
 )
+
+NO_AGES = dict.fromkeys(("h1", "h2", "h3"), 0.0)
+"""All statuses have just arrived, so the ages of the events are those in the states of the ranks."""
+H2_SECOND_AGO = {**NO_AGES, "h2": 1.0}
+"""The status of h2 arrived a second ago."""
 
 NO_CULPRIT: dict[str, GangSnapshot] = {
     "all ranks running": gang_snapshot(),
@@ -64,6 +74,34 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
         **{f"r{n}": rank_state(n, failure="error", failure_age_s=5.0) for n in range(6)}
     ),
     "a rank failed and the others still wait": gang_snapshot(r3=rank_state(3, failure="error", failure_age_s=5.0)),
+    "a rank ended just before its status was sent": gang_snapshot(
+        ages=H2_SECOND_AGO, r3=rank_state(3, ended_s=0.0, exit_code=1)
+    ),
+    "a rank timed out just before its status was sent": gang_snapshot(
+        ages=H2_SECOND_AGO,
+        r2=rank_state(2, **{**TIMED_OUT_FIELDS, "failure_age_s": 0.0}),
+        r3=rank_state(3, sequence=6, waiting_s=None),
+    ),
+    "a rank whose heartbeats name no phase is silent": gang_snapshot(
+        r3=rank_state(3, phase="", silent_s=SILENT_RANK_S)
+    ),
+    "a rank that ended without a failure was behind at the time-out": gang_snapshot(
+        **timed_out_ranks(rank_state(3, sequence=2, waiting_s=None, ended_s=SETTLED_S, exit_code=0))
+    ),
+    "a rank without a heartbeat for RANK_SILENT_S": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S)),
+    "a rank without a heartbeat for START_S during its start": gang_snapshot(
+        r3=rank_state(3, phase="start", silent_s=START_S, grouped=False)
+    ),
+    "a rank did not start, and another started START_S ago": gang_snapshot(
+        r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S)
+    ),
+    "a rank timed out, and another failed SETTLE_S earlier": gang_snapshot(
+        ages=NO_AGES,
+        **{
+            **{f"r{n}": rank_state(n, **{**TIMED_OUT_FIELDS, "failure_age_s": 3.0}) for n in range(6)},
+            "r3": rank_state(3, failure="error", failure_age_s=3.0 + SETTLE_S),
+        },
+    ),
 }
 
 
@@ -80,6 +118,59 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         "rank_raised",
         ("h2",),
         f'host h2 rank 3 in phase "join": {NO_INTERFACE}',
+    ),
+    "a rank that was aborted after 80 % of the time-out": (
+        gang_snapshot(
+            r3=rank_state(3, sequence=6, waiting_s=None),
+            r4=rank_state(4, waiting_s=0.8 * TIMEOUT_S, ended_s=SETTLED_S, exit_code=-6),
+        ),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {RANK_3}: alive, but",
+    ),
+    "a rank that timed out SETTLE_S ago": (
+        gang_snapshot(
+            ages=NO_AGES,
+            r2=rank_state(2, **{**TIMED_OUT_FIELDS, "failure_age_s": SETTLE_S}),
+            r3=rank_state(3, sequence=6, waiting_s=None),
+        ),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {RANK_3}: alive, but",
+    ),
+    "a rank that ended SETTLE_S ago": (
+        gang_snapshot(ages=NO_AGES, r3=rank_state(3, ended_s=SETTLE_S, exit_code=1)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: ended with exit code 1",
+    ),
+    "a rank that ended; its last heartbeat is old": (
+        gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1, silent_s=SILENT_RANK_S)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: ended with exit code 1",
+    ),
+    "a rank that ended; the last heartbeat of another is UNSURE_S old": (
+        gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1), r5=rank_state(5, silent_s=UNSURE_S)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: ended with exit code 1",
+    ),
+    "a killed rank; another failed SAME_MOMENT_S earlier": (
+        gang_snapshot(
+            ages=NO_AGES,
+            r3=rank_state(3, ended_s=3.0, exit_code=-9),
+            r5=rank_state(5, ended_s=3.0 + SAME_MOMENT_S, exit_code=1),
+        ),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {RANK_3}: killed by SIGKILL",
+    ),
+    "a rank silent during its start": (
+        gang_snapshot(r3=rank_state(3, phase="start", silent_s=START_S + 1, grouped=False)),
+        "rank_absent",
+        ("h2",),
+        'host h2 gpu=1 rank 3 in phase "start": silent for 60 s during its start',
     ),
     "the same exception on every host": (
         gang_snapshot(
@@ -116,7 +207,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(hosts=4, ages={"h3": LOST_STATUS_AGE_S, "h4": LOST_STATUS_AGE_S}),
         "host_silent",
         ("h3", "h4"),
-        "hosts h3, h4: no messages",
+        "hosts h3, h4: no messages for 10 s; check their link, host and supervisor; last seen gpu=0 rank 4",
     ),
     "two hosts that lost each other": (
         gang_snapshot(hosts=2, ages={"h2": LOST_STATUS_AGE_S}),
@@ -298,6 +389,67 @@ def test_invalid_rank_state_is_refused(invalid_field: dict[str, Any]) -> None:
     assert parse_rank_state(valid) == rank_state(3)
     with pytest.raises(ValueError, match="not a rank state"):
         parse_rank_state({**valid, **invalid_field})
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "phase", "hosts", "text"),
+    [
+        ({3: "OSError: disk full"}, "", ("h2",), 'host h2 rank 3 in phase "start": OSError: disk full'),
+        (
+            {3: "no device ib0", 5: "no device ib"},
+            "join",
+            ("h2", "h3"),
+            'host h2 rank 3 in phase "join": no device ib0 (and on 1 more host)',
+        ),
+        (
+            {1: "port 29500 in use", 3: "port 4711 in use", 5: "port 1 in use"},
+            "join",
+            ("h1", "h2", "h3"),
+            'host h1 rank 1 in phase "join": port 29500 in use (and on 2 more hosts)',
+        ),
+        (
+            {3: "no device ib0", 5: "Connection closed by peer"},
+            "join",
+            ("h2",),
+            'host h2 rank 3 in phase "join": no device ib0',
+        ),
+    ],
+)
+def test_exception_is_named_with_the_hosts_that_share_it(
+    exceptions: dict[int, str], phase: str, hosts: tuple[str, ...], text: str
+) -> None:
+    """The first rank ended first. Exceptions that differ only in digits count as the same."""
+    ranks = {
+        f"r{number}": rank_state(number, ended_s=SETTLED_S - number / 10 + 1, exit_code=1, phase=phase, exception=text)
+        for number, text in exceptions.items()
+    }
+    culprit = find_culprit(gang_snapshot(**ranks))
+    assert culprit is not None
+    assert (culprit.kind, culprit.hosts, culprit.text) == ("rank_raised", hosts, text)
+    assert culprit.phase == (phase or "start")
+
+
+@pytest.mark.parametrize(
+    ("more", "others"),
+    [
+        (0, ""),
+        (1, "; 1 more rank of this host cannot either"),
+        (2, "; 2 more ranks of this host cannot either"),
+    ],
+)
+def test_rank_that_cannot_take_part_is_named_with_the_number_of_other_ranks(more: int, others: str) -> None:
+    culprit = unable_rank_culprit("h2", rank_state(3), "no memory", more)
+    assert (culprit.kind, culprit.hosts) == ("rank_unable", ("h2",))
+    assert (culprit.rank, culprit.scope, culprit.phase) == (3, "gpu=1", "readiness check")
+    assert culprit.text == f'host h2 gpu=1 rank 3 in phase "readiness check": cannot take part: no memory{others}'
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_text_is_shortened_to_its_maximum_length(excess: int) -> None:
+    prefix = 'host h2 gpu=1 rank 3 in phase "readiness check": cannot take part: '
+    why = "x" * (MAX_TEXT - len(prefix) + excess)
+    text = unable_rank_culprit("h2", rank_state(3), why, 0).text
+    assert text == (f"{prefix}{why}"[: MAX_TEXT - 1] + "…" if excess else f"{prefix}{why}")
 
 
 # ---- edge cases ----
