@@ -77,7 +77,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
     """
     series: dict[Series, float] = {}
     counts: defaultdict[Series, float] = defaultdict(float)
-    largest: dict[tuple[str, str], int] = {}
+    largest: dict[Series, int] = {}
     for item in [*training, *observations]:
         for metric, labels, value in _counts(item):
             counts[metric, tuple(labels.items())] += value
@@ -93,20 +93,22 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 
 
 def _drop_smaller_sizes(
-    series: dict[Series, float], largest: dict[tuple[str, str], int], metric: str, labels: Mapping[str, str]
+    series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Remove this metric's series of the operation, so that a new size replaces them. If a larger size is known, return False."""
-    operation, size = _operation(labels), int(labels["size_bytes"])
+    """Remove the series with the same labels and another size, so that a new size replaces it. If a larger size is known, return
+    False.
+    """
+    operation, size = _without_size(metric, labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
         return False
-    for key in [key for key in series if key[0] == metric and _operation(dict(key[1])) == operation]:
+    for key in [key for key in series if key[0] == metric and _without_size(metric, dict(key[1])) == operation]:
         del series[key]
     largest[operation] = size
     return True
 
 
-def _operation(labels: Mapping[str, str]) -> tuple[str, str]:
-    return labels.get("op", ""), labels.get("placement", "")
+def _without_size(metric: str, labels: Mapping[str, str]) -> Series:
+    return metric, tuple(item for item in labels.items() if item[0] != "size_bytes")
 
 
 def _counts(item: Json) -> Iterator[Sample]:

@@ -90,10 +90,11 @@ STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
 
 _AT = ("stage", "benchmark")
 BENCHMARK = (
-    MetricSpec(name="rackproof_benchmark_bus_bandwidth_bytes_per_second", labels=(*_AT, "op", "placement", "size_bytes"),
+    MetricSpec(name="rackproof_benchmark_bus_bandwidth_bytes_per_second",
+        labels=(*_AT, "op", "size_bytes", "(placement)", "(mnnvl)"),
         help="Bus bandwidth of a collective operation as nccl-tests defines it, at the largest size measured so far"),
     MetricSpec(name="rackproof_benchmark_bandwidth_bytes_per_second",
-        labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(op)", "(direction)", "(sharing)", "(pattern)", "(mnnvl)"),
+        labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(op)", "(direction)", "(sharing)", "(pattern)"),
         help="Bandwidth of each device's memory, of copies between device and host, and of file systems"),
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)", "(shape)"),
         help="Floating-point operations per second"),

@@ -99,7 +99,7 @@ def _benchmarks() -> Section:
             _measured("flops", "flop_per_second", "flop_per_second", "flops", "benchmark", "dtype"),
             _measured("bandwidth", "bandwidth_bytes_per_second", "bandwidth", "Bps", "benchmark", "op", "direction"),
             _measured("bus-bandwidth", "bus_bandwidth_bytes_per_second", "bus_bandwidth", "Bps",
-                      "benchmark", "op", "placement", "size_bytes"),
+                      "benchmark", "op", "placement", "mnnvl", "size_bytes"),
             _measured("items", "items_per_second", "items_per_second", "short", "benchmark", "item", "network"),
             _training("step-time", "s", "step_time_seconds"),
             _training("loss", "none", "loss"),

@@ -298,9 +298,30 @@ def test_only_the_largest_size_of_an_operation_is_exported() -> None:
     )
     name = "bus_bandwidth_bytes_per_second"
     assert exported == {
-        (name, "collective", "all_reduce", "in_place", "8192"): 5.0,
-        (name, "collective", "all_reduce", "out_of_place", "64"): 3.0,
-        (name, "collective", "all_gather", "in_place", "8"): 4.0,
+        (name, "collective", "all_reduce", "8192", "in_place"): 5.0,
+        (name, "collective", "all_reduce", "64", "out_of_place"): 3.0,
+        (name, "collective", "all_gather", "8", "in_place"): 4.0,
+    }
+
+
+def test_sizes_of_different_benchmarks_and_transports_do_not_replace_each_other() -> None:
+    def busbw(name: str, size: int, value: float, **params: Any) -> Json:
+        return observation(name, value, "B/s", size_bytes=size, world_size=8, **params)
+
+    exported = aggregated(
+        busbw("collective.all_reduce.busbw", 64, 1.0, placement="in_place"),
+        busbw("mnnvl.busbw", 128, 2.0, op="all_reduce", mnnvl=True),
+        busbw("mnnvl.busbw", 128, 3.0, op="all_reduce", mnnvl=False),
+        busbw("collective.all_gather.busbw", 8, 4.0, placement="in_place"),
+        busbw("mnnvl.busbw", 4, 5.0, op="all_gather", mnnvl=True),
+    )
+    name = "bus_bandwidth_bytes_per_second"
+    assert exported == {
+        (name, "collective", "all_reduce", "64", "in_place"): 1.0,
+        (name, "mnnvl", "all_reduce", "128", "True"): 2.0,
+        (name, "mnnvl", "all_reduce", "128", "False"): 3.0,
+        (name, "collective", "all_gather", "8", "in_place"): 4.0,
+        (name, "mnnvl", "all_gather", "4", "True"): 5.0,
     }
 
 
