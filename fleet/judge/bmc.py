@@ -203,7 +203,7 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
     no verdict in two cases: the BMC reports fewer serials of that form than the GPUs of the host have, or it reports the serial
     of the chassis only, which may differ from that of the system.
     """
-    gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus if gpu.serial]
+    gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus]
     reported = _reported(view, GPU_SERIAL)
     number, needed = (Counter(map(_form, serials)) for serials in (reported, [serial for _, serial in gpus]))
     yield from _compare(view, gpus, reported, {form for form in needed if number[form] >= needed[form]})

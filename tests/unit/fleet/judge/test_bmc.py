@@ -374,6 +374,12 @@ def test_wrong_reading_of_a_readable_bmc_is_named(change: Any, problems: list[tu
     assert len(shown) == len(MOMENTS) * len(problems)
 
 
+def test_missing_readings_of_a_bmc_are_in_the_order_of_their_names() -> None:
+    metrics = tuple(item for item in healthy("h1").metrics() if item.name == "bmc.readable")
+    names = [item.name for item in bmc_verdicts(metrics, metrics, metrics)]
+    assert names == sorted({*NAMES} - {"bmc.readable"}) * len(MOMENTS)
+
+
 def test_part_that_only_some_readings_have_is_named_unless_it_is_a_log_entry() -> None:
     metrics = healthy("h1").metrics()
     second_fan = with_value(metrics, "fan.health", "fan=FAN2", "OK")

@@ -126,8 +126,8 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
     assert manifest_summary(plan, verdicts) == "0 of 2 parts as ordered"
     good = judged(ordered_plan(ordered_part("h1-0", "gpu", slot="0")))
-    assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
-        (PASS, "found where it was ordered: h1 slot 0", "manifest: order.csv")
+    assert [(item.verdict, item.reason, item.source, item.action) for item in good[:1]] == [
+        (PASS, "found where it was ordered: h1 slot 0", "manifest: order.csv", "none")
     ]
     assert manifest_summary(ordered_plan(ordered_part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 not ordered"
     assert (

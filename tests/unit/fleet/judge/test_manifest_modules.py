@@ -71,6 +71,12 @@ def test_replaced_module_is_named_with_its_replacement() -> None:
     ]
 
 
+def test_module_in_another_port_is_not_named_as_the_replacement() -> None:
+    """The ports are read in the order of their names: the module of the first port is not in place of that of the second."""
+    missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
+    assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is there instead")
+
+
 def test_module_in_another_host_fails_on_both_hosts() -> None:
     verdicts = judged([line("X1", "mlx5_0"), line("X2", "mlx5_0", "h2")], {FIRST: "X2"}, {FIRST: "X1"})
     assert [(host, verdict) for host, _, verdict, _ in verdicts] == [

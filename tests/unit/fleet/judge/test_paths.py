@@ -169,6 +169,23 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
     assert {path[-1] for path in first.paths.paths} - {"P2P"} == {"SHM"}
 
 
+@pytest.mark.parametrize(("operator", "fraction", "worse"), [("ge", 0.9, 5.0), ("le", 1.1, 20.0)])
+@pytest.mark.parametrize("best_of_run", [False, True])
+def test_worst_repetition_of_a_figure_counts_unless_the_criterion_takes_the_best(
+    operator: str, fraction: float, worse: float, best_of_run: bool
+) -> None:
+    hosts = ("h1", "h2", "h3", "h4")
+    plan = one_figure_plan(*hosts)
+    rule = replace(BANDWIDTH, operator=operator, value=None, fleet_fraction=fraction, best_of_run=best_of_run)
+    views = []
+    for host in hosts:
+        figures = (10.0, worse) if host == "h4" else (10.0,)
+        observed = (path_by("SHM" if host == "h4" else "P2P"), *map(bus_bandwidth, figures))
+        views.append(HostView(plan, plan.host(host), host_evidence(plan, host, observations=observed), [pack(rule)]))
+    normal = gather(Planned(plan), views).paths.paths
+    assert {path[-1] for path in normal} == ({"P2P", "SHM"} if best_of_run else {"P2P"})
+
+
 def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
     for observations, transport in (
         ([path_by("P2P"), path_by("SHM")], "SHM"), ([path_by("SHM"), path_by("P2P")], "P2P"),

@@ -179,6 +179,18 @@ def test_best_share_is_required_of_a_port_with_shares() -> None:
     assert together(without) == [("h1", "verbs.best_ratio", port(), reason)]
 
 
+def test_best_share_is_not_required_of_a_port_without_shares() -> None:
+    def failed(items: list[Observation]) -> list[Observation]:
+        """Return the figures of a host whose tests of bandwidth all failed."""
+        kept = [item for item in items if item.name not in ("verbs.best_ratio", "verbs.rate_ratio", "verbs.mtu")]
+        return [
+            replace(item, status=ERROR, value=None, reason="no") if item.name == "verbs.bandwidth" else item
+            for item in kept
+        ]
+
+    assert together(of_h1(failed)) == []
+
+
 def test_reasons_excuse_pairs_ports_and_hosts() -> None:
     def only_h3(items: list[Observation]) -> list[Observation]:
         return [item for item in items if "partner=h2" not in item.scope]

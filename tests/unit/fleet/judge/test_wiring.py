@@ -215,7 +215,12 @@ def test_cable_at_a_foreign_switch_is_named(name: str) -> None:
 
 def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch_per_rail() -> None:
     cables = {**HEALTHY["rails"], **{("h05", rail): ("tor9", f"swp{rail}") for rail in range(8)}}
-    assert not_passing(compare_hosts(cables)) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
+    wiring = compare_hosts(cables)
+    assert not_passing(wiring) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
+    assert wiring.summary == (
+        "120 of 120 ports at the switch that most hosts have in the same slot; "
+        "8 ports at the same switch as another port of their host"
+    )
 
 
 def test_host_of_another_pod_is_not_compared_with_the_others() -> None:
@@ -275,6 +280,12 @@ def test_unread_switch_makes_a_host_incomplete_only_if_it_has_lldpd_and_most_hos
     assert report.hosts[0].decision == (decision if hosts == 4 else ACCEPTED)
 
 
+def test_host_without_a_record_does_not_count_in_the_majority_that_reports_a_switch() -> None:
+    """Two of three hosts with a record report a switch, so the third lacks it."""
+    unread = [HostLinks(host="h04", has_record=False), *links({**rail_optimized(3, rails=1), ("h03", 0): ("", "")})]
+    assert not_passing(judge_links(plan_of(hosts=4), unread)) == {("h03", "nic=ens0np0", INCONCLUSIVE)}
+
+
 def test_port_without_a_link_has_no_cabling_verdict() -> None:
     of_hosts = links({**HEALTHY["rails"], ("h03", 2): ("", "")})
     down = [
@@ -301,6 +312,16 @@ def test_order_of_the_hosts_does_not_matter() -> None:
 def test_rehearsal_judges_no_cable() -> None:
     cables = swap(HEALTHY["rails"], ("h04", 1), ("h04", 6))
     assert judge_links(replace(plan_of(*lines_of(cables)), rehearsal=True), links(cables)) == Wiring()
+
+
+def test_rehearsal_compares_with_the_manifest_only_hosts_whose_ports_are_required() -> None:
+    cables = rail_optimized(2, rails=1)
+    plan = builders.with_benchmarks(plan_of(*lines_of(cables), hosts=2), benchmark={"verbs": {}})
+    first, second = plan.hosts
+    rehearsal = replace(plan, rehearsal=True, hosts=(replace(first, verbs_required=True), second))
+    wiring = judge_links(rehearsal, links(cables))
+    assert [(item.host, item.verdict) for item in wiring.verdicts] == [("h01", PASS)]
+    assert wiring.summary == "1 of 1 cables as in the manifest"
 
 
 def test_swapped_cables_of_one_adapter_with_two_ports_are_one_cause() -> None:
@@ -363,6 +384,13 @@ def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
     assert causes["h02"].title == "NIC ens0np0 of h02 is cabled to leaf9 swp40; it belongs at leaf0-0 swp2"
     assert causes["h03"].title == "NIC ens1np0 of h03 is cabled to leaf0-1 swp40; it belongs at leaf0-1 swp3"
     assert {cause.problem for cause in causes.values()} == {"wrong-cable"}
+
+
+@pytest.mark.parametrize(("other_domain", "is_named"), [("a", True), ("b", False)])
+def test_cable_at_a_switch_of_the_same_name_in_another_domain_has_no_owner(other_domain: str, is_named: bool) -> None:
+    ordered = {("h01", 0): ("leaf1.a", "swp1"), ("h01", 1): (f"leaf1.{other_domain}", "swp2")}
+    wiring = compare_with_manifest(ordered, {("h01", 0): ("leaf1.a", "swp2"), ("h01", 1): ("leaf9", "swp2")})
+    assert ("the manifest has port ens1np0 of h01 there" in wiring.verdicts[0].detail) == is_named
 
 
 def test_three_cables_in_a_ring_are_each_named() -> None:

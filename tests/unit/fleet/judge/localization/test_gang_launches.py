@@ -1494,6 +1494,7 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
         assert (nic.host, nic.scope, nic.part_scope, nic.serial, nic.verdict) == ("b", "gpu=1", "nic=rail1", "", FAIL)
         assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
         assert nic.reason.startswith("suspect NIC b rail 1 (confidence 0.80): ")
+        assert nic.reason.endswith("; it is the NIC that GPU 1 (serial b-1, PCI 0000:01:00.0) uses")
         assert nic.basis == "policy"
 
 
@@ -1604,6 +1605,12 @@ def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None
             ("a", INCONCLUSIVE),
             ("b", INCONCLUSIVE),
         ]
+    only_two_in_a_rack = plan_of_racks("abCD")
+    hosts_of_racks = tuple(replace(host, rack="r3") if host.name == "d" else host for host in only_two_in_a_rack.hosts)
+    assert [
+        (host, verdict)
+        for host, _, _, verdict in not_passed(pair_verdicts(replace(only_two_in_a_rack, hosts=hosts_of_racks), slow))
+    ] == [("a", INCONCLUSIVE), ("b", INCONCLUSIVE)]
     for plan, size in ((plan_of_racks("abC"), 3), (replace(faster, hosts=hosts), 4)):
         assert not_passed(pair_verdicts(plan, twice_as_fast("ab", matrix(size)))) == [], (
             "a faster pair does not make the others slow"

@@ -164,6 +164,16 @@ def test_errors_of_one_end_do_not_fail_the_other_end_that_measured(size: int) ->
     assert {item.host for item in of_layer(verdicts, "verbs") if item.verdict != "pass"} == set()
 
 
+def test_errors_of_one_end_with_half_of_its_partners_fail_no_port() -> None:
+    fleet = Fleet(5, 1)
+
+    def sent(host: str, other: str, _: int) -> float:
+        return float(host != "h0" or other not in ("h1", "h2"))
+
+    verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs(), sent), [])
+    assert {item.verdict for item in of_layer(verdicts, "verbs")} == {"pass"}
+
+
 def test_port_that_reports_errors_with_most_partners_is_named() -> None:
     fleet = Fleet(4, 2)
 
