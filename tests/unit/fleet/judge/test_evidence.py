@@ -73,6 +73,25 @@ def test_pci_readings_are_attributed_to_the_gpu() -> None:
     assert nameless.gpu_scopes() == {}
 
 
+def test_last_value_of_each_scope_is_that_of_the_last_snapshot_with_one() -> None:
+    """A reading by PCI address is one of the GPU at that address."""
+    first = [reading(1, scope="pci=0000:01:00.0"), reading(4, name="gpu.other", scope="gpu=0")]
+    last = [reading(2, scope="pci=0000:01:00.0"), reading(name="gpu.other", scope="gpu=0", absent="error: no")]
+    index = ObservationIndex(evidence_with(snapshot(0, *first), snapshot(1, *last)))
+    assert index.last_values("gpu.thing") == {"gpu=1": 2}
+    assert index.last_values("gpu.other") == {"gpu=0": 4}
+
+
+def test_scopes_with_a_reading_are_found_in_any_snapshot() -> None:
+    both = Metric(name="gpu.other", unit="1", values={"gpu=1": 1, "gpu=2": 1})
+    lost = reading(name="gpu.lost", scope="gpu=3", absent="error: no")
+    index = ObservationIndex(evidence_with(snapshot(0, reading(1), lost), snapshot(1, reading(1), both)))
+    assert index.with_reading(["gpu=0", "gpu=2", "gpu=3", "gpu=4"]) == {"gpu=0", "gpu=2"}
+    assert index.with_reading(["gpu=0", "gpu=1"]) == {"gpu=0", "gpu=1"}
+    assert index.with_reading([]) == set()
+    assert len(index.metrics) == 3
+
+
 def test_snapshots_of_all_records_are_ordered_by_time() -> None:
     first = evidence_with(snapshot(1), snapshot(4)).records[0]
     other = replace(first, gang="r1", snapshots=(snapshot(0, stage="gang"), snapshot(3, stage="gang")))

@@ -218,6 +218,32 @@ def test_value_that_a_snapshot_lacks_is_missing_except_of_disks_modules_and_xids
     assert missing(full, {name: {other: 1}, **log}) == ([(name, scope, WHEN.format("after"))] if is_missing else [])
 
 
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ({"gpu=0": 1, "gpu=1": 1}, {"gpu=0": 1}),
+        ({"gpu=0": 1, "gpu=1": "error: no"}, {"gpu=0": 1}),
+        ({"gpu=0": "error: no", "gpu=1": 1}, {"gpu=0": "error: no"}),
+    ],
+    ids=["a value", "a reason", "the only value"],
+)
+def test_reading_that_lacks_a_gpu_is_found_if_it_is_the_only_one_that_changed(
+    first: Mapping[str, Any], last: Mapping[str, Any]
+) -> None:
+    """Readings that are the same object in both snapshots are not compared."""
+    before = snapshot(0, {"gpu.temperature": {"gpu=0": 40, "gpu=1": 40}, "gpu.power": first})
+    after = replace(snapshot(20, {}, "after"), metrics=(before.metrics[0], metric("gpu.power", last)))
+    assert problems(before, after) == [("gpu.power", "gpu=1", WHEN.format("after"))]
+    renamed = replace(after, metrics=(before.metrics[0], metric("gpu.utilization", first)))
+    assert ("gpu.power", "host", WHEN.format("after")) in problems(before, renamed)
+
+
+def test_missing_values_are_in_the_order_of_their_scopes() -> None:
+    gpus = [f"gpu={index}" for index in range(8)]
+    found = missing({"gpu.power": dict.fromkeys(gpus, 1)}, {"gpu.power": {}})
+    assert found == [("gpu.power", gpu, WHEN.format("after")) for gpu in gpus]
+
+
 def test_disk_with_other_readings_is_there_and_its_reading_is_missing() -> None:
     full = {
         "storage.disk.size": {"disk=sda": 1, "disk=sdb": 1},

@@ -121,6 +121,43 @@ def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
+def test_nothing_is_noted_on_a_pass_or_on_a_host_that_the_other_layer_did_not_measure() -> None:
+    ports = Fleet(4, 2, nics={("h2", 1): 0.5})
+    verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
+    slow = next(item for item in verdicts if item.verdict != "pass")
+    passed = next(item for item in verdicts if item.host == "h2" and item.verdict == "pass")
+    for note in (localization_verdicts._seen_by_nccl, localization_verdicts._seen_by_ports):
+        assert note(slow, verdicts, ["h2"])
+        assert note(slow, verdicts, ["h1"]) == ""
+        assert note(passed, verdicts, ["h2"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("scope", "slow", "part"),
+    [
+        ("gang=r1", ["rail=1"], "rail=1"),
+        ("gang=r1", ["switch=s1"], "switch=s1"),
+        ("gang=r1", ["hca=mlx5_1"], ""),
+        ("gang=r1", ["rail=1", "rail=2"], ""),
+        ("gpu=1", ["rail=1"], "rail=1"),
+        ("gpu=1", ["hca=mlx5_1"], "hca=mlx5_1"),
+        ("gpu=1", ["host"], "nic=rail1"),
+    ],
+)
+def test_slow_rail_is_attributed_to_a_rail_or_switch_below_it_and_a_slow_nic_also_to_a_port(
+    scope: str, slow: list[str], part: str
+) -> None:
+    def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
+        return Verdict(host="h2", scope=of_scope, part=of_part, name="pairs.bandwidth", verdict=result, criterion="c",
+                       reason="slow")  # fmt: skip
+
+    of_nccl = verdict(scope, "nic=rail1" if scope == "gpu=1" else "")
+    ports = [verdict("hca=mlx5_1,port=1", each) for each in slow]
+    assert localization_verdicts._with_port(of_nccl, ports).part == part
+    others = [replace(item, host="h1") for item in ports] + [replace(item, verdict="pass") for item in ports]
+    assert localization_verdicts._with_port(of_nccl, others) == of_nccl
+
+
 def test_slow_collective_with_normal_pairs_and_ports_is_not_the_fabric() -> None:
     fleet = Fleet(4, 2)
     slow = Verdict(host="h0", scope="gang=r1", name="collective.all_reduce.busbw", stage="gang", verdict="fail",
