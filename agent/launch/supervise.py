@@ -115,19 +115,7 @@ def supervise(
             end = _monitor_ranks(spec, receiver, channel, report)
             duration_s = time.monotonic() - start
         after, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="after")
-        launch = Launch(
-            stage=spec.stage,
-            outcome="",
-            reason="",
-            members=spec.members,
-            began=began,
-            duration_s=round(duration_s, 3),
-            deadline_s=spec.deadline_s,
-            ranks=(),
-            log_tail="",
-            number=spec.number,
-        )
-        outcome = _collect_results(spec, launch, end, telemetry, report)
+        outcome = _collect_results(spec, end, telemetry, report, began=began, duration_s=duration_s)
         snapshots = () if spec.has_separate_results else (*sampler.selected(), after)
         return replace(outcome, snapshots=snapshots, gpus=gpus)
 
@@ -143,9 +131,15 @@ def _telemetry(spec: LaunchSpec) -> contextlib.AbstractContextManager[Telemetry 
 
 
 def _collect_results(
-    spec: LaunchSpec, launch: Launch, end: RanksEnd, telemetry: Telemetry | None, report: Callable[[str], None]
+    spec: LaunchSpec,
+    end: RanksEnd,
+    telemetry: Telemetry | None,
+    report: Callable[[str], None],
+    *,
+    began: str,
+    duration_s: float,
 ) -> LaunchOutcome:
-    """Complete the launch with the results of the ranks in the work directory."""
+    """Return the launch with the results of the ranks in the work directory."""
     local_ranks = spec.command.ranks
     ranks = [
         work_directory.read_rank_end(spec.work, rank, local_rank, end.states[rank])
@@ -172,13 +166,18 @@ def _collect_results(
             timeline = telemetry.trace(work_directory.benchmark_start_times(spec.work, local_ranks))
     work_directory.truncate_logs(spec.work)
     return LaunchOutcome(
-        launch=replace(
-            launch,
+        launch=Launch(
+            stage=spec.stage,
             outcome=conclusion.outcome,
             reason=conclusion.reason,
+            members=spec.members,
+            began=began,
+            duration_s=round(duration_s, 3),
+            deadline_s=spec.deadline_s,
             ranks=tuple(ranks),
             log_tail=work_directory.read_tail(spec.work / work_directory.LAUNCHER_LOG),
             culprit=culprit,
+            number=spec.number,
             observations=observations if spec.has_separate_results else (),
             timeline=timeline,
         ),
