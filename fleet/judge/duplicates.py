@@ -228,8 +228,9 @@ def _of_two_machines(host: str, evidence: Evidence, known: DuplicateSerials) -> 
 def _of_one_machine(host: str, evidence: Evidence, others: Sequence[str]) -> str:
     names = [record_name(name) for name in sorted({host, *others})]
     return (
-        f"{' and '.join(names)} are of one machine: each lists {_serials(evidence.gpus())}: the inventory names one machine "
-        "twice, or the record of one host was delivered under the name of another; check that every name leads to its own host"
+        f"{' and '.join(names)} are of one machine: {record_name(host)} lists {_serials(evidence.gpus())}: the inventory "
+        "names one machine twice, or the record of one host was delivered under the name of another; check that every name leads "
+        "to its own host"
     )
 
 

@@ -27,7 +27,8 @@ def duration_s(variables: Variables, name: str, default_s: float) -> float:
     text = variables.get(name)
     seconds = default_s if text is None else parse_duration(str(text), name)
     if not 0 < seconds <= MAX_DURATION_S:
-        raise UsageError(f"{name} {text}: give more than 0 and at most {MAX_DURATION_S // 86400} d")
+        wrong = f"duration_s {default_s:g} of the profile" if text is None else f"{name} {text}"
+        raise UsageError(f"{wrong}: give more than 0 and at most {MAX_DURATION_S // 86400} d")
     return seconds
 
 

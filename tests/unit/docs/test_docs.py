@@ -472,9 +472,9 @@ MESSAGES_ELSEWHERE = (
 def sources() -> str:
     """Return the source text of the folders below, with adjacent string literals joined."""
     suffixes = (".py", ".yml", ".j2")
-    folders = (ROOT / name for name in ("agent", "collectors", "fleet", "playbooks", "roles", "schemas"))
+    folders = (ROOT / name for name in ("agent", "collectors", "fleet", "playbooks", "rackproof", "roles", "schemas"))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, *sorted(ROOT.glob("rackproof*.py"))])
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     return " ".join(re.sub(r'"\s*\n\s*f?"', "", text).split())
 
 

@@ -85,7 +85,7 @@ def test_hosts_with_all_records_of_one_machine_are_incomplete() -> None:
     assert not [item for item in fleet.verdicts if item.verdict == FAIL]
     for host in ("h1", "h2"):
         assert reason(fleet, host).startswith(
-            "hosts/h1.json and hosts/h2.json are of one machine: each lists the GPUs h1-0, h1-1"
+            f"hosts/h1.json and hosts/h2.json are of one machine: hosts/{host}.json lists the GPUs h1-0, h1-1"
         )
     with_same_adapter = {
         "h1": tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in HEALTHY["h1"].records),
@@ -226,7 +226,9 @@ def test_records_of_one_machine_are_inconclusive_and_list_three_gpus(serials: st
         assert (verdict.host, verdict.scope, verdict.name) == (host, "host", "record")
         assert (verdict.verdict, verdict.criterion, verdict.kind) == (INCONCLUSIVE, "plan", "contradictory")
         assert verdict.source == "plan"
-        assert verdict.reason.startswith(f"hosts/h1.json and hosts/h2.json are of one machine: each lists {listed}")
+        assert verdict.reason.startswith(
+            f"hosts/h1.json and hosts/h2.json are of one machine: hosts/{verdict.host}.json lists {listed}"
+        )
 
 
 def test_counts_of_parts_of_the_fleet_can_be_merged() -> None:

@@ -10,6 +10,7 @@ import pytest
 from fleet.planning.begin import begin
 from fleet.planning.duration import earlier_durations, estimate_duration
 from fleet.planning.plan import make_plan, read_profile
+from fleet.planning.stage_times import duration_s
 from fleet.planning.test_selection import PastRun
 from schemas.durations import END_S, START_S, expected_durations, stage_s
 from schemas.errors import UsageError
@@ -128,6 +129,11 @@ def test_too_short_duration_is_refused_with_the_shortest_one() -> None:
 def test_duration_out_of_range_is_refused(duration: str) -> None:
     with pytest.raises(UsageError, match=f"rackproof_extended_duration {duration}: give more than 0 and at most 31 d"):
         extended(8, duration)
+
+
+def test_duration_of_a_profile_out_of_range_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^duration_s 0 of the profile: give more than 0 and at most 31 d"):
+        duration_s({}, "rackproof_extended_duration", 0.0)
 
 
 def test_extended_duration_does_not_change_other_profiles() -> None:
