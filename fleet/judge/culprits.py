@@ -63,8 +63,8 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _ends(view: HostView, scope: str) -> tuple[str, str] | None:
     """Return the two GPUs of a pair; None if the scope is not a pair, or the host does not have both."""
     match = _PAIR.fullmatch(scope)
-    ends = (match[1], f"gpu={match[2]}") if match else ("", "")
-    return ends if ends[0] != ends[1] and all(end in view.serials for end in ends) else None
+    ends = (match[1], f"gpu={match[2]}") if match else None
+    return ends if ends and ends[0] != ends[1] and all(end in view.serials for end in ends) else None
 
 
 def _pair_culprits(partners: _Partners) -> dict[str, str]:

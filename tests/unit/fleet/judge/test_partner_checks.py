@@ -66,6 +66,7 @@ def test_counted_passes_name_host_and_pair() -> None:
     [
         ([pair(), pair(6.0, "h3")], [], True),
         ([pair(size=2), pair(6.0, "h3", size=2)], [], True),
+        ([pair(size=2, op="write"), pair(6.0, "h3", op="write", size=2)], [], True),
         ([pair(size=1), pair(6.0, "h3", size=2)], [], False),
         ([pair(), replace(pair(6.0, "h3"), stage="gang")], [], False),
         ([pair(), replace(pair(6.0, "h3"), unit="1")], [], False),
@@ -73,7 +74,17 @@ def test_counted_passes_name_host_and_pair() -> None:
         ([pair()], [pair(1.0, name="pairs.latency")], True),
         ([pair(), pair(1.0, name="pairs.latency")], [], False),
     ],
-    ids=["alike", "same params", "other params", "other stage", "other unit", "not all", "other name too", "two names"],
+    ids=[
+        "alike",
+        "same params",
+        "same params in another order",
+        "other params",
+        "other stage",
+        "other unit",
+        "not all",
+        "other name too",
+        "two names",
+    ],
 )
 def test_series_are_alike_if_they_are_all_figures_of_one_name_and_differ_only_in_pair_and_value(
     judged: list[Observation], others: list[Observation], expected: bool

@@ -227,6 +227,8 @@ def test_runs_of_other_hosts_are_refused() -> None:
     other = runs(lambda number, host, scope: 8e14, hosts=("h2",))
     with pytest.raises(UsageError, match="runs r0 and r2 have different hosts"):
         power([*repeated_runs[:2], other[2]], PACKS)
+    with pytest.raises(UsageError, match="runs r0 and r1 have different hosts"):
+        power([other[0], *repeated_runs[1:]], PACKS)
 
 
 def write_run(directory: Path, run: Run) -> Path:

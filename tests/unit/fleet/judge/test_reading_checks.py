@@ -134,6 +134,16 @@ def test_verdicts_must_have_one_numeric_limit_and_one_row_of_the_same_operator()
     assert check_of(host, rows=[row("lt")] * 2) is None
 
 
+def test_host_with_one_snapshot_has_a_check() -> None:
+    check = check_of(view(metric(gpu2="error: no")))
+    assert check is not None
+    assert (check.snapshots, check.scopes, check.absent) == (
+        [SNAPSHOTS[0]],
+        ("gpu=0", "gpu=1"),
+        {"gpu=2": "error: no"},
+    )
+
+
 def test_criterion_without_a_verdict_has_a_check_that_counts_nothing() -> None:
     check = reading_check(view(*THREE), criterion(NAME, operator="le"), (NAME,), [], [])
     assert check is not None

@@ -191,6 +191,17 @@ HARMLESS: dict[str, tuple[bool, Change]] = {
         launches(lambda item: replace(item, timeline=Trace(bucket_s=2.0))),
     ),
     "a launch that ended without ranks": (True, launches(lambda item: replace(item, outcome="failed", ranks=()))),
+    "a failed launch with a culprit": (
+        True,
+        launches(
+            lambda item: replace(
+                item,
+                outcome="failed",
+                reason="rank 1 ended",
+                culprit=Culprit(kind="rank_ended", hosts=("h1",), text="rank 1 ended"),
+            )
+        ),
+    ),
 }
 
 
@@ -387,6 +398,15 @@ def test_gpus_are_compared_only_if_a_launch_finished() -> None:
     assert lacks in reasons(changed(one_gpu("finished", True), gang=True))
     assert lacks not in reasons(changed(one_gpu("failed", True), gang=True))
     assert lacks not in reasons(changed(one_gpu("finished", False), gang=True))
+
+
+def test_gpus_that_a_record_lacks_are_in_the_order_of_their_indexes() -> None:
+    plan = builders.plan("h1", profile="smoke", gpu_count=9, rackproof_gang="none")
+    evidence = builders.evidence(plan)
+    host, *others = evidence["h1"].records
+    without = replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index not in (1, 8)))
+    (view,) = host_views(plan, {"h1": Evidence(records=(host, without, *others))}, PACKS)
+    assert [scope for _, scope, *_ in sequence_problems(view, without)] == ["gpu=1", "gpu=8"]
 
 
 def test_gpus_are_not_compared_if_an_index_changed_its_gpu() -> None:

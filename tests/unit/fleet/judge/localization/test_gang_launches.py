@@ -1289,6 +1289,27 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
     assert summaries([item for item in localise_verdicts(rest) if item.name == "gang.fault"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "scope"),
+    [
+        ("rank_unable", {}, "gpu=0"),
+        ("rank_unable", {"serial": "other"}, "host"),
+        ("rank_unable", {"uuid": "other"}, "host"),
+        ("rank_unable", {"serial": "", "uuid": ""}, "gpu=0"),
+        ("rank_lost", {"serial": "other"}, "gpu=0"),
+    ],
+)
+def test_rank_without_a_device_names_the_host_if_the_index_changed_its_gpu(
+    kind: str, change: dict[str, str], scope: str
+) -> None:
+    failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
+    # A host reports itself if its rank cannot take part, and the other hosts finish. A lost rank is reported by all hosts.
+    records = {name: record(name, failed if name == "h2" or kind == "rank_lost" else launch()) for name in NAMES}
+    gpus = tuple(replace(gpu, **change) if gpu.index == 0 else gpu for gpu in records["h2"].gpus)
+    verdicts = localise_verdicts({**records, "h2": replace(records["h2"], gpus=gpus)})
+    assert {(item.host, item.scope) for item in verdicts if item.name == "gang.fault"} == {("h2", scope)}
+
+
 def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> None:
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     stuck = launch(0, outcome="failed")

@@ -260,7 +260,8 @@ def test_gpu_that_failed_alone_is_suspected_instead_of_its_nic(rails: int) -> No
 def test_fabric_is_suspected_if_only_the_collective_is_slow() -> None:
     fleet = Fleet(8)
     assert find_suspects(fleet.pairs()) == []
-    assert only(find_suspects(fleet.pairs(), collective_slow=True)).kind == "fabric"
+    suspect = only(find_suspects(fleet.pairs(), collective_slow=True))
+    assert (suspect.kind, suspect.where) == ("fabric", "")
     slow_host = Fleet(8, hosts={"h1": 0.5})
     assert only(find_suspects(slow_host.pairs(), collective_slow=True)).where == "h1"
 
@@ -271,7 +272,7 @@ def test_no_host_is_called_normal_if_no_pair_could_be_compared() -> None:
         assert "normal" not in suspect.evidence
     unmeasured = [replace(pair, bandwidth=None, latency=None) for pair in Fleet(4).pairs()]
     suspect = only(find_suspects(unmeasured, collective_slow=True))
-    assert (suspect.kind, suspect.confidence) == ("fabric", 0.5)
+    assert (suspect.kind, suspect.where, suspect.confidence) == ("fabric", "", 0.5)
     assert suspect.evidence == "the collective over all 4 hosts is slow, and no pair of hosts could be compared"
 
 
