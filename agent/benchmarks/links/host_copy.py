@@ -90,6 +90,8 @@ class CopyBuffers:
 
 def _allocate(size: int, device: torch.device, node: int | None) -> CopyBuffers | RuntimeError:
     """Return buffers whose host memory is on that NUMA node, or the error."""
+    if excluded := _excluded_reason(node, NODES):
+        return RuntimeError(excluded)
     try:
         with memory_from_node(node):
             return CopyBuffers(size, device)
@@ -136,7 +138,8 @@ def _measure(
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
     """Return the GPU's own NUMA node (None: unknown), another one on whose CPUs this process may run, and the node's label.
 
-    The label is `local`, or `unknown` if the host has several nodes and does not report which of them is the GPU's.
+    The label is `local`, or `unknown` if the host has several nodes and does not report which of them is the GPU's. There is no
+    other node if this process may not run on the GPU's: copies with memory elsewhere are only compared with local ones.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
@@ -147,7 +150,20 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
         near = -1
     if near < 0:  # the host has one node, or a hypervisor hides the GPU's node
         return None, None, "local" if len(usable) <= 1 else "unknown"
-    return near, next((node for node in usable if node != near), None), "local"
+    far = None if _excluded_reason(near, nodes) else next((node for node in usable if node != near), None)
+    return near, far, "local"
+
+
+def _excluded_reason(node: int | None, nodes: Path) -> str:
+    """Return why this process may not run on the processors of that NUMA node; empty if it may, or if the node has none."""
+    cpus = dict(_cpus_by_node(nodes))
+    usable = [str(each) for each, own in cpus.items() if own & os.sched_getaffinity(0)]
+    if node is None or not cpus.get(node) or str(node) in usable:
+        return ""
+    return (
+        f"this process may not use the processors of NUMA node {node}, which is the GPU's, only those of node "
+        f"{', '.join(usable)}: give the launch processors of every node (cpuset of the container, Slurm step or pod)"
+    )
 
 
 def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:

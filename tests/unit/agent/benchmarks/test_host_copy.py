@@ -1,0 +1,81 @@
+"""Which NUMA node holds the host memory of copies: the GPU's own one and another one, or none that this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from agent.benchmarks.links import host_copy
+
+GPU = torch.device("cpu")  # its properties are faked
+NODES = {0: "0-3", 1: "4-7", 2: ""}
+"""NUMA node -> its processors. Node 2 has only memory."""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for node, cpus in NODES.items():
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cpus}\n")
+    monkeypatch.setattr(host_copy, "NODES", tmp_path)
+    address = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: address)
+    return tmp_path
+
+
+def place(monkeypatch: pytest.MonkeyPatch, node: int | str, cpus: set[int]) -> None:
+    """Put the GPU on a NUMA node, and let this process run on these processors only."""
+    read = Path.read_text
+    own = "/sys/bus/pci/devices/0000:1b:00.0/numa_node"
+    monkeypatch.setattr(Path, "read_text", lambda path: f"{node}\n" if str(path) == own else read(path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
+
+
+@pytest.mark.parametrize(
+    ("node", "cpus", "expected"),
+    [
+        (0, {0, 4}, (0, 1, "local")),
+        (1, {0, 4}, (1, 0, "local")),
+        (1, {4, 5}, (1, None, "local")),
+        (2, {0, 4}, (2, 0, "local")),
+        (0, {4, 5}, (0, None, "local")),
+        (-1, {0, 1}, (None, None, "local")),
+        (-1, {0, 4}, (None, None, "unknown")),
+        ("damaged", {0, 4}, (None, None, "unknown")),
+    ],
+)
+def test_nodes_of_host_memory(
+    nodes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node: int | str,
+    cpus: set[int],
+    expected: tuple[int | None, int | None, str],
+) -> None:
+    place(monkeypatch, node, cpus)
+    assert host_copy.numa_nodes(GPU, nodes) == expected
+
+
+def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the copies would be slower, and a healthy GPU would be blamed for a cpuset."""
+    place(monkeypatch, 0, {4, 5})
+    error = host_copy._allocate(1024, GPU, 0)
+    assert isinstance(error, RuntimeError)
+    assert str(error).startswith(
+        "this process may not use the processors of NUMA node 0, which is the GPU's, only those of node 1: give the launch "
+    )
+
+
+@pytest.mark.parametrize(("node", "cpus"), [(0, {0, 4}), (2, {0}), (None, {4})])
+def test_memory_of_other_nodes_is_allocated(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch, node: int | None, cpus: set[int]
+) -> None:
+    place(monkeypatch, 0, cpus)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(host_copy, "CopyBuffers", lambda size, _: size)
+    assert host_copy._allocate(1024, GPU, node) == 1024
