@@ -73,7 +73,7 @@ def diagnose(
     problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
     _add_temperatures(problems, verdicts)
     for item in problems:
-        if item.first.kind != VerdictKind.SWAPPED and matches(item.first, OF_PORT):
+        if matches(item.first, OF_PORT):
             item.cable = cable_of(cables, item.host, item.part, [verdict.scope for verdict in item.shown])
     causes = (_cause(group, positions) for group in _joined(problems))
     return tuple(sorted(causes, key=_urgency))
@@ -121,7 +121,7 @@ def _distinction(problem: Problem, verdict: Verdict) -> object:
 
 
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
-    """Return the problems, without those that follow from a GPU error of another part. That error gets their verdicts."""
+    """Return the problems, without those that follow from the error of a GPU elsewhere. That error gets their verdicts."""
     remaining: list[_PartProblem] = []
     followers: list[tuple[_PartProblem, tuple[object, object]]] = []
     for item in problems:
@@ -131,16 +131,22 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
             remaining.append(item)
         else:
             followers.append((item, root))
-    by_part = {(item.host, item.part): item for item in remaining if item.problem and item.problem.id == "gpu-error"}
+    by_part = {
+        (item.host, item.part, item.first.waiver): item
+        for item in remaining
+        if item.problem and item.problem.id in _ERRORS_OF_A_GPU
+    }
     for item, (host, part) in followers:
-        cause = by_part.get((str(host), str(part)))
-        if cause is None or cause.first.waiver != item.first.waiver:
+        cause = by_part.get((str(host), str(part), item.first.waiver))
+        if cause is None:
             remaining.append(item)
         else:
             cause.explained += [*item.shown, *item.explained]
     return remaining
 
 
+_ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
+"""Problems that include the XIDs of a GPU. A GPU that fell off the bus has no other problem."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
 """Problems of a port that prevent measurements between it and its partner."""
@@ -201,13 +207,13 @@ def _explain_by_gang(
     problems: Sequence[_PartProblem], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]
 ) -> list[Verdict]:
     """Add verdicts to the problem of another host of their gang, if it explains them, and return the other verdicts."""
-    of_gang: dict[str, list[_PartProblem]] = defaultdict(list)
+    of_gang: dict[str | None, list[_PartProblem]] = defaultdict(list)
     for item in problems:
         if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of:
             of_gang[gang_of[item.host]].append(item)
     rest = []
     for verdict in verdicts:
-        causes = [item for item in of_gang.get(gang_of.get(verdict.host, ""), ()) if _follows_in_gang(verdict, item)]
+        causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
             is_of_port = PARTNER_PARAM in verdict.params  # equal hosts have equal names of adapters
@@ -215,7 +221,7 @@ def _explain_by_gang(
                 (
                     item.host != partner,
                     is_of_port and item.part != verdict.part_scope,
-                    _rank_of(item),
+                    PROBLEMS.index(item.problem),  # causes come before effects
                     item.host,
                     item.part,
                 )
@@ -225,11 +231,6 @@ def _explain_by_gang(
         else:
             rest.append(verdict)
     return rest
-
-
-def _rank_of(item: _PartProblem) -> int:
-    """Return the position of the problem in PROBLEMS, where causes come before effects."""
-    return PROBLEMS.index(item.problem) if item.problem else len(PROBLEMS)
 
 
 def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
@@ -251,9 +252,8 @@ def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
     """
     groups: dict[object, _PartProblem] = {}
     for verdict in verdicts:
-        content = verdict.reason if verdict.verdict == INCONCLUSIVE else verdict.name
-        part = verdict.part_scope if verdict.verdict == FAIL else ""
-        key = (verdict.host, part, verdict.verdict, verdict.kind, content, verdict.waiver)
+        content = (verdict.part_scope, verdict.name) if verdict.verdict == FAIL else (verdict.reason,)
+        key = (verdict.host, verdict.verdict, verdict.kind, content, verdict.waiver)
         groups.setdefault(key, _PartProblem(problem=None, host=verdict.host, part=verdict.part_scope)).shown.append(
             verdict
         )
@@ -269,9 +269,8 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
     groups: dict[object, list[_PartProblem]] = {}
     for index, item in enumerate(problems):
         content = _shared_content(item)
-        problem = item.problem.id if item.problem else ""
         figure = () if item.problem and item.problem.is_of_host else (item.first.name, item.first.criterion)
-        key = (problem, item.first.waiver, *figure, *content) if content else index
+        key = (item.problem, item.first.waiver, *figure, *content) if content else index
         groups.setdefault(key, []).append(item)
     return list(groups.values())
 
@@ -298,15 +297,14 @@ def _shared_content(item: _PartProblem) -> tuple[object, ...]:
 
 
 def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause:
-    group = sorted(group, key=lambda item: -words.distance(item.first))
+    group = sorted(group, key=lambda item: (item.first.verdict != FAIL, -words.distance(item.first)))
     item = group[0]
     first = item.first
     shown = [verdict for other in group for verdict in other.shown]
     explained = [verdict for other in group for verdict in other.explained]
     failing = [verdict for verdict in (*shown, *explained) if verdict.verdict == FAIL]
-    lead = first if first.verdict == FAIL or not failing else min(failing, key=_lead)
     return Cause(
-        problem=item.problem.id if item.problem else lead.name if failing else NOT_VERIFIED,
+        problem=item.problem.id if item.problem else first.name if failing else NOT_VERIFIED,
         title=f"{_subject(group)} {_predicate(item)}",
         why=words.why(first),
         verdict=FAIL if failing else INCONCLUSIVE,
@@ -315,8 +313,8 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
         part=item.part,
         parts=tuple(dict.fromkeys(_cause_part(other) for other in group)),
         serial="" if item.problem and item.problem.is_of_host else first.serial,
-        action=lead.action,
-        severity=CRITICAL if any(verdict.severity == CRITICAL for verdict in failing) else lead.severity,
+        action=first.action,
+        severity=CRITICAL if any(verdict.severity == CRITICAL for verdict in failing) else first.severity,
         confidence=item.problem.confidence if item.problem else (CERTAIN if failing else UNKNOWN),
         verdicts=tuple(positions[id(verdict)] for verdict in (*shown, *explained)),
         waiver=first.waiver,
@@ -325,7 +323,7 @@ def _cause(group: Sequence[_PartProblem], positions: Mapping[int, int]) -> Cause
 
 def _cause_part(item: _PartProblem) -> CausePart:
     serial = "" if item.problem and item.problem.is_of_host else item.first.serial
-    return CausePart(host=item.host, scope=item.part or HOST, serial=serial, cable=item.cable)
+    return CausePart(host=item.host, scope=item.part, serial=serial, cable=item.cable)
 
 
 def _predicate(item: _PartProblem) -> str:
@@ -339,12 +337,13 @@ def _subject(group: Sequence[_PartProblem]) -> str:
     names = list(dict.fromkeys(_part_name(item) for item in group))
     if len(names) == 1:
         return names[0]
+    first = group[0]
     shared = {item.part for item in group}
-    if len(shared) == 1 and Scope.parse(group[0].part).device_kind in ("rail", "switch"):
-        return f"{describe_scope(group[0].part)} ({len(names)} hosts)"
-    if group[0].problem and group[0].problem.is_joint:
+    if len(shared) == 1 and Scope.parse(first.part).device_kind in ("rail", "switch"):
+        return f"{describe_scope(first.part)} ({len(names)} hosts)"
+    if first.problem and first.problem.is_joint:
         return " and ".join(sorted(names))
-    kind = "hosts" if all(item.part in (HOST, "") for item in group) else "parts"
+    kind = "hosts" if all(item.part == HOST for item in group) else "parts"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return f"{len(names)} {kind} ({', '.join(names[:_MAX_NAMES])}{more}): each"
 
@@ -352,7 +351,7 @@ def _subject(group: Sequence[_PartProblem]) -> str:
 def _part_name(item: _PartProblem) -> str:
     if link := item.first.params.get(LINK_PARAM):
         return f"path {link}"
-    name = item.host if item.part in (HOST, "") else f"{describe_scope(item.part)} of {item.host}"
+    name = item.host if item.part == HOST else f"{describe_scope(item.part)} of {item.host}"
     return f"{name} (cable to {item.cable})" if item.cable else name
 
 
@@ -363,13 +362,13 @@ def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...
     """
     rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
     urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)
-    reading = problem.reading_rank(verdict) if problem else 0
+    reading = (problem.reading_rank(verdict),) if problem else ()
     what = (verdict.name, verdict.scope, verdict.criterion, verdict.stage)
     # The rest only makes the order of the causes independent of the order of the verdicts.
     rest = repr(
         (verdict.value, verdict.limit, verdict.kind, verdict.reason, verdict.detail, verdict.user, verdict.params)
     )
-    return *urgency, reading, -words.distance(verdict), *what, verdict.value is None, rest
+    return *urgency, *reading, -words.distance(verdict), *what, verdict.value is None, rest
 
 
 def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:

@@ -65,6 +65,25 @@ def test_followers_take_along_what_they_explain() -> None:
     assert names(DEAD, follower(), stopped) == [("gpu-error", "a", "gpu=1", 3)]
 
 
+def test_followers_of_a_gpu_that_also_fell_off_the_bus_belong_to_its_cause() -> None:
+    """All XIDs of a GPU belong to the problem that it fell off the bus, so it has no separate GPU error."""
+    fell = failed("xid.count", "gpu=1,xid=79")
+    assert names(fell, DEAD, follower(), follower("c")) == [("gpu-fell-off-bus", "a", "gpu=1", 4)]
+
+
+def test_follower_belongs_to_the_error_with_its_waiver() -> None:
+    waived = failed("xid.last_seen", "gpu=1", waiver=WAIVER)
+    expected = [("gpu-error", "a", "gpu=1", 2), ("gpu-error", "a", "gpu=1", 1)]
+    assert names(DEAD, waived, follower()) == expected
+    assert names(waived, DEAD, follower()) == expected
+
+
+def test_only_an_error_of_the_gpu_takes_its_followers() -> None:
+    nvlink = failed("gpu.nvlink.missing_links")
+    assert len(names(nvlink, follower())) == 2
+    assert ("gpu-error", "a", "gpu=1", 2) in names(nvlink, DEAD, follower())
+
+
 def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a") -> Verdict:
     return replace(
         failed(name, scope, host, value=value, limit=90.0, operator="le", unit="Cel"), verdict=PASS, severity=""
@@ -85,6 +104,13 @@ def test_temperature_under_load_is_evidence_of_heat_even_if_it_passes(more: Verd
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     (cause,) = causes(hot, more)
     assert ("62" in cause.title) is is_named
+
+
+def test_temperature_is_evidence_of_heat_even_if_the_gpu_has_another_problem() -> None:
+    hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
+    version = failed("gpu.vbios_version", kind=VerdictKind.PEERS, value="1", limit="2")
+    found = causes(hot, version, passed("stress.temperature"))
+    assert {cause.problem: "62" in cause.title for cause in found} == {"hot": True, "differs": False}
 
 
 def test_temperature_is_no_evidence_of_other_problems() -> None:
@@ -143,6 +169,72 @@ def test_hosts_that_differ_in_the_same_way_share_a_cause() -> None:
     assert len(names(absent[0], replace(absent[1], reason="other"))) == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "changes"),
+    [
+        (peers("a"), {"name": "site.other"}),
+        (failed("x.y", "host", kind=VerdictKind.SUSPECT, params={LINK_PARAM: "a - b"}), {"params": {LINK_PARAM: "a - c"}}),
+        (failed("x.y", "host", kind=VerdictKind.SHARED_MACHINE, user="a and b"), {"user": "a and c"}),
+    ],
+    ids=["readings", "paths", "machines"],
+)  # fmt: skip
+def test_one_host_may_have_several_problems_of_one_kind(first: Verdict, changes: dict[str, Any]) -> None:
+    assert len(names(first, replace(first, value=2))) == 1
+    assert len(names(first, replace(first, **changes))) == 2
+
+
+def test_readings_of_one_problem_are_one_cause_with_those_that_are_missing() -> None:
+    wrong = failed("gpu.ecc.uncorrected")
+    assert len(names(wrong, missing("gpu.ecc.corrected", "gpu=1"))) == 1
+    assert len(names(wrong, missing("gpu.ecc.corrected", "gpu=0"))) == 2
+    assert len(names(wrong, missing("gpu.power", "gpu=1"))) == 2
+    assert len(names(peers("a"), missing("gpu.power", "host"))) == 2, (
+        "a deviation shows itself by its kind, not its name"
+    )
+
+
+def test_fault_that_stops_measurements_explains_only_missing_ones() -> None:
+    fell = failed("xid.count", "gpu=1,xid=79")
+    assert len(names(fell, missing("storage.bandwidth"))) == 1
+    assert len(names(fell, failed("storage.disk.count", "host"))) == 2
+    assert len(names(fell, failed("storage.disk.count", "host", kind=VerdictKind.MISSING))) == 2
+    assert len(names(fell, missing("storage.disk.count", kind=VerdictKind.PEERS))) == 2
+    assert len(names(failed("gpu.nvlink.missing_links"), missing("storage.bandwidth"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("suspect", "scope", "count"),
+    [
+        ("host", "gpu=0,partner=b", 1),
+        ("gang=r1", "gpu=0,partner=b", 1),
+        ("nic=rail1", "gpu=0,partner=b", 2),
+        ("nic=rail1", "gpu=0", 1),
+    ],
+)
+def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect: str, scope: str, count: int) -> None:
+    slow = failed("pairs.bandwidth", suspect, kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
+    pair = failed("pairs.latency", scope, part="gang=r1", stage="gang")
+    assert len(names(slow, pair)) == count
+
+
+@pytest.mark.parametrize(("hosts", "subject"), [("ab", "a and b have"), ("ba", "a and b have")])
+def test_hosts_with_swapped_cables_are_one_cause_that_names_both(hosts: str, subject: str) -> None:
+    swapped = [
+        failed("network.switch_id", "host", host, kind=VerdictKind.SWAPPED, detail="swap them", value="s") for host in hosts
+    ]  # fmt: skip
+    (cause,) = causes(*swapped)
+    assert cause.title.startswith(subject)
+    assert len(names(swapped[0], replace(swapped[1], detail="swap others"))) == 2
+
+
+def test_only_a_problem_of_a_port_names_the_cable() -> None:
+    """The title of a wrong cable names both ends itself."""
+    verdicts = [failed(name, "nic=eth1", value="x") for name in ("network.switch_id", "network.carrier", "site.thing")]
+    cables = {(cause.problem, cause.parts[0].cable) for verdict in verdicts
+              for cause in diagnose([verdict], {}, {("a", "nic=eth1"): "leaf0 swp3"})}  # fmt: skip
+    assert cables == {("wrong-cable", ""), ("port-down", "leaf0 swp3"), ("site.thing", "")}
+
+
 def test_ends_of_one_slow_path_share_a_cause_that_names_the_path() -> None:
     ends = [
         failed("pairs.bandwidth", "host", host, kind=VerdictKind.SUSPECT, params={LINK_PARAM: "a - b"}, **SLOW)
@@ -171,10 +263,12 @@ def test_subject_names_up_to_four_hosts(hosts: str, subject: str) -> None:
 def test_subject_of_parts_and_of_a_rail() -> None:
     parts = [replace(peers(host), scope="gpu=1") for host in "ab"]
     assert causes(*parts)[0].title.startswith("2 parts (GPU 1 of a, GPU 1 of b): each ")
-    rails = [failed("verbs.bandwidth", "host", host, part="rail=1", kind=VerdictKind.SUSPECT, **SLOW) for host in "ab"]
-    (cause,) = causes(*rails)
-    assert cause.title.startswith("rail 1 (2 hosts) ")
-    assert [(item.host, item.scope) for item in cause.parts] == [("a", "rail=1"), ("b", "rail=1")]
+    assert causes(peers("a"), parts[1])[0].title.startswith("2 parts (a, GPU 1 of b): each ")
+    for part in ("rail=1", "switch=1"):
+        slow = [failed("verbs.bandwidth", "host", host, part=part, kind=VerdictKind.SUSPECT, **SLOW) for host in "ab"]
+        (cause,) = causes(*slow)
+        assert cause.title.startswith(f"{part.replace('=', ' ')} (2 hosts) ")
+        assert [(item.host, item.scope) for item in cause.parts] == [("a", part), ("b", part)]
 
 
 def order(*verdicts: Verdict) -> list[int]:
@@ -202,8 +296,34 @@ def test_leading_verdict_of_a_cause_is_the_most_urgent_one() -> None:
     assert (cause.verdicts, cause.action, cause.severity) == ((1, 2, 0), "rma", "critical")
     of_part = failed("site.a", "gpu=1", part="gpu=0", action="rma")
     assert causes(of_part, same[1])[0].verdicts == (1, 0)
+    assert causes(replace(of_part, scope="gpu=0", part="gpu=1"), replace(same[1], scope="gpu=1"))[0].verdicts == (1, 0)
     far = [failed("site.a", "gpu=0", value=value, limit=10.0, operator="ge") for value in (9.0, 5.0)]
     assert causes(*far)[0].verdicts == (1, 0)
+
+
+def test_failure_leads_a_cause_with_inconclusive_verdicts_of_the_same_part() -> None:
+    slow = failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT)
+    unclear = missing("gang.time", kind=VerdictKind.SUSPECT)
+    (cause,) = causes(unclear, slow)
+    assert (cause.verdicts, cause.verdict) == ((1, 0), FAIL)
+
+
+def test_failing_host_leads_a_cause_with_inconclusive_hosts() -> None:
+    fields: dict[str, Any] = {"kind": VerdictKind.PEERS, "criterion": "x", "reason": "two versions"}
+    unclear = replace(missing("site.version"), **fields)
+    wrong = replace(failed("site.version", "host", "b", value=None, action="rma"), **fields)
+    (cause,) = causes(unclear, wrong)
+    assert (cause.host, cause.hosts, cause.verdict, cause.action, cause.verdicts) == (
+        "b",
+        ("b", "a"),
+        FAIL,
+        "rma",
+        (1, 0),
+    )
+
+
+def test_confidence_of_a_problem_without_a_name() -> None:
+    assert [causes(item)[0].confidence for item in (failed("site.x"), missing("site.x"))] == ["certain", "unknown"]
 
 
 def test_cause_that_only_explains_failures_is_a_failure_with_their_action() -> None:
@@ -239,6 +359,34 @@ def test_port_of_another_host_explains_that_it_was_not_measured() -> None:
     assert len(names(down, unmeasured)) == 1
     assert len(names(down, replace(unmeasured, params={PARTNER_PARAM: "c"}))) == 2
     assert len(names(replace(down, verdict=INCONCLUSIVE, kind=VerdictKind.MISSING), unmeasured)) == 2
+
+    carrier = failed("network.carrier", "nic=eth1", "b", value=False, limit=True)
+    assert len(names(carrier, unmeasured)) == 1
+    assert len(names(replace(carrier, scope="host"), unmeasured)) == 2
+
+
+def test_problem_without_a_port_number_explains_readings_of_every_port_of_the_adapter() -> None:
+    carrier = failed("network.carrier", "nic=eth1", part="hca=mlx5_0", value=False, limit=True)
+    assert len(names(carrier, failed("infiniband.symbol_error", PORT))) == 1
+
+
+def test_measurement_with_a_partner_belongs_to_the_fault_of_the_partner() -> None:
+    faults = [failed("xid.count", "gpu=1,xid=79", host) for host in "ac"]
+    pair = missing("pairs.bandwidth", "gpu=0,partner=c", "b", stage="gang")
+    assert set(names(*faults, pair)) == {("gpu-fell-off-bus", "a", "gpu=1", 1), ("gpu-fell-off-bus", "c", "gpu=1", 2)}
+
+
+def test_missing_result_belongs_to_the_first_cause_in_the_list_of_problems() -> None:
+    fell = failed("xid.count", "gpu=1,xid=79", "c")
+    stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
+    assert set(names(DEAD, fell, stopped)) == {("gpu-error", "a", "gpu=1", 1), ("gpu-fell-off-bus", "c", "gpu=1", 2)}
+
+
+def test_fault_of_a_host_explains_figures_of_its_gang() -> None:
+    fell = failed("xid.count", "gpu=1,xid=79")
+    slow = failed("collective.all_reduce.busbw", "gang=r1", "b", stage="gang", **SLOW)
+    assert names(fell, slow) == [("gpu-fell-off-bus", "a", "gpu=1", 2)]
+    assert len(names(fell, replace(slow, name="loss_curve.seconds"))) == 2
 
 
 def test_fault_of_another_gang_or_with_another_waiver_explains_nothing() -> None:
