@@ -69,7 +69,7 @@ def diagnose(
         problems_of_host, remaining = _problems_of_host(verdicts_of_host)
         problems += problems_of_host
         unexplained += remaining
-    problems = _without_followers(problems)
+    problems = _without_effects_in_gang(_without_followers(problems), gang_of)
     problems += _other_problems(_explain_by_gang(problems, unexplained, gang_of))
     _add_temperatures(problems, verdicts)
     for item in problems:
@@ -203,6 +203,31 @@ def _ends(verdict: Verdict) -> tuple[str, ...]:
     return (verdict.part_scope,) if verdict.part or not peer else (verdict.part_scope, f"gpu={peer}")
 
 
+def _without_effects_in_gang(problems: Sequence[_PartProblem], gang_of: Mapping[str, str]) -> list[_PartProblem]:
+    """Return the problems, without failures of a gang that follow from a problem of one of its other hosts.
+
+    Every host of a gang has a verdict on the same figure. That problem gets the verdicts of all of them. As within a host, it
+    must precede its effects in PROBLEMS.
+    """
+    of_gang: dict[str | None, list[tuple[int, str, str, _PartProblem]]] = defaultdict(list)
+    for item in problems:
+        if item.problem and item.problem.explains_host and item.host in gang_of and not Scope.parse(item.part).is_gang:
+            of_gang[gang_of[item.host]].append((PROBLEMS.index(item.problem), item.host, item.part, item))
+    for causes in of_gang.values():
+        causes.sort(key=lambda cause: cause[:3])
+    remaining = []
+    for item in problems:
+        verdicts = [*item.shown, *item.explained]
+        may_follow = item.problem and not item.problem.kinds and Scope.parse(item.part).is_gang
+        for rank, _, _, cause in of_gang.get(gang_of.get(item.host), ()) if may_follow else ():
+            if rank < PROBLEMS.index(item.problem) and all(_follows_in_gang(verdict, cause) for verdict in verdicts):
+                cause.explained += verdicts
+                break
+        else:
+            remaining.append(item)
+    return remaining
+
+
 def _explain_by_gang(
     problems: Sequence[_PartProblem], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]
 ) -> list[Verdict]:
@@ -334,10 +359,10 @@ def _predicate(item: _PartProblem) -> str:
 
 def _subject(group: Sequence[_PartProblem]) -> str:
     """Return the part, or how many parts or hosts there are and the names of the first: `2 hosts (a, b): each`."""
+    first = group[0]
     names = list(dict.fromkeys(_part_name(item) for item in group))
     if len(names) == 1:
         return names[0]
-    first = group[0]
     shared = {item.part for item in group}
     if len(shared) == 1 and Scope.parse(first.part).device_kind in ("rail", "switch"):
         return f"{describe_scope(first.part)} ({len(names)} hosts)"

@@ -15,7 +15,7 @@ from fleet.judge.required_ports import PARTNER_PARAM
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Cause, Verdict, VerdictKind
 from tests.unit.fleet.diagnosis.test_diagnose import GANGS, WAIVER, failed, missing, summary
 
-SLOW = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "FLOP/s"}
+SLOW: dict[str, Any] = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "FLOP/s"}
 
 
 def causes(*verdicts: Verdict) -> list[Cause]:
@@ -217,13 +217,13 @@ def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect:
     assert len(names(slow, pair)) == count
 
 
-@pytest.mark.parametrize(("hosts", "subject"), [("ab", "a and b have"), ("ba", "a and b have")])
-def test_hosts_with_swapped_cables_are_one_cause_that_names_both(hosts: str, subject: str) -> None:
+@pytest.mark.parametrize("hosts", ["ab", "ba"])
+def test_hosts_with_swapped_cables_are_one_cause_that_names_both_in_order(hosts: str) -> None:
     swapped = [
         failed("network.switch_id", "host", host, kind=VerdictKind.SWAPPED, detail="swap them", value="s") for host in hosts
     ]  # fmt: skip
     (cause,) = causes(*swapped)
-    assert cause.title.startswith(subject)
+    assert cause.title.startswith("a and b have")
     assert len(names(swapped[0], replace(swapped[1], detail="swap others"))) == 2
 
 
@@ -382,11 +382,54 @@ def test_missing_result_belongs_to_the_first_cause_in_the_list_of_problems() -> 
     assert set(names(DEAD, fell, stopped)) == {("gpu-error", "a", "gpu=1", 1), ("gpu-fell-off-bus", "c", "gpu=1", 2)}
 
 
-def test_fault_of_a_host_explains_figures_of_its_gang() -> None:
-    fell = failed("xid.count", "gpu=1,xid=79")
-    slow = failed("collective.all_reduce.busbw", "gang=r1", "b", stage="gang", **SLOW)
-    assert names(fell, slow) == [("gpu-fell-off-bus", "a", "gpu=1", 2)]
-    assert len(names(fell, replace(slow, name="loss_curve.seconds"))) == 2
+NVLINK = failed("gpu.nvlink.missing_links")
+IN_GANG = failed("collective.all_reduce.busbw", "gang=r1", "b", stage="gang", **SLOW)
+"""Every host of a gang has a verdict on the same figure."""
+
+
+def test_slow_figure_of_a_gang_belongs_to_the_fault_of_one_of_its_hosts() -> None:
+    assert names(NVLINK, *(replace(IN_GANG, host=host) for host in "abc")) == [("nvlink", "a", "gpu=1", 4)]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [replace(IN_GANG, waiver=WAIVER)],
+        [replace(IN_GANG, host="z")],
+        [replace(IN_GANG, name="fashion_mnist.throughput")],
+        [replace(IN_GANG, scope="host")],
+        [replace(IN_GANG, kind=VerdictKind.SUSPECT)],
+        [IN_GANG, failed("pairs.bandwidth", "gpu=0,partner=c", "b", part="gang=r1", stage="gang", **SLOW)],
+    ],
+    ids=["waived", "another gang", "another figure", "of the host alone", "suspect", "slow pairs too"],
+)
+def test_other_slow_figures_do_not_belong_to_the_fault_of_another_host(others: list[Verdict]) -> None:
+    assert len(names(NVLINK, *others)) == 2
+
+
+def test_wrong_result_of_a_gang_is_its_own_cause() -> None:
+    """As on one host: the problem precedes slow parts in the list of problems."""
+    wrong = failed("collective.all_reduce.wrong_elements", "gang=r1", "b", stage="gang")
+    slow = failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
+    assert {name for name, *_ in names(slow, wrong)} == {"slow-network", "wrong-results"}
+
+
+def test_findings_of_a_gang_as_a_whole_do_not_explain_those_of_its_other_hosts() -> None:
+    transport = failed("collective.transport", "gang=r1", "a", value="SHM", limit="IB", stage="gang")
+    assert len(names(transport, replace(transport, host="b"))) == 2
+    assert len(names(replace(transport, scope="host"), replace(transport, host="b"))) == 2, "it is the same problem"
+    assert len(names(transport, IN_GANG)) == 2
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_slow_figure_of_a_gang_belongs_to_the_first_fault_in_the_list_of_problems(at: int) -> None:
+    heat = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", "a", value=True, limit=False)
+    faults = [replace(NVLINK, host="c"), heat]
+    assert set(names(*faults[at:], *faults[:at], IN_GANG)) == {("nvlink", "c", "gpu=1", 2), ("hot", "a", "gpu=1", 1)}
+    second = replace(NVLINK, host="c")
+    assert set(names(*[NVLINK, second][at:], *[NVLINK, second][:at], IN_GANG)) == {
+        ("nvlink", "a", "gpu=1", 2), ("nvlink", "c", "gpu=1", 1)
+    }  # fmt: skip
 
 
 def test_fault_of_another_gang_or_with_another_waiver_explains_nothing() -> None:
