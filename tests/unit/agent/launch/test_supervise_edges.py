@@ -1,4 +1,4 @@
-"""The parts of the supervisor: kept snapshots, process trees, outcomes, results and logs, the gang monitor, whole launches."""
+"""The parts of the supervisor: kept snapshots, outcomes, results and logs, the gang monitor, whole launches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import select
-import signal
 import stat
 import sys
 import textwrap
@@ -33,7 +32,6 @@ from agent.gang.protocol import Gang
 from agent.gang.rank_state import RankState
 from agent.launch import process_tree, supervise
 from agent.launch.outcome import RanksEnd, conclude
-from agent.launch.process_tree import ProcessTree
 from agent.run import work_directory
 from agent.run.record import HostRun
 from agent.run.work_directory import (
@@ -54,7 +52,7 @@ from collectors.base import Family
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
 from schemas.stages import CELL, PROBE, SOAK
 from tests import builders
-from tests.gangs import FakeClock, FakeProc, loopback_address, send_to_receiver
+from tests.gangs import FakeClock, loopback_address, send_to_receiver
 from tests.launches import launch_program
 from tests.unit.agent.sampling.test_oom import Tree
 
@@ -133,128 +131,6 @@ def test_number_of_snapshots_with_alarms_is_limited() -> None:
         return replace(snapshot(number), metrics=(metric,))
 
     assert selected_seconds(*(failing(number) for number in range(20)), snapshot(30, 700.0)) == [*range(8), 30]
-
-
-# ---- the process tree ----
-
-
-class FakeProcesses:
-    """Processes in a fake /proc, and the signals sent to them. SIGKILL ends any of them, SIGTERM those that do not ignore it."""
-
-    def __init__(self, root: Path) -> None:
-        self.proc, self.root = FakeProc(root), root
-        self.sent: list[tuple[int, signal.Signals]] = []
-        self.ignoring_sigterm: set[int] = set()
-        (root / "self").mkdir(parents=True)
-        (root / "99").mkdir()  # ended between the listing and the read
-        self.proc.put(1, parent=0)
-
-    def put(self, pid: int, parent: int, start_time: int = 7, state: str = "S") -> None:
-        self.proc.put(pid, state, parent=parent, start_time=start_time)
-
-    def remove(self, pid: int) -> None:
-        (self.root / str(pid) / "stat").unlink()
-
-    def kill(self, pid: int, number: int) -> None:
-        if not (self.root / str(pid) / "stat").exists():
-            raise ProcessLookupError
-        self.sent.append((pid, signal.Signals(number)))
-        if number == signal.SIGKILL or (number == signal.SIGTERM and pid not in self.ignoring_sigterm):
-            self.remove(pid)
-
-
-@pytest.fixture
-def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
-    fake = FakeProcesses(tmp_path / "proc")
-    monkeypatch.setattr(process_tree, "Path", lambda name: fake.root if name == "/proc" else Path(name))
-    monkeypatch.setattr(os, "kill", fake.kill)
-    return fake
-
-
-def test_tree_is_the_process_and_its_descendants(processes: FakeProcesses) -> None:
-    for pid, parent in ((10, 1), (12, 11), (11, 10), (20, 1), (21, 20)):
-        processes.put(pid, parent)
-    processes.put(13, 10, state="Z")
-    assert sorted(ProcessTree(10).pids()) == [10, 11, 12]
-
-
-def test_orphan_and_its_children_remain_in_the_tree(processes: FakeProcesses) -> None:
-    processes.put(10, 1)
-    processes.put(11, 10)
-    tree = ProcessTree(10)
-    processes.remove(10)
-    processes.put(11, 1)
-    processes.put(12, 11)
-    tree.scan()
-    assert sorted(tree.alive()) == [11, 12]
-    assert sorted(tree.pids()) == [10, 11, 12]
-
-
-def test_process_with_a_reused_pid_is_not_in_the_tree(processes: FakeProcesses) -> None:
-    processes.put(10, 1)
-    processes.put(11, 10)
-    tree = ProcessTree(10)
-    processes.put(11, 1, start_time=8)
-    processes.put(12, 11)
-    tree.scan()
-    assert tree.alive() == [10]
-    tree.end(0.0)
-    assert {pid for pid, _ in processes.sent} == {10}
-
-
-def test_tree_gets_sigterm_and_then_sigkill(processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_tree, "GRACE_S", 0.0)
-    for pid, parent in ((10, 1), (11, 10), (12, 10)):
-        processes.put(pid, parent)
-    processes.ignoring_sigterm = {11}
-    tree = ProcessTree(10)
-    processes.put(13, 12)  # started since the last scan
-    tree.end()
-    sent = {pid: [number for to, number in processes.sent if to == pid] for pid in (10, 11, 12, 13)}
-    assert sent == {
-        10: [signal.SIGTERM],
-        11: [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL],
-        12: [signal.SIGTERM],
-        13: [signal.SIGTERM],
-    }
-    assert tree.alive() == []
-
-
-def test_only_processes_that_remain_after_the_grace_are_killed(
-    processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes.put(10, 1)
-    processes.put(11, 10)
-    processes.ignoring_sigterm = {10, 11}
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        clock.now += 1.0
-        if len(waits) == 2:
-            processes.put(12, 11)
-        if len(waits) == 3:
-            processes.remove(10)
-
-    # Replace it in this module only: a thread of an earlier test may sleep, too.
-    monkeypatch.setattr(process_tree, "time", SimpleNamespace(sleep=wait, monotonic=clock))
-    ProcessTree(10).end(4.5)
-    killed = [pid for pid, number in processes.sent if number == signal.SIGKILL]
-    assert sorted(killed) == [11, 12]
-    assert len(waits) == 5, "it must not wait longer than the grace"
-
-
-def test_ended_tree_is_not_waited_for(
-    processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        process_tree, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waited"), monotonic=clock)
-    )
-    processes.put(10, 1)
-    tree = ProcessTree(10)
-    tree.end(60.0)
-    tree.end(60.0)
-    assert [pid for pid, number in processes.sent if number == signal.SIGKILL] == []
 
 
 # ---- the outcome of a launch ----
