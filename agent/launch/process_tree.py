@@ -26,7 +26,7 @@ class ProcessTree:
     def scan(self) -> None:
         """Add every running descendant."""
         table = {pid: (parent, start_time) for pid, parent, start_time in _processes()}
-        members = {pid for pid, start_time in self._start_times.items() if table.get(pid, (0, ""))[1] == start_time}
+        members = {pid for pid, start_time in self._start_times.items() if pid in table and table[pid][1] == start_time}
         members.add(self._root)
         while children := {pid for pid, (parent, _) in table.items() if parent in members} - members:
             members |= children

@@ -1,0 +1,298 @@
+"""The calls of the guard to the operating system, in order, with fakes: nothing is forked, killed or closed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, SUPERVISOR
+from agent.launch import guard
+
+
+class ExitedError(BaseException):
+    """Raised in place of the end of the process."""
+
+
+class Calls(list[Any]):
+    """The calls of the replaced functions: their name and arguments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._monkeypatch = monkeypatch
+
+    def replace(self, owner: Any, name: str, function: Callable[..., Any] = lambda *_, **__: None) -> None:
+        """Record the calls of a function and call another one in its place."""
+
+        def record(*arguments: Any, **fields: Any) -> Any:
+            self.append((name, *arguments, *([fields] if fields else [])))
+            return function(*arguments, **fields)
+
+        self._monkeypatch.setattr(owner, name, record)
+
+    def exit(self, code: int) -> None:
+        raise ExitedError(code)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls(monkeypatch)
+    calls.replace(os, "_exit", calls.exit)
+    monkeypatch.setenv("RANK", "3")
+    return calls
+
+
+# ---- the rank ----
+
+
+class FullStream(io.StringIO):
+    """A stream whose disk is full."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "text"),
+    [
+        (None, 0, ""),
+        (SystemExit(), 0, ""),
+        (SystemExit(0), 0, ""),
+        (SystemExit(5), 5, ""),
+        (SystemExit("no device"), 1, "no device\n"),
+        (SystemExit(""), 1, "\n"),
+        (ValueError("bad"), 1, "ValueError: bad\n"),
+        (KeyboardInterrupt(), 1, "KeyboardInterrupt\n"),
+    ],
+)
+def test_rank_runs_its_module_and_exits(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, code: int, text: str
+) -> None:
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["guard.py", "program", "--one"])
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    monkeypatch.setattr(sys, "stderr", errors)
+    calls.replace(errors, "flush")
+
+    def run_module(*_: Any, **__: Any) -> None:
+        assert sys.argv == ["program", "--one"]
+        if end:
+            raise end
+
+    for owner, name in ((os, "setpgid"), (guard, "_die_with_parent"), (guard, "_set_process_name")):
+        calls.replace(owner, name)
+    calls.replace(guard, "_close_fds", lambda is_selected: calls.append(is_selected(0)))
+    calls.replace(guard.signal, "pthread_sigmask")
+    heartbeat = SimpleNamespace(record_exception=lambda error: calls.append(error))
+    calls.replace(guard, "rank_heartbeat", lambda: heartbeat)
+    calls.replace(guard.runpy, "run_module", run_module)
+    with pytest.raises(ExitedError):
+        guard._become_rank(77)
+    assert calls[:2] == [("setpgid", 0, 0), ("_die_with_parent", 77)]
+    assert calls[2][0] == "_close_fds"
+    assert calls[3:8] == [
+        True,
+        ("_set_process_name", "rank 3"),
+        ("pthread_sigmask", signal.SIG_UNBLOCK, guard.WATCHED),
+        ("rank_heartbeat",),
+        ("run_module", "program", {"run_name": "__main__", "alter_sys": True}),
+    ]
+    recorded = [("rank_heartbeat",), end] if end and not isinstance(end, SystemExit) else []
+    assert calls[8:] == [*recorded, ("flush",), ("_exit", code)]
+    assert errors.getvalue().endswith(text)
+    if isinstance(end, SystemExit) or not end:
+        assert errors.getvalue() == text
+
+
+def test_rank_whose_guard_is_gone_does_not_run(calls: Calls) -> None:
+    calls.replace(guard, "_prctl")
+    calls.replace(os, "getppid", lambda: 1)
+    with pytest.raises(ExitedError):
+        guard._die_with_parent(77)
+    request = ("_prctl", guard.PR_SET_PDEATHSIG, signal.SIGKILL)
+    assert calls == [request, ("getppid",), ("_exit", guard.ORPHANED)]
+    calls.clear()
+    guard._die_with_parent(1)
+    assert calls == [request, ("getppid",)]
+
+
+def test_kernel_is_asked_through_the_c_library(calls: Calls) -> None:
+    library = SimpleNamespace(prctl=lambda *arguments: calls.append(arguments))
+    calls.replace(guard.ctypes, "CDLL", lambda *_, **__: library)
+    guard._set_process_name("rank 3's guard")
+    assert calls == [("CDLL", None, {"use_errno": True}), (15, b"rank 3's guard")]
+
+
+def test_launcher_replaces_the_guard(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["guard.py", "--supervisor", "4711", "torchrun", "--one"])
+    calls.replace(guard, "_die_with_parent")
+    calls.replace(os, "execvp", lambda *_: calls.exit(0))
+    with pytest.raises(ExitedError):
+        guard.main()
+    assert calls == [("_die_with_parent", 4711), ("execvp", "torchrun", ["torchrun", "--one"])]
+
+
+def test_only_selected_descriptors_above_standard_error_are_closed(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = SimpleNamespace(iterdir=lambda: [SimpleNamespace(name=str(number)) for number in range(7)])
+    monkeypatch.setattr(guard, "Path", lambda _: entries)
+
+    def fstat(number: int) -> Any:
+        if number == 5:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        return SimpleNamespace(st_mode=stat.S_IFIFO if number == 4 else stat.S_IFSOCK)
+
+    closed: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", fstat)
+        patched.setattr(os, "close", closed.append)
+        guard._close_fds(stat.S_ISSOCK)
+    assert closed == [3, 6]
+
+
+# ---- the guard ----
+
+
+class FakeSender:
+    """Sends nothing; `calls` lists the messages."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def send(self, *arguments: Any, **fields: Any) -> None:
+        self._calls.append(("send", *arguments, fields))
+
+
+@pytest.mark.parametrize("is_rank", [False, True])
+@pytest.mark.parametrize("has_environment", [False, True])
+def test_guard_prepares_its_process_and_then_forks_the_rank(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, is_rank: bool, has_environment: bool
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["guard.py", "program", "--supervisor"])
+    monkeypatch.setenv(HEARTBEAT_DIRECTORY, "/work")
+    if not has_environment:
+        monkeypatch.delenv("RANK")
+        monkeypatch.delenv(HEARTBEAT_DIRECTORY)
+    sender = FakeSender(calls)
+    calls.replace(guard.signal, "pthread_sigmask")
+    with monkeypatch.context() as patched:
+        patched.setattr(guard.signal, "signal", lambda *arguments: calls.append(("signal", *arguments)))
+        calls.replace(guard, "_close_fds")
+        calls.replace(guard, "DatagramSender", lambda rank, directory: sender)
+        calls.replace(os, "fork", lambda: 0 if is_rank else 55)
+        calls.replace(guard, "_become_rank", lambda _: calls.exit(0))
+        calls.replace(guard, "_set_process_name")
+        calls.replace(guard, "_prctl")
+        calls.replace(guard, "_wait_for_rank", lambda *_: 42)
+        if is_rank:
+            with pytest.raises(ExitedError):
+                guard.main()
+        else:
+            assert guard.main() == 42
+    assert calls[0] == ("pthread_sigmask", signal.SIG_BLOCK, guard.WATCHED)
+    assert {call[1:] for call in calls[1:5]} == {
+        (number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    }
+    directory = guard.Path("/work") if has_environment else None
+    assert calls[5:9] == [
+        ("_close_fds", stat.S_ISSOCK),
+        ("DatagramSender", 3 if has_environment else 0, directory),
+        ("send", "guard", guard.SEND_TIMEOUT_S, {"pid": os.getpid()}),
+        ("fork",),
+    ]
+    name = "rank 3's guard" if has_environment else "rank 0's guard"
+    assert calls[9:] == (
+        [("_become_rank", os.getpid())]
+        if is_rank
+        else [
+            ("_set_process_name", name),
+            ("_prctl", guard.PR_SET_PDEATHSIG, signal.SIGCHLD),
+            ("_wait_for_rank", 55, os.getppid(), sender),
+        ]
+    )
+
+
+TERM, CHILD, NOTHING = SimpleNamespace(si_signo=signal.SIGTERM), SimpleNamespace(si_signo=signal.SIGCHLD), None
+FORWARDED = [("kill", 55, signal.SIGTERM), ("kill", 55, signal.SIGCONT)]
+
+
+@pytest.mark.parametrize(
+    ("received", "parents", "alive", "expected", "by_launcher"),
+    [
+        ([CHILD], [], [], [], False),
+        ([NOTHING, CHILD], [9], [True], [], False),
+        ([TERM], [], [], FORWARDED, True),
+        ([TERM, TERM, CHILD], [9, 9], [True, True], [*FORWARDED, *FORWARDED], True),
+        ([CHILD, CHILD], [1], [], [("_kill", 55)], True),
+        ([NOTHING, CHILD], [9], [False], [("_kill", 55)], True),
+    ],
+)
+@pytest.mark.parametrize("supervisor", [None, "4711 7"])
+def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    received: list[Any],
+    parents: list[int],
+    alive: list[bool],
+    expected: list[Any],
+    by_launcher: bool,
+    supervisor: str | None,
+) -> None:
+    """The rank ends after the last of the received signals, with exit code 7."""
+    pending, supervisors = list(received), list[str]()
+
+    def wait(watched: Any, seconds: float) -> Any:
+        assert (watched, seconds) == (guard.WATCHED, guard.POLL_S)
+        return pending.pop(0)
+
+    def is_alive(identity: str) -> bool:
+        supervisors.append(identity)
+        return alive[len(supervisors) - 1]
+
+    def wait_for_child(child: int, flags: int) -> tuple[int, int]:
+        assert (child, flags) == (55, os.WNOHANG)
+        return (0, 0) if pending else (55, 7 << 8)
+
+    parents = list(parents)
+    monkeypatch.setenv(SUPERVISOR, supervisor or "")
+    if supervisor is None:
+        monkeypatch.delenv(SUPERVISOR)
+    monkeypatch.setattr(guard.signal, "sigtimedwait", wait)
+    monkeypatch.setattr(guard, "is_alive", is_alive)
+    monkeypatch.setattr(os, "waitpid", wait_for_child)
+    monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
+    for owner, name in ((os, "kill"), (guard, "_kill"), (guard.signal, "pthread_sigmask")):
+        calls.replace(owner, name)
+    calls.replace(guard, "_end_like", lambda code: code + 1)
+    assert guard._wait_for_rank(55, 9, FakeSender(calls)) == 8  # type: ignore[arg-type]
+    assert calls == [
+        *expected,
+        ("send", "end", guard.SEND_TIMEOUT_S, {"code": 7, "terminated_by_launcher": by_launcher}),
+        ("_kill", 55, {"whole_group_only": True}),
+        ("pthread_sigmask", signal.SIG_UNBLOCK, guard.WATCHED),
+        ("_end_like", 7),
+    ]
+    assert supervisors == [supervisor or ""] * len(alive)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_group_is_killed_and_by_default_also_the_rank(calls: Calls, is_gone: bool) -> None:
+    def kill(*_: int) -> None:
+        if is_gone:
+            raise ProcessLookupError
+
+    calls.replace(os, "killpg", kill)
+    calls.replace(os, "kill", kill)
+    guard._kill(55, whole_group_only=True)
+    assert calls == [("killpg", 55, signal.SIGKILL)]
+    guard._kill(55)
+    assert calls[1:] == [("killpg", 55, signal.SIGKILL), ("kill", 55, signal.SIGKILL)]
