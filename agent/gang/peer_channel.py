@@ -57,7 +57,7 @@ class PeerChannel:
             channel = listen(own_address(gang), gang.port_of(gang.me), gang.allowed_addresses)
             greeting = {"host": gang.me, "greeting": self._token}
             self._listener = GangListener(gang, channel, self._selector, self._receive_status, greeting)
-        self._watchers = {host: BufferedConnection(None, 0.0) for host in gang.watchers if host != gang.me}
+        self._watchers = {host: BufferedConnection() for host in gang.watchers if host != gang.me}
         self._dial_at = dict.fromkeys(self._watchers, 0.0)
         self._send_at = self._cleanup_at = 0.0
 
@@ -180,7 +180,7 @@ class PeerChannel:
         if connection.socket:
             self._selector.unregister(connection.socket)
             connection.close()
-            self._watchers[host] = BufferedConnection(None, 0.0)
+            self._watchers[host] = BufferedConnection()
 
     def _read_watcher(self, host: str) -> None:
         connection = self._watchers[host]

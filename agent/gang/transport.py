@@ -28,7 +28,8 @@ SIOCGIFADDR = 0x8915
 class BufferedConnection:
     """A connection with bounded buffers in both directions."""
 
-    def __init__(self, channel: socket.socket | None, now: float) -> None:
+    def __init__(self, channel: socket.socket | None = None, now: float = 0.0) -> None:
+        """`channel`: None while there is no connection."""
         self.socket, self.heard_at = channel, now
         self.host = ""
         """The member at the other end; empty until its first valid message."""

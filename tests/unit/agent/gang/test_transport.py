@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from agent.gang.transport import (
     own_address,
     resolve,
 )
-from tests.gangs import MEMBERS, make_gang
+from tests.gangs import MEMBERS, FakeClock, make_gang
 
 
 @pytest.fixture
@@ -98,11 +99,18 @@ def test_failed_connection_drops_its_data(ends: tuple[BufferedConnection, socket
 
 
 def test_connection_that_is_not_open_accepts_and_receives_nothing() -> None:
-    connection = BufferedConnection(None, 0.0)
+    connection = BufferedConnection()
     assert connection.send(b"x")
     assert connection.pending == b""
     assert connection.receive() is None
     connection.close()
+
+
+def test_at_most_64_kib_are_received_at_once() -> None:
+    sizes: list[int] = []
+    channel: Any = SimpleNamespace(recv=lambda size: sizes.append(size) or b"a\nb")
+    assert BufferedConnection(channel, 0.0).receive() == [b"a"]
+    assert sizes == [65536]
 
 
 class Listening:
@@ -236,6 +244,21 @@ def test_silent_connections_are_dropped_after_their_time(
     assert (connection in head.listener.connections) is is_kept
 
 
+@pytest.mark.parametrize(("host", "limit_s"), [("", PROOF_S), ("h2", 20.0)])
+def test_connection_is_kept_until_its_time_is_exceeded(
+    head: Listening, monkeypatch: pytest.MonkeyPatch, host: str, limit_s: float
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=clock))
+    head.connect()
+    (connection,) = head.listener.connections
+    connection.host = host
+    for age_s, kept in ((limit_s, [connection]), (limit_s + 0.25, [])):
+        clock.now = 1000.0 + age_s
+        head.listener.drop_silent(20.0)
+        assert head.listener.connections == kept
+
+
 def test_time_of_a_connection_begins_when_it_is_accepted_and_again_with_a_message(head: Listening) -> None:
     before = time.monotonic()
     channel = head.connect()
@@ -317,18 +340,22 @@ def test_host_uses_its_planned_address_if_the_machine_has_it() -> None:
 def test_host_with_a_loopback_address_uses_the_one_from_which_it_reaches_a_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    asked: list[tuple[str, int]] = []
 
     def recorded(address: str, port: int) -> Any:
-        asked.append(address)
+        asked.append((address, port))
         return resolve(address, port)
 
     monkeypatch.setattr(transport, "resolve", recorded)
     address = own_address(gang_at(h1="127.0.1.1", h2="127.0.0.9"))
     assert address.startswith("127.0.0.")
     assert address != "127.0.1.1"
-    assert asked[0] == "127.0.1.1"
-    assert asked[-1] == "127.0.0.9"
+    assert asked[0] == ("127.0.1.1", 0), "any port of the planned address must do"
+    assert asked[-1] == ("127.0.0.9", 29400)
+
+
+def test_host_without_its_planned_address_uses_the_one_from_which_it_reaches_a_peer() -> None:
+    assert own_address(gang_at(h1=OUTSIDE, h2="127.0.0.9")).startswith("127.")
 
 
 def test_planned_address_is_kept_if_no_peer_can_be_reached() -> None:
