@@ -43,8 +43,7 @@ class GangMonitor:
     def __init__(self, me: str, receiver: HeartbeatReceiver, channel: PeerChannel | None, timeout_s: float) -> None:
         """`channel`: None if this host is alone; `timeout_s`: time-out of the process group."""
         self._me, self._receiver, self._channel, self._timeout_s = me, receiver, channel, timeout_s
-        self._began = self._polled_at = time.monotonic()
-        self._judge_at = 0.0
+        self._began = self._polled_at = self._judge_at = time.monotonic()
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
@@ -146,7 +145,7 @@ class GangMonitor:
     def _ended_by_launcher(self, state: RankState) -> RankState:
         """Return the state of a rank that its launcher ended, marked as failed, without a scope: no device is at fault."""
         text = f"{self._launcher_exit}{self._last_line}"
-        exception = text if self._launcher_code is not None and self._launcher_code > 0 else ""
+        exception = text if (self._launcher_code or 0) > 0 else ""
         return replace(state, scope="", terminated_by_launcher=False, exit_code=None, why=text, exception=exception)
 
     def _with_kill_reason(self, state: RankState) -> RankState:

@@ -1039,12 +1039,14 @@ def test_second_watcher_names_no_culprit_before_the_first_is_finished(
     [
         ("h1", {"h2": 0.0, "h3": 0.0}, 2 * SETTLE_S - 0.1, False),
         ("h1", {"h2": 0.0, "h3": 0.0}, 2 * SETTLE_S + 0.1, True),
+        ("h1", {"h2": 0.0, "h3": UNSURE_S}, 2 * SETTLE_S + 0.1, True),
         ("h1", {"h2": 0.0, "h3": UNSURE_S + 0.5}, 2 * SETTLE_S + 0.1, False),
+        ("h1", {"h2": 0.0, "h3": UNSURE_S + 0.5}, 2 * SETTLE_S, False),
         ("h1", {"h2": 0.0}, 2 * SETTLE_S + 0.1, False),
         ("h1", {"h2": 0.0, "h3": None}, 2 * SETTLE_S + 0.1, True),
         ("h2", {"h1": 0.0, "h3": 0.0}, 2 * SETTLE_S + 0.1, False),
         ("h2", {"h1": None, "h3": 0.0}, 2 * SETTLE_S + 0.1, True),
-        ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S - 0.1, False),
+        ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S, False),
         ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S + 0.1, True),
     ],
 )
@@ -1058,6 +1060,7 @@ def test_monitor_waits_for_a_verdict_until_every_host_has_reported_or_is_lost(
     settled: bool,
 ) -> None:
     """`ages`: age of each other host's status, in seconds; None: an old status of a finished host."""
+    clock.now = UNSURE_S  # an age of UNSURE_S is exact
     channel = PeerChannel(gang(me, 3))
     gang_monitor = GangMonitor(me, receiver, channel, 60.0)
     channel.statuses = {

@@ -1,0 +1,203 @@
+"""When the monitor of a launch searches for a culprit, what it reports about a failed launcher, and how it ends."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.gang import monitor
+from agent.gang.culprit import SETTLE_S, GangSnapshot
+from agent.gang.heartbeat_receiver import HeartbeatReceiver
+from agent.gang.monitor import EXIT_ANNOUNCEMENT_S, OWN_FAILURE_S, PAUSE_S, GangMonitor
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.rank_state import RankState
+from schemas.records import Culprit
+from tests.gangs import FakeClock, make_gang, send_to_receiver
+
+CULPRIT = Culprit(kind="host_silent", hosts=("h3",), text="host h3: no messages")
+
+
+class FakeChannel:
+    """A channel without sockets. Each poll advances the clock by its time-out."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.gang = make_gang("h1", 1)
+        self.statuses: dict[str, Any] = {}
+        self.verdict: Culprit | None = None
+        self.finished = self.aborted = self.is_closed = False
+        self.polls: list[float] = []
+        self.pauses: list[float] = []
+        self.polls_until_delivery = 0
+        self.published: list[tuple[Sequence[RankState], bool, bool]] = []
+        """Ranks, `at_once` and `finished` of each status."""
+        self._clock = clock
+
+    def watch_socket(self, channel: socket.socket) -> None:
+        """Ignore the socket: tests poll without waiting."""
+
+    def poll(self, seconds: float) -> None:
+        self.polls.append(seconds)
+        self._clock.now += seconds
+
+    def publish_status(self, ranks: Sequence[RankState], *, at_once: bool = False) -> None:
+        self.published.append((ranks, at_once, self.finished))
+
+    def compensate_pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def announce_verdict(self, verdict: Culprit) -> None:
+        self.verdict = verdict
+
+    def is_decider(self, now: float) -> bool:
+        return True
+
+    def is_delivered(self) -> bool:
+        return len(self.polls) >= self.polls_until_delivery
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
+    receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def channel(clock: FakeClock) -> FakeChannel:
+    return FakeChannel(clock)
+
+
+@pytest.fixture
+def waits(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time-outs of the waits for a heartbeat. Each of them advances the clock by 0.125 s instead."""
+    seconds: list[float] = []
+
+    def wait(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
+        seconds.append(arguments[-1])
+        clock.now += 0.125 if arguments[-1] else 0.0
+        return [], [], []
+
+    monkeypatch.setattr(select, "select", wait)
+    return seconds
+
+
+@pytest.fixture
+def lone_monitor(receiver: HeartbeatReceiver, waits: list[float]) -> GangMonitor:
+    """Return the monitor of a host that is alone."""
+    return GangMonitor("h1", receiver, None, 60.0)
+
+
+@pytest.fixture
+def gang_monitor(receiver: HeartbeatReceiver, channel: FakeChannel) -> GangMonitor:
+    """Return the monitor of a host with `channel` to the other hosts."""
+    return GangMonitor("h1", receiver, cast(PeerChannel, channel), 60.0)
+
+
+@pytest.fixture
+def searches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the times of the searches for a culprit, none of which finds one."""
+    times: list[float] = []
+
+    def find_no_culprit(gang: GangSnapshot) -> None:
+        times.append(clock.now)
+
+    monkeypatch.setattr(monitor, "find_culprit", find_no_culprit)
+    monkeypatch.setattr(monitor, "JUDGE_INTERVAL_S", 0.25)
+    return times
+
+
+def test_culprit_is_searched_for_once_per_interval_or_after_news(
+    lone_monitor: GangMonitor, tmp_path: Path, clock: FakeClock, searches: list[float]
+) -> None:
+    for _ in range(5):
+        lone_monitor.poll(0.0)
+        clock.now += 0.125
+    assert searches == [1000.0, 1000.25, 1000.5]
+    send_to_receiver(tmp_path)
+    lone_monitor.poll(0.0)
+    assert searches[3:] == [1000.625], "the first heartbeat of a rank is news"
+    clock.now += 0.125
+    lone_monitor.poll(0.0)
+    assert searches[4:] == []
+
+
+def test_verdict_of_another_host_is_returned_at_once(
+    gang_monitor: GangMonitor, channel: FakeChannel, searches: list[float]
+) -> None:
+    assert gang_monitor.poll(0.0) is None
+    channel.verdict = CULPRIT
+    assert gang_monitor.poll(0.0) is CULPRIT
+    assert len(searches) == 1, "no search is needed once there is a verdict"
+
+
+@pytest.mark.parametrize(("pause_s", "silent_s"), [(PAUSE_S, PAUSE_S), (PAUSE_S + 0.25, 0.0)])
+def test_pause_of_up_to_pause_s_counts_as_silence(
+    lone_monitor: GangMonitor, tmp_path: Path, clock: FakeClock, pause_s: float, silent_s: float
+) -> None:
+    send_to_receiver(tmp_path)
+    lone_monitor.poll(0.0)
+    clock.now += pause_s
+    lone_monitor.poll(0.0)
+    assert lone_monitor.states()[0].silent_s == silent_s
+
+
+def test_pause_is_excluded_from_the_ages_of_statuses(
+    gang_monitor: GangMonitor, channel: FakeChannel, clock: FakeClock
+) -> None:
+    clock.now += PAUSE_S + 1.0
+    gang_monitor.poll(0.0)
+    gang_monitor.poll(0.0)
+    assert channel.pauses == [PAUSE_S + 1.0]
+
+
+def test_launcher_is_named_while_another_rank_still_runs(lone_monitor: GangMonitor, tmp_path: Path) -> None:
+    send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
+    lone_monitor.await_verdict(3, "no space left")
+    assert lone_monitor.states()[0].why == "its launcher ended with exit code 3: no space left"
+    assert lone_monitor.states()[1].why == ""
+
+
+@pytest.mark.parametrize(("after_s", "is_named"), [(OWN_FAILURE_S - 1, True), (OWN_FAILURE_S, False)])
+def test_launcher_that_fails_within_own_failure_s_is_marked_as_failed(
+    gang_monitor: GangMonitor, clock: FakeClock, after_s: float, is_named: bool
+) -> None:
+    """No rank has started. The first rank is reported as ended since the end of the launcher."""
+    clock.now += after_s
+    ended_at = clock.now
+    gang_monitor.await_verdict(1)
+    clock.now = ended_at + 20.0
+    assert gang_monitor.states()[0].ended_s == (20.0 if is_named else None)
+    assert gang_monitor.states()[1].ended_s is None
+
+
+def test_lone_monitor_awaits_a_verdict_for_twice_settle_s(
+    lone_monitor: GangMonitor, clock: FakeClock, waits: list[float]
+) -> None:
+    assert lone_monitor.await_verdict(1) is None
+    assert clock.now == 1000.0 + 2 * SETTLE_S
+    assert max(waits) <= 0.2, "a verdict must end the wait soon"
+
+
+@pytest.mark.parametrize(("polls_until_delivery", "waited_s"), [(0, 0.0), (5, 0.5), (10_000, EXIT_ANNOUNCEMENT_S)])
+def test_exit_is_announced_until_it_is_delivered_or_takes_too_long(
+    gang_monitor: GangMonitor,
+    channel: FakeChannel,
+    receiver: HeartbeatReceiver,
+    polls_until_delivery: int,
+    waited_s: float,
+) -> None:
+    channel.polls_until_delivery = polls_until_delivery
+    gang_monitor.announce_exit()
+    assert sum(channel.polls) == pytest.approx(waited_s, abs=0.11)
+    ((ranks, at_once, finished),) = channel.published
+    assert ([rank.rank for rank in ranks], at_once, finished) == ([0, 1], True, True)
+    assert channel.is_closed
+    assert receiver.socket.fileno() == -1
