@@ -305,6 +305,11 @@ def test_only_allowed_addresses_and_the_own_one_can_connect() -> None:
                 assert (channel.connect_ex(("127.0.0.1", port)) == 0) is is_allowed, source
 
 
+def test_port_can_be_used_again_at_once() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
+
+
 def test_refused_restriction_and_taken_port_are_errors_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(GangError) as error:
         listen("127.0.0.1", taken.getsockname()[1], purpose="the rendezvous")
