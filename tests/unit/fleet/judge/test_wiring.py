@@ -742,7 +742,7 @@ def test_manifest_file_may_list_only_cables(tmp_path: Path) -> None:
         ("h1,link,,165,ens1,leaf01,swp1", "a link has no serial: leave it empty"),
         ("h1,link,0,,ens1,leaf01,swp1", "a link has no slot: leave it empty"),
         ("h1,gpu,1,166,,leaf01,", "a part has no switch: leave it empty"),
-        ("h1,link,,,../x,leaf01,swp1", "slot '../x'"),
+        ("h1,link,,,../x,leaf01,swp1", "port '../x'"),
         (f"h1,link,,,ens1,{'x' * 81},swp1", "give at most 80 printable characters"),
         ("h2,link,,,ens1,leaf01,swp1", "host h2 is not in the inventory"),
         ("h1,lnik,,,ens1,leaf01,swp1", "serial is empty"),
