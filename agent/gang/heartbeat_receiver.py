@@ -16,7 +16,7 @@ from agent.gang.processes import read_process
 from agent.gang.rank_state import RankState
 
 MAX_BYTES = 1 << 14
-"""Maximum size of a message. Its phase and exception have up to 800 characters, and JSON may need twelve bytes for each."""
+"""Maximum size of a message. Its phase and exception together have up to 800 characters, of up to twelve bytes each in JSON."""
 BUSY_SHARE = 0.05
 """Share of one CPU above which a process counts as busy."""
 

@@ -69,7 +69,10 @@ class GpmCounters:
         return self._previous is not None
 
     def read(self, gpu: NvmlGpu) -> GpmValues:
-        """Return all values of GPM_KINDS over the time since the previous sample, or why they are absent."""
+        """Return all values of GPM_KINDS over the time since the previous sample, or why they are absent.
+
+        Within MIN_INTERVAL_S of a sample, return the previous values.
+        """
         if self._values and self._clock() - self._sampled_at < MIN_INTERVAL_S:
             return self._values
         values: GpmValues | Absent = try_read(lambda: self._read(gpu))

@@ -1,4 +1,4 @@
-"""Parse the output of `mlxlink -m -c`, of NVIDIA MFT or as `mstlink` of mstflint, as JSON or as text.
+"""Parse the output of `mlxlink -m -c` (NVIDIA MFT) or `mstlink -m -c` (mstflint), as JSON or as text.
 
 All values are texts. `N/A` has three meanings: no link, no module, not supported. mlxlink exits 0 even if the link is down.
 """
@@ -34,7 +34,7 @@ COUNTERS = {
 INFINIBAND_GIGABITS = {
     "SDR": 10.0, "DDR": 20.0, "QDR": 40.0, "FDR10": 41.0, "FDR": 56.0, "EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0,
 }  # fmt: skip
-"""InfiniBand speed -> its signaling rate over four lanes, which orders the speeds."""
+"""InfiniBand speed -> its nominal rate in Gb/s over four lanes, which orders the speeds."""
 _NOT_REPORTED = Absent.unsupported("mlxlink does not report it")
 
 Rows = Mapping[str, str]
@@ -61,7 +61,7 @@ def _json_rows(text: str) -> Rows:
         document = json.loads(text)
         status, sections = document["status"], document["result"]["output"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ReadingError(Absent.error(f"mlxlink: not its JSON: {type(error).__name__}: {error}"[:200])) from error
+        raise ReadingError(Absent.error(f"mlxlink: unexpected JSON: {type(error).__name__}: {error}"[:200])) from error
     if not isinstance(status, dict) or status.get("code") != 0:
         message = status.get("message") if isinstance(status, dict) else status
         raise ReadingError(Absent.error(f"mlxlink: {clean_text(str(message))}"))

@@ -1,4 +1,4 @@
-"""Sign a run and verify it: `SHA256SUMS` covers its files including `signed.json`, `SHA256SUMS.sig` covers `SHA256SUMS`."""
+"""Sign a run and verify it: `SHA256SUMS` covers its files except UNSIGNED_FILES, `SHA256SUMS.sig` covers `SHA256SUMS`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from schemas.reports import FleetReport
 
 SCHEMA = "rackproof.signed/1"
 VALID, CHANGED, UNCONFIRMED = 0, 1, 2
-"""Exit codes of `verify`: unchanged and confirmed; changed; unchanged, but the judgement cannot be repeated here."""
+"""Exit codes of `verify`: valid; files, signer or report are wrong; valid signature, but the report was not confirmed."""
 _MAX_NAMES = 5
 
 

@@ -21,7 +21,7 @@ _MAX_HOSTS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why the fleet, or one of its hosts, is not accepted: a cause with its leading evidence, formatted."""
+    """A cause with its leading evidence, formatted."""
 
     title: str
     verdict: str
@@ -51,7 +51,7 @@ class Reason:
     """All verdicts of the reason, if there are several."""
     count: int
     share: float | None = None
-    """The value as a share of its limit, if both are numbers and need not be equal."""
+    """Value divided by limit; None if one is not a number, the limit is 0, or the operator is `eq`."""
     severity: str = ""
     waiver: str = ""
     """The waiver: person, reason and last day. The verdict is unchanged."""
@@ -64,7 +64,7 @@ class Reason:
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[int, str]) -> list[Reason]:
-    """Return one reason per cause, in their order: failures by the severity of their action, then inconclusive, then waived.
+    """Return one reason per cause, in their order: failures (critical first, then by action), then inconclusive, then waived.
 
     Args:
         verdicts: of the report.

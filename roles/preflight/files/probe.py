@@ -48,7 +48,8 @@ def problems(options):
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     yield from network_problems(options)
     yield from environment_problems(options.environment)
-    rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]  # the last two: statuses
+    # The hosts of a gang send their statuses to the two ports after the rendezvous.
+    rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]
     for service, port in (("exporter", options.exporter_port), *rendezvous):
         owner = listening_process(port)
         is_agent = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
@@ -164,7 +165,10 @@ def nccl_files():
 
 
 def selection_problem(wanted, known, kind):
-    """Return why NCCL selects none of the known names, with the remedy; empty if it selects one, or if none can be excluded."""
+    """Return why NCCL selects none of the known names, with the remedy.
+
+    Empty if it selects one, or if `wanted` only excludes and no name is known.
+    """
     excludes = wanted.startswith("^")
     if nccl_selection(wanted, known) or (excludes and not known):
         return ""
