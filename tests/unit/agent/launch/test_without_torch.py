@@ -211,11 +211,11 @@ def end_hosts(*started: subprocess.Popen[bytes]) -> None:
 
 
 def test_first_host_waits_for_a_hung_host_no_longer_than_a_rank_waits(tmp_path: Path) -> None:
-    first, hung = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + HANGS_AFTER + set_timeout(tmp_path, 1.5))
+    first, hung = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + HANGS_AFTER + set_timeout(tmp_path, 6.0))
     try:
         assert first.wait(timeout=40) == 0
         assert hung.poll() is None
-        assert "the ranks of h2 did not end within 1.5 s after those of this host" in (tmp_path / "h1.log").read_text()
+        assert "the ranks of h2 did not end within 6 s after those of this host" in (tmp_path / "h1.log").read_text()
     finally:
         end_hosts(first, hung)
 
