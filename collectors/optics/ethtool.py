@@ -97,9 +97,10 @@ class Ethtool:
 
 def _refused(output: CompletedProcess[str], *, has_link: bool) -> Absent:
     message = error_message(output)
-    if any(text in message for text in _CANNOT):
+    no_module = any(text in message for text in _NO_MODULE)  # first, because one of them contains one of _CANNOT
+    if not no_module and any(text in message for text in _CANNOT):
         return Absent.unsupported(f"ethtool: {message}")
-    if not has_link and any(text in message for text in _NO_MODULE):
+    if no_module and not has_link:
         return Absent.unsupported(f"no module, and {NO_LINK} (ethtool: {message})")
     return Absent.error(f"ethtool: {message}{_HINT if 'not permitted' in message else ''}")
 

@@ -15,6 +15,7 @@ from fleet.report.titles import TITLES, benchmark_title
 from schemas.catalogue import DURATION
 from schemas.records import MEASURED
 from schemas.reports import FleetReport, HostReport
+from schemas.stages import SOAK
 
 COLOURS = 16
 REST = "start and end"
@@ -116,7 +117,10 @@ def _medians(hosts: Mapping[str, Seconds]) -> dict[StageTime, float]:
 
 
 def _seconds(host: HostReport) -> dict[StageTime, float]:
-    """Return the seconds of each benchmark, and the remaining time of the launches of each stage as `start and end`."""
+    """Return the seconds of each benchmark, and the remaining time of the launches of each stage as `start and end`.
+
+    Those of a soak are of all rounds. Its record has the median duration of each benchmark, and only a few of its launches.
+    """
     seconds: dict[StageTime, float] = {}
     for item in host.measurements:
         value = finite(item.value)
@@ -125,6 +129,10 @@ def _seconds(host: HostReport) -> dict[StageTime, float]:
     launched: dict[str, float] = {}
     for launch in host.launches:
         launched[launch.stage] = launched.get(launch.stage, 0.0) + launch.duration_s
+    if host.soak:
+        launched[SOAK] = host.soak.soaked_s
+        rounds = finite(host.soak.finished) or 0.0
+        seconds = {key: value * rounds if key.stage == SOAK else value for key, value in seconds.items()}
     for stage, duration_s in launched.items():
         of_stage = [value for key, value in seconds.items() if key.stage == stage]
         rest = duration_s - sum(of_stage)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -444,6 +446,15 @@ def test_refusal_of_ethtool_has_its_status(root: Path, capture: str, up: bool, s
     serial = refuse(root, optics.ethtool(capture))["optics.module.serial"]
     assert isinstance(serial, Absent)
     assert serial.status == status
+
+
+@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.ENXIO, errno.ENETDOWN, errno.EREMOTEIO])
+def test_module_of_a_port_with_a_link_that_cannot_be_read_is_an_error(root: Path, number: int, up: bool) -> None:
+    (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
+    serial = refuse(root, f"netlink error: {os.strerror(number)}\n")["optics.module.serial"]
+    assert isinstance(serial, Absent)
+    assert serial.status == ("error" if up else "unsupported")
 
 
 def test_missing_permission_is_an_error_that_names_the_remedy(root: Path) -> None:

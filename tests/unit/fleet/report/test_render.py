@@ -42,7 +42,7 @@ from schemas.baselines import Change
 from schemas.catalogue import BENCHMARKS, Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage
 from schemas.readings import READINGS
-from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot
+from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot, Soak
 from schemas.reports import (
     EXCEPTIONS,
     FAIL,
@@ -879,6 +879,32 @@ def test_times_are_shown_for_fleet_and_hosts() -> None:
         "6 min 52 s per host: start and end 5 min 12 s, Collectives 60.5 s"
     )
     assert "- Time: 6 min 52 s per host" in render_summary(two_hosts())
+
+
+def test_time_of_a_soak_is_that_of_all_its_rounds() -> None:
+    """The record has the median duration of a benchmark, and few of the launches of the rounds."""
+    report = accepted()
+    host = report.hosts[0]
+    stress = replace(
+        host.measurements[0],
+        name="benchmark.duration",
+        scope="host",
+        stage="soak",
+        value=50.0,
+        params={"benchmark": "stress"},
+    )
+    launches = tuple(
+        replace(host.launches[0], stage="soak", duration_s=60.0, number=number) for number in (1, 98, 99, 100)
+    )
+    soak = Soak(began="2026-11-14T09:30:02Z", planned_s=6000, soaked_s=6100, finished=100)
+    soaked = replace(host, measurements=(stress,), launches=launches, soak=soak)
+    times = timing.times(replace(report, hosts=(soaked,)))
+    assert [(row.name, row.median) for row in times.rows] == [
+        ("Stress", "83 min 20 s"),
+        ("start and end", "18 min 20 s"),
+    ]
+    assert times.total == "101 min 40 s"
+    assert timing.times(replace(report, hosts=(replace(soaked, soak=replace(soak, finished=10**400)),))).total
 
 
 def test_only_the_slowest_of_many_hosts_have_a_bar() -> None:
