@@ -45,8 +45,8 @@ STARTED = time.monotonic()
 def main() -> int:
     """Run the requested benchmarks on this rank.
 
-    Under a supervisor, returns 0 even if a benchmark fails, because the record has the reason. Without one, returns 1 if any
-    figure of this rank is an error.
+    Under a supervisor, returns 0 even if a benchmark fails, because the record has the reason. Without a supervisor, returns 1
+    if this rank reports an error in place of any value.
     """
     options = _parser().parse_args()
     try:
@@ -108,9 +108,9 @@ def connect_store() -> tuple[Store, int, int]:
 
 
 def _wait_for_all_ranks(context: Context) -> None:
-    """Record that this rank has finished. Local rank 0 waits for all ranks, or for the time-out.
+    """Record that this rank has finished. Local rank 0 also waits for all ranks, at most until the time-out.
 
-    Only then may it remove the files of the ranks of its host, and rank 0 close the store.
+    If it ended earlier, it would remove files that its host's ranks still write, and rank 0 would close the store.
     """
     if context.world_size == 1:
         return

@@ -92,10 +92,10 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
 
 
 def _problems_of_ranks(context: Context, own: str, key: str) -> str:
-    """Return the problem of the first rank that has one, and on how many more ranks there is one; empty if no rank has one.
+    """Return the problem of the first rank that has one, and the number of other ranks with a problem; empty if there is none.
 
-    The ranks exchange them in the store of the launch under `key`. The first rank of each host reports, so without the exchange
-    the problem of another one would be lost.
+    The ranks exchange their problems in the store of the launch under `key`. Only local rank 0 of each host reports, so without
+    the exchange a problem of any other rank would be lost.
     """
     context.store.set(f"{key}/{context.rank}", own)
     if context.min_max_over_ranks(int(not own))[0]:  # also a barrier: afterwards every rank has set its key

@@ -202,7 +202,7 @@ def pattern(start: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def count_wrong_elements(receive: torch.Tensor, operation: Operation, rank: int, n: int) -> torch.Tensor:
-    """Return how many elements differ from the expected ones. All are small integers, which fp32 represents exactly."""
+    """Return how many elements differ from the expected ones. All expected elements are integers that fp32 represents exactly."""
     wrong = torch.zeros((), dtype=torch.int64, device=receive.device)
     for index, chunk in enumerate(receive.chunk(n if operation.receives_chunks else 1)):
         factor, addend = operation.received(rank, index, n)

@@ -20,7 +20,7 @@ from schemas.records import SKIPPED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the hidden share and the slowdown. Both are 1 if both operations together take as long as the longer one alone."""
+    """Report the hidden share and the slowdown. Both figures are 1 if the overlap costs no time beyond the longer operation."""
     if context.world_size == 1:
         raise CannotMeasureError(SKIPPED, "a collective needs two ranks")
     size, size_bytes = settings["size"], settings["size_bytes"]

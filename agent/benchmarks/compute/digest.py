@@ -23,7 +23,7 @@ from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `digest.value` (16 hexadecimal digits), `.mismatches` (wrong repetitions), `.wrong_peer_copies` (wrong round trips).
 
-    All workloads, and the copies to all other GPUs together as one more, get the same share of `seconds`.
+    `seconds` is divided equally among the workloads; the copies to all other GPUs together count as one more workload.
     """
     workloads = settings["workloads"]
     peer_copies = settings["peer_copies"] if context.kind == "gpu" else []
@@ -62,7 +62,7 @@ def _run_workload(context: Context, workload: str, size: int, seconds: float) ->
 
 
 def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> None:
-    """Copy to each other GPU of the host and back. All GPUs copy at the same time, each to another one."""
+    """Copy to each other GPU of the host and back. In each round all GPUs copy at once, each to a different GPU."""
     ranks = context.local_world_size
     for offset in range(1, ranks):
         peer = (context.local_rank + offset) % ranks
@@ -102,7 +102,7 @@ class Digests:
 def _repeat(context: Context, computation: Computation, seconds: float, digests: Digests) -> None:
     """Repeat a computation and count its digests.
 
-    Digests are compared with that of the right result, or if it is not known, the later ones with the first.
+    Each digest is compared with the digest of the right result; if that result is not known, with the first digest.
     """
     compute = computation.compute
     factors = digest_factors(compute())
@@ -131,9 +131,9 @@ def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def digest_factors(result: torch.Tensor) -> torch.Tensor:
-    """Return the odd factors for the words of such a result: hashes of the positions, by the mixing function of SplitMix64.
+    """Return an odd factor for each word of the result: a hash of its position, by the mixing function of SplitMix64.
 
-    Factors that rise evenly with the position would let flips cancel that repeat at equal distances, such as those of one lane.
+    If the factors rose evenly with the position, flips at equal distances, such as those of one lane, could cancel.
     See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
     mixed = torch.arange(1, _words(result).numel() + 1, device=result.device) * _signed(0x9E3779B97F4A7C15)

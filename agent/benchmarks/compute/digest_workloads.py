@@ -2,7 +2,7 @@
 
 Inputs are generated on the CPU, so that all GPUs get the same ones; only `rng` generates numbers on the device. The kernels are
 deterministic: one stream (cuBLAS is deterministic on one), cuDNN restricted to deterministic algorithms, a stable sort, prefix
-sums of whole numbers only (torch adds floating-point numbers in varying order), and no backward pass of attention
+sums of whole numbers only (torch's prefix sums add floating-point numbers in varying order), and no backward pass of attention
 (its fast kernels also add in varying order). Different GPU models and software versions may choose other kernels, so
 results are compared only between GPUs of the same model with the same software.
 """
@@ -212,8 +212,8 @@ def peer_copy(size: int, device: torch.device, peer: torch.device) -> Computatio
 def _round_trip(size: int, device: torch.device, buffer: torch.Tensor) -> Computation:
     """Prepare copies of random words to `buffer` and back. The result has the words that were read back.
 
-    The inverted words are copied before the words. So every data line carries both values of every bit, and if a copy does not
-    take place, wrong words remain in the buffer.
+    The inverted words are copied before the words. So each bit is copied as 0 and as 1, and if a copy does not take place, wrong
+    words remain in the buffer.
     """
     words = _random_words(size, size, 14)
     expected = torch.stack([~words, words])

@@ -1,7 +1,7 @@
 """Matrix product rate in the shapes of language models: few rows as when tokens are generated, many as in training.
 
-`gemm` multiplies one large square, which needs little memory bandwidth. A product with few rows reads its whole second factor for
-them, so it depends on memory bandwidth, caches and the choice of kernel.
+`gemm` multiplies large square matrices, which needs little memory bandwidth. A product with few rows still reads its whole second
+factor, so its rate depends on memory bandwidth, caches and the choice of kernel.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR, UNSUPPORTED
 
 GROUP = 16
-"""Columns of a checksum. One element is about 25 % of a checksum of 16 elements. It is 0.6 % of that of a whole row of 28672,
-which is less than the tolerance, so a wrong element could remain undetected."""
+"""Columns that one checksum covers. One element is about 25 % of a checksum of 16 elements, but only 0.6 % of a checksum of a
+whole row of 28672. That is less than the tolerance, so one wrong element in such a row could remain undetected."""
 TOLERANCE_FACTOR = 2
 """Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`, because there are up to 1800 times as many checksums as
-rows: the largest of 15 million normal errors is 5.5 times their standard deviation, that of 8192 is 4 times. The bound for bf16,
-4 % of the root mean square of the checksums, is also far above the sum of the largest possible rounding errors of all elements in
-an average group: 2⁻⁸ of each, 1.1 %."""
+rows: of 15 million normally distributed errors, the largest is 5.5 times their standard deviation; of 8192, it is 4 times. The
+bound for bf16, 4 % of the root mean square of the checksums, is also far above the sum of the largest possible rounding errors of
+all elements in an average group (2⁻⁸ of each element, together 1.1 %)."""
 REPEATED = 8
 """Products after the timed ones that are compared with the first one."""
 
@@ -32,10 +32,10 @@ REPEATED = 8
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `gemm_shapes.throughput` and `.wrong_products` for each dtype and shape.
 
-    The first product is checked against its factors. The last timed one and REPEATED more must be bit-identical to it, as cuBLAS
-    guarantees (NVIDIA, cuBLAS documentation, "Results reproducibility"; there is one stream).
+    The first product is checked against its factors. The last timed one and REPEATED more must be bit-identical to the first,
+    as cuBLAS guarantees for one stream (NVIDIA, cuBLAS documentation, "Results reproducibility").
 
-    A shape is `MxNxK`: (M, K) by (K, N). A product counts as 2·M·N·K operations, for int8 operations on integers.
+    A shape is `MxNxK`: (M, K) by (K, N). A product counts as 2·M·N·K operations (for int8: integer operations).
     """
     for dtype in settings["dtypes"]:
         reason = unsupported_reason(dtype, context.device)

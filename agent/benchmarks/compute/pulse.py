@@ -32,14 +32,14 @@ from schemas.records import UNSUPPORTED
 LEAST_PERIODS = 2
 DUTY = 0.5
 LATEST = 0.1
-"""A period is kept if its load begins no later than this share of it."""
+"""A period counts as kept only if its load begins late by at most this share of the period."""
 DEPTH = 2
 """Products that are queued on the GPU at once: so many that it never waits for the host, so few that the load ends in time."""
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
 IDLE_S = 0.2
-"""Pause before the first period of each wave, so that it too begins at idle."""
+"""Pause before the first period of each wave, so that this period begins at idle like the later ones."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

@@ -21,8 +21,8 @@ from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, UNSUPPORTED
 
 BLOCK_S = 0.5
-"""Length of a timed block, at most a tenth of the duration: at the power limit the clock oscillates several times a second, and
-a block averages that."""
+"""Length of a timed block, unless a tenth of the duration is less. At the power limit the clock oscillates several times a
+second, and a block averages the oscillations."""
 
 Moment = torch.cuda.Event | float
 
@@ -106,7 +106,7 @@ def _time_products(
             product = multiply()
         wrong.add((product != expected).any())
         moments.append(_record_moment(context))
-        if len(moments) > 2:  # the GPU already has the next block in its queue while the host waits for this one
+        if len(moments) > 2:  # the GPU already has the next block in its queue while the host waits for the previous one
             block_seconds = _seconds_between(context, moments[0], moments[1])
             wrong.read()
             moments.pop(0)

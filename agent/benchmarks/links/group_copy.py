@@ -1,6 +1,6 @@
 """Copies between one GPU and all others of the host at once, and copies by a kernel instead of a copy engine.
 
-`peer_copy` measures one pair of GPUs at a time, and may not detect a faulty switch. A GPU that copies to or from all
+`peer_copy` measures one pair of GPUs at a time, so it can miss a faulty switch. A GPU that copies to or from all
 others uses all of its links.
 """
 
@@ -30,7 +30,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
     - `by_kernel`: a kernel on this GPU writes to the memory of the next one. torch has no copy kernel between GPUs for
-      contiguous data of one type, so it converts int32 to fp32. Without peer access torch copies through a buffer instead.
+      contiguous data of one type, so this pattern converts int32 to fp32. Without peer access torch copies through a buffer.
     """
     if context.local_world_size == 1:  # there is no other GPU on this host
         return
@@ -86,13 +86,13 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
 def _copy(
     context: Context, other: torch.device, pattern: str, size: int
 ) -> tuple[Callable[[], torch.cuda.Event], Callable[[], int]]:
-    """Return a function that starts COPIES copies on a stream of their own, and one that counts the wrong bytes of the last.
+    """Return two functions: one starts COPIES copies on a stream of their own, the other counts the wrong bytes of the last copy.
 
-    The first one returns the event of their end.
+    The first function returns an event that the GPU records at the end of the copies.
     """
     own = context.device
     source_device, target_device = (other, own) if pattern == "all_to_one" else (own, other)
-    # Other data for each pair, so that data from another GPU are wrong.
+    # Different data for each pair, so that data from another GPU count as wrong.
     generator = torch.Generator(source_device).manual_seed(1000 * source_device.index + target_device.index)
     source = torch.randint(0, LARGEST, (size // 4,), dtype=torch.int32, device=source_device, generator=generator)
     target = torch.empty(

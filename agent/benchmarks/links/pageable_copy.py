@@ -1,6 +1,6 @@
 """Copies between each GPU and ordinary (pageable) memory of the host, which the driver copies through pinned memory of its own.
 
-Many programs copy this way. It is slower than `host_copy`, and depends on the CPU and its memory too.
+Many programs copy this way. It is slower than from pinned memory (`host_copy`), and also depends on the CPU and its memory.
 """
 
 from __future__ import annotations

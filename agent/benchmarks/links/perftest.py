@@ -60,7 +60,7 @@ class Conditions:
     """How the adapters transferred the messages, according to the header of the output."""
 
     mtu: int
-    """Largest packet in bytes, by InfiniBand's count: 256 to 4096."""
+    """Path MTU in bytes, as InfiniBand defines it (the payload of a packet): 256 to 4096."""
     gid_index: int
     """Index of the GID in use; 0 on InfiniBand."""
 
@@ -86,7 +86,7 @@ class Latency:
 
 
 def parse_bandwidth(stdout: str) -> Bandwidth:
-    """Return the last row of a bandwidth test. Raises PerftestError if there is none, or without a known unit or the MTU."""
+    """Return the last row of a bandwidth test. Raises PerftestError if the row, a known unit or the MTU is missing."""
     columns, row = _table(stdout)
     unit = next((match[1] for title in columns if (match := _BANDWIDTH.fullmatch(title))), "")
     if unit not in BYTES_OF_UNIT:
@@ -101,7 +101,10 @@ def parse_bandwidth(stdout: str) -> Bandwidth:
 
 
 def parse_latency(stdout: str) -> Latency:
-    """Return the last row of a latency test by iterations. Raises PerftestError if there is none, or the MTU is missing."""
+    """Return the last row of a latency test by iterations.
+
+    Raises PerftestError if the row, the typical latency or the MTU is missing.
+    """
     columns, row = _table(stdout)
     values = dict(zip(columns, row, strict=True))
     if "t_typical[usec]" not in values:
@@ -158,7 +161,10 @@ def failure_reason(exit_code: int, stdout: str, stderr: str) -> str:
 
 
 def _complaints(text: str) -> Iterator[str]:
-    """Yield the lines that name a cause. Lines of usage, header and table, and consequences of another error, are left out."""
+    """Yield the lines that may name a cause: not headers and tables, and not consequences of another error.
+
+    Yield nothing if the text is a usage message.
+    """
     if "Usage:" in text:
         return
     for raw in text[:MAX_OUTPUT].splitlines():

@@ -53,7 +53,7 @@ class VerbsTest:
 
     @property
     def has_two_directions(self) -> bool:
-        """Return whether two hosts measure it in each direction separately."""
+        """Return whether two hosts run the test once in each direction."""
         return self.figure == "bandwidth" and self.direction == "one_way"
 
     @property
@@ -130,7 +130,7 @@ class PerftestRun:
                 command, stdin=subprocess.DEVNULL, stdout=self._stdout, stderr=self._stderr
             )
             self._files = files.pop_all()
-        with contextlib.suppress(OSError):  # the processors may not be this container's
+        with contextlib.suppress(OSError):  # the processors may be outside this container's cpuset
             if wanted := set(cpus) & os.sched_getaffinity(0):
                 os.sched_setaffinity(self._process.pid, wanted)  # memory is allocated on the node of the adapter
 
@@ -145,7 +145,7 @@ class PerftestRun:
         return failure_reason(code, self.stdout(), _read(self._stderr)) if code else ""
 
     def stdout(self) -> str:
-        """Return what it has printed."""
+        """Return what the process has printed to stdout."""
         return _read(self._stdout)
 
     def end(self) -> None:
@@ -179,7 +179,7 @@ def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progres
 
 
 def finish(runs: Mapping[str, PerftestRun], limit_s: float, progress: Progress) -> dict[str, str]:
-    """Wait for the runs; return key -> why it failed, empty for those that succeeded. A run that exceeds the limit still runs."""
+    """Wait for the runs; return key -> why it failed, empty if it succeeded. A run that exceeds the limit is not ended."""
     deadline = time.monotonic() + limit_s
     while any(run.is_running for run in runs.values()) and time.monotonic() < deadline:
         progress()

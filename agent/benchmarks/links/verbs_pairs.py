@@ -1,6 +1,6 @@
 """The tournament of verbs: pairs of hosts, with each rail alone, all rails together, or both (the setting `sharings`).
 
-Both hosts of a pair compute the same list of runs. In each, one host starts the servers, posts their TCP ports in the store, and
+Both hosts of a pair compute the same list of runs. In each run, one host starts the servers, posts their TCP ports in the store, and
 the other connects. After a run both post which rails failed. Both leave these out of the rest of the round, except after a test
 with GPU memory.
 """
@@ -149,7 +149,7 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round. Report the figures of tests in both directions, and of those with this host as client.
+        """Run every test of the round. Report the tests in which this host is the client or both send at once (`both_ways`).
 
         Args:
             settings: the benchmark's settings.

@@ -44,7 +44,7 @@ class PortReport:
         self._context, self._settings = context, settings
         self.installation = Installation()
         self._ratios: dict[RdmaPort, dict[str, float]] = {}
-        """Port -> partner -> share of the port's rate at which the port wrote to the partner in one direction."""
+        """Port -> partner -> bandwidth of one-way writes to the partner, as a share of the port's rate."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
         """Return the ports to measure. Report the reason for the others, and for the host if a program of perftest is missing."""
@@ -99,7 +99,7 @@ class PortReport:
         return ""
 
     def best_partners(self) -> None:
-        """Report the best `verbs.rate_ratio` of each port's one-way writes: one partner may be slow, but not all of them."""
+        """Report the best `verbs.rate_ratio` of each port's one-way writes. It is low only if the writes to all partners are slow."""
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",
