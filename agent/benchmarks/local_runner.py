@@ -1,6 +1,6 @@
 """Run one benchmark, or all that need no process group, and report the reason for every figure that could not be measured.
 
-This module does not import torch, so that a stage whose benchmarks do not need it starts without it.
+This module does not import torch, so that a stage whose benchmarks do not need torch starts without it.
 """
 
 from __future__ import annotations

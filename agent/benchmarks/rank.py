@@ -46,7 +46,7 @@ def redirect_output(context: RankContext) -> None:
 
 
 def run_to_end(context: RankContext, run: Callable[[], object]) -> None:
-    """Run the benchmarks, save the observations and report the end, also of a rank that fails."""
+    """Run the benchmarks, save the observations and report to the supervisor that this rank has finished or failed."""
     try:
         run()
         context.save()

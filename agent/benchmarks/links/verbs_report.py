@@ -99,7 +99,7 @@ class PortReport:
         return ""
 
     def best_partners(self) -> None:
-        """Report the best `verbs.rate_ratio` of each port's one-way writes. It is low only if the writes to all partners are slow."""
+        """Report the best `verbs.rate_ratio` of each port's one-way writes: it is low only if all partners get a low rate."""
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",

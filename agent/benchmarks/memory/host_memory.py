@@ -1,8 +1,8 @@
 """Bandwidth and latency of the memory of each NUMA node, from its own processors and from another node, and of all together.
 
-One rank of the host measures, with one thread on each core; the others wait. Bandwidths count as in STREAM: the bytes that the
-operation names, without those that the processor reads before it writes a line (copy 2 x, triad 3 x the array). The target and
-the first source are checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line,
+One rank of the host measures, with one thread on each core; the others wait. Bytes are counted as in STREAM: those of the arrays
+that the operation reads and writes (2 arrays for copy, 3 for triad), without the lines that the processor reads before it
+overwrites them. The target and the first source are checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line,
 minus the time of such a read in the cache: so the time of the interpreter cancels out.
 """
 
@@ -29,10 +29,10 @@ MOVED = {"copy": 2, "triad": 3}
 """Operation -> arrays that it reads or writes."""
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
-"""STREAM's rule: an array is at least four times as large as all last-level caches. But at most four times the setting: a virtual
-machine with a few processors sees the cache of the whole processor."""
+"""STREAM's rule: the arrays of a node's threads together are at least CACHE_FACTOR times as large as its last-level caches. But
+no array is larger than MOST_FACTOR times the setting: a virtual machine with a few cores sees the cache of the whole processor."""
 MEMORY_SHARE = 0.25
-"""Share of the free memory that is used at most."""
+"""Largest share of the free memory that is used."""
 LEAST_BYTES = 1 << 16
 LEAST_PASSES = 3
 STEPS, SEGMENTS, NEAR_LINES = 2048, 7, 32

@@ -2,7 +2,7 @@
 
 The patterns are the ones of classic memory tests: constants and their inverses (find stuck bits), walking bits (coupled
 bits), each word's own address (decoder faults), random words and their inverses (everything else). `over_time` has the tests
-that repeat, or wait, for a time budget.
+that repeat or wait until their share of the time is used.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
 
 FADE_PATTERNS = ("random", "inverse_random")
-"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses each cell has held both
-values too, and in addition neighbours hold different values, next to which a cell loses its charge faster."""
+"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses each cell also holds both
+values in turn. In addition neighbours hold different values: next to those a cell loses its charge faster."""
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
-"""Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB of the 2 % of
-memory that are not tested, of which a GPU with 24 GB has 480 MB. `stress` uses 8192."""
+"""Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB. They
+must fit into the 2 % of memory that are not tested: 480 MB on a GPU with 24 GB. (`stress` uses 8192 rows and columns.)"""
 HEATER_CALLS = 500
 """Products in the queue at once: 0.1 s on an H100 at 700 TFLOP/s."""
 BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]
@@ -80,9 +80,9 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
 
 
 def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Read each part and write its inverse at once, upwards and then downwards, so that an error moves on to what is read later.
+    """Read each part and write its inverse at once, upwards and then downwards, so that a write that changes other parts is found.
 
-    Each pass has another word: zeros, a walking one in each byte, then random words.
+    Each pass uses another word: zeros, a walking one in each byte, then random words.
     """
     values = (0, *BYTE_PATTERNS)
     value = values[number] if number < len(values) else _random_word(number)
@@ -141,7 +141,7 @@ def _random_word(seed: int) -> int:
 
 
 def _repeated(one_pass: Callable[[Context, MemoryUnderTest, WrongWords, int], None]) -> Test:
-    """Return a test that repeats a pass, which gets its number, until its time is used."""
+    """Return a test that calls `one_pass` with the numbers 0, 1, 2, … until its time is used."""
 
     def run(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
         deadline, number = time.monotonic() + budget_s, 0

@@ -1,4 +1,7 @@
-"""Write the patterns of memory tests. `address` is always that of the first word, divided by 8, so parts continue one another."""
+"""Write the patterns of memory tests.
+
+`address` is always that of the first word, divided by 8. So a pattern that is written in parts continues from part to part.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ WALK = 64
 CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
 """Patterns of one word, as int64."""
 MODULO = 20
-"""Distance of the words that the test modulo 20 checks. Lines, rows and banks have powers of two as sizes."""
+"""Distance of the words that the test modulo 20 checks. It is no power of two, unlike the sizes of lines, rows and banks."""
 
 
 def fill(words: torch.Tensor, address: int, *, pattern: str) -> None:
@@ -48,7 +51,7 @@ def rewrite_others(words: torch.Tensor, address: int, *, offset: int, value: int
 
 
 def fill_stripes(words: torch.Tensor, address: int, *, width: int, phase: int, value: int) -> None:
-    """Write stripes of `width` words, by address: `value` and its inverse in turn. Stripe `phase` (0 or 1) has the inverse."""
+    """Write stripes of `width` words, by address: `value` and its inverse in turn. Stripe `phase` (0 or 1) of each pair has the inverse."""
     words.fill_(value)
     for stripe in _stripes(words, address, width, phase):
         stripe.bitwise_not_()
@@ -61,12 +64,12 @@ def invert_stripes(words: torch.Tensor, address: int, *, width: int, phase: int)
 
 
 def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Iterator[torch.Tensor]:
-    """Yield the words whose address divided by `width` is `phase` modulo 2: in whole pairs of stripes, before and after them."""
+    """Yield the words whose stripe (address // width) is `phase` modulo 2: those in whole pairs of stripes, then the others."""
     pair = 2 * width
     head = min(words.numel(), -address % pair)
     body = (words.numel() - head) // pair * pair
     yield words[head : head + body].view(body // pair, 2, width)[:, phase]
     for begin, end in ((0, head), (head + body, words.numel())):
-        # Both ends lie within one pair of stripes, which begins at a multiple of its size.
+        # The words before the whole pairs lie within one pair, and so do those after. A pair begins at a multiple of its size.
         first = (address + begin) // pair * pair + phase * width - address
         yield words[max(begin, first) : max(begin, min(end, first + width))]

@@ -31,7 +31,7 @@ TURN_S = 0.1
 """How long the leading host waits for the next question of a host before it answers another one."""
 LOCAL_WAITS = 3
 """Number of time-outs for which a rank waits for the first rank of its host. That rank may itself wait for the answers of the
-leading host, and then for the start, before which the leading host may wait for others."""
+leading host, and then for the start, which the leading host publishes only after it has waited for the other hosts."""
 
 
 class NoStartError(RuntimeError):
@@ -54,7 +54,7 @@ class Start:
     at: float
     """By this host's clock."""
     uncertainty_s: float
-    """How far the moment of any host may be from that of the leading host because of their clocks; 0 on one host."""
+    """How much earlier or later than the leading host any host may start, because of their clocks; 0 on one host."""
 
 
 class CommonStart:
@@ -101,7 +101,7 @@ class CommonStart:
         return min(context.present_ranks(), default=context.local_rank) == context.local_rank
 
     def _decide(self, step: str) -> dict[str, Any]:
-        """Return the fields of the start, or the `problem` for which there is none, for all ranks of this host."""
+        """Return, for all ranks of this host, the fields of the start, or the `problem` that prevents it."""
         if len(self._members) < 2:
             return {"at": self._clock() + LEAD_S, "uncertainty_s": 0.0}
         context, offset = self._context, ClockOffset()
@@ -206,13 +206,13 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
     """Answer the host's waiting question, if any, and those that follow, each within TURN_S of the answer before it.
 
-    Answers are fast if no other host is served meanwhile.
+    No other host is served meanwhile, so the answers are fast.
 
     Args:
-        number: number of its next question.
+        number: number of the host's next question.
 
     Returns:
-        The new number of its next question.
+        The new number of the host's next question.
     """
     last = float("-inf")
     while number < EXCHANGES:

@@ -1,6 +1,6 @@
 """Images for the training benchmarks: Fashion-MNIST and CIFAR-10 if they are on the host, otherwise synthetic ones.
 
-The figures have the name of the data set, so that synthetic images are recognizable.
+Each figure is reported with the name of the data set, so that figures of synthetic images are recognizable.
 
 Nothing is downloaded or unpickled: the formats are IDX (Fashion-MNIST) and the binary version of CIFAR-10.
 """

@@ -27,7 +27,7 @@ def enable(log: Path) -> None:
 
 
 def disable() -> bool:
-    """Disable the log. Returns False if NCCL, because of its version or because torch has it linked in, cannot change its log."""
+    """Disable the log. Returns False if it stays enabled: this version of NCCL cannot change it, or torch has NCCL linked in."""
     for key, value in _environment_before.items():
         os.environ.pop(key, None)
         if value is not None:

@@ -20,7 +20,7 @@ from agent.benchmarks.runtime.host_cpu import parse_cpu_list, select_cpus
 
 T = TypeVar("T")
 _UNLIMITED = 1 << 60
-"""From this value on, a limit of cgroup v1 means that there is none."""
+"""A limit of cgroup v1 of this value or more means that there is no limit."""
 _NODES = "sys/devices/system/node"
 
 
@@ -76,9 +76,9 @@ def memory_limit(root: Path = Path("/")) -> int:
 
 
 def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T], timeout_s: float) -> list[T]:
-    """Call `work` with its number and a common barrier in one thread for each processor; return the results.
+    """Start one thread on each processor, call `work` in it with the thread's number and a common barrier; return the results.
 
-    PyTorch uses only the calling thread for the operations of each thread.
+    PyTorch computes what a thread asks for in that thread only.
 
     Raises:
         Exception: the exception of a thread that failed. The others stop at the barrier.
