@@ -1,8 +1,8 @@
 """Start the ranks of a stage whose benchmarks need no torch: `python -m agent.benchmarks.without_torch FILE REQUEST`.
 
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
-forks, and if a rank fails, the other ranks of its host are ended. FILE has the same parameters, and which ranks are on this
-host. `python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
+forks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters of `rendezvous.py`, and also says
+which ranks are on this host. `python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
 """
 
 from __future__ import annotations
@@ -107,10 +107,9 @@ def _wait_for_ranks(guards: set[int]) -> int:
 
 
 def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
-    """Report the end of this host's ranks. The first host waits for the other hosts, whose ranks use its store.
+    """Report the end of this host's ranks. The first host then waits for the other hosts, whose ranks use its store.
 
-    The first host waits as long as a rank waits for another one. If ranks of other hosts have not ended by then, it writes the
-    names of these hosts to its log.
+    It waits at most `collective_timeout_s`, and writes the names of the hosts whose ranks have not ended by then to its log.
     """
     store = KeyStore(config["address"], config["port"], config["name"], limit_s=0)
     store.set(f"launcher/{config['rank']}", "left")

@@ -95,9 +95,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Remove the series with the same labels and another size, so that a new size replaces it. If a larger size is known, return
-    False.
-    """
+    """Return False if a larger size is known for these labels. Otherwise remove the series of other sizes, and return True."""
     operation, size = _without_size(metric, labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
         return False

@@ -28,7 +28,7 @@ _BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}")
 
 
 class WebConfigError(RackproofError, ValueError):
-    """The configuration file, or a file that it names, cannot be used. The message says which and why."""
+    """The configuration file, or a file that it names, cannot be used. The message says which file, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Find the host or rank that blocks a gang (the hosts of one multi-node launch), from the statuses of all supervisors.
 
-torch does not name it. If a peer is stopped or its link is cut, every rank fails at the time-out of the process group, and no
-error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
+torch does not say who blocks the gang: if a peer is stopped or its link is cut, every rank fails at the time-out of the process
+group, and no error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
 forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
 """
 
@@ -314,8 +314,8 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
 def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
     """Return the running rank that has started the fewest collective operations, if fewer than the ranks that timed out.
 
-    A rank that waits in an operation is left out. If only one rank still runs, and does not wait, return it whatever it has
-    started.
+    A rank that waits in an operation is left out. If only one rank still runs, and does not wait, return it however many
+    operations it has started.
     """
     reached = min(report.rank.sequence for report in timed_out)
     running = [report for report in others if report.rank.ended_s is None]

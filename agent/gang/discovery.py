@@ -17,7 +17,7 @@ from agent.gang.protocol import MAX_BYTES, Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
-"""Offset from the gang's port. The status messages use the gang's port and the next one."""
+"""Port of the discovery minus the gang's port. The status messages use the gang's port and the next one."""
 ANSWER_S = 15.0
 """Time for the first member to send the list, after its wait for the others."""
 CONNECT_S = 10.0

@@ -1,8 +1,8 @@
 """The tournament of verbs: pairs of hosts, with each rail alone, all rails together, or both (the setting `sharings`).
 
-Both hosts of a pair compute the same list of runs. In each run one host starts the servers and posts their TCP ports in the store,
-and the other connects. After a run both post which rails failed. Both leave these out of the rest of the round, except after a
-test with GPU memory.
+Both hosts of a pair compute the same list of runs. In each run one host starts the servers and posts their TCP ports in the
+store, and the other connects. After a run both post which rails failed. Both leave these out of the rest of the round, except
+after a test with GPU memory.
 """
 
 from __future__ import annotations

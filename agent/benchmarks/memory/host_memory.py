@@ -2,8 +2,8 @@
 
 One rank of the host measures, with one thread on each core; the others wait. Bytes are counted as in STREAM: those of the arrays
 that the operation reads and writes (2 arrays for copy, 3 for triad), without the lines that the processor reads before it
-overwrites them. The target and the first source are checked afterwards. Latency is the time of a read in a chain of dependent reads, each of another cache line,
-minus the time of such a read in the cache: so the time of the interpreter cancels out.
+overwrites them. The target and the first source are checked afterwards. Latency is the time of a read in a chain of dependent
+reads, each of another cache line, minus the time of such a read in the cache: so the time of the interpreter cancels out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOVED = {"copy": 2, "triad": 3}
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
 """STREAM's rule: the arrays of a node's threads together are at least CACHE_FACTOR times as large as its last-level caches. But
-no array is larger than MOST_FACTOR times the setting: a virtual machine with a few cores sees the cache of the whole processor."""
+no array is larger than MOST_FACTOR times the setting: a virtual machine with few cores sees the cache of the whole processor."""
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that is used."""
 LEAST_BYTES = 1 << 16

@@ -22,8 +22,8 @@ from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
 
 FADE_PATTERNS = ("random", "inverse_random")
-"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses each cell also holds both
-values in turn. In addition neighbours hold different values: next to those a cell loses its charge faster."""
+"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell holds
+both values in turn. In addition neighbours hold different values: next to those a cell loses its charge faster."""
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
@@ -80,7 +80,7 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
 
 
 def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Read each part and write its inverse at once, upwards and then downwards, so that a write that changes other parts is found.
+    """Read each part and write its inverse at once, upwards and then downwards: so a write that changes another part is detected.
 
     Each pass uses another word: zeros, a walking one in each byte, then random words.
     """

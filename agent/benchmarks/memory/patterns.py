@@ -51,7 +51,10 @@ def rewrite_others(words: torch.Tensor, address: int, *, offset: int, value: int
 
 
 def fill_stripes(words: torch.Tensor, address: int, *, width: int, phase: int, value: int) -> None:
-    """Write stripes of `width` words, by address: `value` and its inverse in turn. Stripe `phase` (0 or 1) of each pair has the inverse."""
+    """Write stripes of `width` words, by address: `value` and its inverse in turn.
+
+    Of each pair of stripes, number `phase` (0 or 1) has the inverse.
+    """
     words.fill_(value)
     for stripe in _stripes(words, address, width, phase):
         stripe.bitwise_not_()

@@ -17,8 +17,8 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
-"""Minimum time between two writes of the progress, and between two writes of the observations at the beginning of phases. A launch
-that is stopped loses what it observed after its last write."""
+"""Minimum time between two writes of the progress, and between two writes of the observations at the beginning of phases. A
+launch that is stopped loses what it observed after its last write."""
 
 Value = float | str | bool | Samples
 """A figure, or samples whose median is the figure."""

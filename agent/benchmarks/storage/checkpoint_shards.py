@@ -1,7 +1,8 @@
 """A checkpoint in a shared directory: each host writes a shard for each of its ranks, and others read and compare every byte.
 
-If a byte is wrong, the host that wrote the shard and a third host read it too. If all three read it wrong, or both hosts
-that did not write it, the file system stored it wrong; otherwise the client that read it wrong is at fault.
+If a byte of a shard is wrong, the host that wrote the shard (its owner) and a third host read the shard, too. If all three, or
+both hosts other than the owner, read it wrong, the file system stored it wrong. Otherwise the client that read it wrong is at
+fault.
 """
 
 from __future__ import annotations
@@ -132,13 +133,16 @@ class CheckpointShards:
         self._report.figure(clients.target, "shared_storage.misread_bytes", misread)
 
     def _read_again(self, readings: Readings) -> dict[tuple[str, int], set[str]]:
-        """Add what the owner of each wrong shard and a third host read wrong; return the hosts that have read each of them."""
+        """Let the owner of each wrong shard and a third host read it, too.
+
+        Add to `readings` what they read wrong; return owner and number of each shard -> hosts that have read it.
+        """
         clients = self._clients
         readers: dict[tuple[str, int], set[str]] = {}
         for name, found in readings.items():
             owner, reader = name[0], next(iter(found))
             third = next((host for host in clients.hosts if host not in (reader, owner)), "")
-            # A host that was left out since has removed its shards.
+            # An owner that was excluded after the first reading has removed its shards.
             readers[name] = {*found, *({owner, third} - {""} if owner in clients.hosts else ())}
         again: list[list[Any]] = []
         for owner, number in readings:

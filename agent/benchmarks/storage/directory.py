@@ -1,7 +1,7 @@
 """Run as a program, in a child process: prepare a directory for a measurement, or check for or remove its subdirectories.
 
     python directory.py prepare DIRECTORY      prints a JSON object about the directory and its file system
-    python directory.py see DIRECTORY NAME …   prints a JSON object with those of these subdirectories that exist
+    python directory.py see DIRECTORY NAME …   prints a JSON object that lists the NAMEs that exist
     python directory.py remove DIRECTORY WORK  removes the subdirectory WORK
 
 It imports the standard library only, so that it starts fast.
@@ -88,7 +88,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: time of the file system. By a wrong clock of this host, subdirectories that other hosts use could look old.
+        now: the time by the file system's clock. By a wrong clock of this host, subdirectories in use by others could look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -122,8 +122,8 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 
     For example `md0`, `2x SAMSUNG MZWLR`, `[nvme0n1, nvme1n1]`.
 
-    All are empty if the file system has no block device that the kernel lists. An array, a volume or a partition has the disks
-    that it consists of.
+    All are empty if the file system has no block device that the kernel lists. For an array, a volume or a partition, the disks
+    are those on which it lies.
 
     Args:
         number: `st_dev` of the directory.

@@ -1,7 +1,7 @@
 """Commands of fio, and what its output means.
 
 fio's exit code and the field `error` do not suffice: fio 3.33 and 3.42 end with code 0 after a read pass whose blocks were wrong,
-unless `verify_fatal` is set. Its JSON may have lines before it.
+unless `verify_fatal` is set. Other lines may precede its JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FioPass:
     repeats: bool = False
     """Go through the region again until the time is over."""
     verify: bool = False
-    """Write blocks with checksums, or compare those that are read."""
+    """When writing: write a checksum into each block. When reading: compare each block with its checksum."""
 
     def arguments(
         self, file: str, *, engine: str, direct: bool, jobs: int, size_bytes: int, step_bytes: int
@@ -140,7 +140,7 @@ def _result(jobs: Sequence[Mapping[str, Any]]) -> FioResult:
 
 
 def wrong_blocks(code: int | None, stdout: str, stderr: str) -> tuple[int, str]:
-    """Return how many wrong blocks a pass that compares reported, and where the first one is; 0 if none.
+    """Return how many wrong blocks the output of a pass with `verify` reports, and where the first one is; 0 if none.
 
     fio stops at the first wrong block of each job, so there may be more.
     """

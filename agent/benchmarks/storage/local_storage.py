@@ -99,7 +99,7 @@ class _Passes:
         written = self._sequential("write", verify=True)
         for target in self._targets:
             if result := written.get(target.path):
-                # fio ends the jobs at different offsets, so all use what the slowest has written.
+                # fio ends the jobs at different offsets, so all use as many bytes as the slowest has written.
                 size = min(result.job_bytes) // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
                 file, _, step = self._regions[target.path]
                 self._regions[target.path] = (file, size, step)

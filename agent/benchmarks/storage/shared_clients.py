@@ -88,7 +88,7 @@ class Clients:
 
         Args:
             name: name of the step, different for each call.
-            value: the value of this host. If its directory has a problem, the other hosts get that instead.
+            value: the value of this host. If its directory has a problem, the other hosts get the problem instead.
             limit_s: limit of the children of this step.
 
         Raises:

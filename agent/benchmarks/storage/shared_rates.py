@@ -17,11 +17,14 @@ FILE, DEPTH = "data", 4
 """Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
 MOST_FILES = 20_000
 SATURATED = 0.9
-"""Share of the highest bandwidth of the ramp. Once it is reached, more clients count as no gain."""
+"""Share of the highest total bandwidth. `saturation_clients` is the smallest number of clients that reach it."""
 
 
 def numbers_of_clients(first: int, hosts: int) -> list[int]:
-    """Return the numbers of clients to measure: `first`, twice as many each time, at last all hosts; only these if it is 0."""
+    """Return the numbers of clients to measure: `first`, then twice as many each time, and at last all hosts.
+
+    If `first` is 0, only all hosts are measured.
+    """
     counts = []
     while 0 < first < hosts:
         counts.append(first)
@@ -51,10 +54,10 @@ class SharedRates:
         self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
 
     def run(self) -> None:
-        """Measure with each number of clients. The figures of single clients are from the last one, with all of them."""
+        """Measure with each number of clients. The figures of single clients come from the last measurement, with all clients."""
         for number, count in enumerate(self._counts):
             is_last = number == len(self._counts) - 1
-            # A host may have been left out since.
+            # All that still take part: hosts may have been excluded since `_counts` was computed.
             part = self._clients.hosts if is_last else self._clients.hosts[:count]
             # A file of its own for each number of clients: some clients cache the size of a file.
             self._file = f"{FILE}{number}"
@@ -68,7 +71,7 @@ class SharedRates:
         self._report_ramp()
 
     def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
-        """Write at the same time; return host -> size of each job's region that it has written."""
+        """Write on the hosts of `part` at the same time; return host -> bytes that each of its jobs has written."""
         item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
         result = self._pass(item, part, self._clients.host, self._step_bytes)
         answer = {"rate": result.bytes_per_second, "bytes": min(result.job_bytes)} if result else {}
@@ -100,7 +103,7 @@ class SharedRates:
         if self._clients.host not in part:
             return ""
         order = [*part[(at := part.index(self._clients.host)) + 1 :], *part[: at + 1]]
-        # A host that was left out since removes its file.
+        # A host that was excluded after it wrote its file has removed it.
         readable = [host for host in order if host in regions and host in self._clients.hosts]
         others = [host for host in readable if host != self._clients.host] or readable
         return others[(distance - 1) % len(others)] if others else ""
@@ -120,7 +123,7 @@ class SharedRates:
             self._ramp[op][count, is_last] = max(rate, self._ramp[op].get((count, is_last), 0.0))
 
     def _report_ramp(self) -> None:
-        """Report what all clients reached together, what fewer did, and the fewest that reach almost the highest bandwidth."""
+        """Report the total bandwidth of each number of clients, and the number that saturates the file system."""
         for op, steps in self._ramp.items():
             for (count, is_last), rate in steps.items():
                 name = "shared_storage.aggregate_bandwidth" if is_last else "shared_storage.ramp_bandwidth"
@@ -147,7 +150,7 @@ class SharedRates:
             )
 
     def _report_reads(self) -> None:
-        """Report the best rate at which this host read a file, and the best rate at which any host read its file.
+        """Report the best rate at which this host read a file, and the best rate at which any host read this host's file.
 
         The best, because a slow client is slow with every file, and a slow part of the file system with every client.
         """

@@ -2,8 +2,8 @@
 
 It trains the small `convnet` on Fashion-MNIST. A plain loop would spend most of its time on kernel launches: a step of this
 network has about forty kernels of a few microseconds. So all inputs of a step are on the device (images, order, learning rates,
-step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU, or if it cannot be captured,
-the same step runs eagerly.
+step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU, or if the step cannot be
+captured, it runs eagerly.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from schemas.records import ERROR
 
 SEED = 20261128
 MULTIPLE = 8
-"""A number of sequences above this is rounded down to a multiple of it: GPUs of one model have slightly different free memory."""
+"""A number of sequences above this is rounded down to a multiple of it, so that GPUs of one model, whose free memory differs
+slightly, usually decode equally many sequences."""
 WARM_UP = 3
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 
@@ -250,7 +251,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _report_percentiles(
     context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
 ) -> None:
-    """Report each percentile; as absent if there are too few samples, because a tail needs one sample beyond it."""
+    """Report each percentile; as absent if there are so few samples that none lies beyond it."""
     for key in percentiles:
         share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:

@@ -53,7 +53,10 @@ class ExpertShape(Shape):
         return self.layers * of_block + self.width * VOCABULARY
 
     def required_bytes(self, world_size: int) -> float:
-        """Return an estimate of the device memory that the training needs, in bytes: thrice the activations without experts."""
+        """Return an estimate of the device memory that the training needs, in bytes.
+
+        The activations are estimated as three times those without experts.
+        """
         activations = 3 * ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
         weights = self.layers * (4 + 8 * EXPERTS) * self.width**2
         return activations + 4 * weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded

@@ -71,7 +71,7 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the sum of all replicas' last losses divided by that of their first.
+    """Report the step time of the slowest replica, and the sum of the replicas' last losses divided by that of their first ones.
 
     If losses are not finite, report `model_parallel.wrong_losses` instead of the ratio.
     """

@@ -55,7 +55,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the time from launch to the end of the first step, time and images per second after it, test accuracy and loss."""
+    """Report the time from launch to the end of the first step, time and images per second of the later steps, accuracy, loss."""
     batch, epochs = settings["batch_size"], settings["epochs"]
     model, images = load_model_and_images(context, "convnet", settings["data_directories"])
     steps_per_epoch = len(images.train) // context.world_size // batch

@@ -9,9 +9,9 @@ after the backward pass, and each rank times the two parts with its own clock:
   The shortest exchange of a step is the communication time. A rank's exchange minus that time is the time this rank waited.
 
 Two effects of DDP are not measured: that computing and communication overlap (so these steps take longer than DDP's), and that
-they slow each other down. The network is the transformer on tokens in device memory. As in real training, it is large enough
-that the GPU limits the speed and not the kernel launches. On GPUs `straggler.launch` reports how long the host needed for the
-launches.
+they slow each other down. The network is that of the benchmark `transformer`, with its tokens in device memory. As in real
+training, it is so large that the GPU limits the speed and not the kernel launches. On GPUs `straggler.launch` reports how long
+the host needed for the launches.
 
 The times of the ranks are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in
 every tenth step does. Counts, shares and `straggler.cpu_wait` are over all steps.

@@ -92,7 +92,7 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: mark backward pass and update in the heartbeat as a collective. False: they are none, or the caller does it.
+        collective: mark backward pass and update in the heartbeat as a collective. False: they use none, or the caller marks it.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)
