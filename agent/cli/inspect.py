@@ -21,7 +21,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add inspect to the command."""
     parser = verbs.add_parser(
         "inspect",
-        help="take a snapshot of this host; with a plan, start its record. Exits 75 if another run holds this host",
+        help="take a snapshot of this host; with --plan, also begin the run on it. Exits 75 if another run holds this host",
         epilog="example: rackproof inspect --json",
     )
     parser.add_argument("--run-dir", type=run_directory, help="add the snapshot to the record of this run")

@@ -1,8 +1,8 @@
 """Find the host or rank that blocks a gang (the hosts of one multi-node launch), from the statuses of all supervisors.
 
 torch does not say who blocks the gang: if a peer is stopped or its link is cut, every rank fails at the time-out of the process
-group, and no error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each supervisor
-forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
+group, and no error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each
+supervisor forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
 """
 
 from __future__ import annotations

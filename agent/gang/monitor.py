@@ -28,7 +28,7 @@ from schemas.records import Culprit
 PAUSE_S = 2.0
 """A supervisor that did not run for this long was suspended, and missed the messages of that time."""
 JUDGE_INTERVAL_S = 0.2
-"""Minimum time between two searches for a culprit without news from this host's ranks: the first host of a large gang gets
+"""Minimum time between two searches for a culprit, unless a rank of this host has news: the first host of a large gang gets
 hundreds of statuses per second."""
 EXIT_ANNOUNCEMENT_S = 3.0
 """Maximum time to deliver the end of this host's launch to the other hosts."""

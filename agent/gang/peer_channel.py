@@ -111,7 +111,10 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides about the culprit: each watcher before it has finished, is silent or sent nothing."""
+        """Return whether this host decides about the culprit: each watcher before it has finished, is silent or sent nothing.
+
+        For a host that is no watcher, this applies to every watcher.
+        """
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
         return not any(

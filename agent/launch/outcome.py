@@ -85,7 +85,7 @@ def conclude(
 def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
     """Return the outcome and the reason, which is empty if the launch finished.
 
-    The reason has any out-of-memory kill: the ranks may have needed the killed process.
+    The reason names any out-of-memory kill: the ranks may have needed the killed process.
     """
     oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
     if end.exit_code is None:

@@ -1,4 +1,4 @@
-"""Detect the launcher that started this process. It is an error if two launchers did, or not the one of `--launcher`."""
+"""Detect the launcher that started this process. Two launchers, or one that `--launcher` does not name, are an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
         if size.isdecimal() and int(size) > 1:
             raise PlacementError(
                 f"{name} is {size}: {PROGRAMS[other]} started {size} processes, and each would launch the whole host; "
-                f"start it without {PROGRAMS[other]}, or use `rackproof launch --launcher {other}`"
+                f"start this command without {PROGRAMS[other]}, or use `rackproof launch --launcher {other}`"
             )
     return None
 

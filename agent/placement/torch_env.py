@@ -1,4 +1,4 @@
-"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started; check those that are set.
+"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started; check those already set.
 
 torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. This module does
 not import torch, which takes seconds, so that wrong variables are reported at once.

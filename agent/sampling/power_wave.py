@@ -36,7 +36,7 @@ MAX_STRETCHES = 10_000
 has none."""
 BLOCK = 1000
 """Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
-or more, so a block has whole periods."""
+or more, so a block contains whole periods."""
 LAGS = 32
 """Delays of NVML that are tried, evenly spread over half a period."""
 

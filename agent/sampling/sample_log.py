@@ -1,6 +1,6 @@
 """Samples of the GPUs over a time of any length, in bounded memory.
 
-While there is room, every sample is kept. When the log is full, each two neighbours are merged into a group, and new samples
+While there is room, every sample is kept. When the log is full, every two neighbours are merged into a group, and new samples
 are merged into groups of the same size. One sample of each group is kept, selected at random: samples at a fixed distance could
 all fall into the same phase of a pulsed load.
 """

@@ -54,8 +54,8 @@ class SnapshotSampler(threading.Thread):
 class SnapshotSelector:
     """Selects the snapshot under the highest load, and up to MAX_ALARMS snapshots with alarms, if possible with every alarm.
 
-    A throttled GPU draws less power, so the snapshot under the highest load may not show it. Of alarms that never occur at the
-    same time, those of MAX_ALARMS moments are kept: the host is not accepted with any of them.
+    A throttled GPU draws less power, so the snapshot under the highest load may not show it. If more than
+    MAX_ALARMS snapshots would be needed to show every alarm, the later ones are left out: one alarm already prevents acceptance.
     """
 
     MAX_ALARMS = 8
@@ -73,7 +73,7 @@ class SnapshotSelector:
         if alarms <= frozenset().union(*(known for _, known in self._alarms)):
             return
         chosen = [*self._alarms, (snapshot, alarms)]
-        for item in self._alarms:  # an earlier one shows nothing that the others do not show
+        for item in self._alarms:  # leave out an earlier snapshot if the others show all of its alarms
             others = [other for other in chosen if other is not item]
             if item[1] <= frozenset().union(*(known for _, known in others)):
                 chosen = others
@@ -88,7 +88,7 @@ class SnapshotSelector:
 
 
 def _alarms(snapshot: Snapshot) -> frozenset[Alarm]:
-    """Return the clocks that are throttled for a reason other than the power limit, and the readings that failed."""
+    """Return the active throttle reasons other than the power limit, and the readings that failed."""
     throttled = {
         (metric.name, scope)
         for metric in snapshot.metrics

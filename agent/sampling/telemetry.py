@@ -37,7 +37,7 @@ RECENT_S = 10.0
 SAMPLED = frozenset(name for name, item in BENCHMARKS.items() if any(output.sampled for output in item.outputs))
 """The benchmarks that request samples."""
 PULSE = "pulse"
-"""The benchmark whose windows are loads that are switched on and off."""
+"""The benchmark that switches its load on and off during a window."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
 """A window with a lower rate or a longer gap is not used: a slowdown could fall between two samples."""

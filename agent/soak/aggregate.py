@@ -116,8 +116,8 @@ def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observat
 def _samples(observation: Observation, recorder: Recorder, old: Observation) -> Samples:
     """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets.
 
-    `old` is the figure of the earlier rounds. After a kill the recorder continues from the last checkpoint, which may lack the
-    round that had this value.
+    `old` is the figure of the earlier rounds. If the supervisor was killed, the recorder continues from the last checkpoint,
+    which may lack the round with this value: then the value is added.
     """
     series = recorder.series(observation.name, observation.scope, identifying_params(observation))
     before = float(old.value or 0)

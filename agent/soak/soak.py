@@ -1,8 +1,7 @@
 """Run a soak: repeat one short launch until the planned time has passed, a finding ends it, or several rounds in a row fail.
 
 Each round is aggregated into the record. About every CHECKPOINT_S, and after each round, the progress is written to `soak.json`
-next to the record. If the
-host or the supervisor fails, only the running round is interrupted, and its figures so far are kept.
+next to the record. If the host or the supervisor fails, only the running round is interrupted, and its figures so far are kept.
 """
 
 from __future__ import annotations

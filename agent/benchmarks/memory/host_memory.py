@@ -94,8 +94,9 @@ def _where(node: Node, home: Node, placement: str) -> dict[str, Any]:
 def _report_latency(context: Context, seconds: float, where: Mapping[str, Any]) -> None:
     if seconds > 0:
         context.report("host_memory.latency", seconds, unit="s", **where)
-    else:  # another process took the processor
-        context.report_absent("host_memory.latency", unit="s", status=ERROR, reason="no slower than the cache", **where)
+    else:
+        reason = "reads from memory took no longer than reads from the cache: another process used the processor"
+        context.report_absent("host_memory.latency", unit="s", status=ERROR, reason=reason, **where)
 
 
 def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[Node, Node, str]]:

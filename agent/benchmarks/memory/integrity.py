@@ -85,4 +85,4 @@ def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
         allocated += chunk.numel()
         yield chunk
     if not allocated:
-        raise RuntimeError(f"could not allocate device memory, although {wanted} bytes are free")
+        raise RuntimeError(f"could not allocate any of the {wanted} bytes of free device memory that are to be tested")
