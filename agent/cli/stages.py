@@ -24,7 +24,7 @@ from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT, PROBE
 
 
 def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
-    """Return the run of --run-dir; with --plan, start it first.
+    """Return the run of --run-dir. With --plan, first begin the run and take its first snapshot.
 
     Raises:
         PlacementError: the host is not in the plan, or a setting is wrong.

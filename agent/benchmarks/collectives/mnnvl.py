@@ -60,17 +60,17 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) -> dict[tuple[str, int], float]:
     """Measure on all ranks and report; return operation and size -> busbw, empty if a rank has no result."""
-    nccl_text = context.work / f"mnnvl{int(enabled)}.rank{context.rank}.log"
+    log_path = context.work / f"mnnvl{int(enabled)}.rank{context.rank}.log"
     results: Results = []
     problem = ""
     try:
-        results = _run_rank(context, settings, nccl_text, enabled=enabled)
+        results = _run_rank(context, settings, log_path, enabled=enabled)
     except (MeasurementError, OSError) as error:  # reported after the other ranks have been informed
         problem = str(error) or type(error).__name__
     if problems := _problems_of_ranks(context, problem, f"mnnvl{int(enabled)}/problem"):
         _report_absent(context, settings, problems, enabled=enabled)
         return {}
-    text = nccl_text.read_text(errors="replace")[-MAX_OUTPUT:] if nccl_text.exists() else ""
+    text = log_path.read_text(errors="replace")[-MAX_OUTPUT:] if log_path.exists() else ""
     transport = all_transports(context, nccl_log.parse_transport(text), f"mnnvl{int(enabled)}") or "unknown"
     rates = {}
     for item in results:
@@ -114,7 +114,7 @@ def _report_absent(context: Context, settings: Mapping[str, Any], reason: str, *
             )  # fmt: skip
 
 
-def _run_rank(context: Context, settings: Mapping[str, Any], nccl_text: Path, *, enabled: bool) -> Results:
+def _run_rank(context: Context, settings: Mapping[str, Any], log_path: Path, *, enabled: bool) -> Results:
     """Run the process of this rank, and return its results. Raises MeasurementError or OSError."""
     request = {
         "rank": context.rank, "world_size": context.world_size, "device": context.local_rank,
@@ -124,7 +124,7 @@ def _run_rank(context: Context, settings: Mapping[str, Any], nccl_text: Path, *,
         **os.environ,
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,GRAPH",
-        "NCCL_DEBUG_FILE": str(nccl_text),
+        "NCCL_DEBUG_FILE": str(log_path),
     }
     if not enabled:
         environment["NCCL_MNNVL_ENABLE"] = "0"

@@ -33,9 +33,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         context.host_barrier(way)  # all ranks launch at once, as in a training
         seconds = sorted(_time_launches(lambda: number.add_(1), way, settings["launches"], context.device))
         for percentile in settings["percentiles"]:
-            rank = min(len(seconds) - 1, int(len(seconds) * float(percentile[1:].replace("_", ".")) / 100))
+            index = min(len(seconds) - 1, int(len(seconds) * float(percentile[1:].replace("_", ".")) / 100))
             context.report(
-                "kernel_launch.latency", seconds[rank], unit="s", scope=context.device_scope, way=way,
+                "kernel_launch.latency", seconds[index], unit="s", scope=context.device_scope, way=way,
                 percentile=percentile, launches=len(seconds),
             )  # fmt: skip
     if context.kind == "gpu":

@@ -138,7 +138,7 @@ def _measure(
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
     """Return the GPU's own NUMA node (None: unknown), another one on whose CPUs this process may run, and the node's label.
 
-    The label is `local`, or `unknown` if the host has several nodes and does not report which of them is the GPU's. The other
+    The label is `local`, or `unknown` if the process may use several nodes and the host does not report the GPU's. The other
     node is None if this process may not run on the GPU's node: copies with remote memory are judged only against local ones.
     """
     properties = torch.cuda.get_device_properties(device)

@@ -195,8 +195,8 @@ class HostMemory:
     def latency(self, node: Node, home: Node) -> float:
         """Return the seconds of a read from the memory of `home`, beyond those of a read from the nearest cache.
 
-        The chain leads once through random lines of one array. Other arrays of the node are read before, so that no line is in a
-        cache. The contents of the arrays are lost.
+        The chain leads once through random lines of one array, whose contents are lost. Other arrays of the node are read before,
+        so that no line is in a cache.
         """
         arrays = self.arrays[home.cpus[0]]
         table = arrays[0]
