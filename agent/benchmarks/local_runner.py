@@ -24,7 +24,7 @@ def run_local(context: RankContext, benchmarks: Mapping[str, dict[str, Any]], br
     """Run the benchmarks that need no process group; return why this rank's device cannot be used, or an empty string.
 
     Args:
-        broken: why the device cannot be used before the first benchmark; empty if it can.
+        broken: why the device cannot be used even for the first benchmark; empty if it can.
     """
     for name in benchmarks:
         if BENCHMARKS[name].needs_group:

@@ -1,7 +1,8 @@
 """The verb `run-host`: run this host's part of a planned run from beginning to end, without a control node.
 
 The snapshot and each stage are verbs that the playbooks also run on a host. Each verb runs in a process of its own, so that a
-crash loses only its measurements. At the end the record is printed to the log (unless --quiet is given), even if a stage failed.
+crash loses only the measurements of one verb. At the end the record is printed to the log (unless --quiet is given), even if a
+stage failed.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class HostRunner:
         """Print the records to the log, copy them to --results, and release the host; return the exit code.
 
         Raises:
-            OSError: --results is not writable; the records were printed before.
+            OSError: --results is not writable; unless --quiet is given, the records were printed before.
         """
         _on_termination(signal.SIG_IGN)  # a signal would cut the record short, and `collect` would reject it
         try:

@@ -19,7 +19,7 @@ class StageProgress:
     """The progress of one launch on this host."""
 
     def __init__(self, run: HostRun, stage: str, work: Path, ranks: Iterable[int], start: float) -> None:
-        """Start with the launch.
+        """Begin to follow a launch.
 
         Args:
             run, stage: the host's run, and the stage of the launch.

@@ -129,7 +129,7 @@ def _write_rendezvous(
     """Write the address and the secret name of the rendezvous to a private file. `ps` would show arguments to every user.
 
     Args:
-        placement: number of ranks of this host and of the launch, and the first one of this host.
+        placement: how many ranks this host and the launch have, and the number of this host's first rank.
     """
     address, port = LOOPBACK[1], 0
     if len(gang.members) > 1:

@@ -144,7 +144,7 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 
 
 class PowerLog:
-    """The power values of one GPU that differ from the one before, at most MAX_VALUES of them. A value takes 16 bytes.
+    """The power values of one GPU that differ from the previous value, at most MAX_VALUES of them. A value takes 16 bytes.
 
     When it is full, every second block of values is removed, and later blocks are left out at the same rate.
     """

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     for this replaces its kept sample."""
 
     def reads_between(self, begin: float, end: float) -> float:
-        """Return how many of the samples were read in a window that overlaps, if they were read at an even rate."""
+        """Return how many of the samples were read in a window that overlaps the group, if they were read at an even rate."""
         overlap_s = min(self.last, end) - max(self.first, begin)
         return self.reads * overlap_s / (self.last - self.first) if self.last > self.first else self.reads
 

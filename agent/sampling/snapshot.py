@@ -99,7 +99,7 @@ def _metric(family: Family) -> Metric:
 
 
 def _recordable(value: Value | Absent) -> Value | Absent:
-    """Return the value, or an error for a number that makes a record invalid: one broken part would void all readings."""
+    """Return the value, or an error for a number that would make the record, and so all of its readings, invalid."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int) and abs(value) >= 1 << 64:

@@ -99,7 +99,7 @@ class SoakRun(HostRun):
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """Return the start of the soak, its end and its deadline if it is not interrupted, and its progress."""
+        """Return the soak's start, its end and deadline unless it is interrupted, and its progress."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())
@@ -169,7 +169,7 @@ class SoakRun(HostRun):
         return f"a round was interrupted; its {len(valid)} figures so far are kept"
 
     def begin_round(self) -> int:
-        """Return the number of the next round, and save it. After a kill the number shows whether the record has that round."""
+        """Return the number of the next round, and save it. After a kill, it shows whether the record has the interrupted round."""
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number

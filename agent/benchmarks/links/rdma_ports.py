@@ -48,7 +48,7 @@ class RdmaPort:
     cpus: tuple[int, ...]
     """Processors near the adapter; empty if unknown."""
     unusable: str = ""
-    """Why it is not measured; empty if it is."""
+    """Why the port is not measured; empty if it is measured."""
     can_connect: bool = True
     """Whether perftest can connect its queues. It cannot connect those of adapters for iWARP and EFA."""
 
@@ -200,7 +200,7 @@ def _text(path: Path) -> str:
 
 
 def nearest_gpu(port: RdmaPort, devices: Sequence[int], root: Path = Path("/")) -> str:
-    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty without such a GPU.
+    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty if there is none.
 
     Args:
         port: a port of the adapter.

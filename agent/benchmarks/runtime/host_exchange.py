@@ -29,7 +29,7 @@ class HostExchange:
     """One host among `members`, which all make the same calls in the same order.
 
     Args:
-        context: the rank; its number of the host is the position in `members`.
+        context: the rank; its `node` is the position of its host in `members`.
         members: the hosts of the launch.
         name: prefix of the keys in the store.
     """
@@ -80,7 +80,7 @@ class HostExchange:
         return values
 
     def _has_left(self, host: str) -> bool:
-        """Return whether the rank of the host that measures has left the benchmark."""
+        """Return whether the host's measuring rank has left the benchmark."""
         node = self._members.index(host)
         return bool(self._context.store.check([f"left/{node}/{self._context.benchmark}/{REPORTING_RANK}"]))
 

@@ -178,7 +178,7 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
-    """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not."""
+    """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not reproducible."""
     # PyTorch warns that the backward pass of max pooling uses atomic additions. Here the pooling windows do not overlap, so
     # no element is a sum and the order does not matter.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
