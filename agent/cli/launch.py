@@ -27,15 +27,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="run this host's part of a gang (the hosts of one multi-node launch)",
         epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
-        "Exit codes: 0 a record was written, whatever the result; 2 not possible on this host; 64 wrong usage, such as launcher "
-        "variables that are missing or contradict each other; 75 another run holds this host.",
+        "Exit codes: 0 a record was written, whatever the result; 2 the launch is not possible on this host; 64 wrong "
+        "usage, such as missing or contradictory launcher variables; 75 another run holds this host.",
     )
     parser.add_argument(
         "--launcher",
         choices=LAUNCHERS,
         default=TORCHRUN,
-        help="mpi or slurm: mpirun or srun started this process, and its variables also name the other hosts; "
-        "torchrun (default): this command starts torchrun itself",
+        help="mpi or slurm: mpirun or srun started this command on all hosts, and its variables must agree with the plan; "
+        "torchrun (default): this command is started on each host separately",
     )
     parser.add_argument(
         "--members",

@@ -78,7 +78,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--port",
         type=int,
         default=29500,
-        help="first of the gang's four ports: ranks, two for statuses, member discovery (default: 29500)",
+        help="first of the gang's four ports: one for the ranks, two for statuses, one for member discovery (default: 29500)",
     )
     parser.add_argument(
         "--meet-within",
