@@ -33,7 +33,7 @@ def _wait(options: argparse.Namespace) -> int:
     planned = [stage.name for stage in run.plan.stages]
     if options.stage not in planned:
         return fail(
-            f"--stage {options.stage}: the plan of run {run.plan.run_id} has only {', '.join(planned) or 'no stage'}"
+            f"--stage {options.stage}: not in the plan of run {run.plan.run_id}, which has {', '.join(planned) or 'no stage'}"
         )
     return wait_for_stage(run, options.stage)
 

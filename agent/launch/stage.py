@@ -218,7 +218,7 @@ def _reason_without_gpus(run: HostRun) -> str:
     if indices and not isinstance(indices, Absent):
         return ""
     reason = indices.reason if isinstance(indices, Absent) else "NVML lists 0"
-    remedy = "" if isinstance(indices, NotOpened) else ": nvidia-smi must list them; start a container with --gpus all"
+    remedy = "" if isinstance(indices, NotOpened) else ": nvidia-smi must list them; a container needs --gpus all"
     return f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}){remedy}"
 
 

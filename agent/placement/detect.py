@@ -23,7 +23,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
     if TORCHRUN_VARIABLE in environment:
         raise PlacementError(
             f"{TORCHRUN_VARIABLE} is set: torchrun started this process, and this command would start torchrun again for each "
-            "process; start it once on each host without torchrun, or run `torchrun -m agent.benchmarks`"
+            "process; start this command once on each host without torchrun, or run `torchrun -m agent.benchmarks`"
         )
     if launcher == MPI:
         return mpi.read_placement(environment)
@@ -31,7 +31,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
         if "OMPI_COMM_WORLD_SIZE" in environment:
             raise PlacementError(
                 "OMPI_COMM_WORLD_SIZE is set: mpirun started this process, perhaps inside a Slurm job; "
-                "give --launcher mpi, or start it with srun alone"
+                "give --launcher mpi, or start this command with srun alone"
             )
         return slurm.read_placement(environment)
     for name, other in SIZE_VARIABLES.items():

@@ -42,10 +42,10 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     hosts = expand_node_list(environment.get("SLURM_STEP_NODELIST", ""))
     if hosts and len(hosts) != nodes:
         raise PlacementError(
-            f"SLURM_STEP_NODELIST has {len(hosts)} hosts but SLURM_STEP_NUM_NODES is {nodes}: unset those that were set by hand"
+            f"SLURM_STEP_NODELIST has {len(hosts)} hosts but SLURM_STEP_NUM_NODES is {nodes}: unset the variables set by hand"
         )
     if not node < nodes:
-        raise PlacementError(f"SLURM_NODEID is {node} of {nodes} hosts: unset those that were set by hand")
+        raise PlacementError(f"SLURM_NODEID is {node} of {nodes} hosts: unset the variables set by hand")
     return RankPlacement(
         launcher=SLURM,
         rank=rank,

@@ -96,12 +96,12 @@ def reason_without_gpus(gpus: Gpus) -> str:
         remedy = (
             ""
             if isinstance(gpus.answering, NotOpened)
-            else ": install or load the driver (nvidia-smi must list them); start a container with --gpus all"
+            else ": install or load the driver (nvidia-smi must list them); a container needs --gpus all"
         )
         return f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}{remedy}"
     if isinstance(gpus.on_bus, Absent):
         return f"no GPU answers{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
-    return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; start a container with --gpus all"
+    return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; a container needs --gpus all"
 
 
 def problems(

@@ -161,7 +161,7 @@ def _excluded_reason(node: int | None, nodes: Path) -> str:
     if node is None or not cpus.get(node) or str(node) in usable:
         return ""
     return (
-        f"this process may not use the processors of NUMA node {node}, which is the GPU's, only those of node "
+        f"this process may not use the processors of NUMA node {node} (the GPU's node), only those of node "
         f"{', '.join(usable)}: give the launch processors of every node (cpuset of the container, Slurm step or pod)"
     )
 

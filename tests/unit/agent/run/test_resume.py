@@ -596,7 +596,7 @@ def test_wait_names_a_stage_that_the_plan_lacks(tmp_path: Path, capsys: pytest.C
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(make_plan("r1")))
     arguments = ["wait", f"--run-dir={tmp_path / 'runs' / 'r1'}", "--host=h1", "--stage=soak"]
     assert rackproof.main(arguments) == 64
-    assert "--stage soak: the plan of run r1 has only" in capsys.readouterr().err
+    assert "--stage soak: not in the plan of run r1, which has" in capsys.readouterr().err
 
 
 def test_repeated_stage_prints_only_the_record_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
