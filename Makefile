@@ -102,7 +102,7 @@ $(CRDS): | $(MADE)
 	touch $@
 
 # install_packages.sh comes first, because it installs python3-venv. A new virtual environment gets Debian's Python if it is new enough,
-# because it is built with profile-guided optimization: pyenv's default build needs an eighth more time.
+# because Debian's is built with profile-guided optimization: pyenv's default build needs an eighth more time.
 test: ## Run all linters, and all tests but those of test-gpu, test-image, test-rdma and test-storage
 	@tests/install_packages.sh
 	@PYTHON=$${PYTHON:-$$(/usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo /usr/bin/python3 || echo python3)} \
@@ -118,7 +118,7 @@ golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/ch
 alter: $(STAMP) ## Alter the evidence of accepted runs a million times (ALTERATIONS, SEED, RUNS), and check that only allowed changes are accepted
 	$(BIN)/python -m tests.alterations --count $(or $(ALTERATIONS),1000000) --seed $(or $(SEED),1) $(RUNS)
 
-fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and writes elsewhere
+fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and writes outside the run
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)
 
 mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the share of detected mutants (SAMPLE per file, FILES)

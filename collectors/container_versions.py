@@ -1,4 +1,4 @@
-"""Versions of containerd and runc, and the packages that own them: a distribution adds fixes to old versions."""
+"""Versions of containerd and runc, and of the packages that own them, because distributions add fixes to old versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAMS: Mapping[str, str] = {
 }
 """Program -> pattern for its version in the output of `--version`."""
 UNOWNED = "no package"
-"""Value for a program that no package owns, such as one from an archive of its project."""
+"""Value for a program that no package owns, such as one that was unpacked from the archive of a release."""
 _OWNER = re.compile(r"^([a-z0-9][a-z0-9+.-]{0,60})(?::[a-z0-9-]+)?: (/\S+)$", re.MULTILINE)
 _PACKAGE = re.compile(r"^([\w.+-]{1,60}) ([\w.+~^:-]{1,60})$", re.MULTILINE)
 _NOT_OWNED = ("no path found matching pattern", "is not owned by any package")
@@ -61,7 +61,7 @@ def _rpm_package(rpm: Path, path: str) -> str | Absent:
 
 
 def _why_unknown(process: subprocess.CompletedProcess[str] | Absent, path: str) -> str | Absent:
-    """Return UNOWNED if the package manager says that no package owns the file, otherwise what it says."""
+    """Return UNOWNED if the package manager says that no package owns the file, otherwise an error with its message."""
     if isinstance(process, Absent):
         return process
     lines = (process.stdout + process.stderr).splitlines()

@@ -14,7 +14,7 @@ from collectors.base import Absent
 T = TypeVar("T")
 _BLOCK_BYTES = 65536
 _MOUNT_MARKERS = {"proc": "proc/sys", "sys": "sys/devices"}
-"""Mount point -> path that exists if it is mounted. If it is not, a missing file does not mean that the kernel lacks it."""
+"""File system -> path that exists if it is mounted. If it is not mounted, a missing file says nothing about the kernel."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO)

@@ -32,7 +32,7 @@ KINDS = {
     "fabric.imex.connection": ("1", "State of the connection from this host to another one of the IMEX domain"),
 }
 OF_NODES = ("fabric.imex.node_address", "fabric.imex.node_version", "fabric.imex.connection")
-"""Readings of each host of the domain, with the label `imex`: the number of the host in it."""
+"""Readings of each host of the domain. Their label `imex` is the number of the host in the domain."""
 STATES = frozenset(
     {
         "initializing", "starting_auth_server", "waiting_for_peers", "waiting_for_recovery", "init_gpu", "ready",
@@ -44,7 +44,7 @@ _NOT_CONFIGURED = "Failed to read node configuration file"
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s*/32 host LOCAL")
 _NOT_REPORTED = Absent.unsupported("not reported")
 _NO_ADDRESS = Absent.error(
-    "none or several hosts of the IMEX domain have an address or the name of this host: its own connections are not known"
+    "this host's connections are not known: no host of the IMEX domain, or more than one, has its name or one of its addresses"
 )
 
 

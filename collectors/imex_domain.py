@@ -28,7 +28,7 @@ class ImexNode:
     address: str = ""
     """Address or name, as in the node configuration file."""
     version: str = ""
-    """Version of its daemon; empty if not reported (the text form of early R570)."""
+    """Version of its daemon; empty if not reported, as in the text output of early R570."""
     connections: dict[int, str] = field(default_factory=dict)
     """Number of a host -> state of the connection to it."""
 

@@ -1,6 +1,6 @@
 """InfiniBand, RoCE and EFA ports: state, rate, firmware, error counters. Reads /sys/class/infiniband.
 
-Only for Soft-RoCE it also reads /sys/class/net.
+For Soft-RoCE it reads /sys/class/net too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
 _REFUSED = Absent.unsupported("the adapter does not allow this counter to be read")
 _ASK_AGAIN_S = 3600.0
-"""If the adapter does not allow a counter to be read, it is tried again only after this time, because the kernel logs each
-refusal. (An HGX B200 has four such adapters.)"""
+"""A counter that the adapter refuses to return is read again only after this time, because the kernel logs each refusal. (An
+HGX B200 has four such adapters.)"""
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
 _GIDS = 16
 """Number of GID table entries to read. An address has two entries, for RoCE v1 and v2."""
@@ -180,7 +180,7 @@ def adapters(files: Files) -> list[str]:
 def _is_physical(files: Files, path: str) -> bool:
     if files.exists(f"{path}/device"):
         return not files.exists(f"{path}/device/physfn")
-    interface = files.read(f"{path}/parent", str, missing="none", refused="none")  # Soft-RoCE has only this
+    interface = files.read(f"{path}/parent", str, missing="none", refused="none")  # Soft-RoCE has no `device`
     return isinstance(interface, str) and network.is_nic(files, interface)
 
 

@@ -10,7 +10,7 @@ from collectors.files import Files, MissingError, nonempty
 FIRST_PROCESSOR_BYTES = 8192
 """These bytes of /proc/cpuinfo include the first processor. On a large host the whole file is a megabyte."""
 _PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU")
-"""Parts of the names that virtual machines have as product name."""
+"""A product name with one of these texts is that of a virtual machine."""
 
 
 def is_virtual(files: Files) -> Value | Absent:

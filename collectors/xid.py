@@ -82,7 +82,7 @@ class ErrorCounts:
     reason: str = ""
     """Why the GPU of the next message cannot start, if the driver has logged a reason without an address."""
     reason_at: float = 0.0
-    """Uptime at that message, in s."""
+    """Uptime at which the reason was logged, in s."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Count the errors in these lines."""
@@ -244,7 +244,7 @@ def parse_xid(message: str) -> Xid | None:
 
 
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
-    """Return PCI address, severity (fatal: `yes`, `no`, `unknown`) and code of an SXid; None for its detail lines and others."""
+    """Return PCI address, severity (fatal: `yes`, `no`, `unknown`) and code of an SXid; None for its details and other texts."""
     match = _SXID.match(message)
     if not match or _SXID_DETAIL.match(match[3]):
         return None

@@ -1,7 +1,7 @@
 """How long benchmarks take: from an earlier run of the same settings, or else from the table of benchmarks.
 
-A host derives from it how much of a stage is done and how long it still takes. The control node estimates a run with it, and
-scales a profile to a duration.
+From these durations, a host derives how much of a stage is done and how long the rest takes. The control node estimates a run
+with them, and scales a profile to a duration.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from schemas.stages import GANG
 from schemas.tournament import select_rounds
 
 START_S, END_S = 7.5, 1.2
-"""Time for the ranks of a stage to start and to rendezvous, and to end. In docs/measurements: 3.4 to 12.9 s, the
-first time after a boot the longest, and 0.5 to 3.9 s."""
+"""Time for the ranks of a stage to start and to rendezvous, and to end. Measured (docs/measurements): 3.4 to 12.9 s to start, the
+longest after a boot, and 0.5 to 3.9 s to end."""
 UNKNOWN_S = 30.0
 """Duration that a benchmark outside the catalogue is assumed to have."""
 

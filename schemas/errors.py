@@ -15,7 +15,7 @@ TROUBLE, USAGE, DEFECT, WRITE, HELD, INTERRUPTED = 2, 64, 70, 74, 75, 130
 
 
 class RackproofError(Exception):
-    """Base class of these errors."""
+    """Base class of errors that the operator can fix."""
 
     exit_code: ClassVar[int] = TROUBLE
 

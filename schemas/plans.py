@@ -350,5 +350,5 @@ def _planned_host(document: Mapping[str, Any]) -> PlannedHost:
 
 
 def selection_from_json(document: Mapping[str, Any]) -> BudgetSelection:
-    """Return the test selection of a plan."""
+    """Return the benchmarks selected for a time budget, from the `choice` of a plan."""
     return BudgetSelection(**{**document, "items": tuple(BenchmarkChoice(**item) for item in document["items"])})

@@ -56,7 +56,7 @@ class VerdictKind:
     MISSING = "missing"
     """Not observed."""
     ERROR, SKIPPED, UNSUPPORTED = ERROR, SKIPPED, UNSUPPORTED
-    """Observed with this status, which gives the reason."""
+    """The observation has this status instead of a value, with a reason."""
     IN_USE = "in_use"
     """Not measured, because the host is in use."""
     SHARED_MACHINE = "shared_machine"
@@ -462,9 +462,9 @@ class SeenBefore:
     cause: int
     """Position of the cause in the report."""
     parts: int
-    """How many of its parts had it."""
+    """How many parts of the cause had it in former runs."""
     runs: int
-    """Former runs in which at least one of them had it."""
+    """Number of former runs in which at least one of these parts had it."""
     last: str
     """Day on which the last of these runs began: `2026-02-01`."""
     run: str

@@ -26,7 +26,8 @@ class MemorySlot:
     """A slot for a memory module, or memory that is soldered in. A text is empty, and a number None, if the firmware has none."""
 
     name: str
-    """Locator of the slot as printed on the board, and that of its bank if several slots have the same; unique."""
+    """Unique: the locator of the slot as printed on the board; if several slots share it, with the locator of the bank before it,
+    and if these are equal too, with a number after it."""
     bank: str
     size: int | None
     """Bytes; 0 without a module, None if the size is unknown."""

@@ -76,7 +76,7 @@ def _why_denied(root: Path) -> str:
     try:
         os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as error:
-        # NVIDIA/nvidia-container-toolkit issue 48: systemd removes the devices that it does not know from the control group.
+        # NVIDIA/nvidia-container-toolkit issue 48: systemd removes, from the control group, devices that it does not know.
         return (
             f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses them if `systemctl "
             "daemon-reload` runs on its host: start the container again"
@@ -85,7 +85,7 @@ def _why_denied(root: Path) -> str:
         if (root / _DRIVER).exists():
             return f"the driver is loaded, but there is no /{_CONTROL}: run nvidia-modprobe; start a container with --gpus all"
     except OSError:
-        pass  # NVML's own text states it
+        pass  # NVML's own text states the reason
     return ""
 
 

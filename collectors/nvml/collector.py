@@ -32,7 +32,7 @@ GPU_DEADLINE_S = 5.0
 """A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy one takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
 PAUSES_S = (0.1, 0.3, 1.0)
-"""Pauses before a GPU is read again that denies a reading which its model has (`collectors.nvml.denials`)."""
+"""If a GPU denies a reading that its model has (`collectors.nvml.denials`), it is read again after each of these pauses."""
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
@@ -71,8 +71,8 @@ class NvmlCollector:
         full_snapshot: read everything again, including slow readings.
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
-        pauses_s: pauses before a GPU is read again that denies a reading which its model has. With `keep_open` there is no pause
-            and no second reading, because a scrape must not wait; a later collection has the reading.
+        pauses_s: as PAUSES_S. With `keep_open`, the GPU is not read again, because a scrape must not wait; a later collection has
+            the reading.
     """
 
     name = "nvml"
@@ -142,7 +142,7 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Close NVML until it is open `keep` times. Leave it open while a call is pending or a GPM sample is allocated."""
+        """Close NVML until `keep` of its openings are left. Leave it open while a call is pending or a GPM sample exists."""
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:
             self._open_count -= 1

@@ -31,7 +31,7 @@ class Denials:
         self._accepted: set[tuple[str, _Key]] = set()
 
     def find(self, families: Iterable[Family]) -> set[int]:
-        """Return the NVML indices of GPUs that deny a reading which their model has: now, on another GPU, or earlier.
+        """Return the NVML indices of GPUs that deny a reading of their model, which another GPU has now or a GPU had earlier.
 
         GPUs with an error in any reading are left out.
         """
@@ -57,7 +57,7 @@ class Denials:
                 denied.add((gpu, key))
             else:
                 failing.add(gpu)
-        # NVML lists no links, so a link whose state is denied is missing.
+        # NVML has no list of links, so a link whose state is denied is missing from the readings.
         links = [key for key in self._models if key[0] == ACTIVE.name]
         denied |= {(gpu, key) for gpu in models for key in links if (gpu, key) not in measured}
         self._accepted -= measured - denied
@@ -73,8 +73,8 @@ class Denials:
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
     """Replace readings by those in `again`, which were read later.
 
-    Those of a GPU are replaced if the later ones have more values, those of the host if the later ones have at least as many.
-    A GPU must have the same UUID: the driver may have lost a GPU and numbered the others anew.
+    The readings of a GPU are replaced if `again` has more values of the GPU, those of the host if it has at least as many of the
+    host. A GPU whose UUID has changed keeps its readings: the driver may have lost a GPU and numbered the others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
     before, after = _counts(older), _counts(newer)
@@ -119,7 +119,7 @@ def _by_gpu(readings: Iterable[_Reading]) -> dict[str | None, list[_Reading]]:
 
 
 def _counts(families: Mapping[str, Mapping[str | None, list[_Reading]]]) -> Counter[str | None]:
-    """Return how many values each GPU has."""
+    """Return how many values each GPU has, and with the key None those of the host."""
     counts: Counter[str | None] = Counter()
     for readings in families.values():
         for gpu, own in readings.items():

@@ -36,7 +36,7 @@ class _FabricInfo(ctypes.Structure):
 
 
 _V2_BYTES = _FabricInfo.summary.offset
-"""Size of nvmlGpuFabricInfo_v2_t, which ends before the summary. Drivers before R575 have only this one."""
+"""Size of nvmlGpuFabricInfo_v2_t, which ends before the summary. Drivers before R575 have no v3."""
 
 
 def _fabric_info(gpu: NvmlGpu) -> _FabricInfo:

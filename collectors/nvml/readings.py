@@ -22,7 +22,7 @@ GPU_READINGS: tuple[Row, ...] = (*IDENTITY_ROWS, *POWER_ROWS, *SETTINGS_ROWS, *M
 
 
 class ReadingKind(NamedTuple):
-    """Declaration of a family. If a GPU does not answer, the family is absent with each of `labels`."""
+    """Declaration of a family. If a GPU does not answer, the family has an absent reading for each of `labels`."""
 
     name: str
     unit: str

@@ -2,8 +2,8 @@
 
 A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Another Ethernet port has the
 scope of the `network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an
-Ethernet interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter; if both have a reading, the one
-of ethtool counts.
+Ethernet interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter: ethtool takes precedence, except
+that the module comes from mlxlink if only mlxlink has measurements of its lanes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Port:
     adapter: str
     has_link: bool
     is_virtual: bool = False
-    """The driver of the interface is that of a virtual machine: it has no module and no FEC."""
+    """The driver of the interface is one for virtual machines, so the port has no module and no FEC."""
 
 
 class OpticsCollector:

@@ -27,7 +27,7 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "out_of_buffer": ("rx_out_of_buffer",),
     "allowance_exceeded": (r"\w+_allowance_exceeded",),
 }
-"""Counter of a port -> patterns of rows of `ethtool -S` (mlx5, bnxt, ena). The rows of the first that matches are added up."""
+"""Counter of a port -> patterns of rows of `ethtool -S` (mlx5, bnxt, ena). Rows of the first matching pattern are added up."""
 _LANE_ERRORS = re.compile(r"rx_err_lane_(\d{1,2})_phy")
 _NO_ROW = Absent.unsupported("the driver does not count it (ethtool -S)")
 

@@ -43,7 +43,7 @@ def parse_module(output: str) -> Module:
     """Return the module in the output of `ethtool -m`, with `-j` or without.
 
     Raises:
-        ReadingError: this version of ethtool does not know the type of module, or the output has no module.
+        ReadingError: this version of ethtool does not know the type of module, or the output has no module or damaged JSON.
     """
     fields: Fields = {}
     text = output
@@ -134,7 +134,7 @@ def _module(fields: Fields) -> Module:
             module.flags[name] = [flag is True for flag in fields[key]][:_MAX_LANES] or [False] * count
     voltage, temperature = module.values.get("voltage"), module.values.get("temperature")
     module.is_unreadable = voltage is not None and voltage >= _UNREADABLE_V
-    if not voltage and not temperature:  # a copper cable has no sensor, and 0 is printed
+    if not voltage and not temperature:  # ethtool prints 0 for a copper cable, which has no sensor
         module.values.clear()
     return module
 

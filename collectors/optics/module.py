@@ -19,7 +19,7 @@ NO_LIGHT_W = 1e-7
 MODULE, LANE = ("temperature", "voltage"), ("rx_power", "tx_power", "bias")
 """Quantities of the whole module, and of each lane."""
 FLAGS = ("rx_los", "tx_fault")
-"""What the module reports of each lane as a flag that is not latched by ethtool or mlxlink."""
+"""Flags of each lane that are used as reported, unlike the alarm flags."""
 IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "state")
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
@@ -86,13 +86,13 @@ class Module:
     def _is_used(self, lane: int) -> bool:
         """Return whether the lane is in use: it has light or current, or no lane has a measurement.
 
-        The cage may have more lanes than the module. Such a lane has neither, but a tool may report that it has no signal.
+        The cage may have more lanes than the module. The surplus lanes have neither, but a tool may report a lack of signal.
         """
         measured = self.lanes.values()
         return not measured or any(lane < len(values) and values[lane] for values in measured)
 
     def readings(self, *, has_link: bool) -> Readings:
-        """Return every reading of the module; each quantity or flag that it does not report has the reason."""
+        """Return every reading of the module. One that the module does not report is absent, with the reason."""
         readings: Readings = {}
         for name in IDENTITY:
             known = self.identity.get(name)
@@ -129,7 +129,7 @@ class Module:
         return readings
 
     def _lane_readings(self, name: str, *, has_link: bool) -> Readings:
-        """Return a reading of each lane, or one of the port if the module reports no lane."""
+        """Return a reading of each lane, or one of the port if the module does not report this quantity or flag."""
         lanes = self._of_lanes
         if name not in lanes:
             return dict.fromkeys(_names(name), _NOT_REPORTED)

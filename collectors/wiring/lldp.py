@@ -73,7 +73,8 @@ def _interfaces(lldp: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
     """Return the neighbor; None if it is an adapter.
 
-    An adapter has no name, and either no switching capability is enabled or its port and chassis have the same ID.
+    It counts as an adapter if it has no name, and either no switching capability is enabled or its port and chassis have the
+    same ID.
     """
     chassis, name = _chassis(interface)
     port = _items(interface["port"])[0]
@@ -107,10 +108,10 @@ def _text(value: Any) -> str:
 
 
 def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
-    """Return the neighbor. Several mean that a switch without LLDP is in between, or that both ends of a bond answer.
+    """Return the only neighbor. Several are an error: a switch without LLDP is in between, or both ends of a bond answer.
 
-    A switch can also send one port twice: without its name until LLDP is configured (the daemon keeps that for two minutes), or
-    for each VLAN (`sfp1.665` beside `sfp1`). The named port counts.
+    But one switch port can appear several times: without its name until the switch has configured LLDP (the daemon keeps that
+    entry for two minutes), or for each VLAN (`sfp1.665` beside `sfp1`). Then the port with its name, without a VLAN, counts.
     """
     ports = {(item.id, item.port) for item in neighbors if item.port}
     named = {switch for switch, _ in ports}

@@ -29,7 +29,7 @@ class Section:
     panels: Sequence[Any]
     """Panel builders, from left to right. A row has 24 columns."""
     repeat: str = ""
-    """Variable for each of whose values the section is repeated, collapsed; empty: not repeated."""
+    """The section is repeated, collapsed, for each value of this variable; empty: not repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)

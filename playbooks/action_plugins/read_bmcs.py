@@ -1,6 +1,6 @@
 """The action `read_bmcs`: run `rackproof bmc` on the control node, with the accounts of the BMCs on its standard input.
 
-A module would have them among its arguments, which Ansible writes to a temporary file if it does not use pipelining.
+A module would get the accounts as arguments, which Ansible writes to a temporary file if it does not use pipelining.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Record that a host completed the task. Read the facts of the run."""
         host = result.host.get_name()
         self._passed_hosts.add(host)
-        if result.task.action in SET_FACT:  # a module of a host may return facts of the same names
+        if result.task.action in SET_FACT:  # not from other actions: a hostile host may return such facts
             self._read_facts(result.result.get("ansible_facts") or {})
         if result.task.register == PREFLIGHT and (boot := _boot_id(result.result.get("stdout"))):
             self._machines.setdefault(boot, set()).add(host)

@@ -80,7 +80,7 @@ class Benchmark:
     settings: Settings
     outputs: Sequence[Output]
     cost_s: float
-    """Duration in seconds without `costs`; `schemas/durations.py` adds these. Used until the fleet itself has measured it."""
+    """Duration in seconds without `costs`, which `schemas/durations.py` adds. Used unless an earlier run has measured it."""
     parts: Sequence[str]
     """Kinds of parts that it tests. Between hosts it tests the fabric instead of NVLink."""
     costs: Sequence[Cost] = ()
@@ -94,8 +94,8 @@ class Benchmark:
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Setting -> all allowed elements, if its default does not have all of them. An empty default needs it."""
     gpu_bound: bool = False
-    """Whether its rates depend on the GPU alone. Those of all others also depend on what processes on the GPUs of one machine
-    share: processors, host memory, PCIe, disks and network."""
+    """Whether its rates depend on the GPU alone. The rates of other benchmarks also depend on processors, host memory, PCIe,
+    disks and network, which all GPUs of a machine share."""
     needs_peers: bool = False
     """Whether it measures between ranks, so that it is not planned for a single rank."""
     needs_group: bool = False

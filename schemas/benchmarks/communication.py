@@ -101,7 +101,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "directions": ["one_way", "both_ways"],
             "memories": ["host"],
             "sharings": ["together"],  # between hosts: all rails of a pair at once, or one after the other
-            "rounds": 0,  # as of pairs
+            "rounds": 0,  # as in the benchmark `pairs`
             "size_bytes": 1 << 16,
             "seconds": 1,  # for each test; perftest takes whole seconds
         },
