@@ -29,7 +29,7 @@ def version_families(root: Path) -> Iterable[Family]:
     packages = _packages(root, list(owned.values())) if owned else {}
     for name, pattern in PROGRAMS.items():
         yield host_family(f"container.{name}.version", "1", f"Version of {name}", program_version(root, name, pattern))
-        text = f"Package that owns {name}, and its version; {UNOWNED}: none does"
+        text = f"Package that owns {name}, and its version; {UNOWNED}: no package owns it"
         package = packages[owned[name]] if name in owned else Absent.unsupported(f"no {name}")
         yield host_family(f"container.{name}.package_version", "1", text, package)
 

@@ -325,10 +325,12 @@ MAX_SUGGESTIONS = 6
 def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
-    Known words that begin with the word, or have all of its parts, are all suggested (for `h200`: h200-nvl, h200-sxm). If there
-    are none, and no known word is very similar, those that begin with a part of the word are suggested (for `nvidia-h200`).
-    Otherwise, or if these are more than MAX_SUGGESTIONS, the most similar word is suggested. With `same_letters` it must begin
-    with the same letters, because `gh200` and `h200` are different hardware.
+    These are suggested, the first of the three that exists:
+
+    * All known words that begin with the word, or have all of its parts (for `h200`: h200-nvl, h200-sxm).
+    * All known words that begin with a part of the word (for `nvidia-h200`), unless a known word is very similar.
+    * The most similar known word. It is also suggested in place of more than MAX_SUGGESTIONS words. With `same_letters` it must
+      begin with the same letters, because `gh200` and `h200` are different hardware.
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))

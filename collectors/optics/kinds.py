@@ -30,7 +30,7 @@ KINDS = {
     **{
         f"optics.{name}.{level}": (
             "1",
-            f"{_NAMES[name]}: {level} limit of the module that is exceeded (none, low or high)",
+            f"{_NAMES[name]}: which {level} limit of the module it exceeds: none, low or high",
         )
         for level in ("alarm", "warning")
         for name in (*MODULE, *LANE)

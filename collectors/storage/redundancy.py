@@ -105,7 +105,7 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
     members = Family(
         name="storage.array.member_in_sync",
         unit="1",
-        help="The member of the array is in sync; of btrfs: is present; of LVM RAID: also during the first synchronization",
+        help="The member of the array is in sync (btrfs: is present; LVM RAID: is in sync or in its first synchronization)",
         labels=("array", "member"),
     )
     listed = files.read("proc/mdstat", parse_mdstat)
