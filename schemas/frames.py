@@ -2,8 +2,8 @@
 
 A record is compressed and split into parts, one per line. Each line has the host, the number of the part, the number of parts
 and the checksum of the record. A line has at most 4096 bytes, unless long names that are not ASCII make it longer: container
-runtimes split lines at 16 KiB, and a pipe with several writers mixes lines of more than 4096 bytes. Text before a part (a time, a pod name, a rank) is ignored, as is Docker's JSON around a line.
-Missing or changed parts are reported.
+runtimes split lines at 16 KiB, and a pipe with several writers mixes lines of more than 4096 bytes. Text before a part (a time,
+a pod name, a rank) is ignored, as is Docker's JSON around a line. Missing or changed parts are reported.
 """
 
 from __future__ import annotations
