@@ -21,7 +21,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "completion",
         help="print completions for a shell",
         epilog="examples: rackproof completion bash > ~/.local/share/bash-completion/completions/rackproof; "
-        "rackproof completion zsh > DIRECTORY/_rackproof, with a directory of $fpath; "
+        "rackproof completion zsh > DIRECTORY/_rackproof, where DIRECTORY is in $fpath; "
         "rackproof completion fish > ~/.config/fish/completions/rackproof.fish",
     )
     completion.add_argument("shell", choices=SHELLS, help="the shell")

@@ -364,7 +364,7 @@ HARDWARE: Mapping[str, Benchmark] = {
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
             "size_bytes": 32 << 20,  # of each array of each thread; more if the caches are large
-            "seconds": 0.4,  # for each operation on all nodes at once, and for each operation and placement on single nodes
+            "seconds": 0.4,  # for each operation on all nodes at once, and for each operation and placement, shared by the nodes
         },
         outputs=[
             Output(
