@@ -32,7 +32,7 @@ SETTINGS = {
     "ANSIBLE_INVENTORY_IGNORE": ".pyc, .pyo, .swp, .bak, ~, .rpm, .md, .txt, .rst, .orig, .cfg, .retry, .csv",
     "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
 }
-"""Settings of ansible.cfg, which ansible-inventory finds only in the current directory."""
+"""Settings of Rackproof's ansible.cfg. ansible-inventory finds that file only if it is in the current directory."""
 LISTED = ": write it as `ansible-inventory --list` prints it"
 
 Variables = dict[str, Any]
@@ -51,7 +51,10 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
 
 
 def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
-    """Return the hosts of a listing, checked (`check_hosts`). `_meta.names` has names of further variables. Raises UsageError."""
+    """Return the hosts of a listing, checked by `check_hosts`. Raises UsageError.
+
+    `_meta.names`, which the playbooks add, has the names of variables that are checked too (`check_names`).
+    """
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))
     return hosts
@@ -116,7 +119,7 @@ def _ansible_inventory(sources: list[str]) -> bytes:
 
 
 def _parse_error(message: str) -> str:
-    """Return file and cause of an error of ansible-inventory, which tries several plugins on a file and reports each of them."""
+    """Return file and cause of an error of ansible-inventory, which tries several plugins on a file and reports every error."""
     message = " ".join(message.split())
     causes = re.findall(
         r"<<< caused by >>> (.*?) Origin: (?:<inventory plugin \S+ with source '([^']*)'>|(\S+))", message

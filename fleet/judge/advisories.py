@@ -37,7 +37,8 @@ class Product:
     pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
     """Regular expression of a version. Its first group is compared. A text that does not match is not compared."""
     package: str = ""
-    """Reading with name and version of the package that owns the program. Distributions add fixes without a new version."""
+    """Reading with name and version of the package that owns the program. A package of a distribution may have fixes that the
+    version number of the program does not show."""
     vendor_packages: tuple[str, ...] = ()
     """Packages that have the version number of the vendor."""
 
@@ -105,7 +106,7 @@ class Advisories:
     date: str = ""
     """Date of the oldest of the sources: later advisories may be missing."""
     sources: tuple[Mapping[str, str], ...] = ()
-    """Name, URL, commit and date of each source."""
+    """URL, commit and date of each source."""
     products: Mapping[str, tuple[Advisory, ...]]
     """Key of PRODUCTS -> its advisories, the newest first."""
 
@@ -124,7 +125,7 @@ class MissingFixes:
     product: Product
     version: str
     fixed: str
-    """First version that has all of them: of the same branch if its vendor published one, else of a later one."""
+    """First version that has all of these fixes: in the same branch if the vendor fixed that branch, else in a later one."""
     advisories: tuple[Advisory, ...]
     """The most severe first."""
 
@@ -183,7 +184,7 @@ def is_vendor_version(product: Product, package: str) -> bool:
 def version_key(text: str) -> VersionKey:
     """Return a key by which versions are ordered: `1.3` < `1.3.0-rc.1` < `1.3.0` < `1.10`."""
     parts = re.findall(r"\d+|[a-z]+", text.lower())
-    # The end of a version is between a letter, which begins a pre-release, and a number.
+    # The end of a version, (0,), sorts after a letter, which begins a pre-release, and before a number.
     return (*((1, int(part)) if part.isdigit() else (-1, part) for part in parts), (0,))
 
 

@@ -1,8 +1,8 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
 The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five hardly move it. The
-figure's noise is the scatter of the remaining runs, and the precision of a run. A limit is never closer to the level than a
-multiple of this noise, except if the criterion sets an absolute change.
+figure's noise combines the scatter of the remaining runs and the precision of a single run. A limit is never closer to the
+level than a multiple of this noise, except if the criterion sets an absolute change.
 
 A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
 (Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead
@@ -247,7 +247,7 @@ class AcceptedRecord:
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
-    """Return the limit by the accepted level, and its explanation; None if the noise is too large, or not known (`noise`).
+    """Return the limit by the accepted level, and its explanation; None if the noise is too large, or is needed and not known.
 
     The distance from the level is the criterion's, or its multiple of the figure's noise if that is larger. A criterion with
     fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the unit 1. A
@@ -281,5 +281,5 @@ def _explain_limit(level: Level, text: str) -> str:
 
 def too_noisy_reason(level: Level) -> str:
     if not noise(level):
-        return "the limit depends on the noise of the accepted figure, which takes at least three accepted runs that differ"
+        return "the limit depends on the noise of the accepted figure, which is not known without three accepted runs that differ"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"

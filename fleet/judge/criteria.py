@@ -54,7 +54,8 @@ class VsBaseline:
     fraction: float = 1.0
     """Fraction of the accepted value."""
     sigmas: float = 4.0
-    """The limit is at least this many standard deviations of the figure's noise away, if the noise is known."""
+    """The limit is at least this many standard deviations of the figure's noise away from the accepted value, if the noise is
+    known."""
     change: float | None = None
     """For counts, instead of the fraction: the permitted change, in the unit of the count."""
 
@@ -111,8 +112,8 @@ class Criterion:
     """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with those of
     the same NVLink `domain` (hosts in none are not compared). Default: with the hosts of the same gang."""
     group_by: tuple[str, ...] = ()
-    """With `same_as_fleet`: names of readings. If parts of one host are compared (`among`, or a host without peers), these are
-    the parts whose values of these readings are equal."""
+    """With `same_as_fleet`: names of readings. If the parts of one host are compared (because of `among`, or because the host has
+    no peers), only parts with equal values of these readings are compared with each other."""
     complete: bool = False
     """With `same_as_fleet`: a part that most hosts have must be on every host."""
     new_part: bool = False
@@ -200,11 +201,11 @@ class Pack:
 
 
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
-    """Return the criterion. If its limit is a fraction of the datasheet, it gets the figure of this datasheet.
+    """Return the criterion. If its limit is a fraction of a datasheet figure, it gets the value of that figure as `expected`.
 
     Limits have the units of the datasheet. Link rates are one-way. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
     GPU together; a limit with `nvlink` is scaled by the links that join the GPUs. `host_link` is PCIe if the datasheet names no
-    other link to the CPU. The figure stays None if the datasheet does not have it.
+    other link to the CPU. `expected` stays None if the datasheet does not have the figure.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":

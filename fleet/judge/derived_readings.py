@@ -24,7 +24,7 @@ DERIVED = {
         "fabric.nvswitch.probed",
     ),
 }
-"""Reading of the host -> the readings from which the agent derives it. It has a value if all of these have one other than 0."""
+"""Reading of the host -> the readings from which the agent derives it. It has a value if each of these has one other than 0."""
 TOGETHER = {
     "container.toolkit.present": "collector.container",
     "software.driver_module.version": "collector.software",
@@ -40,7 +40,7 @@ MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part, which has members unless this reading is 0."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
 """Reading that the agent reports for the ports of a host, and readings which show that it read them: the duration of the
-collector, and a reading of each Ethernet interface that only a full snapshot has."""
+collector, and a reading of every Ethernet interface, which only full snapshots have."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",

@@ -2,9 +2,9 @@
 
 A figure that varies is judged by its spread: from part to part, and from run to run of the same part. With few parts the spread
 itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction interval), with the
-degrees of freedom of Satterthwaite (Biometrics 2, 1946). A value that does not vary, a count and a comparison for equality are
-judged by logic: any value beyond the limit is found, whatever the spread. So is a comparison with peers, and an increase over the
-run. For any other figure, nothing is stated with fewer than MIN_PARTS parts.
+degrees of freedom of Satterthwaite (Biometrics 2, 1946). Some verdicts need no spread, because any value beyond the limit is
+found (LOGIC): those on values that do not vary, on counts and on increases over the run, and comparisons for equality or with
+peers. For any other figure, nothing is stated with fewer than MIN_PARTS parts.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Detection:
 
 @dataclass
 class _Series:
-    """The verdicts of one gate."""
+    """The verdicts with one GateKey."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     parts: dict[Part, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
@@ -198,8 +198,8 @@ def _kind(verdicts: Sequence[Verdict], margins: Sequence[tuple[float, float]], p
     is_constant = parts >= MIN_PARTS and len({_number(item.value) for item in verdicts}) == 1
     if is_compared or is_constant or _is_count(verdicts) or len(margins) < len(verdicts):
         return LOGIC
-    is_share = first.unit == "Cel" or any(math.isnan(ratio) or ratio <= 0 for ratio, _ in margins)
-    return ABSOLUTE if is_share else RELATIVE
+    has_no_ratio = first.unit == "Cel" or any(math.isnan(ratio) or ratio <= 0 for ratio, _ in margins)
+    return ABSOLUTE if has_no_ratio else RELATIVE
 
 
 def _is_count(verdicts: Sequence[Verdict]) -> bool:

@@ -74,8 +74,8 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
     """Return a verdict on each GPU's digest of each workload, if at least one other GPU is comparable.
 
     GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN, NCCL and Rackproof are
-    the same. Different versions may choose other kernels, which add in another order, so a difference between them is no
-    corruption.
+    the same. Different versions may choose other kernels, which add in another order, so different digests would then be no sign
+    of corruption.
     """
     verdicts = []
     for view in views:

@@ -93,7 +93,7 @@ def is_applicable(view: HostView, criterion: Criterion) -> bool:
 
 
 def is_acceptance(plan: Plan) -> bool:
-    """Return whether the run accepts new parts: it measures, and no earlier record of the parts is expected."""
+    """Return whether the run accepts new parts: it has stages and no baseline, and its profile is not for parts in service."""
     return bool(plan.stages) and plan.baseline is None and not plan.profile.startswith(REVALIDATE)
 
 

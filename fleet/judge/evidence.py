@@ -104,7 +104,7 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _settings_of_output(name: str) -> frozenset[str] | None:
-    """Return the settings of a figure that the plan does not demand, such as that of a port; None for anything else."""
+    """Return the settings of a figure that no plan demands, such as a figure of a port; None for any other name."""
     output = output_of(name)
     return frozenset(output.over) if output and not output.demanded else None
 

@@ -16,7 +16,7 @@ from fleet.judge.evidence import Evidence
 from schemas.records import ERROR, Metric, Snapshot, Value
 
 TOTALS = "fabric_ports."
-"""Prefix of the names of the totals. A host without such ports has none."""
+"""Prefix of the names of the totals. A host without InfiniBand and RoCE ports has no totals."""
 ACTIVE, RATE = f"{TOTALS}active", f"{TOTALS}rate"
 _UP: Mapping[str, Value] = {"infiniband.state": "ACTIVE", "infiniband.phys_state": "LinkUp", "infiniband.active": True}
 _INFINIBAND = "InfiniBand"

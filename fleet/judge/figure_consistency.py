@@ -55,7 +55,7 @@ LEAST: Mapping[str, tuple[float, str]] = {
 """Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own
 memory."""
 ELEMENT_BYTES = 4
-"""A collective moves the same number of elements of this size for each rank; the requested size is rounded to that."""
+"""Size of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
 DURATION_TOLERANCE_S = 1.0
 """The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
@@ -111,7 +111,7 @@ class FigureStructure:
     def are_possible(self, values: Sequence[Value]) -> bool:
         """Return whether the values of the figures of a host are certainly possible.
 
-        On most hosts they are, which functions in C find quickly.
+        This is true on most hosts, so it is computed by `map` and `issuperset`, which are fast, before any slower check.
         """
         numbers, texts = self._numbers_of(values), self._texts_of(values)
         return (
@@ -173,8 +173,8 @@ class PartnerStructures:
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
     """Return the structure of figures of a host. Those of a soak are aggregates of its rounds."""
-    # The figures of a launch that was repeated later are in that launch, not in `items`. The record has the figures of a soak
-    # once for all rounds.
+    # A launch that was repeated later keeps its figures in `Launch.observations`; they are not in `items`. A soak has its figures
+    # once, for all rounds together.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings_of_plan: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -411,9 +411,9 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
 
 
 def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
-    """Yield each figure that is a parameter of other figures of its benchmark, with each value that these have.
+    """Yield each figure that is also a parameter of other figures of its benchmark, with each value that these figures state.
 
-    The choices of NCCL (`collective.transport`, `collective.nvls`) and the access of two GPUs are figures and parameters.
+    Such figures are the choices of NCCL (`collective.transport`, `collective.nvls`) and the access of two GPUs.
     """
     stated: dict[tuple[str, ...], dict[Value, None]] = defaultdict(dict)
     for item in items:
@@ -538,10 +538,10 @@ def _is_positive(value: Value) -> bool:
 def _too_sufficient(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
     """Yield each ratio of loading and training that would need a far faster loader than the one that was measured."""
     possible: dict[int, float] = {}
-    for position, loader, training, ranks in structure.loaders:
+    for position, loader, training, factor in structure.loaders:
         loaded, trained = items[loader].value, items[training].value
         if isinstance(loaded, int | float) and isinstance(trained, int | float) and trained > 0:
-            possible[position] = max(loaded * ranks / trained, possible.get(position, 0.0))
+            possible[position] = max(loaded * factor / trained, possible.get(position, 0.0))
     for position, share in possible.items():
         stated = items[position].value
         if isinstance(stated, int | float) and stated > CREDIBLE_RATIO * share:
@@ -612,7 +612,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
 def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
     """Return why the samples and the value derived from them cannot belong together; empty if they can.
 
-    `has_rounds`: each sample is the value of a round, averaged with others.
+    `has_rounds`: the samples are the rounds of a soak. Their variation is that of means of several rounds.
     """
     least, greatest = samples.min, samples.max
     margin = RELATIVE * max(abs(least), abs(greatest))

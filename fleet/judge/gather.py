@@ -86,7 +86,7 @@ class _Layout:
     """The steps that are applied to each host: all except the shared ones."""
     shared: SharedReadings[_Step]
     hosts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Gang, rack and NVLink domain -> number of its hosts, which all have the shared readings."""
+    """Gang, rack and NVLink domain -> number of hosts of the layout in them. All of these hosts have the shared readings."""
     pending: list[list[Value]] = field(default_factory=list)
     """The values of hosts whose figures and ranks are not added yet."""
 

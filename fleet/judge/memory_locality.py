@@ -1,4 +1,4 @@
-"""Check which NUMA node copies between a GPU and the memory of its host used, and how many GPUs copied at once.
+"""Check the stated NUMA node of the memory that a GPU copied from or to, and how many GPUs copied at once.
 
 Memory of another node is slower. It has a lower floor, and so has memory of an unknown node. Therefore a slow link to a GPU
 would pass if the record claimed such memory for its copies. Copies of more than eight GPUs at once have a lower floor too,
@@ -17,7 +17,7 @@ Problem = tuple[str, str, str, str]
 
 COPY, NODE_OF_GPU, NODES = "host_copy.bandwidth", "pcie.numa_node", "host.numa.count"
 LOCAL, REMOTE, UNKNOWN = "local", "remote", "unknown"
-"""Values of the parameter `numa`: the GPU's own node, another node, or memory of a host that does not report the GPU's node."""
+"""Values of the parameter `numa`: the memory is on the GPU's own node, or on another one, or the GPU's node is not known."""
 
 
 def locality_problems(view: HostView) -> Iterator[Problem]:

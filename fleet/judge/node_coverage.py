@@ -16,7 +16,7 @@ HOST_MEMORY = "host_memory"
 
 
 def silent_nodes(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each kind of figure that some nodes have neither measured nor given a reason for."""
+    """Yield an inconclusive verdict for each kind of figure that some nodes lack without a reason."""
     for stage in view.plan.stages:
         counts = [item for item in view.observations[f"{HOST_MEMORY}.nodes"] if item.stage == stage.name]
         if HOST_MEMORY not in stage.benchmarks or not counts or counts[-1].status != MEASURED:

@@ -37,7 +37,7 @@ class DomainMember:
     peers: int
     """Number of other hosts with a reading of the connection to them."""
     unreported: int
-    """Number of these whose connection IMEX left out; 0 if IMEX reports that the domain is up."""
+    """Number of these hosts to which IMEX reports no connection; 0 if IMEX reports that the domain is up."""
     cliques: frozenset[tuple[Value, Value]]
     """Cluster UUID and clique of its GPUs."""
 

@@ -107,7 +107,7 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
     """Return what the profiles compare, for each GPU model of the runs.
 
     Args:
-        runs: runs with GPUs, from which the repetitions in a second and the tested memory are taken: the fewest of all GPUs.
+        runs: runs with GPUs. They give the repetitions per second and the tested memory: the fewest of all GPUs of a model.
         profiles: profiles as `read_profile` returns them. Their time budgets are used as they are, without scaling to a duration.
     """
     rates: dict[str, dict[str, float]] = {}
@@ -132,7 +132,7 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
 def _add_measured(
     plan: Plan, evidence: Evidence, rates: dict[str, dict[str, float]], memory: dict[str, tuple[int, float]]
 ) -> None:
-    """Add the lowest repetitions in a second of each workload, and the fewest bytes of memory with their share, by model."""
+    """Add the fewest repetitions per second of each workload, and the fewest bytes of tested memory and their share, by model."""
     models = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
     stages = {stage.name: stage.benchmarks for stage in plan.stages}
     for item in evidence.benchmarks():
@@ -200,7 +200,7 @@ def _of_stage(
             **common,
             benchmark="integrity",
             case=f"{len(chosen['patterns'])} patterns",
-            repetitions=float(len(chosen["patterns"])),  # tests over time make more than one pass
+            repetitions=float(len(chosen["patterns"])),  # at least: tests over time make several passes
             elements=memory[0] // 8,
             always_alone=memory[1],
             always_compared=memory[1],

@@ -19,8 +19,8 @@ NO_SPEEDS = (".accuracy", ".mtu")
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If it fails a speed of a GPU that other processes used, add the GPU, and the action `configure`.
 
-    Other processes used a GPU that had compute processes outside of the launches of the run. A figure of the whole host counts
-    as one of all its GPUs.
+    A GPU counts as used by other processes if it had compute processes outside of the launches of the run. A figure of the whole
+    host counts as one of all its GPUs.
     """
     if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
         return verdict

@@ -49,7 +49,7 @@ def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
 def earlier_durations(plan: Plan, past: PastRun | None) -> dict[str, dict[str, float]]:
     """Return `Plan.durations_s`: the seconds of those benchmarks that had the same settings in an earlier run.
 
-    Empty if the largest number of devices of a host was another one.
+    Empty if the largest number of devices of a host differs between the plan and that run.
     """
     if past is None or past.devices != max(len(host.devices) for host in plan.hosts):
         return {}

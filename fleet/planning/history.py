@@ -99,7 +99,7 @@ def _budget(budget: object) -> float:
 def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
     """Return the tests that the plan would keep, so that the budget is not spent on others.
 
-    There is no gang stage without gangs, no training if validation_only is set, and no test of NVLink domains without them.
+    Without gangs there is no gang stage, with rackproof_validation_only no training, and without NVLink domains no test of them.
     """
     includes_training = not next(iter(hosts.values())).get("rackproof_validation_only", False)
     has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())

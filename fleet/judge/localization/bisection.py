@@ -9,7 +9,7 @@ the search needs and that have no outcome yet.
    it works with the second, it is good and its link to the first is bad.
 3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest failing
    prefix of the list ends at one end of the link, and a second bisection finds the other end.
-4. Launch two good hosts that failed together a second time, because a launch can also fail by chance.
+4. Launch again two good hosts that failed together, because a launch can also fail by chance.
 
 Finding a bad host takes four launches, whatever the number of hosts N. Finding a bad link takes about 2 log2(N) + 5 launches.
 """

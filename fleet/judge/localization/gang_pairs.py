@@ -72,14 +72,14 @@ class _PairReports:
 
     @property
     def only_failed_end(self) -> str:
-        """Return the host that could not measure its exchange with a host that measured all of its own; empty if none."""
+        """Return the host that reported an error, if the other host of the pair measured without an error; otherwise empty."""
         (failing, *others), measuring = [*self.ends[ERROR], ""], self.ends[MEASURED] - self.ends[ERROR]
         return failing if measuring and not any(others) else ""
 
     def failed(self, *, either_end: bool) -> str:
         """Return why the pair failed, or an empty string.
 
-        An exchange that one end measured took place: an error at the other end is that host's own, and its figure is missing.
+        An exchange that one end measured took place, so an error at the other end does not fail the pair.
         `either_end`: an error at one end fails the pair nevertheless, because the ends do not measure the same data
         (`_drop_errors_of_one_end`).
         """
@@ -108,10 +108,10 @@ class _PairReports:
 
 
 def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]) -> None:
-    """Drop the errors of one end of a pair, if the other end measured its own exchange, and so the path between them works.
+    """Drop the errors of one end of a pair if the other end measured without an error: then the path between them works.
 
-    Both directions of an exchange need both directions of the path. The end that failed lacks its figures, which is judged. Its
-    errors are kept if it has them with most of its partners, and with two at least: then they are evidence against its own port.
+    A transfer in one direction needs both directions of the path. Other verdicts report the figures that the failed end lacks.
+    Its errors are kept if it has them with most of its partners, and with at least two: then they are evidence against its port.
     """
     own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for (a, b, rail), report in reports.items():

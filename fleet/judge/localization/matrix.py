@@ -66,9 +66,9 @@ class Suspect:
     measured: float | None = None
     """Median of the part's pairs that did not fail, B/s or s; None if there are none."""
     typical: float | None = None
-    """Value with which the part was compared: that of a typical best pair, or for a link that of a typical pair, B/s or s."""
+    """Value with which the part was compared, in B/s or s: of a typical end's best pair or, for a link, of a typical pair."""
     limit: float | None = None
-    """Value beyond which such a pair is slow, B/s or s."""
+    """Value beyond which the pair compared with `typical` is slow, B/s or s."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class SlowParts:
     rails: dict[int, float] = field(default_factory=dict)
     """Slow rail -> its share of the typical speed."""
     ends: dict[End, float] = field(default_factory=dict)
-    """Slow end -> its share of the typical speed, or on a slow rail of the speed of that rail."""
+    """Slow end -> its share of the typical speed or, on a slow rail, of the speed of that rail."""
     partly_slow_ends: set[End] = field(default_factory=set)
     """Slow ends that are fast with some partners."""
     switches: dict[str, frozenset[End]] = field(default_factory=dict)
