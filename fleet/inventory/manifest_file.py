@@ -20,7 +20,7 @@ from schemas.scopes import pci_address
 COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
-"""Columns that a part, or a cable, needs in addition. In a line of the other kind they are empty."""
+"""Columns that a part, or a cable, needs besides REQUIRED. They must be empty in the lines of the other kind."""
 LINK_COLUMNS = (*REQUIRED, *OF_LINK)
 MODULE_COLUMNS = (*REQUIRED, "slot", *OF_PART)
 MAX_BYTES = 16_000_000
@@ -189,7 +189,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError unless the line has the values that a part or a cable needs, and none of the other."""
+    """Raise UsageError unless the line has the values that its kind (part or cable) needs, and none that only the other has."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):

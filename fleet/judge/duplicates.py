@@ -36,7 +36,7 @@ class DuplicateSerials:
         self._gpus: Counter[str] = Counter()
         """Host -> number of the identities of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
-        """Identity in a record of a host whose records are of different machines -> these hosts."""
+        """Identity -> hosts with a record that has it, if the records of the host are of different machines."""
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).

@@ -27,7 +27,7 @@ _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of severa
 _DRIVER = "follows from driver.version, which is compared"
 _LIMIT = "a limit of the module; optics.*.alarm and .warning compare the reading with it, and are judged"
 _SRD = "SRD, the protocol of EFA, retransmits and changes paths in a healthy network too; the rates of the fabric are judged"
-_ENDED = "a peer that ends a launch causes them too; the rates of the fabric are judged"
+_ENDED = "a peer that ends a launch raises this counter too; the rates of the fabric are judged"
 _STUDY = "a scaling study only measures; it accepts no hardware"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
@@ -211,7 +211,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "pcie.power_state": "idle devices sleep",
     "port.allowance_exceeded": "shows the limit of a cloud instance, not a fault",
     "port.corrected_bits": _CORRECTED,
-    "port.counter_age": "the time since the counters of the port were cleared",
+    "port.counter_age": "the rates of the port's counters before the run, which are judged, are computed with it",
     "port.ecn_marked": _CONGESTION,
     "port.fec_corrected": _CORRECTED,
     "port.out_of_buffer": _CONGESTION,

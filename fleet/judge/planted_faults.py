@@ -68,9 +68,9 @@ class Comparison:
     elements: int
     """Elements (words, in memory) of a result."""
     always_alone: float
-    """Probability that a fault of every repetition is found on a GPU that cannot be compared with others."""
+    """Probability that a fault with the rate *always* is found on a GPU that cannot be compared with others."""
     always_compared: float
-    """The same with two other GPUs of its model and software."""
+    """The same for a GPU that is compared with two others of its model and software."""
 
     def found(self, rate: float, per_element: bool) -> float | None:
         """Return the probability that a fault with this rate is found; None if the number of repetitions is not known."""
@@ -104,7 +104,7 @@ def digest_elements(workload: str, size: int) -> int:
 
 
 def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: Iterable[Any]) -> list[Comparison]:
-    """Return what the profiles compare, for each GPU model of the runs.
+    """Return what the profiles compare, for each GPU model with a measured `digest` in the runs.
 
     Args:
         runs: runs with GPUs. They give the repetitions per second and the tested memory: the fewest of all GPUs of a model.

@@ -65,13 +65,13 @@ class PortStatements:
 
     def __init__(self, view: HostView, stage: str) -> None:
         self.by_scope: dict[str, list[Observation]] = defaultdict(list)
-        """Scope of a port, or of a port and a partner -> figures of its tests, and reasons for one test."""
+        """Scope of a port, or of a port and a partner -> figures of its tests, and reasons why a single test has none."""
         self.excused: set[str] = set()
-        """Scopes with a reason for all tests."""
+        """Scopes with a reason why none of their tests has a figure."""
         self.failed_partners: set[str] = set()
         """Partners with which nothing was measured."""
         self.is_excused = False
-        """Whether the host states a reason for all of its ports."""
+        """Whether the host states a reason why none of its ports has a figure."""
         for name in {output.name for output in BENCHMARKS[VERBS].outputs}:
             for item in view.observations[name]:
                 if item.stage == stage:

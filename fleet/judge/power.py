@@ -86,7 +86,7 @@ class Gate:
     finds: float | None
     """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds none."""
     could_find: float
-    """Smallest slowdown that the best floor finds with at most MAX_FALSE_ALARM."""
+    """Smallest slowdown that a floor can find with DETECTION_PROBABILITY, if MAX_FALSE_ALARM of the healthy parts may fail."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,11 @@ Key = tuple[Kind, str, str]
 """Kind of a part, reading, and the part: the scope below the GPU, such as `link=3`, or the scope on the host."""
 GPU = "gpu."
 NVLINK, ACTIVE_LINKS = "gpu.nvlink.", "gpu.nvlink.active_links"
-"""Readings that a GPU without an NVLink bridge may lack, and the number of links by which such a GPU is known."""
+"""Prefix of readings that a GPU without an NVLink bridge may lack, and the reading by which such a GPU is recognized."""
 OF_SOME_HOSTS = (
     "container.", "network.bond.", "optics.", "pcie.acs.", "software.", "storage.array.", "storage.path.", "storage.pool.",
 )  # fmt: skip
-"""Readings of software, arrays, bonds and modules, which an operator may install on, or connect to, only some hosts of a kind."""
+"""Prefixes of readings of software, arrays, bonds, bridges and modules, which only some hosts of a kind may have by design."""
 ON_EVERY_HOST = ("storage.state.read_only",)
 """Readings that Linux has on every host: the options of a mounted file system."""
 CLOCK = "clock.synchronized"

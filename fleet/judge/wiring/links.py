@@ -46,7 +46,7 @@ class PortLink:
     reason: str = ""
     """Why the switch was not read, or is not certain."""
     is_expected: bool = True
-    """Whether the switch should have been read: its program is installed on the host, and the port has a link."""
+    """Whether the switch should have been read: the program that reads it is installed, and the port has a link."""
     adapter: str = ""
     """Name of the RDMA adapter of an interface; empty if it has none."""
     adapter_port: str = ""
