@@ -17,8 +17,8 @@ BASES = (UPTIME, COUNTER_AGE)
 """Readings on which rates depend."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
-"""Shortest times in seconds by which counts are divided, before and during the run. A link counts errors while it trains, and a
-new rack is rebooted and cabled on the day of its acceptance. A launch that ends cuts connections."""
+"""Shortest times in seconds by which counts are divided. Before the run: a link counts errors while it trains, and a new rack is
+rebooted and cabled on the day of its acceptance. During the run: a launch that ends cuts connections, which are counted too."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
 """Standard deviations by which a count must exceed the limit of its rate. One in 740 links at the limit exceeds it by chance."""

@@ -184,8 +184,8 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
     """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
 
-    A limit is for the sizes at which a link reaches its rate, but no size exceeds the rate. Without this, a size with a limit
-    for PCIe only would seem impossible over NVLink.
+    A limit is for the sizes at which a link reaches its rate, but no size exceeds the rate. If sizes were not ignored, a size
+    that has a limit for PCIe only would seem impossible over NVLink.
     """
     if id(criteria) not in _COMPARED:
         _COMPARED[id(criteria)] = criteria, {}

@@ -65,8 +65,8 @@ def _is_of_gang(item: Observation) -> bool:
 def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     """Yield a verdict on each GPU: it must report a domain.
 
-    A part without a fabric is judged only if the inventory names a domain, other hosts of the rack report one, or the NVLinks of
-    the part end at a switch: the GPUs of some boards are joined to each other only.
+    A GPU that reports no UUID is judged only if the inventory names a domain, other hosts of the rack report one, or its NVLinks
+    end at a switch: the GPUs of some boards are joined to each other only.
     """
     where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
     if view.host.nvlink_domain:

@@ -208,16 +208,16 @@ def _exceeding(
     metric: Metric, readings: Mapping[str, Metric], parts_read: Mapping[str, set[int]]
 ) -> Iterator[tuple[str, str]]:
     """Yield scope and reason of a count that is not the number of parts, or of a value above its whole."""
-    counted, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
-    if HOST in metric.values and counted in parts_read:
-        # Short snapshots have counts without their parts, and parts may come and go between two full ones.
-        own, stated = readings.get(counted), metric.values[HOST]
-        possible = {_number_of_parts(own)} if own else parts_read[counted]
+    of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
+    if HOST in metric.values and of_parts in parts_read:
+        # Short snapshots have counts without the readings of the parts, and parts may come and go between two full snapshots.
+        own, stated = readings.get(of_parts), metric.values[HOST]
+        possible = {_number_of_parts(own)} if own else parts_read[of_parts]
         fewest, largest = min(possible), max(possible)
         if not own and metric.name in ATTACHABLE:
             largest *= MOST_ATTACHED
         if not isinstance(stated, int) or not fewest <= stated <= largest:
-            yield HOST, f"is {stated}, but {counted} was read for {' or '.join(map(str, sorted(possible)))}"
+            yield HOST, f"is {stated}, but {of_parts} was read for {' or '.join(map(str, sorted(possible)))}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():
             most = whole.values.get(scope)

@@ -159,7 +159,7 @@ def group_name(view: HostView, criterion: Criterion) -> str:
 
 
 def name_of_group(criterion: Criterion, gang: str, rack: str, domain: str) -> str:
-    """Return the name of the group of the hosts of this gang, rack and NVLink domain."""
+    """Return the name of the group in which a criterion compares the hosts of this gang, rack and NVLink domain."""
     return {RACK: f"rack {rack}", DOMAIN: domain}.get(criterion.among, gang)
 
 
@@ -178,7 +178,7 @@ class PartValue:
     kind: KindKey
 
     def in_group(self, group: str) -> PartValue:
-        """Return the same value of a part in another gang or rack (`group_name`)."""
+        """Return the same value of a part in another group of hosts (`group_name`)."""
         return replace(self, key=(*self.key[:3], group, self.key[4]), kind=(*self.kind[:2], group))
 
 
@@ -250,8 +250,8 @@ class ValueGroups:
 
         `keys`: from any host with these readings (`group_keys`).
         """
-        gang = group_name(view, criterion)
-        groups = [self._groups.get((*key[:3], gang, key[4])) for key in keys]
+        name = group_name(view, criterion)
+        groups = [self._groups.get((*key[:3], name, key[4])) for key in keys]
         required = [
             (min(group.total, 2), type(value := group.reference(criterion)[0]), value) if group else None
             for group in groups
@@ -299,12 +299,12 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
     Other parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
     """
     scope = Scope.parse(item.scope)
-    models, gang = view.peer_key[0], group_name(view, criterion)
+    models, group = view.peer_key[0], group_name(view, criterion)
     by_slot = scope.kind == "peer" or item.name.startswith(SLOT_READINGS)
     if scope.device_kind == "gpu" and not by_slot:
-        key = (criterion.id, item.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
+        key = (criterion.id, item.name, view.names.get(scope.device, ""), group, f"gpu,{scope.below}")
         return key, "part" if scope.below else "GPU"
-    return (criterion.id, item.name, models, gang, item.scope), "host"
+    return (criterion.id, item.name, models, group, item.scope), "host"
 
 
 def group_keys(view: HostView, criterion: Criterion) -> tuple[GroupKey, ...]:
