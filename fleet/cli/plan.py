@@ -52,8 +52,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     plan.add_argument(
         "--history",
         type=Path,
-        help="earlier runs that the selection uses: a history of the fleet, or a directory of runs (default: the inventory's "
-        "rackproof_history, else the parent of --run-dir)",
+        help="earlier runs by which tests are selected for a time budget: a history of the fleet, or a directory of runs "
+        "(default: the inventory's rackproof_history, else the parent of --run-dir)",
     )
     plan.add_argument("--json", action="store_true", help="print the whole plan")
     plan.set_defaults(call=call)
@@ -93,7 +93,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _earlier_runs(option: Path | None, variables: Variables) -> tuple[Path | None, Path | None]:
-    """Return the history of the fleet and the directory of runs that the selection uses, each None if it is not given."""
+    """Return the history of the fleet and the directory of runs by which tests are selected; None for one that is not given."""
     if option is None:
         store = str(variables.get("rackproof_history") or "")
         return (Path(store) if store else None), None

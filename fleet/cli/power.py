@@ -23,7 +23,7 @@ from fleet.report.power import render_power
 from schemas.errors import UsageError
 
 PLANTED_PROFILES = ("standard", "extended")
-"""Profiles of --planted-faults."""
+"""Default profiles of --planted-faults."""
 REPORTED_PROFILES = ("smoke", "standard", "extended", "soak")
 """Profiles of the tables with --markdown."""
 
@@ -46,13 +46,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--pool",
         action="store_true",
-        help="the runs may be of different hosts: what each criterion detects by GPU model, without the table of floors",
+        help="the runs may be of different hosts: print what each criterion detects on each GPU model, without the table of floors",
     )
     verb.add_argument(
         "--planted-faults",
         action="store_true",
-        help="with which probability digest, stress and integrity find wrong bits, with the settings of --profile and the "
-        "repetitions of these runs, of which one is enough",
+        help="print the probability with which digest, stress and integrity find wrong bits, from the settings of --profile and "
+        "the repetitions in the runs; one run is enough",
     )
     verb.add_argument(
         "--profile",
@@ -71,7 +71,7 @@ def call(options: argparse.Namespace) -> int:
     if options.planted_faults:
         return _print_planted_faults(options)
     if options.profile:
-        raise UsageError("--profile selects what --planted-faults computes: give it too")
+        raise UsageError("--profile applies only to --planted-faults: give --planted-faults too")
     if len(options.run_dirs) < MIN_RUNS and not options.pool:
         raise UsageError(
             f"too few run directories ({len(options.run_dirs)}): noise cannot be estimated from fewer than {MIN_RUNS} runs: "
@@ -109,7 +109,7 @@ def _print_planted_faults(options: argparse.Namespace) -> int:
     found = comparisons([(run.plan, run.evidence) for run in runs], profiles)
     if not found:
         raise UsageError(
-            "no run has repetitions of digest on GPUs, from which those of a profile are computed: give a run with the benchmark"
+            "no run shows how often digest repeats its work on GPUs, which the estimate needs: give a run with that benchmark"
         )
     simulated = any(run.plan.simulated for run in runs)
     if options.json:

@@ -38,7 +38,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     report.add_argument(
-        "--history", type=Path, help="compare the run with the history in this directory, and add it (docs/history.md)"
+        "--history",
+        type=Path,
+        help="compare the run with the history in this directory, then add the run to the history (docs/history.md)",
     )
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     formats.add_flags(report)

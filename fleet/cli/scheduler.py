@@ -22,7 +22,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "Exit codes: 0 done; 1 a node could not be resumed (resume); 2 --run-dir is not a run; 64 wrong usage.",
     )
     verb.add_argument(
-        "what", choices=["ask", "drain", "resume"], help="drain also waits for jobs to finish and then asks"
+        "what",
+        choices=["ask", "drain", "resume"],
+        help="ask: print which hosts are in use; drain: drain the nodes, wait for their jobs, then ask; resume: resume the nodes "
+        "that the run drained",
     )
     verb.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
     verb.add_argument(

@@ -42,7 +42,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--signer", help="accept only this signer: an IDENTITY in the allowed signers")
     verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
-    add_rules(verb, "if the path of a file that the signer gave differs here; then give all of them")
+    add_rules(
+        verb, "needed only if a file that the signer gave has another path here; then give every pack and waiver file"
+    )
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
     verb.set_defaults(call=call)
 

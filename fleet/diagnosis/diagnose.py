@@ -121,7 +121,7 @@ def _distinction(problem: Problem, verdict: Verdict) -> object:
 
 
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
-    """Return the problems, without those that follow from the error of a GPU elsewhere. That error gets their verdicts."""
+    """Return the problems, without those that follow from an error of another GPU. That GPU's problem gets their verdicts."""
     remaining: list[_PartProblem] = []
     followers: list[tuple[_PartProblem, tuple[object, object]]] = []
     for item in problems:
@@ -186,7 +186,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
-    """Return whether the verdict is on a port of the adapter that does not show the problem. Each port has a cable."""
+    """Return whether the verdict is on a port of the adapter that does not show the problem, as each port has its own cable."""
     port = Scope.parse(verdict.scope).get("port")
     ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
     return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
@@ -206,8 +206,8 @@ def _ends(verdict: Verdict) -> tuple[str, ...]:
 def _without_effects_in_gang(problems: Sequence[_PartProblem], gang_of: Mapping[str, str]) -> list[_PartProblem]:
     """Return the problems, without failures of a gang that follow from a problem of one of its other hosts.
 
-    Every host of a gang has a verdict on the same figure. That problem gets the verdicts of all of them. As within a host, it
-    must precede its effects in PROBLEMS.
+    Every host of a gang has a verdict on each figure of the gang; the problem gets all of these verdicts. As within a host, a
+    problem explains only problems that come after it in PROBLEMS.
     """
     of_gang: dict[str | None, list[tuple[int, str, str, _PartProblem]]] = defaultdict(list)
     for item in problems:

@@ -96,14 +96,14 @@ HANDLING = {
     ("bmc-serial", "inspect_hardware", ""): Handling(
         "Compare rackproof_bmc_address with the label of the host, then the serials on the parts with those that host and BMC "
         "report.",
-        "do not accept the host: its reports do not fit its parts.",
+        "do not accept the host: the serials that it reports are not those on its parts.",
     ),
     ("bmc-part", "inspect_hardware", "psu"): Handling(
         "Check cable, outlet, phase and breaker of the power supply. Then swap it with the one of a healthy bay.",
         "replace the power supply if the fault moves with it, or else the feed or the backplane.",
     ),
     ("bmc-part", "inspect_hardware", "detector"): Handling(
-        "Power the host off now, and close its coolant. Then look for the leak.",
+        "Power the host off now, and shut off its coolant. Then look for the leak.",
         "contact the vendor of the host before it is powered on again.",
     ),
     **{("slow-network", "inspect_hardware", kind): _SWITCH for kind in ("switch", "rail")},
@@ -147,8 +147,8 @@ HANDLING = {
         "check the heat sink and the thermal paste of the GPU, or return the GPU (RMA).",
     ),
     ("power-limited", "reboot", ""): Handling(
-        "Drain the host and reboot it, which restores the default.",
-        "find the service, or the power cap of the BMC, that lowers it.",
+        "Drain the host and reboot it, which restores the default power limit and clocks.",
+        "find the service, or the power cap of the BMC, that lowers them.",
     ),
     ("power-limited", "inspect_hardware", ""): Handling(
         "Check the power supplies, their cables and the power cap of the BMC.",

@@ -434,7 +434,7 @@ def contradictory_record(shown: Sequence[Verdict]) -> str:
 
 def clock_skew(shown: Sequence[Verdict]) -> str:
     """Return that the times in a record do not fit the clock of the control node."""
-    return "has another time than the control node, or a record of another time"
+    return "has a clock that differs from that of the control node, or a record that was not made during this run"
 
 
 def not_known(shown: Sequence[Verdict]) -> str:

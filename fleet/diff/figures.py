@@ -159,7 +159,7 @@ def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
 
 
 def _side(operator: str) -> int:
-    """Return on which side of its limit a figure is good."""
+    """Return 1 if figures above the limit are good, -1 if figures below it are, 0 for an operator without a good side."""
     return 1 if operator in FLOORS else -1 if operator in CEILINGS else 0
 
 

@@ -71,6 +71,6 @@ def _slow_host_change(host: str, changes: Sequence[Change]) -> Change:
     span = lowest if lowest == highest else f"{lowest} to {highest}"
     text = (
         f"{host}: {worst.what} with {partner_names} changed by {span} %, beyond "
-        f"{(worst.noise or 0) * 100:.3g} % noise ({worst.basis}); it did not regress between other hosts"
+        f"{(worst.noise or 0) * 100:.3g} % noise ({worst.basis}); the figure did not regress between other hosts"
     )
     return replace(worst, host=host, scope="host", serial="", text=text)

@@ -17,7 +17,7 @@ from schemas.scopes import Scope, pci_address
 
 _PREFIXES = ("infiniband.", "network.", "optics.", "port.", "pcie.")
 _PATH, _NEAREST = _GPU_READINGS = ("pcie.nic_path", "pcie.nearest_nics")
-"""Readings of GPUs: the kind of path to the nearest adapters, and their PCI addresses."""
+"""Readings of a GPU: the kind of path to its nearest adapters, and the PCI addresses of these adapters."""
 _ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _INTERFACE = "infiniband.interface"
 
@@ -88,7 +88,7 @@ def _natural(device: str) -> tuple[str, int, str]:
 
 
 def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
-    """Return scope -> value and reason in the last snapshot that has the scope."""
+    """Return scope -> value, or None with the reason why it is absent, as in the last snapshot that has the scope."""
     last: dict[str, tuple[Value, str]] = {}
     for _, metric in view.observations.metrics.get(name, ()):
         last |= {scope: (value, "") for scope, value in metric.values.items()}
@@ -110,7 +110,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return the GPUs that have no nearer adapter, and the kind of path to them, both by the PCI address of the adapter."""
+    """Return PCI address of an adapter -> the GPUs to which no adapter is nearer, and -> the kind of path to these GPUs."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)

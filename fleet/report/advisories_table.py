@@ -21,7 +21,7 @@ class Floor:
 
     product: str
     reading: str
-    """Reading to compare with the floor; empty if no reading has this version."""
+    """Reading to compare with the floor; empty if no reading states the version of the product."""
     line: str
     """The branch, as the vendor names it."""
     version: str
@@ -30,9 +30,9 @@ class Floor:
 
 
 def floors(advisories: Advisories) -> Iterator[Floor]:
-    """Yield the floors of every product: released versions that no advisory affects.
+    """Yield the floors of every product: released versions with a fix that no advisory affects.
 
-    Of a product without a reading, which must be compared by hand, every version with a fix is listed.
+    A product without a reading must be compared by hand; every version of it that has a fix is listed.
     """
     for key, product in PRODUCTS.items():
         items = advisories.products.get(key, ())
@@ -53,7 +53,7 @@ def floors(advisories: Advisories) -> Iterator[Floor]:
 
 
 def floors_blocks(advisories: Advisories, now: str) -> list[Table | Text]:
-    """Return a table of the floors, and the age of the list at a time (ISO 8601)."""
+    """Return a table of the floors, and the age of the list at the time `now` (ISO 8601)."""
     table = plain_table("PRODUCT", "BRANCH", "FLOOR", "SEVERITY", "PUBLISHED", "ADVISORY", "FIXES")
     for item in floors(advisories):
         severity = item.advisory.severity or "not stated"
@@ -93,7 +93,7 @@ def _age_lines(advisories: Advisories, now: str) -> Iterator[str]:
     for source in advisories.sources:
         yield f"source: {source['url']} at {source['commit'][:12]} of {source['date']}"
     age = advisories.age_days(now)
-    yield f"The list is of {advisories.date}, {counted(age, 'day')} old."
+    yield f"The list dates from {advisories.date} and is {counted(age, 'day')} old."
     if age > STALE_AFTER_DAYS:
         yield (
             f"It is older than {STALE_AFTER_DAYS} days, and later advisories are not in it. To renew it: rackproof criteria "

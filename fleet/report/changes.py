@@ -26,7 +26,7 @@ MAX_NAMES = 4
 TEXT_LIMIT = 600
 """Maximum number of characters that describe a change."""
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_NEW)
-"""Kinds of changes that a terminal only counts, unless `everything` is true."""
+"""Kinds of changes that `changes_blocks` only counts, unless its argument `everything` is true."""
 TITLE = "Changes since acceptance"
 
 
@@ -45,7 +45,7 @@ def count_by_kind(changes: Sequence[Change]) -> str:
 
 
 def changes_table(changes: Sequence[Change], complete: str) -> str:
-    """Return a Markdown table of the first MAX_ROWS changes. `complete` names what has all of them, as Markdown."""
+    """Return a Markdown table of the first MAX_ROWS changes. `complete` is Markdown that names the output with all changes."""
     shown = [_row(change) for change in changes[:MAX_ROWS]]
     more = f"\n\n… and {len(changes) - MAX_ROWS} more in {complete}." if len(changes) > MAX_ROWS else ""
     return table(("Kind", "Host", "Part", "What", "Before", "Now", "Change", "Noise"), shown) + more
@@ -72,8 +72,8 @@ def _row(change: Change) -> tuple[str, ...]:
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
     """Return a table of the changes for a terminal, and the numbers of those that it leaves out.
 
-    Regressions, changed parts, and what is unclear or missing come first. A row is for the changes of one kind to a part; parts
-    with equal changes share it. Unless `everything` is true, changes of MINOR_KINDS are only counted.
+    Regressions, changed parts, and what is unclear or missing come first. A row has the changes of one kind to a part; parts with
+    equal changes share a row. Unless `everything` is true, changes of MINOR_KINDS are only counted.
     """
     major = [change for change in changes if change.counts or change.is_unreported]
     others = [change for change in changes if not change.counts and not change.is_unreported]

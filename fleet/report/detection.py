@@ -49,9 +49,9 @@ def rows(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages
     """Return a row for each criterion and figure whose faults have a size, in the order of the benchmarks.
 
     Args:
-        detections: from `detection`.
-        profiles: name -> its stages; several if it is scaled to a duration. A row has the profiles that measure the figure with
-            its settings, perhaps none.
+        detections: from `fleet.judge.detection`.
+        profiles: name -> its sets of stages; a profile that is scaled to a duration has several. A row names the profiles that
+            measure the figure with its settings, perhaps none.
     """
     groups: dict[tuple[str, str, str, str], list[Detection]] = defaultdict(list)
     for item in detections:
@@ -81,7 +81,7 @@ def _figure(item: Detection) -> str:
 
 
 def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Sequence[Stages]]) -> tuple[str, ...]:
-    """Return the profiles that measure the figure with these settings."""
+    """Return the profiles that measure the figure with these settings; all profiles for a reading, which has no settings."""
     benchmark = name.split(".")[0]
     if not settings:
         return tuple(profiles)
@@ -96,7 +96,10 @@ def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Seque
 
 
 def _cell(items: Sequence[Detection]) -> str:
-    """Return what is detected, with the number of parts and of values; of several settings the worst."""
+    """Return what is detected, with the number of parts and of values.
+
+    If `items` differ in parameters or in the operation of a collective, return the worst of them.
+    """
     stated = [item for item in items if item.is_stated]
     if not stated:
         parts = max(item.parts for item in items)

@@ -82,7 +82,8 @@ def _limit_text(operator: str, limit: Value, unit: str) -> str:
 
 
 def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float]:
-    """Return the healthy values judged by logic, those that failed, and the upper limit of the share with CONFIDENCE.
+    """Return how many healthy values were judged by logic, how many failed, and the upper limit of the share that fails, with
+    CONFIDENCE.
 
     Without a failure in n independent values the limit is 1 - 0.05^(1/n), about 3/n; with a failure no limit is stated (1). All
     criteria count together: a single one has too few values.

@@ -15,7 +15,7 @@ from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJE
 TEXT_LIMIT = 400
 """Maximum number of characters of a text of a record in a report."""
 LOG_LIMIT = 6000
-"""Maximum number of characters of a log in a report: its end."""
+"""Maximum number of characters of a log in a report; of a longer log, the report has the end."""
 
 VERDICTS = (PASS, FAIL, INCONCLUSIVE)
 DECISIONS = {ACCEPTED: "accepted", REJECTED: "rejected", INCOMPLETE: "incomplete"}
@@ -130,7 +130,8 @@ def signed_percent(share: float | None) -> str:
 
 def margin_text(share: float | None) -> str:
     """Return a margin (`margin_of`) in words: `+9.3 %`, `−12.0 %`; far from the limit `38 times the limit`."""
-    # So far from the limit, a positive share of a positive value means a lower limit, and a negative one an upper limit.
+    # If the value is positive, a share above _FAR belongs to a lower limit, and one below -_FAR to an upper limit. In both cases
+    # the value is 1 + |share| times the limit.
     if share is not None and abs(share) > _FAR and math.isfinite(share):
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)

@@ -1,7 +1,7 @@
 """Render the report as Markdown, for example for a ticket.
 
 Any text that a host could influence is code (a span or a block), where no dialect of Markdown renders links, mentions or HTML.
-Characters that could end it or a table cell, or that a renderer could take for a tag, are replaced.
+Characters that could end the code or a table cell, or that a renderer could take for a tag, are replaced.
 """
 
 from __future__ import annotations

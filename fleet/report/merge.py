@@ -51,7 +51,7 @@ from schemas.reports import (
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
 """Maximum number of verdicts in a report that does not show every host in full, and maximum number for each host.
 
-The second limit applies only if more verdicts than the first limit do not pass."""
+The limit for each host applies only if more than MAX_VERDICTS verdicts do not pass."""
 
 
 def merge(

@@ -60,7 +60,7 @@ class ObservationRow:
     name: str
     observation: Observation | None
     launch: int = 0
-    """Number of the launch, if a later launch of the stage superseded it, or if it was a probe."""
+    """Number of the launch, if a later launch of the stage superseded it, or if it was a probe; else 0."""
     verdict: Verdict | None = None
     verdicts: int = 0
     """Number of criteria that judged the observation; `verdict` is the most severe of their verdicts."""
@@ -212,7 +212,7 @@ def rows_as_csv(shared: SharedFields, rows: Iterable[ObservationRow]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(
         [value if value is None else cell(value) for value in values(shared, row)]
-        for row in rows  # most cells are empty
+        for row in rows  # most cells are None, and `cell` is not called for them
     )
     return text.getvalue()
 

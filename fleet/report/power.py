@@ -31,10 +31,10 @@ def render_power(power: Power) -> str:
         else "No criterion with a numeric floor judged these runs.",
         f"n: parts x runs. sigma: from run to run and from part to part together, robust; for fewer than "
         f"{MIN_VALUES_FOR_OUTLIERS} values the\n"
-        "larger of this and the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
+        "larger of robust and standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
         f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: the same for the best "
         "floor with at most\n"
-        f"{MAX_FALSE_ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
+        f"{MAX_FALSE_ALARM:.1%} false alarms. A normal distribution is assumed, because the runs are too few to show its tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
             [_repeat(item) for item in power.repeats if item.group],

@@ -44,7 +44,8 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
         unjudged = [key for key in measured if key not in judged]
         if unjudged and not plan.rehearsal:
             unset = stage == GANG and not with_fabric_rate
-            why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
+            no_criterion = "no criterion for this GPU model, number of GPUs and message size"
+            why = "rackproof_fabric_gbps is not set" if unset else no_criterion
             text = f"NOT JUDGED{_which(unjudged, list(measured))} ({why})"
             lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))
     return lines
@@ -94,7 +95,7 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
-    """Return the benchmarks that measured rates, if neither a rate nor a ratio of speed of theirs was compared with a limit."""
+    """Return the benchmarks that measured rates, but of which neither a rate nor a ratio of _SPEEDS was compared with a limit."""
     rates = {name for _, name, unit in fleet_figures(facts) if unit in _RATES}
     with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}

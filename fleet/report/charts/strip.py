@@ -49,7 +49,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Sequence[float]) -> Axis:
-        """Return an axis around the values, at least 2 % of the largest wide, so that noise does not look like a fault."""
+        """Return an axis around the values, as wide as 2 % of the highest or wider, so that noise does not look like a fault."""
         low, high = min(values), max(values)
         padding = max((high - low) * 0.08, abs(high) * 0.01) or 1.0
         return cls(max(0.0, low - padding) if low >= 0 else low - padding, high + padding)
@@ -59,7 +59,7 @@ class Axis:
         return round((value - self.low) / (self.high - self.low) * 100, 2)
 
     def histogram(self, values: Iterable[float]) -> list[Bin]:
-        """Return the values counted in as many bins as the plot has columns."""
+        """Return for each column of the plot that has values how many values it has."""
         columns = Counter(min(int(self.percent(value) / 100 * _COLUMNS), _COLUMNS - 1) for value in values)
         width = (self.high - self.low) / _COLUMNS
         return [Bin(self.low + column * width, width, count) for column, count in sorted(columns.items())]
@@ -94,7 +94,7 @@ def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[
     """Return dots and the path of the bars.
 
     Up to MAX_DOTS values are drawn as dots. With more values, only the first MAX_DOTS failures are dots, and bars show all other
-    values. With `bins`, the bars show these, which include all values, and the first MAX_DOTS failures are dots.
+    values. If `bins` are given, they count all values: the bars show `bins`, and the first MAX_DOTS failures are dots too.
     """
     failures = [mark for mark in marks if mark.state == FAIL]
     failing, more_failures = failures[:MAX_DOTS], failures[MAX_DOTS:]

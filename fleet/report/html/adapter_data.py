@@ -204,7 +204,7 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:
 
 
 def _judged(verdict: Verdict | None, table: TextTable) -> list[Any]:
-    """Return the texts of limit and criterion, and the letter of the verdict; the letter is empty if nothing judged it."""
+    """Return the texts of limit and criterion, and the letter of the verdict; all are empty without a verdict."""
     if verdict is None:
         return [*table.numbers(("", "")), ""]
     limit = value_and_limit(verdict)[1] if verdict.limit is not None else ""

@@ -43,7 +43,7 @@ _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
 _MAX_ROWS = 600
 PLOTS = (("traces", has_traces, launch_traces), ("waves", has_waves, power_waves))
-"""Member of a page, whether a host has its plots, and what makes them."""
+"""Key in the data of a page, function that tells whether a host has these plots, and function that makes the plots."""
 _PHRASE_CHARACTERS = 200
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
@@ -85,7 +85,8 @@ def embedded_data(report: FleetReport, budget: int) -> str:
 
 
 def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, Any]:
-    """Return a column per property of the hosts: one value per host, or run-length encoded."""
+    """Return a column per property of the hosts (one value per host, or run-length encoded), the names that columns refer to, and
+    the path and mark of the run."""
     racks = list(dict.fromkeys(host.rack for host in report.hosts))
     numbers = {rack: number for number, rack in enumerate(racks)}
     return {
@@ -165,10 +166,8 @@ def _add_pages(
 
 
 def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> int:
-    """Add power, temperature and clocks over time, and power over a period of a pulsed load, to the existing pages.
-
-    As far as the budget allows; return what remains.
-    """
+    """Add power, temperature and clocks over time, and power over a period of a pulsed load, to the existing pages, as far as the
+    budget allows; return the remaining bytes."""
     drawn = {host.name for host in detailed_hosts(report)}
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
@@ -272,8 +271,8 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
     """Return verdict and count, then texts.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
-    evidence, what the next command does, next command, severity, what to do, what to do if it comes back, and where it was
-    seen before, if it was.
+    evidence, what the next command does, next command, severity, what to do, what to do if the cause comes back, and, if the
+    cause was seen before, in which runs.
     """
     what, command = next_command(reason, run_id)
     planned = reason.criterion == "plan"

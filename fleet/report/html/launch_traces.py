@@ -68,7 +68,7 @@ def hosts_with_traces(report: FleetReport) -> list[HostReport]:
 
 
 def launch_traces(host: HostReport) -> list[LaunchTrace]:
-    """Return the last launch of each stage that has data over time."""
+    """Return the plots of at most MAX_STAGES stages: of each stage, the last launch that has data over time."""
     last = {launch.stage: launch for launch in host.launches if launch.timeline}
     return [_launch_trace(host, launch, launch.timeline) for launch in last.values() if launch.timeline][:MAX_STAGES]
 

@@ -143,7 +143,7 @@ def _causes(report: FleetReport) -> dict[str, Any]:
 
 
 def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
-    """Return PCI address, position and number of GPUs of the host, if the reason is about one GPU; else nothing."""
+    """Return the GPU's PCI address and position, and the number of GPUs of its host; empty unless the reason is about one GPU."""
     scope = Scope.parse(reason.lead.part_scope)
     gpus = gpus_of.get(reason.lead.host, ())
     if len(reason.hosts) > 1 or scope.device_kind != "gpu":
@@ -230,7 +230,7 @@ def _measurements(report: FleetReport) -> dict[str, Any]:
 
 
 def _coverage(report: FleetReport) -> list[dict[str, Any]]:
-    """Return the parts of the bar: name, count, meaning, position and width in percent."""
+    """Return the parts of the coverage bar: name, count, meaning, position and width in percent."""
     meanings = {
         "measured": "has a value",
         "missing": "not reported",

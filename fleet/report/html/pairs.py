@@ -55,12 +55,12 @@ class PairMatrix:
     """CSS class and SVG path of the cells of one color."""
     rail_names: tuple[str, ...]
     rail_paths: tuple[tuple[str, str], ...]
-    """The same for the picture with a row per rail and a column per host; empty with one rail, or above MAX_HOSTS."""
+    """Like `paths`, for the picture with a row per rail and a column per host; empty with one rail, or above MAX_HOSTS."""
     slowest: tuple[SlowPair, ...]
 
 
 def pair_matrices(report: FleetReport) -> list[PairMatrix]:
-    """Return a matrix for each group of hosts that measured pairs, those with slow pairs first."""
+    """Return a matrix for each group of hosts that measured pairs connect, those with slow pairs first."""
     rates: dict[HostPair, dict[str, float | None]] = {}
     neighbours: dict[str, set[str]] = {}
     names = {host.name for host in report.hosts}
@@ -150,7 +150,8 @@ def _rail_paths(
 ) -> Iterable[tuple[str, str]]:
     """Return the paths of a picture in which each cell is the fastest pair of a host on a rail.
 
-    A slow link leaves both of its ends fast, so a slow cell is a NIC, a slow row a rail and a slow column a host.
+    A slow link between two hosts lowers no cell, because both hosts have faster pairs. So a slow cell is a NIC, a slow row a rail
+    and a slow column a host.
     """
     best: dict[tuple[int, int], float | None] = {}
     for pair, of_pair in rates.items():

@@ -252,11 +252,11 @@ function overTime(number, traces) {
     throttled && "Shaded from top to bottom: clocks were throttled for a reason other than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
 }
 
-// Power over one period of a pulsed load, in the same form.
+// Power over one period of a pulsed load, in the form of overTime.
 function overPeriod(number, waves) {
   const head = el("h3", {}, "Power under pulsed load");
   if (!waves.length) return [head, el("p", { class: "empty" }, "Left out because of the size of this report. To draw it, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
-  return [head, el("p", { class: "lede" }, "The horizontal axis is one period, a column for each length; the line is the mean over all periods. The load is on from the left to the dashed line. NVML's values come later than the load. All plots of a column have the same scale."), ...waves.map(trace)];
+  return [head, el("p", { class: "lede" }, "The horizontal axis is one period; there is a column for each period length. The line is the mean over all periods. The load is on from the left to the dashed line. NVML's values lag behind the load. All plots of a column have the same scale."), ...waves.map(trace)];
 }
 
 function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
@@ -266,7 +266,7 @@ function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
     el("h4", {}, `Stage ${textAt(stage)} `, note(textAt(ends))),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${textAt(stage)} over time` },
       roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), ...columns.map(([name, range]) => el("th", { scope: "col" }, textAt(name), " ", note(textAt(range)))))), el("tbody", {}, ...rows)))),
-    more > 0 && el("p", { class: "note" }, `and ${plural(more, "GPU")} more in the record`),
+    more > 0 && el("p", { class: "note" }, `and ${plural(more, "more GPU")} in the record`),
     benchmarks.length > 0 && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, textAt(name)), ` ${textAt(at)}`])));
 }
 
@@ -333,7 +333,7 @@ function lanePicture(port, [title, limits, lanes]) {
       : svg("circle", { class: "point", cx: x, cy: top, r: 4 }, svg("title", {}, `lane ${textAt(lane)}: ${dbm(power)}`));
     return [shape, svg("text", { x, y: height + 16, "text-anchor": "middle" }, textAt(lane))];
   });
-  const range = limits[0] !== null && limits[3] !== null ? `; alarm limits ${dbm(limits[0])} and ${dbm(limits[3])}` : "; the module has no limits";
+  const range = limits[0] !== null && limits[3] !== null ? `; alarm limits ${dbm(limits[0])} and ${dbm(limits[3])}` : "; the module does not report both alarm limits";
   const summary = `${textAt(title)} of ${port} by lane: ${lanes.map(([lane, power]) => `${textAt(lane)} ${dbm(power)}`).join(", ")}${range}`;
   return el("figure", {}, el("figcaption", {}, el("b", {}, textAt(title)), " ", note(`dBm by lane${range}`)),
     svg("svg", { width, height: height + 22, role: "img", "aria-label": summary }, band(limits[0], limits[3], "range"), band(limits[1], limits[2], "inner"), ...[...lines, ...points].flat().filter(Boolean)));

@@ -9,7 +9,7 @@ from typing import Any
 from fleet.report.formatting import clean, clean_log
 
 _LOG_CHARACTERS = 4000
-"""Longest end of a log on a host's page; the record has more."""
+"""Maximum number of characters of a log on a host's page; of a longer log, the page has the end and the record more."""
 
 
 class TextTable:

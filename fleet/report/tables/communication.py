@@ -87,7 +87,7 @@ def _algorithms(observations: Sequence[Observation]) -> str:
 def latencies(report: FleetReport) -> list[Table]:
     """Return tables of latency within and between hosts: operations launched one by one, and in a CUDA graph.
 
-    They have only the message sizes that were measured in a graph.
+    The tables have only the message sizes that were measured in a graph.
     """
     groups = list(_by_user(report).values())
     tables = (

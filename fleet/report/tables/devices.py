@@ -46,7 +46,7 @@ class _Value:
 
 
 def device_figures(report: FleetReport) -> list[DeviceFigure]:
-    """Return each numeric figure that a device measured, by benchmark, except those in IN_OTHER_TABLES."""
+    """Return each numeric figure that a device measured, in the order of the benchmarks, except those in IN_OTHER_TABLES."""
     values, absent = _values(report)
     limits = _limits(report.verdicts)
     rows = [_row(key, values[key], limits.get(key, set()), absent[key]) for key in values]

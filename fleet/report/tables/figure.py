@@ -118,7 +118,10 @@ EMPTY = TableCell(text=NONE)
 
 
 def figure_key(item: Observation | Verdict) -> FigureKey:
-    """Return name, stage and the parameters that the catalogue varies for this name; all parameters if it lacks the name."""
+    """Return name, stage, and the parameters that distinguish figures of this name: `numa`, and those that the catalogue varies.
+
+    If the catalogue lacks the name, all parameters distinguish.
+    """
     names = _OUTPUT_PARAMS.get(item.name)
     varied = item.params if names is None else (*names, "numa")
     return FigureKey(item.name, item.stage, tuple((name, item.params[name]) for name in varied if name in item.params))

@@ -128,7 +128,7 @@ def speeds(report: FleetReport) -> Table | None:
 
 
 def stress(report: FleetReport) -> Table | None:
-    """Return a row per GPU: the figures of STRESS that were reported, and the share of time it was throttled by reason."""
+    """Return a row per GPU: the figures of STRESS that were reported, and how long each reason throttled the GPU."""
     figures = _Figures(report)
     columns = figures.columns(STRESS)
     if not columns:
@@ -195,7 +195,7 @@ def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]
 
 
 def error_counters(report: FleetReport) -> list[ErrorCounter]:
-    """Return each counter that must be zero, with the readings that are not."""
+    """Return each counter that must be zero, with the readings that are not zero."""
     counters = []
     for name in COUNTERS:
         items = [(host, item) for host in report.hosts for item in host.measurements if item.name == name]

@@ -164,7 +164,7 @@ def _pair(scope: str) -> Pair | None:
 
 
 def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: Failures) -> TableCell:
-    """Return the bandwidth one way with the other figures as notes; it fails if any of them fails."""
+    """Return the bandwidth one way with the other figures as notes; the cell fails if any figure of the pair fails."""
     if pair[0] == pair[1]:
         return TableCell(text="")
     speed = readings.get(_ONE_WAY)

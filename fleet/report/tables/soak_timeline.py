@@ -76,7 +76,7 @@ class HostTimeline:
     rates: tuple[Rate, ...]
     events: tuple[EventLine, ...]
     left_out: int
-    """Number of events, and of values that the timeline left out, that are not shown."""
+    """Number of events beyond MAX_EVENTS, plus the number of events and values that the timeline itself left out."""
 
 
 def timelines(report: FleetReport) -> list[HostTimeline]:

@@ -137,7 +137,7 @@ def test_criteria_versions_shows_the_floors_and_their_age(capsys: pytest.Capture
     assert shown["stale"] == (shown["age_days"] > 90)
     assert main(["criteria", "versions"]) == 0
     text = capsys.readouterr().out
-    assert f"The list is of {shown['date']}, {shown['age_days']} days old." in text
+    assert f"The list dates from {shown['date']} and is {shown['age_days']} days old." in text
     assert ("older than 90 days" in text) == shown["stale"]
     for item in shown["floors"]:
         (row,) = (

@@ -318,7 +318,7 @@ def test_regression_of_pairs_is_listed_with_its_worst_value(name: str, unit: str
     (change,) = compare(hosts(1.0, 1.0), hosts((1 + worst) / 2, worst), {"h2": [criterion]}).changes()
     assert (change.host, change.scope, change.new, change.share) == ("h2", "host", worst, worst - 1)
     assert "%, beyond 2 % noise (" in change.text
-    assert change.text.endswith("it did not regress between other hosts")
+    assert change.text.endswith("the figure did not regress between other hosts")
 
 
 def test_several_runs_are_merged_into_median_and_spread() -> None:

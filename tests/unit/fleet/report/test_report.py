@@ -314,7 +314,7 @@ def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
         return None if is_unknown and item.params["size_bytes"] >= SMALLEST_JUDGED else item
 
     line = "Bandwidth within hosts: NOT JUDGED"
-    reason = "(no criterion for this GPU, count and size)"
+    reason = "(no criterion for this GPU model, number of GPUs and message size)"
     assert not any(item.startswith(line) for item in report_of(tmp_path / "r1").acceptance.summary)
     assert f"{line} for broadcast, gather {reason}" in summary_after(tmp_path / "r1", without_large_sizes)
     unknown |= {"reduce", "scatter"}
@@ -332,7 +332,8 @@ def test_operation_judged_on_only_some_hosts_is_named(tmp_path: Path) -> None:
 
     evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], without_large_sizes)}
     summary = merge(loaded.plan, evidence, PACKS).acceptance.summary
-    assert "Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts (no criterion for this GPU, count and size)" in summary
+    why = "no criterion for this GPU model, number of GPUs and message size"
+    assert f"Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts ({why})" in summary
 
 
 SMALLEST_JUDGED = 64 << 20
