@@ -46,7 +46,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--pool",
         action="store_true",
-        help="the runs may be of different hosts: print what each criterion detects on each GPU model, without the table of floors",
+        help="the runs may be of different hosts: print what each criterion detects on each GPU model, but no table of floors",
     )
     verb.add_argument(
         "--planted-faults",

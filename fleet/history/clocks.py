@@ -43,7 +43,10 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
     if began < seconds(EARLIEST):
         return f"the run began at {entry['began']} UTC, before there was Rackproof"
     if not began - CLOCK_TOLERANCE_S <= seconds(end) <= began + LONGEST_RUN_S:
-        return f"the run began at {entry['began']} UTC by the control node, and ended at {end} UTC by its hosts"
+        return (
+            f"the run began at {entry['began']} UTC by the clock of the control node, and ended at {end} UTC by the clocks of "
+            "its hosts"
+        )
     if index and is_behind(index, now) and began > seconds(now) - LONGEST_RUN_S:
         return f"the run began at {entry['began']} UTC, but most days on which runs were added are later than {now}"
     return ""

@@ -164,7 +164,9 @@ def _commit(place: Path, index: Index) -> None:
     if max(versions(place)) > number or (
         copy.exists() and read_version(place.parent, index.kind, copy).generation >= number
     ):
-        shutil.rmtree(claim, ignore_errors=True)  # it was free because a writer that is ahead had removed it
+        shutil.rmtree(
+            claim, ignore_errors=True
+        )  # `claim` was free because a writer that is ahead had removed this version
         raise IndexChangedError(f"{place}: a newer index exists")
     index.generation = number
     with contextlib.suppress(OSError):  # the disk is full: the version is complete without its copy
@@ -175,7 +177,7 @@ def _commit(place: Path, index: Index) -> None:
 
 
 def _has_lost_its_index(place: Path) -> bool:
-    """Return whether there are files of a month or of several runs. Those of one run may be from a killed first writer."""
+    """Return whether there are files of a month or of several runs. A first writer that was killed may leave files of one run."""
     found = set[str]()
     for folder in place.iterdir():
         if not folder.name.startswith((*TEMPORARY, VERSION_PREFIX)):  # other writers may remove those at any time

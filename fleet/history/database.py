@@ -131,7 +131,7 @@ class History:
         """Return the columns and rows of the operator's query, which must be one SELECT. A damaged file is left out.
 
         Raises:
-            UsageError: it is something else, it fails although every file is undamaged, or it reads another file.
+            UsageError: the query is not one SELECT, reads another file, or fails although every file is undamaged.
         """
         duckdb = importlib.import_module("duckdb")
         try:

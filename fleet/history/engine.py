@@ -50,6 +50,6 @@ def writing(directory: Path) -> Iterator[Any]:
             yield database
         except error_type() as error:
             raise RunError(
-                f"the history in {directory} cannot be written, and is as before: {' '.join(str(error).split())}: "
+                f"the history in {directory} cannot be written, and is unchanged: {' '.join(str(error).split())}: "
                 "free disk space, or give another directory with --history"
             ) from None

@@ -55,9 +55,10 @@ class Episodes:
     """All episodes. Each is in one of the lists."""
 
     racks: tuple[Episode, ...]
-    """Episodes that began in a run in which at least half of the hosts of the rack began to fail, of whatever cause."""
+    """Episodes that began in a run in which at least half of the hosts of the rack, and at least MIN_RACK_HOSTS, began to fail,
+    whatever the cause."""
     hosts: tuple[Episode, ...]
-    """Episodes that began in a run in which the host itself, or several of its parts, began to fail, of whatever cause."""
+    """Episodes that began in a run in which the host itself, or several of its parts, began to fail, whatever the cause."""
     alone: tuple[Episode, ...]
     """Episodes of a single part."""
 

@@ -119,7 +119,7 @@ class _Source:
         return f"(select * replace ({WITHIN_KIND} as within), {month} from figures where {self.where})"
 
     def spread(self, key: str, order: str) -> list[dict[str, Any]]:
-        """Return the distribution for each value of the key, which is columns of `rows`."""
+        """Return the distribution for each combination of values of `key`, a list of columns of `rows` in SQL."""
         source, spread = self.rows, _SPREAD
         if self.has_several:
             source, spread = f"({weighted(self.rows, key)})", _WEIGHTED_SPREAD

@@ -40,7 +40,10 @@ def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) ->
         runs = _past_runs(history, hosts)
     except Exception as error:  # noqa: BLE001 - no fault of the history may prevent a run
         reason = " ".join(str(error).split()) or type(error).__name__
-        return [], f"warning: the selection does not use the history, but the newest run directories: {reason}"
+        return (
+            [],
+            f"warning: tests are selected by the newest run directories, because the history cannot be used: {reason}",
+        )
     if not history.problems:
         return runs, ""
     more = f"; and {len(history.problems) - 1} more" if history.problems[1:] else ""

@@ -19,7 +19,8 @@ from schemas.errors import RunError
 
 VERSION = 1
 SCHEMA = f"rackproof.history/{VERSION}"
-"""A change that older versions of Rackproof cannot read needs a new number. They notice new tables and keys without one."""
+"""A change that older versions of Rackproof would misread needs a new number. A new table or key needs none: older versions
+refuse an index that has one (`_newer_names`)."""
 INDEX = "index.json"
 """Name of the index in each directory `index-N`, of which the newest counts, and of a copy beside these directories."""
 INDEX_BYTES = 256_000_000
@@ -158,7 +159,7 @@ def _written_by_newer(path: Path, why: str) -> str:
 def _newer_names(document: Any) -> str:
     """Return the first key or table of the index that this version does not have; empty if there is none.
 
-    A file that is cut off or overwritten is no JSON, or lacks keys. Only a newer version writes other ones.
+    A file that is cut off or overwritten is no JSON, or lacks keys. Only a newer version writes additional keys or tables.
     """
     for fault in documents.faults(document, "history_index"):
         is_table = fault.validator == "enum" and list(fault.absolute_path)[-1:] == ["table"]

@@ -130,7 +130,7 @@ def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) ->
 
 
 def _rack_hosts(history: History) -> dict[tuple[str, str], int]:
-    """Return rack and nonce -> number of hosts of the rack, of the runs in which a host of it failed."""
+    """Return rack and nonce -> number of hosts of the rack in that run, for the runs in which a host of the rack failed."""
     rows = history.rows(
         f"select rack, nonce, count(*) from parts where part = 'host' and (rack, nonce) in (select rack, nonce from causes "
         f"where {COUNTED}) group by all"
@@ -249,7 +249,7 @@ def expected(count: int, total: int, exposures: Mapping[int, int], failing: int)
         count: episodes.
         total: episodes of all parts of the kind.
         exposures: runs -> number of parts with so many.
-        failing: parts with an episode, of which more may be known than are in `exposures`.
+        failing: number of parts with an episode. It may exceed the number of parts in `exposures`.
     """
     parts = max(1, failing, sum(exposures.values()))
     by_part = parts * poisson_tail(count, total / parts)

@@ -76,7 +76,7 @@ def _unknown(history: History, name: str) -> UsageError:
 
 
 def _where(*, is_host: bool) -> str:
-    """Return the condition of the figures of the part. `host in` uses the order of the file, the pair is exact."""
+    """Return the condition of the figures of the part. `host in` lets DuckDB skip rows; the condition on the pair is exact."""
     if not is_host:
         return "serial = $id"
     return f"serial = '' and host in (select host from {_HOST_RUNS}) and (nonce, host) in {_HOST_RUNS}"
@@ -115,7 +115,7 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first run after each problem that measured what had failed, and in which the part does not have it."""
+    """Return for each problem the first later run that measured every benchmark that had failed and does not show the problem."""
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):
         last = [item for item in causes if item["problem"] == problem][-1]

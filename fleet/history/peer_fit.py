@@ -1,8 +1,8 @@
 """Compare one part with its peers over all runs. Peers that join or leave between runs do not disturb the comparison.
 
 Model: the logarithm of a value is the level of its part plus the effect of its run. Levels and effects of the peers are fitted in
-turn by medians (median polish, Tukey 1977), without the part itself. The values of the part minus these
-effects are its own course.
+turn by medians (median polish, Tukey 1977), without the part itself. The logarithms of the part minus the effects of the runs are
+its own course.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
 
 
 def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
-    """Return the points of a series that `course` cannot fit: group, day, and logarithm without what its peers share.
+    """Return the points of a series that `course` cannot fit: group, day, and the logarithm minus what the peers share.
 
-    With the reference `month`, each is compared with the others of its month; without a reference each driver is a group with a
-    level of its own; else the values are those that were compared when the run was added.
+    With the reference `month`, that is the median of the month under the same driver. Without a reference, it is the shared
+    slope, and each driver is a group with a level of its own. With another reference, the difference is the stored `relative`.
     """
     table, part, condition = _TABLES[series["level"]]
     figure = "name = $name and settings = $settings and stage = $stage and within = $within and model = $model"

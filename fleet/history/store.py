@@ -22,7 +22,7 @@ from fleet.history.index import Index, StoredFile, damage, home, read_index, sto
 from fleet.history.rows import Row, RunRows, clean_text, duplicates
 
 MAX_LOOSE_RUNS = 64
-"""Runs with files of their own. With more, they are merged into files of a month, which are faster to read."""
+"""Maximum number of runs with files of their own. More are merged into files of their months, which are faster to read."""
 MAX_NOTES = 20
 
 
@@ -47,7 +47,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tupl
         parts, ends = _write_lines(rows, Path(temporary))
         fault = clock_fault(rows.nonce, rows.entry, ends, read_index(directory, rows.kind), present)
         written, notes = _write_tables(database, rows, parts, Path(temporary), has_time=not fault)
-        notes += [clean_text(f"a clock is wrong: {fault}; it is in no trend")] if fault else []
+        notes += [clean_text(f"a clock is wrong: {fault}; the run is in no trend")] if fault else []
 
         def apply(index: Index) -> tuple[list[str], str]:
             every = [*rows.entry["notes"], *notes, *_name_notes(index, rows)]
@@ -100,7 +100,7 @@ def _lines(directory: Path, table: str) -> Path:
 def _write_tables(
     database: Any, rows: RunRows, parts: Sequence[Row], directory: Path, *, has_time: bool
 ) -> tuple[dict[str, Path], list[str]]:
-    """Write the Parquet files of a run; return table -> file, and notes. Without a time it is in no trend."""
+    """Write the Parquet files of a run; return table -> file, and notes. Unless `has_time`, the run is in no trend."""
     twice = duplicates(parts)
     for name in ("figures_with_peers", "group_levels"):
         database.execute(f"drop table if exists {name}")
@@ -136,7 +136,7 @@ def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str,
     target = place / table / f"{name}-{uuid.uuid4().hex[:12]}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
     index.published.add(str(target.relative_to(place)))
-    shutil.copyfile(path, target)  # a change may have to be made again
+    shutil.copyfile(path, target)  # not moved, because the change may have to be made again
     with target.open("rb") as file:
         os.fsync(file.fileno())  # before the index lists it
     return stored(place, target, table, runs, month)

@@ -74,8 +74,8 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
 """Table -> columns and types of its Parquet files. Only merged months have `trends`, sums that are exact and can be added, and
 `spreads`, the distribution of the figures of accepted hosts as QUANTILES quantiles."""
 LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
-"""Columns that files of older versions lack. There, distributions of links and peers have no `within`, so they are compared with
-nothing until their month is merged again."""
+"""Columns that files of older versions lack. Without `within`, the distributions of links and peers in `spreads` are compared
+with nothing until their month is merged again."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",
@@ -88,7 +88,7 @@ SORTED = {
 }
 QUANTILES = 200
 PER_RUN = ("figures", "levels", "parts", "causes", "tests")
-"""The tables that have a file of each run."""
+"""The tables that have a file for each run."""
 ROW_GROUP = 16384
 """Rows of a row group in the file of one run: a question about one figure reads only the groups that have its name."""
 ROW_GROUP_MERGED = 122_880
@@ -230,8 +230,8 @@ def trend_sums(figures: str, levels: str) -> str:
 def weighted(source: str, key: str) -> str:
     """Return the query of the rows of `source` with `weight` and `position`, the share of the weights up to the value.
 
-    A part counts once for each run and figure, so each of its links, peers or adapters has a part of its weight. `key` are the
-    columns of the distribution.
+    A part counts once for each run and figure, so its links, peers or adapters share its weight. `key` are the columns that
+    identify a distribution.
     """
     return f"""
       select *, sum(weight) over (partition by {key} order by value rows unbounded preceding)

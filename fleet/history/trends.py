@@ -1,11 +1,11 @@
 """Find figures that drift slowly, in the sums of all runs.
 
-Least squares of `relative` over time. Peers have the same driver; a part without peers has a level of its own under
-each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal
+A line is fitted to `relative` over time by least squares. Peers have the same driver; a part without peers has a level of its own
+under each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal
 deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni). A part is
 compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what happens to
-a rack is found once, for the rack, and not for each of its GPUs. What is found is confirmed beside the fitted peers
-(`peer_fit`), because the median of a host moves when one of its GPUs is replaced, and must remain if any one run is left out.
+a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed beside the fitted peers
+(`peer_fit`), because the median of a host moves when one of its GPUs is replaced; and it must remain if any one run is left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Drift:
     model: str
     unit: str
     per_year: float | None
-    """Slope as a share per year; -0.05: 5 % less each year. None for a step, which has none."""
+    """Slope as a share per year; -0.05: 5 % less each year. None for a step, which has no slope."""
     error: float | None
     """Half of the 95 % confidence interval of `per_year`."""
     change: float
@@ -119,7 +119,8 @@ def _figure(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> bool:
-    """Return whether the rack drifts, and the part was compared with more than its rack or host."""
+    """Return whether the drift of a part is that of its rack: the same figure of the rack drifts, and the part was not compared
+    within its rack or host."""
     return (
         item["level"] != "rack"
         and item["reference"] in ("run", "")

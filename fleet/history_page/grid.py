@@ -77,7 +77,7 @@ def _cell(place: str, count: int, rejected: int, incomplete: int, driver: str) -
 
 
 def new_drivers(history: History, months: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return month -> drivers that the fleet first had in it; the first month of all has none."""
+    """Return month -> drivers that were new in the fleet in that month; the first month with a driver is left out."""
     rows = history.rows(
         """select strftime(min("began"), '%Y-%m'), driver from parts where part = 'host' and driver <> ''
         and nonce in (select nonce from runs where clock = '') group by driver

@@ -126,7 +126,7 @@ def _drain_record(directory: Path) -> dict[str, Any]:
     """Return the content of `drained.json`; empty if it does not exist.
 
     Raises:
-        RunError: it cannot be read, or Rackproof did not write it; its commands are executed.
+        RunError: the file cannot be read, or Rackproof did not write it, so that its `words` must not be executed.
     """
     path = directory / DRAINED
     try:
@@ -175,7 +175,7 @@ def _start_guard(directory: Path) -> None:
 
 
 def _resume_nodes(directory: Path, hosts: Sequence[str]) -> list[str]:
-    """Resume the given hosts that we drained; return a line for each that could not be resumed."""
+    """Resume those of the hosts that this run drained; return a line for each that could not be resumed."""
     problems = []
     with exclusive(directory / GUARD):
         record = _drain_record(directory)
@@ -260,7 +260,7 @@ def notes(directory: Path) -> list[str]:
 def guard(directory: Path) -> list[str]:
     """Wait until the playbook that drained the nodes exits, or for SIGTERM, then resume them.
 
-    If another playbook has resumed the run, its background process does so instead.
+    If another playbook has resumed the run, the background process of that playbook resumes the nodes.
     """
     by = _drain_record(directory).get("by")
 

@@ -42,7 +42,7 @@ class StageReport:
     remaining_s: float | None = None
     """Seconds until the deadline, by the host's clock."""
     expected_s: float | None = None
-    """Seconds until it is expected to end, by the host's clock."""
+    """Seconds until the stage is expected to end, by the host's clock."""
     benchmark: str = ""
     """The benchmark that most ranks run."""
 

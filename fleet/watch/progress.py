@@ -31,7 +31,7 @@ class HostProgress:
     left_stage: str = ""
     """The stage in which the host left the run."""
     waiting_since: float = 0.0
-    """When the playbook began to wait for its running stage; 0: the playbook does not wait."""
+    """When the playbook began to wait for the stage that runs on this host; 0: the playbook does not wait."""
     state_before: tuple[str, float] | None = None
     """State of the play's stage before the task that waits, and since when; restored if the host skips that task."""
 

@@ -1,8 +1,8 @@
 """Figures from elsewhere: outputs of nccl-tests, nvbandwidth, DCGM and SuperBench, with their source.
 
-A figure that Rackproof measures too has Rackproof's name and settings, so that a value can be compared with both. The name of any
-other figure is the name of the tool followed by the tool's own name for the figure. Values are in SI units, except those of
-SuperBench metrics that Rackproof does not measure.
+A figure that Rackproof measures too has Rackproof's name and settings, so that one question finds the figures of the fleet and
+the imported ones. The name of any other figure is the name of the tool followed by the tool's own name for the figure. Values are
+in SI units, except those of SuperBench metrics that Rackproof does not measure.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def import_output(directory: Path, kind: str, path: Path, now: str, model: str =
         kind: kind of the history.
         path: the file.
         now: UTC, as in `rows.timestamp`.
-        model: GPU model of the figures that have none. A wrong model is replaced by importing the file again.
+        model: GPU model of the figures that have none. To correct a wrong model, import the file again with the right one.
 
     Raises:
         as in `read_output` and `add_run`.

@@ -50,7 +50,7 @@ def read_text(text: str, file: str) -> Imported:
 
 
 def read_json(text: str, file: str) -> Imported:
-    """Return the figures of the file of -J; raise NotThisTool if it is none. The environment in the file is ignored."""
+    """Return the figures in a file that -J wrote; raise NotThisTool for another text. The environment in the file is ignored."""
     try:
         document = as_dict(json.loads(text))
     except (ValueError, RecursionError):
@@ -92,7 +92,7 @@ def _settings(size: object, dtype: str, placement: str, ranks: int) -> dict[str,
 
 def _rows(operation: str, settings: dict[str, object], time: float | None, busbw: float | None, *, is_graph: bool,
           place: dict[str, str]) -> Iterator[Row]:  # fmt: skip
-    """Yield latency and bus bandwidth, converted from µs and GB/s. A graph gives the latency of the graph only."""
+    """Yield latency and bus bandwidth, converted from µs and GB/s. From a run with CUDA graphs, yield only the graph latency."""
     name = f"collective.{operation or 'unknown'}"
     if time:
         yield row(

@@ -364,7 +364,7 @@ def test_file_that_cannot_be_written_is_an_error_and_changes_nothing(
     before = files(tmp_path / "h")
     copy = tables.copy
     monkeypatch.setattr(tables, "copy", lambda query, table, path: copy(query, table, path / "missing" / "file"))
-    with pytest.raises(RunError, match="cannot be written, and is as before"):
+    with pytest.raises(RunError, match="cannot be written, and is unchanged"):
         add(tmp_path / "h", judged["r2"])
     assert files(tmp_path / "h") == before
     assert counts(tmp_path / "h")["runs"] == 1
