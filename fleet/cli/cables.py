@@ -99,7 +99,7 @@ def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
         elif not all(is_switch_text(text) and not text.startswith(FORMULA) for text in (name, link.port)):
             missing.append(clean(f"{link.own_end}: the switch sends a text that a manifest cannot have: {link.end}"))
         elif ends[link.switch_id, link.port] > 1:
-            missing.append(clean(f"{link.own_end}: several ports are at {link.end}"))
+            missing.append(clean(f"{link.own_end}: several ports report that their cable ends at {link.end}"))
         else:
             rows.append((link.host, LINK, link.name, name, link.port))
     return rows, missing

@@ -52,7 +52,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     criteria.add_argument("--all", action="store_true", help="list: the criteria of every shipped pack")
     form = criteria.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="list, versions: print JSON, with all sources")
+    form.add_argument("--json", action="store_true", help="list, versions: print JSON, which also has the sources")
     form.add_argument("--markdown", action="store_true", help="list: print a Markdown page, as docs/checks.md")
     add_color_option(criteria)
     criteria.add_argument("--runbook", default=RUNBOOK, help="alerts: URL of docs/alerts.md (default: %(default)s)")

@@ -331,8 +331,8 @@ def wrong_results(shown: Sequence[Verdict]) -> str:
     """Return in which way a part computes, copies or stores wrong data."""
     first = shown[0]
     if first.name == "integrity.wrong_words":
-        number, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
-        where = f" at {number} address{'' if number == 1 else 'es'}, bits {bits}" if bits else ""
+        addresses, bits = (first.params.get(name) for name in ("wrong_addresses", "wrong_bits"))
+        where = f" at {addresses} address{'' if addresses == 1 else 'es'}, bits {bits}" if bits else ""
         return f"has memory that returns wrong data: {_count(first.value, 'wrong word')}{where}"
     if first.name == "local_storage.wrong_blocks":
         where = f", the first at {first.params['first_wrong']}" if "first_wrong" in first.params else ""

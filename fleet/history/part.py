@@ -179,7 +179,8 @@ def _notes(history: History, name: str) -> list[str]:
         {"id": name},
     )
     notes = [
-        f"run {run} has this serial in several places: {places}; these figures are in no trend" for run, places in twice
+        f"run {run} has this serial in several places: {places}; its figures of that run are in no trend"
+        for run, places in twice
     ]
     overlapping = history.rows(
         "select distinct a.run, a.host, b.run, b.host from parts a join parts b on a.serial = b.serial and a.host <> b.host "

@@ -42,9 +42,9 @@ criteria for one model. [criteria.md](criteria.md) describes how criteria work a
 | (policy), … | the basis of the limit: datasheet, published, measured by us, model (from other GPU models), policy (our choice) |
 """
 
-INFORMATIONAL_HEAD = """The report and the exporter include these, but no check judges them. Every other reading and figure
-has a check that finds a bad value on a single part or a single host. A check that compares with most of the fleet does not find
-a value that is bad on every host."""
+INFORMATIONAL_HEAD = """The report and the exporter include the following readings, but no check judges them. Every other reading
+and figure has a check that finds a bad value on a single part or a single host. A check that compares with most of the fleet does
+not find a value that is bad on every host."""
 
 
 def checks(packs: Sequence[Pack]) -> str:

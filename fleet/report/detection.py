@@ -158,7 +158,7 @@ def render_detection(detections: Sequence[Detection]) -> str:
         lines += ["", "Found by logic, whatever the spread:"]
         for title, limits in logic_groups(detections).items():
             lines.append(f"- {title}: {', '.join(_with_limit(name, limit) for name, limit in limits.items())}")
-        lines.append(f"{failed} of {values} healthy values failed these" + _bound(most))
+        lines.append(f"{failed} of {values} healthy values failed these criteria" + _bound(most))
     return "\n".join(clean(line, 20_000) for line in lines)
 
 
@@ -177,7 +177,7 @@ def markdown_detection(
     table = [row for row in rows(detections, profiles) if row.profiles]
     models = sorted({model for row in table for model in row.cells})
     lines = [
-        f"{ASSUMPTIONS} Of several settings of a figure the worst is shown.",
+        f"{ASSUMPTIONS} If a figure was measured with several settings, the worst result is shown.",
         "",
         f"| profile | test | criterion | {' | '.join(models)} |",
         f"|---|---|---|{'---|' * len(models)}",
@@ -193,12 +193,12 @@ def markdown_detection(
         lines.append(f"- {title}: {', '.join(_code(name, limit) for name, limit in limits.items())}")
     lines += [
         "",
-        "These have no spread from which a false-alarm rate follows. "
-        f"{failed} of {values} healthy values in these runs failed them{_bound(most)}",
+        "These criteria have no spread of values from which a false-alarm rate would follow. "
+        f"{failed} of {values} healthy values in the runs failed them{_bound(most)}",
         "A fault that does not change the value while it is read is not found: "
-        "a digest shows a wrong result only of what was computed.",
+        "a digest, for example, covers only the work from which it was computed.",
         "",
-        "**Nothing is stated**, because these runs show no spread:",
+        "**Nothing is stated**, because the runs show no spread:",
         "",
     ]
     shown = {row.criterion for row in table if not row.is_unknown} | {

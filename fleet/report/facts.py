@@ -32,7 +32,7 @@ class HostFacts:
     judged_bandwidths: frozenset[Figure] = frozenset()
     """The bandwidths of collectives that were compared with a limit."""
     uncompared_digests: tuple[Figure, ...] = ()
-    """Stage and scope of digests without another GPU to compare with."""
+    """Stage and scope (not name) of digests without another GPU to compare with."""
     gang_launches: tuple[Launch, ...] = ()
     """Its gang launches, reduced to number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()

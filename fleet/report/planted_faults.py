@@ -10,7 +10,10 @@ from fleet.report.formatting import clean
 
 def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
     """Yield the lines: how often each pattern escapes a digest, then what each comparison finds."""
-    yield f"`1 in 10⁶`: p = {RATE:g}. `99 %`: the smallest p that is found with a probability of {FOUND:.0%}."
+    yield (
+        "p: the probability that an element, or a whole repetition, is wrong. "
+        f"`1 in 10⁶`: p = {RATE:g}. `99 %`: the smallest p that is found with a probability of {FOUND:.0%}."
+    )
     yield ""
     yield "| pattern of wrong bits | digest stays the same with a probability of at most |"
     yield "|---|---|"
@@ -44,7 +47,8 @@ def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
     if unmeasured:
         yield ""
     for (model, profile), names in unmeasured.items():
-        yield f"- {clean(model)}, {profile}: no run says how often these repeat, so nothing is stated: {', '.join(names)}"
+        tests = ", ".join(names)
+        yield f"- {clean(model)}, {profile}: nothing is stated, because no run shows how often these tests repeat: {tests}"
 
 
 def _probability(value: float | None) -> str:

@@ -169,7 +169,7 @@ def test_false_alarms_include_one_slow_run_of_three() -> None:
     gate = gate_of(detection)
     assert gate.run_sigma > 9e13
     assert gate.false_alarm > 0.05
-    assert "the\nlarger of robust and standard deviation" in render_power(detection)
+    assert "values the standard deviation, if it is larger" in render_power(detection)
 
 
 def test_one_outlier_of_many_does_not_change_sigma() -> None:
@@ -267,7 +267,7 @@ def test_command_prints_tables_for_people(directories: list[Path], capsys: pytes
     assert len(lines) == 1
     assert re.match(r"gemm.throughput +bf16", lines[0])
     assert "TFLOP/s" in lines[0]
-    assert "A normal model is assumed" in output
+    assert "A normal distribution is assumed" in output
     assert "sustained GEMM" in output
 
 

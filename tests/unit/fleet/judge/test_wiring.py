@@ -811,8 +811,8 @@ def test_ports_that_cannot_be_listed_have_a_reason() -> None:
             "h03: no record",
             "h04: no network port was read",
             "NIC ens0np0 of h01: no answer",
-            "NIC ens1np0 of h01: several ports are at leaf swp1",
-            "NIC ens1np0 of h02: several ports are at leaf swp1",
+            "NIC ens1np0 of h01: several ports report that their cable ends at leaf swp1",
+            "NIC ens1np0 of h02: several ports report that their cable ends at leaf swp1",
         ],
     )
 
