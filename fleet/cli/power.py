@@ -134,7 +134,7 @@ def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequ
 
 
 def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
-    """Return the stages of REPORTED_PROFILES; of a profile that is scaled to a duration, those of its runs too."""
+    """Return the stages of REPORTED_PROFILES. A profile that is scaled to a duration also has the stages of its runs."""
     profiles: dict[str, list[Stages]] = {}
     for name in REPORTED_PROFILES:
         profile = read_profile(name)

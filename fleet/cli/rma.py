@@ -171,7 +171,7 @@ def _nothing_written(
 
 
 def _observations(facts: ReportFacts, run: Run, part: FailedPart) -> str:
-    """Return observations.csv: the observations of the part, and those of others that a verdict attributes to it."""
+    """Return observations.csv: the observations of the part, and those of other parts that a verdict attributes to this part."""
     head = SharedFields(mark=facts.mark, run_id=run.plan.run_id)
     observed = rows(part.host, facts.racks.get(part.host, ""), _evidence(run, part), [*part.findings, *part.open])
     attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}

@@ -176,9 +176,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return True
     is_one_part = item.part != HOST and not Scope.parse(item.part).is_gang
     if is_suspect and is_one_part and Scope.parse(verdict.scope).get("partner"):
-        return (
-            False  # the pairs that a slow NIC makes slow name it as their part (fleet/judge/localization/pair_parts.py)
-        )
+        # Verdicts on pairs that a slow NIC slows down name the NIC as their part (fleet/judge/localization/pair_parts.py).
+        return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
         return False  # a slow port would be the suspect itself
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang

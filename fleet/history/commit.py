@@ -87,9 +87,8 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
         _remove_stale(place)
         index = read_index(directory, kind)
         if index is None and _has_lost_its_index(place):
-            index = read_index(
-                directory, kind
-            )  # without a lock, another writer may have committed the first one meanwhile
+            # Without a lock, another writer may have committed the first index meanwhile.
+            index = read_index(directory, kind)
             if index is None:
                 raise RunError(
                     f"{place}: index.json is missing, but files of the history are there: restore it from a backup, or move "

@@ -56,7 +56,7 @@ class Lemon:
     first: str
     last: str
     by_chance: float
-    """Number of such parts of the fleet that would have as many episodes by chance."""
+    """Number of parts, slots, hosts or racks of the fleet that would have as many episodes by chance."""
     is_lemon: bool
     """Whether `by_chance` is less than MAX_CHANCE."""
 
@@ -105,7 +105,7 @@ def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
 
 
 def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) -> MeasuredRuns:
-    """Return the runs of each of these serials, with what they measured on its host, and of each of these hosts."""
+    """Return the runs of each serial and host, with the benchmarks that a run measured on the host and those that failed."""
     rows = history.rows(
         f"""with wanted as (
           select 'serial' as kind, serial as name, began, nonce, host from parts
@@ -165,7 +165,7 @@ def _racks(episodes: Episodes) -> list[_Group]:
 
 
 def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
-    """Return for each host its common failures, and those of single parts in different slots: each slot counts once."""
+    """Return for each host the failures of the whole host and of single parts; each slot and each part counts at most once."""
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []
     for host in dict.fromkeys([*common, *alone]):

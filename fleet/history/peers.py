@@ -44,9 +44,9 @@ class Percentile:
     below: float
     """Share of the values below it, equal ones counted half; 0.5 is the median."""
     values: int
-    """Number of values compared: one for each part and run. The links or peers of a part share this one."""
+    """Number of values compared: one for each part and run, even if the part has several links or peers."""
     parts: int
-    """Number of parts that these values are from; with merged months, that of the month with the most parts."""
+    """Number of parts that these values are from; with merged months, the largest number of any month."""
     median: float
     """Median of the values; with merged months, the mean of the medians of the months."""
 

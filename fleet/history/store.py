@@ -167,7 +167,10 @@ def _merge(database: Any, place: Path, index: Index) -> None:
 
 
 def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, without: str = "") -> None:
-    """Write new files of a month, with the runs of its old files and those that have files of their own."""
+    """Write new files of a month, with the runs of its old files and the runs of the month that have files of their own.
+
+    `without`: the run to leave out.
+    """
     loose = {nonce for nonce in _loose(index) if index.runs[nonce]["began"][:7] == month}
     old = [
         item

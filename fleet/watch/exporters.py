@@ -71,7 +71,7 @@ class Exporters:
             return {host: problem for host, problem in self._problems.items() if host in self._hosts}
 
     def set_hosts(self, hosts: Collection[str], targets: str, *, background: bool = True) -> None:
-        """Set the hosts to scrape, and scrape them now unless in the background.
+        """Set the hosts to scrape, and unless `background` scrape them now.
 
         Args:
             hosts: names of the hosts.

@@ -18,7 +18,7 @@ _SAME = {"gpu to host bandwidth": "device_to_host", "host to gpu bandwidth": "ho
 
 
 def read_dcgm(text: str, file: str) -> Imported:
-    """Return the figures; raise NotThisTool if it is not such an output. Both the layouts of DCGM 3 and 4 are read."""
+    """Return the figures; raise NotThisTool if the text is no output of `dcgmi diag -j`. The layouts of DCGM 3 and 4 are read."""
     try:
         document = as_dict(json.loads(text))
     except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ _GPU = re.compile(r"\d+: (.+?) \([0-9A-Fa-f:.]+\)(?:: \((.+)\))?")
 
 
 def read_nvbandwidth(text: str, file: str) -> Imported:
-    """Return the figures; raise NotThisTool if it is not such an output. A cell of a matrix is a figure of its column's GPU."""
+    """Return the figures; raise NotThisTool for another text. A cell of a matrix is a figure of the GPU of its column."""
     try:
         document = as_dict(as_dict(json.loads(text)).get("nvbandwidth"))
     except (ValueError, RecursionError):

@@ -21,7 +21,7 @@ _COPIES = {"h2d_bw": "host_to_device", "d2h_bw": "device_to_host"}
 
 
 def read_superbench(text: str, file: str) -> Imported:
-    """Return the figures of all hosts; raise NotThisTool if the lines are no such objects."""
+    """Return the figures of all hosts; raise NotThisTool if a line is not the object of a host, or if there are no figures."""
     rows: list[Row] = []
     for line in filter(str.strip, text.splitlines()):
         try:

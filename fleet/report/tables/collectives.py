@@ -21,7 +21,7 @@ MANY_LINES = 12
 _LOW, _FEWEST_TO_COMPARE = 0.8, 3
 """A curve is marked if it ends below this share of the median, and there are at least this many curves."""
 _LOW_LINE = "line low"
-"""CSS classes of such a curve."""
+"""CSS classes of a marked curve."""
 _LIMIT_HALF_WIDTH = 34
 _MAX_SIZE = 1 << 60
 
@@ -79,7 +79,7 @@ class Chart:
     lines: int
     failed: bool
     has_low_line: bool
-    """Whether a line without a failure is drawn as far below the others."""
+    """Whether a line that does not fail is marked as far below the others."""
 
 
 def charts(report: FleetReport) -> list[Chart]:

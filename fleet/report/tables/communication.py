@@ -57,7 +57,7 @@ def _text(observation: Observation | None) -> str:
 
 
 def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
-    """Return the collective observations of each host and gang. Every host of a gang reports them; they are counted once."""
+    """Return the collective observations of each host and gang. Those of a gang, which each of its hosts reports, count once."""
     users: dict[str, dict[tuple[str, tuple[tuple[str, Value], ...]], Observation]] = {}
     for host in report.hosts:
         for item in host.measurements:

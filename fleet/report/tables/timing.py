@@ -106,7 +106,7 @@ def summary_line(report: FleetReport) -> str:
 
 
 def _seconds_of_hosts(report: FleetReport) -> dict[str, Seconds]:
-    """Return the times of each host that reported durations; the report of a large fleet has those of few hosts."""
+    """Return the times of each host that reported durations; the report of a large fleet has the times of few hosts only."""
     return {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
 
 
