@@ -88,7 +88,7 @@ def begin(label: str, total: int) -> None:
 
 
 def advance(count: int = 1) -> None:
-    """Report that items of the step are finished; any forked process may."""
+    """Report that items of the step are finished. Forked processes may call this function too."""
     if _active:
         _active.advance(count)
 

@@ -98,7 +98,10 @@ def _binary(value: float) -> tuple[float, str]:
 
 
 def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None) -> str:
-    """Format a value with its unit: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`; `like` is a value whose unit to use."""
+    """Format a value with its unit: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`.
+
+    If `like` is given, the unit is the one that suits `like`.
+    """
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -148,7 +151,10 @@ def digits_for(values: Collection[Value], unit: str, like: float | None = None) 
 
 
 def _larger(value: Value, limit: Value) -> float | None:
-    """Return the larger magnitude of two numbers that fit one unit; None if they do not, or if one is not a number."""
+    """Return the larger magnitude of two numbers.
+
+    None if one of them is not a finite number, or if the larger is more than 1000 times the other and the other is not 0.
+    """
     numbers = finite(value), finite(limit)
     if numbers[0] is None or numbers[1] is None:
         return None

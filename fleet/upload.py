@@ -137,10 +137,10 @@ def _files(directory: Path, run_dir: Path) -> Iterator[str]:
 
 
 def _client(endpoint: str) -> Any:
-    """Return a client of S3. boto3 finds the credentials, for example in the environment or the files of AWS; no option has them.
+    """Return a client of S3. boto3 finds the credentials, for example in the environment or the files of AWS.
 
-    Stores other than AWS often support neither host names of buckets nor the checksums that AWS added in 2025. So their requests
-    have the bucket in the path, and every upload has its MD5, which all stores verify.
+    Stores other than AWS often support neither host names of buckets nor the checksums that AWS added in 2025. So requests to
+    them have the bucket in the path. Every upload has its MD5, which all stores verify.
     """
     import boto3
     from botocore.config import Config

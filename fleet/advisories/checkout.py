@@ -1,4 +1,4 @@
-"""Ask git about a checkout of what a vendor publishes."""
+"""Run git in a checkout of published advisories."""
 
 from __future__ import annotations
 

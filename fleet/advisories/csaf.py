@@ -22,18 +22,21 @@ _Version = tuple[Mapping[str, Any], str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """How bulletins name a product and its platform. The first group of `product` and `line` that is not empty is the branch."""
+    """Regular expressions for the names of a product and its platform in bulletins.
+
+    The first group of the two that is not empty is the branch.
+    """
 
     product: str
-    line: str
+    platform: str
 
 
 _LISTED: Mapping[str, _Listed] = {
     # NVIDIA lists drivers for data centers under "Tesla".
-    "driver": _Listed(product=r"Tesla", line=r"Linux\((R\d+)\)"),
-    "container_toolkit": _Listed(product=r"NVIDIA Container Toolkit", line=r"Linux()|All()"),
-    "nic_firmware": _Listed(product=r"ConnectX (GA|LTS\d+)", line=r"ConnectX.*"),
-    "hgx_firmware": _Listed(product=r".*HGX.*", line=r".*"),
+    "driver": _Listed(product=r"Tesla", platform=r"Linux\((R\d+)\)"),
+    "container_toolkit": _Listed(product=r"NVIDIA Container Toolkit", platform=r"Linux()|All()"),
+    "nic_firmware": _Listed(product=r"ConnectX (GA|LTS\d+)", platform=r"ConnectX.*"),
+    "hgx_firmware": _Listed(product=r".*HGX.*", platform=r".*"),
 }
 BY_BRANCH = ("driver", "nic_firmware")
 """Products with branches. A version of a branch that the bulletin does not list needs the fix of the next branch that it lists:
@@ -55,7 +58,7 @@ def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
 def bulletin_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
     """Yield each advisory of a bulletin with its product. Vulnerabilities of a product with the same ranges are one advisory."""
     number, date = path.stem, document["document"]["tracking"]["current_release_date"][:10]
-    products = {item["product"]["product_id"]: (item, line) for item, line in _versions(document)}
+    products = {item["product"]["product_id"]: (item, platform) for item, platform in _versions(document)}
     for key, listed in _LISTED.items():
         fixes = [
             (vulnerability, dict(_fixes(key, listed, _fixed_versions(vulnerability, products))))
@@ -97,7 +100,7 @@ def _versions(document: Mapping[str, Any]) -> Iterator[_Version]:
 def _fixes(key: str, listed: _Listed, fixed: list[_Version]) -> Iterator[tuple[str, str]]:
     """Yield branch and version of each fix of a product."""
     for item, platform in fixed:
-        product, line = re.fullmatch(listed.product, item["name"]), re.fullmatch(listed.line, platform)
+        product, line = re.fullmatch(listed.product, item["name"]), re.fullmatch(listed.platform, platform)
         version = _VERSION.search(item["product"]["name"].removeprefix(_MELLANOX_PREFIX))
         if product and line and version:
             groups = [*product.groups(), *line.groups(), f"{item['name']}, {platform}" if key == "hgx_firmware" else ""]

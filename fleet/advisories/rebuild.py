@@ -1,4 +1,4 @@
-"""Build advisories.json from checkouts of what the vendors publish."""
+"""Build advisories.json from checkouts of the repositories in which advisories are published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleet.judge.advisories import PRODUCTS, Advisory
 from schemas.errors import UsageError
 
 SINCE = "2023"
-"""Advisories of earlier years are left out: versions with the fixes of later advisories have those fixes too."""
+"""Advisories of earlier years are left out: a version with the fixes of later advisories has the earlier fixes too."""
 
 
 def rebuild(bulletins: Path, vulnerabilities: Path) -> str:

@@ -49,7 +49,7 @@ class _BoundedAdapter(HTTPAdapter):
         if remaining <= 0:
             raise BmcError("not read in time")
         if urlsplit(str(request.url)).netloc.lower() != self._address.lower():
-            raise BmcError("leads to another host, which is not followed")
+            raise BmcError("refers to another host, which is not contacted")
         kwargs |= {"timeout": min(REQUEST_TIMEOUT_S, remaining), "stream": True}
         response = super().send(request, *args, **kwargs)
         if response.is_redirect:

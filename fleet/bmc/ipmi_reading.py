@@ -116,7 +116,8 @@ def _health(bits: object) -> str | None:
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the size of the log, and the entries after the one that the mark names, or all if it is not in the log.
+    """Add the size of the log and its new entries: those after the entry of the mark, or all if the log lacks that entry.
+
     Without a mark, as in the first reading, no entry is new. IPMI lists the oldest entry first.
     """
     entries: list[LogEntry] = []

@@ -30,7 +30,10 @@ class Readings:
         return ""
 
     def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
-        """Add the value of an installed part, or `reason` if it is None; return the scope, empty beyond MAX_SCOPES parts."""
+        """Add the value of an installed part. If it is None, add `reason` as an error, or nothing if `reason` is empty.
+
+        Return the scope of the part; empty if MAX_SCOPES parts have the reading already.
+        """
         scope = self.scope(name, *labels) if labels else "host"
         if not scope or len(self._values[name]) >= MAX_SCOPES:
             self.fail(name, f"more than {MAX_SCOPES} parts have this reading; the others were not read")

@@ -20,7 +20,7 @@ NEWEST = "bmc.log.newest"
 MAX_SNAPSHOTS = 250
 """Maximum number of snapshots; the newest are kept. The schema of records allows 256.
 
-If a stage loses its snapshots, the judge reports that it has no reading."""
+If a stage loses its snapshots, the judge reports that the stage has no reading."""
 
 
 def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
@@ -34,7 +34,7 @@ def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
 
 
 def is_damaged(directory: Path, host: str) -> bool:
-    """Return whether there is a record of a BMC that cannot be read. A new one would hide that its readings are lost."""
+    """Return whether there is a record of a BMC that cannot be read. A new record would hide that the old readings are lost."""
     path = RunDirectory(directory).bmc_record(host)
     try:
         record_from_json(documents.read(path, "record"), source=str(path))

@@ -13,7 +13,7 @@ from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
-"""Scope of an event log -> ID and time of its newest entry at the previous reading; `none` if it was empty."""
+"""Scope of an event log -> ID and time of its newest entry at the previous reading; `none` if the log was empty."""
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
 _SPARE_IMAGE = re.compile(
     r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE

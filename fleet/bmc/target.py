@@ -30,7 +30,7 @@ class BmcTarget:
     verify: bool = True
     """Check the certificate. Otherwise any machine that answers at the address receives the password."""
     ca: str = ""
-    """File with the certificates of the CAs that sign those of BMCs; empty: the CAs of the system."""
+    """File with the certificates of the CAs that sign the certificates of BMCs; empty: the CAs of the system."""
 
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:

@@ -44,7 +44,7 @@ class RecordCollector:
 
     Args:
         directory, plan: run directory and its plan.
-        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject the collected ones.
+        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject the collected records.
     """
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:

@@ -55,7 +55,7 @@ class RecordReader:
             directory: the run directory.
             plan: the plan of the run.
             events: host -> failures that the playbooks recorded for it.
-            journal_problems: why lines of the playbooks' journal were rejected. They may be about any host.
+            journal_problems: why lines of events.jsonl were rejected. These lines may be about any host.
             users: host -> the user or job that occupies its GPUs.
             only_gangs: read only the gang records.
         """
@@ -195,7 +195,7 @@ class Run:
     evidence: RunEvidence
     events: dict[str, list[str]]
     rejected: tuple[Quarantined, ...]
-    """Rejected files other than records of planned hosts: the journal, and records of unplanned hosts."""
+    """Rejected files other than records of planned hosts: events.jsonl or lines of it, and records of unplanned hosts."""
 
     @cached_property
     def quarantined(self) -> tuple[Quarantined, ...]:
@@ -321,7 +321,7 @@ def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
 
 
 def _read_events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the failures of each host in the playbooks' journal, and the users of the hosts that are in use.
+    """Return the failures of each host in events.jsonl, and the users of the hosts that are in use.
 
     A failure no longer counts once the host has completed the same play. Invalid lines are added to `quarantined`.
     """

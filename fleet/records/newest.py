@@ -33,7 +33,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return the newest run in RUNS as the second, and the newest one before it of the same hosts and kind as the first.
+    """Return two runs in RUNS: the last one before the newest that has the same hosts and kind, then the newest.
 
     Both are named on stderr.
 

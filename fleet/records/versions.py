@@ -12,7 +12,7 @@ from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 
 _VERSIONS = re.compile(r"[._](version|firmware|model|release|part_number)$")
-"""Texts with these suffixes are listed even if no criterion compares them over the fleet."""
+"""Suffixes of names. A reading with such a name and a text as value is listed even if no criterion compares it over the fleet."""
 
 
 def versions(

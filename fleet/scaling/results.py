@@ -72,7 +72,7 @@ class CellResult:
     share: float | None = None
     """Throughput of a cell with limited CPUs, as a share of the throughput of cell `unconfined`."""
     unconfined: int = 0
-    """Number of the same cell with all CPUs. Its epochs may differ."""
+    """Number of a cell with all CPUs and the same settings, except that its epochs may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)

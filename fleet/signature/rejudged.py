@@ -48,7 +48,8 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
-    # The records do not give the comparison with former runs, but the files of the report show it.
+    # The comparison with former runs does not follow from the records. It is taken from report.json, because the rendered files
+    # show it.
     if "history" in document:
         report = replace(report, history=history_from_json(document["history"]))
     return Rejudged(report=report, differences=tuple(differences(document, report)))

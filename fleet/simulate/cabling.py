@@ -9,7 +9,7 @@ from fleet.simulate.template import Placeholder
 
 Doc = dict[str, Any]
 HOSTS_PER_LEAF = 32
-"""By default. Half of the 64 ports of a leaf switch are for hosts (NVIDIA DGX SuperPOD reference architecture)."""
+"""Default number of hosts at a leaf switch: half of its 64 ports are for hosts (NVIDIA DGX SuperPOD reference architecture)."""
 
 
 def adapter_scope(rail: int) -> str:

@@ -40,7 +40,7 @@ class FaultyHost:
     gpu: int
     """The faulty GPU."""
     twin: int
-    """Number of the host with a GPU of the same serial, for `duplicate_serial`."""
+    """Number of the host from which `duplicate_serial` and `serial_mismatch` derive the wrong serial."""
     documents: dict[str, Doc]
     """`host`, and `gang` if the host is in one: the records as JSON documents."""
     bmc: Doc | None = None

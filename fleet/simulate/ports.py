@@ -72,10 +72,11 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
 
     Args:
         plan: plan of the run.
-        host: a host of the kind.
+        host: the host.
         stage: the stage.
-        partners: number of hosts with which it is paired, in a gang.
-        first: with how many of them the host comes first; these come first here. The first host of a pair measures the latency.
+        partners: number of hosts with which the host is paired, in a gang.
+        first: number of these partners that come after the host in the gang. They are the first ones here. The first host of a
+            pair measures latency and message rate.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
