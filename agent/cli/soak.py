@@ -47,6 +47,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _soak(options: argparse.Namespace) -> int:
     if options.looks < 0:
         return fail(f"--looks {options.looks}: give 1 or more, or omit it to soak without reporting")
+    if options.wait and not options.looks:
+        return fail("--wait: give --looks 1 in its place, which waits for the end of the soak")
     try:
         host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
         run = SoakRun(options.run_dir, host)

@@ -7,6 +7,7 @@ all later rounds are good. The record has the median of each rate over the soak.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,10 +139,19 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
 
 
 def _samples_of_two(old: Observation, new: float) -> Samples:
-    """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value."""
+    """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value.
+
+    Mean and variance are updated as by Welford (1962). Samples that have a precision are of one round, which counts once.
+    """
     before = float(old.value or 0)
-    n, low, high = (old.samples.n, old.samples.min, old.samples.max) if old.samples else (1, before, before)
-    return Samples(n=n + 1, min=min(low, new), p50=before + (new - before) / (n + 1), max=max(high, new), cv=0.0)
+    samples = old.samples
+    if samples is None or samples.precision is not None:
+        samples = Samples(n=1, min=before, p50=before, max=before, cv=0.0)
+    n = samples.n + 1
+    mean = before + (new - before) / n
+    variance = (samples.n * (samples.cv * before) ** 2 + (new - before) * (new - mean)) / n
+    cv = math.sqrt(max(variance, 0.0)) / abs(mean) if mean else 0.0
+    return Samples(n=n, min=min(samples.min, new), p50=mean, max=max(samples.max, new), cv=cv)
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:

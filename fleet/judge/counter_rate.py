@@ -5,12 +5,14 @@ A counter that is high but does not move shows what happened earlier; only the t
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from fleet.judge.criteria import Criterion
 from fleet.judge.host_view import HostView
-from fleet.quantities import number, quantity
+from fleet.quantities import finite, number, quantity
 from schemas.records import Observation
+from schemas.times import epoch_seconds
 
 UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
 BASES = (UPTIME, COUNTER_AGE)
@@ -42,12 +44,29 @@ def hours_before(view: HostView, reading: Observation) -> float | None:
     return None if seconds is None else max(seconds, LEAST_AGE_S) / HOUR_S
 
 
-def hours_between(view: HostView, first: Observation, last: Observation) -> float | None:
-    """Return the hours between two readings of the run, at least LEAST_RUN_S; None if the uptime is not known."""
-    times = [_reading_at(view, UPTIME, "host", item) for item in (first, last)]
-    if times[0] is None or times[1] is None:
+def hours_of_run(view: HostView) -> float | None:
+    """Return for how many hours the host was up between its first and its last snapshot, at least LEAST_RUN_S.
+
+    From a reboot to the next snapshot, its uptime counts, because the counters started again too. None if the first or the last
+    snapshot lacks the uptime.
+    """
+    readings = view.observations.metrics.get(UPTIME, ())
+    phases = [(snapshot.stage, snapshot.phase) for snapshot, _ in readings]
+    if not phases or (phases[0], phases[-1]) != (view.first_snapshot, view.last_snapshot):
         return None
-    return max(times[1] - times[0], LEAST_RUN_S) / HOUR_S
+    uptimes = [finite(metric.values.get("host", "")) for _, metric in readings]
+    if uptimes[0] is None or uptimes[-1] is None:
+        return None
+    known = [
+        (epoch_seconds(item[0].at), uptime)
+        for item, uptime in zip(readings, uptimes, strict=True)
+        if uptime is not None
+    ]
+    seconds = 0.0
+    for (before, earlier), (at, later) in itertools.pairwise(known):
+        # A clock that was set back puts snapshots in the wrong order, so an uptime may be lower although the host was up.
+        seconds += later - earlier if later >= earlier else min(later, at - before)
+    return max(seconds, LEAST_RUN_S) / HOUR_S
 
 
 def least_rate(count: float, hours: float) -> float:
@@ -66,8 +85,7 @@ def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float
     """Return the reading `name` in the snapshot of the reading `at`; None if it is not a number."""
     for snapshot, metric in view.observations.metrics.get(name, ()):
         if (snapshot.stage, snapshot.phase) == (at.stage, at.params.get("phase")):
-            value = metric.values.get(scope)
-            return float(value) if isinstance(value, int | float) else None
+            return finite(metric.values.get(scope, ""))
     return None
 
 

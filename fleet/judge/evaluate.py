@@ -10,7 +10,7 @@ from dataclasses import replace
 from fleet.judge import baseline, outliers
 from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net_change, number
-from fleet.judge.counter_rate import CONFIDENCE, describe_age, hours_before, hours_between, least_rate
+from fleet.judge.counter_rate import CONFIDENCE, describe_age, hours_before, hours_of_run, least_rate
 from fleet.judge.credibility import problem_of
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
@@ -286,7 +286,7 @@ def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Obser
     chosen = replace(increase.reading, stage=increase.stage)
     total = increase.total
     if criterion.per_hour and isinstance(total, int | float):
-        hours = hours_between(view, measured[0], last)
+        hours = hours_of_run(view)
         if hours is None:
             return _without_uptime(view, criterion, last)
         total = least_rate(total, hours)

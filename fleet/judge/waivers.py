@@ -2,8 +2,8 @@
 
 A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead. A missing
 observation (inconclusive) is waived by host and name of the observation. It cannot be waived if nothing is known: a host without
-a record, or a GPU or a stage without observations. Expiry is checked against the day of the plan, so that judging a run again
-later gives the same result.
+a record, a GPU or a stage without observations, or no accepted record to compare with. Expiry is checked against the day of the
+plan, so that judging a run again later gives the same result.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fleet.judge.baseline import CRITERION as BASELINE
 from schemas.reports import FAIL, INCONCLUSIVE, RECORD, LineKind, SummaryLine, Verdict
 from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
-NOT_WAIVABLE = frozenset({RECORD, "record.clock", "gpu", "host.events"})
-"""Observations whose absence cannot be waived: nothing is known of the host or the GPU, or its evidence is
-incomplete."""
+NOT_WAIVABLE = frozenset({RECORD, "record.clock", "gpu", "host.events", BASELINE})
+"""Observations whose absence cannot be waived: nothing is known of the host or the GPU, its evidence is incomplete, or there
+is no accepted record to compare it with."""
 STAGE_PREFIX = "stage."
 """Prefix of the name of a missing or unfinished stage."""
 

@@ -139,7 +139,7 @@ def _what(change: Change) -> str:
         return clean(change.text, TEXT_LIMIT)
     params = params_text(change.params)
     share = f" ({signed_percent(change.share)})" if change.share is not None else ""
-    noise = f", noise {signed_percent(change.noise).lstrip('+')}" if change.noise else ""
+    noise = f", noise {signed_percent(change.noise).lstrip('+')}" if change.noise is not None else ""
     values = f"{quantity(change.old, change.unit)} → {quantity(change.new, change.unit)}{share}{noise}"
     return clean(f"{change.what}{f' ({params})' if params else ''}: {values}", TEXT_LIMIT)
 

@@ -31,8 +31,8 @@ class HostFacts:
     """Stage, name and unit of every figure of its benchmarks."""
     judged_bandwidths: frozenset[Figure] = frozenset()
     """The bandwidths of collectives that were compared with a limit."""
-    uncompared_digests: tuple[Figure, ...] = ()
-    """Stage and scope (not name) of digests without another GPU to compare with."""
+    uncompared_digests: tuple[tuple[str, str], ...] = ()
+    """Stage and scope of digests without another GPU to compare with."""
     gang_launches: tuple[Launch, ...] = ()
     """Its gang launches, reduced to number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ def vulnerability_lines(
     age = advisories.age_days(plan.created) if versions.compared else 0
     if age > STALE_AFTER_DAYS:
         text = f"the list of published vulnerabilities dates from {advisories.date}, {age} days before this run: later ones are "
-        yield _caveat("Old advisories", f"{text}not in it; rackproof criteria versions --rebuild renews it", 0)
+        yield _caveat("Old advisories", f"{text}not in it; docs/versions.md shows how to renew it", 0)
 
 
 def _versions(software: Mapping[str, str], product: Product) -> Iterator[str]:

@@ -174,15 +174,15 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
     seconds, limit_s = float(settings["metadata_seconds"]), float(settings["metadata_seconds"]) + ACCESS_S
     count, counts = 0, dict[str, int]()
     for action in ("create", "stat", "remove"):
+        action_limit_s = limit_s + (10 * seconds if action == "remove" else 0)  # every file is removed, however long it takes
         owner = clients.host if action != "stat" else clients.next_host(1)
         most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count
         folder = clients.file_of(owner, "files")
         command = [sys.executable, "-I", "-S", shard.__file__, action, folder, str(seconds), str(most)]
-        answers = clients.run({action: command}, limit_s if action != "remove" else limit_s + 10 * seconds)
+        answers = clients.run({action: command}, action_limit_s)
         answer = answers.get(action, {"count": 0, "typical": 0.0})
-        counts = {
-            host: int(value["count"]) for host, value in clients.step(f"metadata/{action}", answer, limit_s).items()
-        }
+        of_hosts = clients.step(f"metadata/{action}", answer, action_limit_s)
+        counts = {host: int(value["count"]) for host, value in of_hosts.items()}
         if action == "create":
             count = int(answer["count"])
         if answer["count"] and answer["typical"] > 0:

@@ -12,12 +12,11 @@ from fleet.judge.counter_rate import (
     deciding_readings,
     describe_age,
     hours_before,
-    hours_between,
+    hours_of_run,
     least_rate,
 )
 from fleet.judge.host_view import HostView
 from schemas.records import Metric, Snapshot, Value
-from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_view, one_figure_plan
 
 PORT = "hca=mlx5_0,port=1"
@@ -40,16 +39,16 @@ def metric(name: str, value: Value) -> Metric:
 
 
 def view_of(*snapshots: tuple[str, str, Readings]) -> HostView:
-    """Return a host with these snapshots: stage, phase and readings."""
+    """Return a host with these snapshots, one an hour: stage, phase and readings."""
     taken = tuple(
         Snapshot(
             stage=stage,
             phase=phase,
-            at=builders.WHEN,
+            at=f"2026-11-21T{hour:02d}:00:00Z",
             duration_s=0.1,
             metrics=tuple(metric(name, value) for name, value in readings.items()),
         )
-        for stage, phase, readings in snapshots
+        for hour, (stage, phase, readings) in enumerate(snapshots)
     )
     return host_view(PLAN, snapshots=taken)
 
@@ -103,18 +102,29 @@ def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "hours"),
-    [(HOUR, 4 * HOUR, 3.0), (HOUR, HOUR + 2, 1 / 12), (None, HOUR, None), (HOUR, None, None), (0.0, HOUR, 1.0)],
+    ("uptimes", "hours"),
+    [
+        ([1, 4], 3.0),
+        ([1, 1.0001], 1 / 12),
+        ([None, 1], None),
+        ([1, None], None),
+        ([1, None, 4], 3.0),
+        ([0, 1], 1.0),
+        ([90, 92, 0.5, 3], 5.0),  # a reboot between the second and the third snapshot, which are an hour apart
+        ([90, 92, 91.9, 93], 4.1),  # the clock was set back between the second and the third
+        ([90, 92, 93, 95], 5.0),
+    ],
 )
-def test_hours_between_readings_are_the_difference_of_the_uptimes_and_at_least_five_minutes(
-    first: float | None, last: float | None, hours: float | None
+def test_hours_of_a_run_are_the_time_during_which_the_host_was_up(
+    uptimes: list[float | None], hours: float | None
 ) -> None:
-    phases = zip(("before", "after"), (first, last), strict=True)
+    """Several snapshots may have the same stage and phase, for example those of an interrupted soak."""
+    phases = ["before", *["after"] * (len(uptimes) - 1)]
     view = view_of(*(
-        ("benchmark", phase, {ERRORS: 5} if uptime is None else {ERRORS: 5, UPTIME: uptime}) for phase, uptime in phases
+        ("soak", phase, {ERRORS: 5} if uptime is None else {ERRORS: 5, UPTIME: uptime * HOUR})
+        for phase, uptime in zip(phases, uptimes, strict=True)
     ))  # fmt: skip
-    readings = view.observations[ERRORS]
-    assert hours_between(view, readings[0], readings[1]) == hours
+    assert hours_of_run(view) == (None if hours is None else pytest.approx(hours))
 
 
 @pytest.mark.parametrize(

@@ -444,7 +444,7 @@ def host_rates(model: str, count: int, links: int) -> list[Observation]:
             figures.append(figure("peer_copy.bandwidth", max(value, own), scope=scope, direction=direction))
     ops = [op for op in OPS if op != "hypercube" or count & (count - 1) == 0] if count > 1 else []
     for op, size in itertools.product(ops, (1 << 27, GIB, 8 * GIB)):
-        share = (0.596 if count == 2 else 0.65) if op != "all_reduce" else 0.69 if count == 2 else 0.72
+        share = (0.59 if count == 2 else 0.65) if op != "all_reduce" else 0.69 if count == 2 else 0.72
         share = 0.35 if size < GIB else share
         params = {"world_size": count, "size_bytes": size, "placement": "in_place"}
         own = _expectation_of_the_model(model, f"collective.{op}.busbw", params | {"nvls": True}) * share_of_links
