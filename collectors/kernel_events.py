@@ -5,8 +5,8 @@ memory. A message of EDAC counts as many times as it reports errors. Every other
 several messages counts several times. If the firmware, EDAC and the kernel each report an error, each report counts for the part
 that it names.
 
-The texts are from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe, be2net,
-ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
+The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
+be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
 drivers/edac/mce_amd.c, mm/memory-failure.c, kernel (watchdog.c, hung_task.c, rcu), drivers/iommu, drivers/nvme/host/pci.c,
 block/blk-core.c, drivers/md, fs (ext4, jbd2, xfs, btrfs), drivers/thermal/intel/therm_throt.c. The texts with `NVRM` are from
 NVIDIA's driver.
@@ -79,8 +79,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
     ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
     ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
-    # Only the driver of PCIe drives writes its reaction after `timeout`. Timeouts of drives over a network are not counted,
-    # because such drives come and go by design.
+    # Only the driver of PCIe drives writes what it does next after `timeout`. Drives over a network come and go by design.
     ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),

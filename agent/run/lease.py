@@ -1,8 +1,8 @@
-"""Allow only one run at a time on a host, with a lease: the file `lease.json` in the host's state directory.
+"""Allow only one run of a playbook at a time on a host, with a lease: the file `lease.json` in the host's state directory.
 
 The lease names the run and its operator. The start of the run and of each stage on this host renews it, and the end of the run
 releases it. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md says when another
-run may take the host.
+run may take the host. A `rackproof run` has its lease in its own run directory, so it does not exclude other runs.
 """
 
 from __future__ import annotations
@@ -223,6 +223,8 @@ def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
     if not pid and lease.is_superseded(by):
         return f"taken over from {lease.describe()}, which is no longer running"
     if not pid and lease.is_stale():
+        if _age_s(lease.renewed) < 0:
+            return f"taken over from {lease.describe()}, whose last renewal is in the future: a clock was changed"
         return f"taken over from {lease.describe()}, which did not renew it for more than {lease.lasts_s:g} s"
     if not take_over:
         raise HeldError(

@@ -22,9 +22,9 @@ _Version = tuple[Mapping[str, Any], str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """Regular expressions for the names of a product and its platform in bulletins.
+    """How bulletins name a product and its platform: two patterns.
 
-    The first group of the two that is not empty is the branch.
+    The first group of the two that is not empty is the branch. The branch of `hgx_firmware` is its product and platform.
     """
 
     product: str
@@ -64,10 +64,10 @@ def bulletin_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tup
             (vulnerability, dict(_fixes(key, listed, _fixed_versions(vulnerability, products))))
             for vulnerability in document["vulnerabilities"]
         ]
-        every_line = {line: fixed for _, of_one in fixes for line, fixed in of_one.items()}
+        every_branch = {branch: fixed for _, of_one in fixes for branch, fixed in of_one.items()}
         groups: dict[tuple[AffectedRange, ...], list[tuple[float, str, str]]] = {}
         for vulnerability, of_one in fixes:
-            if ranges := tuple(_ranges(key, every_line, of_one)):
+            if ranges := tuple(_ranges(key, every_branch, of_one)):
                 groups.setdefault(ranges, []).append((*_rating(vulnerability), vulnerability["cve"]))
         for ranges, rated in groups.items():
             score, severity, _ = max(rated)
@@ -100,26 +100,30 @@ def _versions(document: Mapping[str, Any]) -> Iterator[_Version]:
 def _fixes(key: str, listed: _Listed, fixed: list[_Version]) -> Iterator[tuple[str, str]]:
     """Yield branch and version of each fix of a product."""
     for item, platform in fixed:
-        product, line = re.fullmatch(listed.product, item["name"]), re.fullmatch(listed.platform, platform)
+        by_product, by_platform = re.fullmatch(listed.product, item["name"]), re.fullmatch(listed.platform, platform)
         version = _VERSION.search(item["product"]["name"].removeprefix(_MELLANOX_PREFIX))
-        if product and line and version:
-            groups = [*product.groups(), *line.groups(), f"{item['name']}, {platform}" if key == "hgx_firmware" else ""]
+        if by_product and by_platform and version:
+            groups = [
+                *by_product.groups(),
+                *by_platform.groups(),
+                f"{item['name']}, {platform}" if key == "hgx_firmware" else "",
+            ]
             yield next(filter(None, groups), ""), version.group()
 
 
-def _ranges(key: str, every_line: Mapping[str, str], fixes: Mapping[str, str]) -> Iterator[AffectedRange]:
+def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str]) -> Iterator[AffectedRange]:
     """Yield the versions that a vulnerability affects.
 
     Args:
         key: product.
-        every_line: branch -> first version with the fixes, of all branches of the bulletin. A branch without a fix of this
+        every_branch: branch -> first version with the fixes, of all branches of the bulletin. A branch without a fix of this
             vulnerability does not have the vulnerability.
         fixes: the same, of the branches that have a fix of this vulnerability.
     """
     first = "0"
-    for line, newest in sorted(every_line.items(), key=lambda item: version_key(item[1])):
-        if line in fixes:
-            yield AffectedRange(first=first, fixed=fixes[line], line=line)
+    for branch, newest in sorted(every_branch.items(), key=lambda item: version_key(item[1])):
+        if branch in fixes:
+            yield AffectedRange(first=first, fixed=fixes[branch], line=branch)
         first = str(int(newest.split(".")[0]) + 1) if key in BY_BRANCH else "0"
 
 

@@ -17,11 +17,12 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb = verbs.add_parser(
         "upload",
         help="upload a reported run to S3, MinIO, Ceph or another S3-compatible store",
-        description="Uploads the files that the store does not have, report.json last. Deletes nothing. Credentials come from "
+        description="Uploads new and changed files (by size and MD5), report.json last. Deletes nothing. Credentials come from "
         "the environment or the files of AWS (AWS_PROFILE, AWS_ACCESS_KEY_ID …).",
         epilog="example: rackproof upload runs/rack12 s3://acceptance/site-a --endpoint https://minio.example.com:9000. "
-        "Exit codes: 0 uploaded, whatever the decision; 2 there is no report, or boto3 is not installed; 64 the URL is not "
-        "valid; 74 not uploaded, or only in part; 75 the run is in progress.",
+        "Exit codes: 0 uploaded, whatever the decision; 2 there is no report, a file cannot be uploaded, or boto3 is not "
+        "installed; 64 wrong usage, such as an invalid URL or endpoint; 74 not uploaded, or only in part; 75 the run is in "
+        "progress.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument("url", help="s3://BUCKET or s3://BUCKET/PREFIX; the run becomes a folder below")

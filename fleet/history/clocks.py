@@ -21,7 +21,8 @@ EARLIEST = "2024-01-01 00:00:00"
 LONGEST_RUN_S = 90 * 86400.0
 MIN_LATER_DAYS = 3
 ALONE_S = 365 * 86400.0
-"""If the first of three or more runs began this much earlier than the second one, a note asks whether its date is right."""
+"""If the first of three or more runs began this much earlier than the second one, a note asks whether its date is right.
+Only runs with a credible date are compared."""
 
 
 def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index: Index | None, now: str) -> str:
@@ -31,12 +32,12 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
         nonce: the run.
         entry: the run as in the index.
         ends: when the hosts ended, by their own clocks. Their median counts, because the clock of one host may be wrong.
-        index: the history before the run is added; None for a new one.
+        index: the history before the run is added; None if there is no history yet.
         now: the present time of this machine, in the format of `entry["began"]`.
     """
     known = index.runs.get(nonce) if index else None
     if known and known.get("clock") and known["began"] == entry["began"]:
-        return str(known["clock"])  # this machine's clock may be right again
+        return str(known["clock"])  # found when the run was added; the clock of this machine may have been set since
     began, end = seconds(entry["began"]), statistics.median_low([end for end in ends if end] or [entry["ended"]])
     if began > seconds(now) + CLOCK_TOLERANCE_S:
         return f"the run began at {entry['began']} UTC, after the present time"
@@ -48,7 +49,10 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
             "its hosts"
         )
     if index and is_behind(index, now) and began > seconds(now) - LONGEST_RUN_S:
-        return f"the run began at {entry['began']} UTC, but most days on which runs were added are later than {now}"
+        return (
+            f"the run began at {entry['began']} UTC, but this machine's clock ({now}) is behind: most days on which runs were "
+            "added are later"
+        )
     return ""
 
 
@@ -90,7 +94,8 @@ def clock_notes(index: Index, now: str) -> list[str]:
     times = sorted((time, nonce) for nonce, time in began.items() if nonce not in wrong)
     if len(times) > 2 and times[1][0] - times[0][0] > ALONE_S:
         notes.append(
-            f"{index.runs[times[0][1]]['run']} began more than a year before every other run: is its date right?"
+            f"{index.runs[times[0][1]]['run']} began more than a year before every other run with a credible date: is its own "
+            "right?"
         )
     return notes
 

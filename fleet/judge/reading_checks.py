@@ -1,4 +1,7 @@
-"""Compare the numbers of one reading with a limit, in all hosts of a layout, without building observations and verdicts."""
+"""Compare the numbers of one reading with a limit, without building observations and verdicts.
+
+A check is made on the first host of a layout (hosts whose benchmarks made the same observations) and used on its other hosts.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,9 @@ class ReadingCheck:
 def reading_check(
     view: HostView, criterion: Criterion, names: Sequence[str], passes: Sequence[Verdict], rows: Sequence[TallyRow]
 ) -> ReadingCheck | None:
-    """Return the check of a criterion that all readings of this host pass; None if it takes more than one comparison.
+    """Return the check of a criterion that all readings of this host pass.
+
+    Returns None if the criterion cannot be judged by one comparison with one limit.
 
     Args:
         view: the host.

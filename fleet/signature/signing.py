@@ -227,17 +227,21 @@ def _with_views(result: Verification, run_dir: Path, report: FleetReport, listed
 
 
 def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> tuple[str, ...]:
-    """Describe what changed in packs, waivers and Rackproof since the run was signed."""
+    """Describe the packs and waivers whose path or content differs from the signed ones, and another version of Rackproof."""
     signed: Mapping[str, str] = statement["packs"]
     changed = sorted(name for name in {*signed, *current} if signed.get(name) != current.get(name))
-    notes = [f"packs and waivers that changed since signing: {', '.join(changed)}"] if changed else []
+    notes = (
+        [f"packs and waivers that differ in path or content from the signed ones: {', '.join(changed)}"]
+        if changed
+        else []
+    )
     if statement["rackproof"] != VERSION:
         notes.append(f"signed with Rackproof {statement['rackproof']}, judged again with {VERSION}")
     return tuple(notes)
 
 
 def warn_if_changed(run_dir: Path) -> str:
-    """Return a warning if files of a signed run changed since; else an empty string."""
+    """Return a warning if files of a signed run were changed since, or cannot be read; else an empty string."""
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
             listed = parse_sums(read(run_dir / SUMS).decode("utf-8", errors="replace"))
@@ -245,7 +249,7 @@ def warn_if_changed(run_dir: Path) -> str:
             if changed:
                 names = f"{', '.join(changed[:_MAX_NAMES])}{_more(changed, _MAX_NAMES)}"
                 return (
-                    f"{run_dir} changed since it was signed: {names}: check the report, then run "
+                    f"{run_dir}: changed since it was signed, or cannot be read: {names}: check the report, then run "
                     f"rackproof sign {run_dir} --key …"
                 )
     return ""

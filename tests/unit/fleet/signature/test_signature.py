@@ -330,7 +330,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     pack.write_text(PACK.replace("LIMIT", "5.1e+14"))
     code, output = verify(run)
     assert code == 2, "the report has another limit"
-    assert f"packs and waivers that changed since signing: {pack}" in output
+    assert f"packs and waivers that differ in path or content from the signed ones: {pack}" in output
     assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
     assert ": gemm-site: pass, with other details" in output
     pack.unlink()
@@ -349,7 +349,7 @@ def test_new_report_keeps_the_signature_valid_or_warns(
     (run / "hosts" / "h2.json").unlink()
     assert main(["report", str(run)]) == 2
     output = capsys.readouterr().err
-    assert "changed since it was signed: hosts/h2.json" in output
+    assert "changed since it was signed, or cannot be read: hosts/h2.json" in output
     assert f"rackproof sign {run}" in output
 
 
