@@ -149,7 +149,7 @@ ALLOWED_IN_REHEARSALS: Mapping[str, str] = {
     r"scale observations/fashion_mnist\..*/params/epochs": "it ends after a few steps, in less than one epoch",
     r"(negate|scale) (snapshots/.*/values/.*|observations/.*/value)": "a rehearsal judges the pipeline and not the machine",
 }
-"""The same for rehearsals, which accept no hardware."""
+"""Further entries for rehearsals, which accept no hardware."""
 
 INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
 FAILURES = ("accepted", "crashed")
@@ -508,7 +508,7 @@ def _place_in_schema(kind: str) -> str:
 
 
 def _content(document: Json) -> Json:
-    """Return the content of a document without empty mappings, and with the objects of lists sorted, since neither matters."""
+    """Return a document without empty mappings and with sorted lists of objects: empty mappings and the order do not matter."""
     if isinstance(document, dict):
         content = {key: _content(value) for key, value in document.items() if value != {}}
         return {key: content[key] for key in sorted(content)}
@@ -597,7 +597,7 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Tokens of the metrics that are read here, different from those of whole records. Metrics without a token are judged slowly."""
+"""Tokens for the metrics that PartReader reads; whole records have other ones. Metrics without a token are judged slowly."""
 
 
 def _metric(document: Json) -> Metric | None:

@@ -14,7 +14,7 @@ from tests import ROOT
 # Compile once, not in each of the hundreds of processes that the tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Otherwise numpy starts a thread for each processor, which takes a tenth of the time to import torch.
+# Otherwise numpy starts a thread for each processor, which takes a tenth of the time of importing torch.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Torch would start a thread for each processor, which would mostly wait: several processes of tests use the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,10 +28,10 @@ gc.disable()  # little becomes garbage while pytest collects the tests
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # The workers start with the first of these. The first installs the agent on lab hosts, which other labs wait for.
+    # Each worker starts with one of these. The very first installs the agent on lab hosts; other labs wait for that.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
-    # These follow, in an order in which the workers with the longest files above get short ones next.
+    # In this order, workers that took one of the longest files above get a short one next.
     *("lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),

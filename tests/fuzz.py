@@ -240,7 +240,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
             return f"{host['name']}: no valid record: {str(error)[:80]}"
         for gpu in document["gpus"]:
             slot = host["name"], gpu["index"]
-            for key in ("serial", "uuid"):  # one record may have what another lacks
+            for key in ("serial", "uuid"):  # empty in a record that does not state it
                 parts.setdefault((*slot, key), set()).update({gpu[key]} - {""})
                 slots.setdefault(gpu[key] or str(slot), set()).add(slot)
         if why := _host_rejection_reason(plan, host, document, criteria):
@@ -301,7 +301,7 @@ def _host_rejection_reason(
     if host.get("gang") and not any(set(launch["members"]) >= gang for launch in gang_launches):
         return "no launch of all its gang"
     names: dict[int, set[str]] = {}
-    for gpu in document["gpus"]:  # one record may have what another lacks
+    for gpu in document["gpus"]:  # empty in a record that does not state it
         names.setdefault(gpu["index"], set()).add(gpu["name"])
     if any(models - {""} != {"NVIDIA H200"} for models in names.values()):
         return "a GPU of another model"
@@ -506,7 +506,7 @@ class Findings:
         self.examples: list[str] = []
 
     def add(self, what: str, text: str, document: bytes) -> None:
-        """Count a failure, and keep the document of the first ones."""
+        """Count a failure. Of the first five, keep the document."""
         self.counts[what] += 1
         if len(self.examples) < 5:
             kept = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}-{self.counts['mutations']}.json"

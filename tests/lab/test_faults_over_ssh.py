@@ -283,7 +283,7 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
     with ThreadPoolExecutor(len(faults)) as pool:  # in parallel, since the stage is too short for one after the other
         list(pool.map(inject_while_measuring, faults))
     wait(is_measuring(lab, RANK_OOM, "gang", "collective"), 120)
-    time.sleep(1.0)  # by then the heartbeats have reported this phase, too
+    time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
     inject(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 2)))
 
 

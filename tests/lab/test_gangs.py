@@ -124,7 +124,7 @@ def test_host_whose_link_is_cut_is_excluded_and_the_others_are_measured(lab: Lab
         return any('"collective all_reduce' in state.read_text() for state in states)
 
     wait(measuring, 120)
-    time.sleep(1.0)  # by then the heartbeats have reported this phase, too
+    time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
     since = time.monotonic()
     lab.cut(LOST)
     try:

@@ -719,7 +719,7 @@ def test_teardown_removes_an_agent_without_its_dependencies(service: Service) ->
     program = f"#!/bin/sh\necho {message} >&2\nexit 2\n"
     write = 'printf %s "$1" >/opt/rackproof/bin/rackproof; chmod 755 /opt/rackproof/bin/rackproof'
     service.host.on("sh", "-c", write, "sh", program)
-    # An installation that was complete, and a run that holds the host: either may have started something.
+    # Teardown must refuse: the agent was installed completely, or a run holds the host, so processes may have been started.
     for evidence in ("/opt/rackproof/installed-x", "/var/lib/rackproof/lease.json"):
         service.host.on("mkdir", "-p", str(Path(evidence).parent))
         service.host.on("touch", evidence)

@@ -628,8 +628,8 @@ def test_any_reading_refused_until_a_reset_gives_the_recovery_action_gpu_reset(
 ) -> None:
     before_r570 = "FieldValues.230=!3"
     observed = readings(reader, "healthy-h100x8", before_r570, f"gpu.3.{getter}=!16")
-    # Exempt: fallbacks of newer functions, counters that only an exporter reads and other ends of further links, which are not
-    # read here, and the link of a pair, since either of its GPUs may have refused it.
+    # Exempt: getters that are not called here (fallbacks of newer functions, counters that only an exporter reads, the other ends
+    # of further links), and the path of a pair of GPUs, since either GPU may have refused it.
     is_exempt = re.match("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType", getter)
     assert observed["gpu.recovery_action gpu=3"] == "gpu_reset" or is_exempt
     assert observed["gpu.count host"] == 8

@@ -45,7 +45,7 @@ def cpu_settings(benchmarks: Mapping[str, Benchmark], quick: Mapping[str, dict[s
     return {
         name: {**benchmark.cpu_settings, **quick.get(name, {})}
         for name, benchmark in benchmarks.items()
-        if benchmark.cpu_settings is not None and name != "pairs"  # which needs several hosts
+        if benchmark.cpu_settings is not None and name != "pairs"  # `pairs` needs several hosts
     }
 
 

@@ -156,7 +156,7 @@ def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pyte
     test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)
     test.arrays[CPUS[-1]][1, 17] = float(host_memory.SOURCE ^ 0x100)
     test.stream("copy", nodes[0].cpus, nodes[1].cpus, 0.001)
-    assert test.wrong == {0: 0, 1: 2}, "one wrong element in the source and one in its copy"
+    assert test.wrong == {0: 0, 1: 2}, "the source must have one wrong element, and its copy one"
     test.stream("triad", nodes[0].cpus, nodes[0].cpus, 0.001)
     assert test.wrong == {0: 0, 1: 2}
 

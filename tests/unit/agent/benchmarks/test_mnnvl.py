@@ -144,7 +144,7 @@ def test_figures_are_absent_on_all_ranks_if_a_rank_has_no_result(
 ) -> None:
     ranks = ranks_with(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
     assert ranks.reported == []
-    assert len(ranks.absent) == 4, "with and without NVLink, on both hosts"
+    assert len(ranks.absent) == 4, "both hosts must lack both figures: with and without NVLink"
     assert {text for _, text in ranks.absent} == {f"rank 0: {reason} (and 1 more)"}
 
 

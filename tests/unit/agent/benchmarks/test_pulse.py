@@ -98,7 +98,7 @@ def test_two_ranks_are_in_phase_and_do_the_same_work(tmp_path: Path) -> None:
     starts = [{item["params"]["sharing"]: item for item in rank.windows} for rank in contexts]
     assert starts[0]["all_gpus"]["begin"] == starts[1]["all_gpus"]["begin"]
     first, second = sorted((of_rank["alone"]["begin"], of_rank["alone"]["end"]) for of_rank in starts)
-    assert second[0] >= first[1], "one rank at a time"
+    assert second[0] >= first[1], "the ranks must be measured one at a time"
     assert list(tmp_path.glob(f"{FAST_TELEMETRY}.*")) == []
 
 

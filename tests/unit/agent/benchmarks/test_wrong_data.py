@@ -245,7 +245,7 @@ def test_wrong_elements_before_a_hang_are_reported(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(collective, "CollectiveBuffers", WrongCollective)
     monkeypatch.setattr(collective.dist, "get_backend", lambda: "gloo")
     rank = context(tmp_path)
-    sums = iter([2.0 * wrong])  # the other rank has as many; nothing can be summed after the hang
+    sums = iter([2.0 * wrong])  # the other rank has as many wrong elements; a second sum, after the hang, would fail
     monkeypatch.setattr(rank, "sum_over_ranks", lambda value: next(sums))
     monkeypatch.setattr(rank, "min_max_over_ranks", lambda code: (code, code))
     monkeypatch.setattr(rank, "max_over_ranks", list)

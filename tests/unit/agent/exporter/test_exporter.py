@@ -94,7 +94,7 @@ def parsed(text: str) -> list[Metric]:
 def series(text: str) -> Series:
     samples = [sample for metric in parsed(text) for sample in metric.samples]
     values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
-    assert len(values) == len(samples), "duplicate series"
+    assert len(values) == len(samples), "two samples are of the same series"
     return values
 
 

@@ -418,7 +418,7 @@ def test_invalid_rank_state_is_refused(invalid_field: dict[str, Any]) -> None:
 def test_exception_is_named_with_the_hosts_that_share_it(
     exceptions: dict[int, str], phase: str, hosts: tuple[str, ...], text: str
 ) -> None:
-    """The first rank ended first. Exceptions that differ only in digits count as the same."""
+    """Of the ranks with an exception, the one with the lowest number ended first. Digits in exceptions are not compared."""
     ranks = {
         f"r{number}": rank_state(number, ended_s=SETTLED_S - number / 10 + 1, exit_code=1, phase=phase, exception=text)
         for number, text in exceptions.items()

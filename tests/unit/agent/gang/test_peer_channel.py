@@ -41,7 +41,7 @@ class RawMember:
     def receive_answer(self) -> dict[str, Any]:
         end = time.monotonic() + 5
         while b"\n" not in self._received:
-            assert time.monotonic() < end, "no answer"
+            assert time.monotonic() < end, "no answer after 5 s"
             self._head.poll(0.005)
             try:
                 self._received += self.channel.recv(1 << 16)

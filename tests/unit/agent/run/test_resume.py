@@ -327,7 +327,7 @@ def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_stays_so
     acquire(tmp_path, "r1")
     nonce = make_plan("r1").nonce
     assert lease.held_by_other(tmp_path, "r1", nonce) is None
-    assert lease.held_by_other(tmp_path, "r1") is None, "the nonce is unknown"
+    assert lease.held_by_other(tmp_path, "r1") is None, "without its nonce, a run is identified by its id alone"
     other = lease.held_by_other(tmp_path, "r1", "f" * 32)
     assert other
     assert other.nonce == nonce
@@ -645,7 +645,7 @@ def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
 
 
 def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
-    """Counters are compared with the first snapshot. A command of a killed playbook may run at the same time."""
+    """Counters are compared with the first snapshot. The command of a killed playbook may still run beside that of the resumed run."""
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
     inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
@@ -696,9 +696,7 @@ def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> No
 
 
 def test_hosts_of_a_run_do_not_share_a_state_directory(tmp_path: Path) -> None:
-    """It is shared on a network file system, or if a machine is in the inventory twice. The hosts would overwrite each other's
-    records.
-    """
+    """On a network file system, or if the inventory has a machine twice, they would overwrite each other's records."""
     plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
     with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):
         HostRun.begin(tmp_path / "r1", "h9", plan)

@@ -200,4 +200,4 @@ def test_full_disk_after_the_commit_loses_no_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(documents, "write_text", full)
     add(tmp_path, 1)
     assert names(tmp_path) == {"r0", "r1"}
-    assert (tmp_path / REAL / "index-2").exists(), "committed once"
+    assert (tmp_path / REAL / "index-2").exists(), "the second index must be committed"

@@ -32,7 +32,9 @@ def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Planted, Pat
     assert len(aging) == 3
     (stepped,) = (item for item in found_drifts if item.shape == "step")
     assert (stepped.per_year, stepped.error) == (None, None)
-    assert stepped.change == pytest.approx(math.expm1(STEP), abs=0.003), "the size of the step, not the slope of a line"
+    assert stepped.change == pytest.approx(math.expm1(STEP), abs=0.003), (
+        "the change must be the size of the step, not the slope of a line"
+    )
     for item in aging:
         assert item.error
         assert item.per_year == pytest.approx(math.expm1(AGING_PER_YEAR), abs=0.008)

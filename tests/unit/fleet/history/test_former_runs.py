@@ -100,7 +100,7 @@ def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path
     assert (with_code, compared_report) == (code, plain)
     assert report_with("--history", store)[1].pop("history") == json.loads(
         json.dumps(to_json(with_history(runs / "h", *_judged(run))[0].history))
-    ), "the run itself, which is in the history now, does not count"
+    ), "the run itself, which is in the history now, must not count"
     shutil.rmtree(store)
     deleted = rackproof("report", run, "--history", store)
     assert (deleted.returncode, report_of(run)) == (code, plain)
@@ -197,7 +197,7 @@ def test_runs_that_began_later_are_ignored(runs: Path) -> None:
     plan, plain = _judged(runs / "r1")
     report, problem = with_history(runs / "h", plan, plain)
     assert (report.history, problem) == (RunHistory(runs=0), "")
-    assert render_markdown(report).count("ercentile") == 1, "only the legend"
+    assert render_markdown(report).count("ercentile") == 1, "only the legend may mention percentiles"
 
 
 def test_too_few_parts_have_no_percentile(tmp_path: Path) -> None:
@@ -227,7 +227,9 @@ def test_simulated_run_is_compared_only_with_simulated_runs(runs: Path, tmp_path
     shutil.copytree(runs / "h", store)
     two = [run_at(tmp_path, name, simulated, simulated=True) for name in ("r3", "r4")]
     done = [rackproof("report", run, "--history", store) for run in two]
-    assert [len(item.stderr.splitlines()) for item in done] == [1, 0], "no simulated run before the first"
+    assert [len(item.stderr.splitlines()) for item in done] == [1, 0], (
+        "the first run must note that there is no history of simulated runs"
+    )
     assert "history" not in report_of(two[0])
     assert report_of(two[1])["history"]["runs"] == 1
     assert len(History(store, REAL).rows("from runs")) == 4

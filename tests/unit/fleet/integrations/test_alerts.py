@@ -78,7 +78,7 @@ def test_runbook_is_up_to_date() -> None:
 def test_every_alert_links_to_its_section_of_the_runbook() -> None:
     site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert site
-    assert f"{site[1]}{PAGE.stem}/" == RUNBOOK, "the URL of the page on the documentation site"
+    assert f"{site[1]}{PAGE.stem}/" == RUNBOOK, "RUNBOOK must be the URL of the page on the documentation site"
     anchors = {heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE)}
     for entry in entries(RULES.read_text()):
         if "alert" in entry:

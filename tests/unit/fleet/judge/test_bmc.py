@@ -64,7 +64,7 @@ def with_event(metrics: tuple[Metric, ...], severity: str, text: str) -> tuple[M
 
 
 def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
-    """Return a record with these readings, one for each moment; healthy ones in place of missing ones."""
+    """Return a record with readings at each of MOMENTS: first `snapshots`, then healthy ones."""
     readings = [*snapshots, *[healthy(host).metrics()] * (len(MOMENTS) - len(snapshots))]
     taken = tuple(
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=1.0, metrics=metrics)
@@ -75,7 +75,7 @@ def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
 
 
 def fleet(**changed: Record | None) -> dict[str, Evidence]:
-    """Return a healthy fleet, with these records of BMCs in place of healthy ones."""
+    """Return a healthy fleet; `changed`: host -> the record of its BMC, or None for no record."""
     evidence = builders.evidence(PLAN)
     return {host: replace(item, bmc=changed.get(host, bmc_record(host))) for host, item in evidence.items()}
 

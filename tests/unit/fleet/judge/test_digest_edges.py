@@ -153,7 +153,7 @@ def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, co
 
 
 def records_of(host: str, *figures: tuple[str, Observation]) -> HostView:
-    """Return a host with one record for each figure, written by that version of Rackproof; all but the first are of a gang."""
+    """Return a host with a record for each (version of Rackproof, figure). All records but the first are of a gang."""
     records = tuple(
         replace(host_evidence(PLAN, host, observations=(item,)).records[0], gang="g" if at else "", rackproof=version)
         for at, (version, item) in enumerate(figures)

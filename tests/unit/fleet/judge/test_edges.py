@@ -45,7 +45,7 @@ from tests.unit.fleet.judge.small_fleet import (
 
 
 def judge_criteria(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
-    """Return the verdicts of these criteria only; one Evidence instead of a dict is that of h1."""
+    """Return the verdicts of these criteria only. A single Evidence in place of a dict is the evidence of h1."""
     reported = evidence if isinstance(evidence, dict) else {"h1": evidence}
     return judge(plan, reported, [pack(*criteria)])
 
@@ -1194,7 +1194,7 @@ def test_launch_of_another_stage_is_ignored() -> None:
     assert missing.reason == "not observed; the launch finished without it"
     (nothing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
     assert (nothing.name, nothing.reason) == ("stage.benchmark", "nothing was observed; of this stage"), (
-        "only one verdict"
+        "a stage without any observation must have only one verdict"
     )
 
 

@@ -1,4 +1,4 @@
-"""The statistics of hosts that share a layout equal those of each host added by itself, and only irregular hosts are added so."""
+"""The statistics of hosts added by layout equal those of hosts added one by one. Irregular hosts are added one by one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gathered(
     packs: list[Pack] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> list[str]:
-    """Return the hosts whose values were added by themselves. Assert that the statistics are those of all hosts added so."""
+    """Return the hosts that were added one by one. Assert that the statistics are as if all hosts were added one by one."""
     views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
     plain = FleetStats(Planned(plan))
     for view in views:
@@ -161,7 +161,7 @@ def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() ->
 
 
 def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
-    """The quick reader reads no infinite numbers, so none of these records is read by it: then their layouts may be equal."""
+    """These records are not from the quick reader, which refuses infinite numbers: so all hosts may have the same layout."""
     for odd in (INFINITE, float("nan")):
         changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
         evidence = {name: Evidence(records=(change(healthy_record(name, PLAN)),)) for name, change in changes.items()}

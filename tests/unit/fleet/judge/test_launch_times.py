@@ -21,7 +21,7 @@ def moved(text: str, seconds: float) -> str:
 
 
 def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -> list[str]:
-    """Return the hosts with a verdict. Each has a launch of one second; `delays`: by how many seconds that of each is later."""
+    """Return the hosts with a verdict. `delays`: for each host, by how many seconds its launch is later than that of the plan."""
     plan = builders.plan(*(f"h{index}" for index in range(1, len(delays) + 1)), profile="smoke", gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), delays, strict=True):

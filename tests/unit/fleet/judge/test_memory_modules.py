@@ -127,6 +127,8 @@ def test_missing_dmi_table_is_inconclusive_only_if_other_hosts_or_the_inventory_
     for readings, variables in (({"h1": unread, "h2": HEALTHY}, {}), ({"h1": unread}, {"rackproof_dimm_count": 16})):
         found = causes(readings, **variables)
         assert {(cause.host, cause.verdict) for cause in found} == {("h1", INCONCLUSIVE)}
-    assert causes({"h1": ()}, rackproof_dimm_count=16), "an edited record without the readings"
-    assert causes({"h1": (), "h2": ()}) == [], "records of earlier releases"
+    assert causes({"h1": ()}, rackproof_dimm_count=16), (
+        "a record from which the readings were removed must not be accepted"
+    )
+    assert causes({"h1": (), "h2": ()}) == [], "records of earlier releases, which lack the readings, must be accepted"
     assert causes({"h1": (), "h2": HEALTHY})

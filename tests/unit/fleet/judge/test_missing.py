@@ -250,7 +250,7 @@ def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
 
 def test_contradictory_slots_name_no_slot() -> None:
     more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
-    assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three may be the missing one"
+    assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three slots may be that of the missing GPU"
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
     assert count_details(findings(h2=elsewhere)) == {DRIVER: text_on_bus(7), BUS: ""}
     renumbered = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")

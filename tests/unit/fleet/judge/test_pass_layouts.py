@@ -449,7 +449,7 @@ def test_figures_of_pairs_are_counted_if_they_have_one_limit(rule: Criterion, is
     for item in counted.remaining.values():
         figures = item.figures()
         assert figures is not None
-        assert len(figures) == 2, "the figures of the host, and those of its pairs"
+        assert len(figures) == 2, "the layout must have two figures: one of the host, one of its pairs"
         assert item.plan_is_met
 
 

@@ -28,7 +28,7 @@ def figure(name: str, value: Any, *, partner: str = "h2", **params: Any) -> Obse
 def problems(
     *figures: Observation, rates: Sequence[float] = (5e10,), readings: Sequence[Mapping[str, Mapping[str, Any]]] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason; `rates`: that of the port in each snapshot; `readings`: those of each snapshot."""
+    """Return name, scope and reason of each problem. Each snapshot has one of `rates`, or one of `readings` (name -> values)."""
     given = readings or [{"infiniband.rate": {PORT: rate}} for rate in rates]
     shots = tuple(
         Snapshot(

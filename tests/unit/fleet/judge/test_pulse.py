@@ -28,7 +28,7 @@ def pulse_plan() -> Plan:
 
 
 def healthy(plan: Plan, host: str) -> Evidence:
-    """Return the evidence of a host with the planned figures, and those that not every GPU has."""
+    """Return the evidence of a host with the planned figures, and the figures in OPTIONAL, which not every GPU has."""
     more = tuple(
         builders.observation(f"pulse.{name}", value, scope=f"gpu={gpu}", unit=unit, period_ms=2000)
         for name, unit, value in OPTIONAL

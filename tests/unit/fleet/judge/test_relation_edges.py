@@ -64,7 +64,9 @@ def test_gpu_that_the_record_does_not_list_is_named_once() -> None:
     reason = "has readings, but the record does not list this GPU"
     expected = [("gpu.serial", "gpu=2", reason), ("gpu.serial", "gpu=3", reason)]
     assert problems([power], [power]) == expected
-    assert problems([metric("gpu.power", {"gpu=3": 1})], [power]) == expected, "in the order of the indexes"
+    assert problems([metric("gpu.power", {"gpu=3": 1})], [power]) == expected, (
+        "GPUs must be in the order of their indexes"
+    )
 
 
 def test_path_of_a_gpu_to_itself_is_named() -> None:

@@ -71,11 +71,11 @@ def test_part_below_its_datasheet_fails_on_a_host_with_one_gpu(model: str, crite
         return bool(failures(plan, pack, {"h1": (metric(name, {"gpu=0": value}, unit),)}))
 
     if figure not in pack.datasheet:
-        assert not judged(1), "a model without the figure is compared with the fleet only"
+        assert not judged(1), "a model without the figure must be compared with the fleet only"
         return
     nominal = pack.datasheet[figure]["value"]
     assert not judged(nominal)
-    assert judged(nominal * 0.85), "one of eight memory stacks is missing, or a clock is a sixth lower"
+    assert judged(nominal * 0.85), "a missing one of eight memory stacks, or a clock that is a sixth lower, must fail"
 
 
 @pytest.mark.parametrize("model", MEMORY_MIB)
@@ -116,14 +116,16 @@ def test_ports_that_the_inventory_states_must_be_up() -> None:
     assert port_failures(ports(), rackproof_infiniband_ports=8) == set()
     assert port_failures(ports(down=1), rackproof_infiniband_ports=8) == {"fabric-ports-up"}
     assert port_failures(ports(down=1), rackproof_infiniband_ports=7) == set()
-    assert port_failures(ports(down=8)) == set(), "the inventory states no ports, and no gang uses them"
+    assert port_failures(ports(down=8)) == set(), (
+        "ports must not be required if the inventory states none and no gang uses them"
+    )
 
 
 def test_host_of_a_gang_on_the_fabric_fails_if_all_its_ports_are_down() -> None:
     on_fabric = {"rackproof_gang": "all", "rackproof_fabric_gbps": 400}
     assert port_failures(ports(), **on_fabric) == set()
     assert port_failures(ports(down=8), **on_fabric) == {*PORT_CRITERIA}
-    assert port_failures((), **on_fabric) == set(), "a host with Ethernet only"
+    assert port_failures((), **on_fabric) == set(), "InfiniBand ports must not be required of a host with Ethernet only"
 
 
 def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> None:

@@ -121,7 +121,7 @@ def test_directories_that_share_a_disk_are_not_compared_with_a_whole_disk() -> N
 def test_floors_of_the_inventory_are_in_gib_per_second(floors: Any, criteria: set[str]) -> None:
     found = causes(rackproof_storage_floors=floors)
     assert {word for item in found for word in ("read", "write") if f"({word}," in item.title} == criteria
-    assert len(found) == (6 if criteria else 0), "each directory of each host"
+    assert len(found) == (6 if criteria else 0), "each directory of each host must fail"
 
 
 def test_directory_that_was_not_measured_is_inconclusive_with_its_reason() -> None:

@@ -342,13 +342,15 @@ def test_deviating_port_of_a_single_host_fails() -> None:
 
 def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
     half = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
-    assert single_host_findings(ports(**half), BOARDS) == [], "five of eight ports are no clear majority"
+    assert single_host_findings(ports(**half), BOARDS) == [], "five of eight ports must not count as a clear majority"
     other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
-    assert single_host_findings(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], "the ports of another board"
-    assert single_host_findings(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
-        "the inventory states how many are up"
+    assert single_host_findings(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], (
+        "the ports of another board must not be compared"
     )
-    assert single_host_findings(ports(mlx5_7="DOWN"), {}) == [], "the boards are unknown"
+    assert single_host_findings(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
+        "as many ports as the inventory states are up"
+    )
+    assert single_host_findings(ports(mlx5_7="DOWN"), {}) == [], "ports of unknown boards must not be compared"
 
 
 def test_links_that_are_down_fail_unless_the_board_does_not_use_them() -> None:
@@ -360,8 +362,8 @@ def test_links_that_are_down_fail_unless_the_board_does_not_use_them() -> None:
 
     assert [scope for _, scope, *_ in links(1)] == ["gpu=0,link=0"]
     assert [scope for _, scope, *_ in links(4)] == [f"gpu=0,link={index}" for index in range(4)]
-    assert links(6) == [], "a bridge joins 12 of 18 links"
-    assert links(18) == [], "a virtual machine with one GPU"
+    assert links(6) == [], "12 of 18 links are up, as with a bridge: the others must not fail"
+    assert links(18) == [], "no link is up, as in a virtual machine with one GPU: none must fail"
     assert links(0) == []
 
 
@@ -383,7 +385,7 @@ def test_gpus_of_a_rack_are_in_one_nvlink_domain(name: str, bad: Any) -> None:
             (item.host, item.scope) for item in verdicts if item.criterion.startswith("rack-") and item.verdict == FAIL
         ]
 
-    assert judged(racks) == [], "racks may differ"
+    assert judged(racks) == [], "racks may have different domains"
     differing = {"gpu=0": racks["h2"]["gpu=0"], "gpu=1": bad}
     assert judged(racks | {"h2": differing}) == [("h2", "gpu=1")]
 

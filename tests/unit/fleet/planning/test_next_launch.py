@@ -254,7 +254,7 @@ def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_raised", *raised, text=text)))
     gang.run_all()
     others = tuple(host for host in ("h1", "h2", "h3") if host not in raised)
-    assert gang.full_launches() == [("h1", "h2", "h3"), *([others] if others else [])], "no probe launches"
+    assert gang.full_launches() == [("h1", "h2", "h3"), *([others] if others else [])], "no probe must be launched"
     report = gang.report()
     assert decisions(report) == {host: "incomplete" if host in raised else "accepted" for host in ("h1", "h2", "h3")}
     assert faults(report) == {(host, "host", "inconclusive") for host in raised}
@@ -263,7 +263,7 @@ def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised
     (line,) = (line for line in report.acceptance.summary if "gang.fault" in line)
     subject = raised[0] if len(raised) == 1 else f"{len(raised)} hosts ({', '.join(raised)}): each"
     failed = f"INCOMPLETE: {subject} took part in a launch of several hosts that failed: {text}; Measure again"
-    assert line.partition(" [")[0] == failed, "one cause, one line"
+    assert line.partition(" [")[0] == failed, "the cause must have one line"
 
 
 def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:

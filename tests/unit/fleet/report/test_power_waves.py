@@ -52,10 +52,10 @@ def test_gpu_has_a_plot_for_each_period_that_it_measured() -> None:
     first = plot.gpus[0].sparks[1]
     assert first is not None
     points = re.findall(r"-?[0-9]+ -?[0-9]+", first.line)
-    assert len(points) == 4, "level, one step, level"
+    assert len(points) == 4, "the line must have four points: a level, one step and a level"
     high = int(points[0].split()[1])
-    assert high < 10, "the load is on at the left"
-    assert int(points[2].split()[1]) > 20, "then the power falls"
+    assert high < 10, "the load must be on at the left"
+    assert int(points[2].split()[1]) > 20, "the power must fall afterwards"
 
 
 def test_amplitude_and_slew_are_written_below_the_plot_of_their_gpu_and_period() -> None:

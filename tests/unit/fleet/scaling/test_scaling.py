@@ -267,7 +267,7 @@ def test_cell_with_limited_cpus_is_compared_with_that_with_all_cpus(tmp_path: Pa
     assert render_lines(results, "").endswith(", 33 % of the images/s of cell 7")
     block = {"gpus": [2], "batch_size": [64]}
     rows = SimulatedHosts(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
-    assert rows[1].unconfined == 1, "the rate does not depend on the number of epochs"
+    assert rows[1].unconfined == 1, "a cell with other epochs must do: the rate does not depend on them"
     rows = (
         SimulatedHosts(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}]))
         .run_study()
@@ -285,7 +285,9 @@ def test_cost_counts_only_the_hosts_of_each_launch(tmp_path: Path) -> None:
     assert results.hours == pytest.approx(6 * 72 / 3600)
     at_new_price = evaluate_study(plan, simulated.evidence(), price=20)
     assert at_new_price.cost == pytest.approx(3.2)
-    assert evaluate_study(study(tmp_path), simulated.evidence()).cost is None, "without a price"
+    assert evaluate_study(study(tmp_path), simulated.evidence()).cost is None, (
+        "without a price the cost must be unknown"
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], messa
     assert simulated.begun == [1, 2, 3]
     assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
     assert results.rows[3].reason == results.stopped == message
-    assert results.rows[4].reason.startswith("capacity"), "capacity is reported before the budget"
+    assert results.rows[4].reason.startswith("capacity"), "capacity must precede the budget as the reason"
     assert results.is_complete, "the budget is a limit that the operator chose"
 
 
@@ -316,8 +318,10 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
     row = results.rows[1]
     assert row.reason == "rank 0 in scaling (exit code 1): out of memory"
     assert (row.throughput, row.efficiency) == (None, None)
-    assert row.cost == pytest.approx(0.2), "failed launches cost as well"
-    assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), "the smallest measured cell"
+    assert row.cost == pytest.approx(0.2), "failed launches must cost as well"
+    assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), (
+        "the smallest measured cell must be the reference of its series, with efficiency 1"
+    )
     assert not results.is_complete
 
 
@@ -383,7 +387,7 @@ def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> No
 
 
 def test_relaunched_cell_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
-    """The host of the failed first launch was unreachable when the study continued on another one. Now both have records."""
+    """The host of the failed first launch was unreachable when the study continued on another host. Now both have records."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
     lost = replace(
@@ -393,7 +397,7 @@ def test_relaunched_cell_is_reported_with_the_launch_that_measured_it(tmp_path: 
     (row,) = simulated.run_study().rows
     assert simulated.begun == []
     assert (row.state, row.members, row.wall_s) == (MEASURED, ("h2",), 72.0)
-    assert row.cost == pytest.approx(372), "both launches cost"
+    assert row.cost == pytest.approx(372), "both launches must cost"
     assert evaluate_study(plan, simulated.evidence()).hours == pytest.approx(372 / 3600)
 
 
@@ -428,8 +432,8 @@ def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) 
     rows = SimulatedHosts(plan).run_study().rows
     small, large = RUNS[0], RUNS[2]
     assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
-    assert closest_cell(large, rows) == rows[0], "one host with two GPUs"
-    assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs"
+    assert closest_cell(large, rows) == rows[0], "the cell of one host with two GPUs must be compared"
+    assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs must be compared"
     assert closest_cell(RUNS[-1], rows) is None, "no cell has twenty epochs"
     for params in ({"data": "synthetic"}, {"max_steps": 20}):
         simulated = SimulatedHosts(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
@@ -472,7 +476,7 @@ def test_page_has_every_cell_and_escapes_text_from_hosts(run: Path) -> None:
     assert "5 of 8 cells were measured, 1 failed, 2 skipped." in page
     assert page.count('<tr class="fail">') == 1
     assert "<script" not in page.replace("&lt;script", "")
-    assert not re.search(r'(?:src|href)="(?!#)', page), "no external resources"
+    assert not re.search(r'(?:src|href)="(?!#)', page), "the page must use no external resources"
     assert "default-src &#39;none&#39;" in page
     assert "REHEARSAL" not in page
     assert page.count("<figure>") == 3
@@ -649,7 +653,9 @@ def test_ranks_get_separate_processors_on_separate_cores(tmp_path: Path) -> None
     assert [select_cpus(range(8), 1, local_rank, tmp_path) for local_rank in range(5)] == [[0], [1], [2], [3], [4]]
     assert select_cpus(range(8), 3, 1, tmp_path) == [3, 4, 5]
     assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], "cores 1 and 2 come before the second thread of 1"
-    assert select_cpus(range(4), 2, 1, tmp_path / "none") == [2, 3], "without a core topology"
+    assert select_cpus(range(4), 2, 1, tmp_path / "none") == [2, 3], (
+        "without a core topology, processors must be taken in order"
+    )
     assert parse_cpu_list("0-2,64\n") == {0, 1, 2, 64}
 
 

@@ -27,7 +27,7 @@ def port(rail: int) -> str:
 
 
 def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
-    """Return a pack with the shares of its rate that every port reaches, with others and alone."""
+    """Return a pack that requires of each port a share of its rate: `best` with other ports, `alone` with itself."""
     rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
     return pack(
         *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
@@ -35,7 +35,7 @@ def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
 
 
 def alone(share: Any, rail: int = 1, *, stage: str = "benchmark", **params: Any) -> Observation:
-    """Return what a port reaches with itself, as a share of its rate."""
+    """Return the bandwidth of a port to itself, as a share of its rate."""
     default = {"op": "write", "direction": "one_way", "memory": "host", "sharing": "alone"}
     return builders.observation("verbs.rate_ratio", share, scope=port(rail), stage=stage, **{**default, **params})
 
@@ -58,7 +58,7 @@ def judged(
         slow: whether a pair of ports has half of the bandwidth.
         size: number of hosts.
         rails: number of ports of each.
-        of_h2: figures of h2 alone.
+        of_h2: further figures of h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
         switches: number of a host and rail -> ID and name of the switch.
         is_roce: whether the switch is a reading of the network interface of the port.
