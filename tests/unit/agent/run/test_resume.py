@@ -645,7 +645,7 @@ def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
 
 
 def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
-    """Counters are compared with the first snapshot. The command of a killed playbook may still run beside that of the resumed run."""
+    """Counters are compared with the first snapshot. A command of a killed playbook may still run beside the new one."""
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
     inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
