@@ -5,14 +5,14 @@ set -euo pipefail
 list=${1:-$(dirname "$0")/debian-packages.txt}
 mapfile -t needed < <(grep -v '^#' "$list")
 if ! command -v dpkg-query >/dev/null; then
-  echo "make test: this machine has no dpkg: the tests need Debian 12 or newer with the packages of $list" >&2
+  echo "tests: this machine has no dpkg: the tests need Debian 12 or newer with the packages of $list" >&2
   exit 1
 fi
 installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${needed[@]}" 2>/dev/null | sed -n 's/ installed$//p' || true)
 mapfile -t missing < <(comm -23 <(printf '%s\n' "${needed[@]}" | sort) <(sort <<<"$installed"))
 [ "${#missing[@]}" -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
-  echo "make test: missing Debian packages: ${missing[*]}; install them with: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
+  echo "tests: missing Debian packages: ${missing[*]}; install them with: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
   exit 1
 fi
 echo "installing ${missing[*]}"

@@ -1,7 +1,7 @@
 /* A libnvidia-ml.so.1 without a GPU: it answers every call from a scenario file.
  *
  * RACKPROOF_NVML_SCENARIO names the file. It is read again whenever it changes, so a fault can arrive while a program runs.
- * One `key=value` a line; the last line that matches wins, so a scenario includes a healthy machine and adds its fault.
+ * One `key=value` per line; the last line that matches wins, so a scenario includes a healthy machine and adds its fault.
  *
  *   # text                       a comment
  *   include=healthy-h100x8.conf  the lines of another file, relative to this one (a change of that one is not noticed)
