@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             passed = sum(host["decision"] == "accepted" for host in report["hosts"])
             good = good and passed == options.hosts
             print(
-                f"{run_id}: {options.hosts} hosts, {passed} accepted, {tasks_of(printed):.1f} tasks a host, {seconds:.0f} s, "
-                f"{seconds / options.hosts:.2f} s and {spent / options.hosts:.2f} CPU-s a host",
+                f"{run_id}: {options.hosts} hosts, {passed} accepted, {tasks_of(printed):.1f} tasks per host, {seconds:.0f} s, "
+                f"{seconds / options.hosts:.2f} s and {spent / options.hosts:.2f} CPU-s per host",
                 flush=True,
             )
     finally:

@@ -48,7 +48,7 @@ def place(monkeypatch: pytest.MonkeyPatch, node: int | str, cpus: set[int]) -> N
         ("damaged", {0, 4}, (None, None, "unknown")),
     ],
 )
-def test_nodes_of_host_memory(
+def test_memory_is_on_the_gpus_node_and_on_another_usable_one(
     nodes: Path,
     monkeypatch: pytest.MonkeyPatch,
     node: int | str,

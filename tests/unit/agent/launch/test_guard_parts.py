@@ -170,7 +170,7 @@ def test_rank_without_its_guard_does_not_start() -> None:
 
 
 @pytest.mark.parametrize(("rank", "name"), [("7", "rank 7"), (None, "rank 0")])
-def test_name_of_a_rank(monkeypatch: pytest.MonkeyPatch, rank: str | None, name: str) -> None:
+def test_process_name_has_the_number_of_the_rank(monkeypatch: pytest.MonkeyPatch, rank: str | None, name: str) -> None:
     if rank is None:
         monkeypatch.delenv("RANK", raising=False)
     else:

@@ -138,7 +138,7 @@ def test_tail_is_the_last_bytes_of_a_log(tmp_path: Path, size: int, expected: st
     assert read_tail(path, size) == expected
 
 
-def test_tail_of_a_long_log_or_of_other_bytes(tmp_path: Path) -> None:
+def test_tail_is_limited_readable_and_empty_without_a_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a" + b"b" * TAIL_BYTES)
     assert read_tail(path) == "b" * TAIL_BYTES

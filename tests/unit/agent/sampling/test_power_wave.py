@@ -65,7 +65,7 @@ def meter(
     lag=st.floats(0, 0.2),
     seed=st.integers(0, 99),
 )
-def test_amplitude_of_a_noisy_wave(
+def test_amplitude_of_a_noisy_wave_is_measured(
     period_s: float, low: float, rise: float, noise: float, lag: float, seed: int
 ) -> None:
     readings = meter(period_s, low=low, high=low + rise, noise=noise, lag_s=lag * period_s, seed=seed)

@@ -260,7 +260,7 @@ def test_subject_names_up_to_four_hosts(hosts: str, subject: str) -> None:
     assert cause.title.startswith(subject)
 
 
-def test_subject_of_parts_and_of_a_rail() -> None:
+def test_title_names_two_parts_or_the_rail_or_switch() -> None:
     parts = [replace(peers(host), scope="gpu=1") for host in "ab"]
     assert causes(*parts)[0].title.startswith("2 parts (GPU 1 of a, GPU 1 of b): each ")
     assert causes(peers("a"), parts[1])[0].title.startswith("2 parts (a, GPU 1 of b): each ")

@@ -187,7 +187,9 @@ def test_last_reason_of_a_gpu_without_a_domain_counts() -> None:
         (BY_MODEL, ["ready"], (PASS, "none", "found ready, wanted ready")),
     ],
 )  # fmt: skip
-def test_state_of_imex(plan: Plan, states: list[str | None], expected: tuple[str, str, str] | None) -> None:
+def test_imex_must_be_ready_if_the_inventory_names_a_domain(
+    plan: Plan, states: list[str | None], expected: tuple[str, str, str] | None
+) -> None:
     snapshots = [{CLUSTER: {"gpu=0": UUID}, **({STATE: {"host": state}} if state else {})} for state in states]
     verdicts = judged(view("t0", *snapshots, plan=plan))
     assert of_name(verdicts, STATE) == ([("t0", *expected)] if expected else [])

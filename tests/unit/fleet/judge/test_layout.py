@@ -105,7 +105,7 @@ def test_key_of_readings_is_their_tokens(tokens: tuple[int, ...], key: tuple[int
     assert found == (tuple(token for token in key for _ in range(3)) if key else None)
 
 
-def test_position_of_each_observation() -> None:
+def test_each_observation_has_its_position() -> None:
     first, second = figure(), figure(2.0, "gpu=1")
     host = values(first, second)
     assert {id(item): at for at, item in enumerate(host.observations)} == host.positions()
@@ -130,7 +130,7 @@ def test_layout_of_the_previous_host_is_found_without_its_key(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("positions", "expected"), [((), ()), ((1,), ("b2",)), ((2, 0), ("c3", "a1"))])
-def test_values_at_positions(positions: tuple[int, ...], expected: tuple[str, ...]) -> None:
+def test_values_are_selected_by_position(positions: tuple[int, ...], expected: tuple[str, ...]) -> None:
     assert values_at(positions)(["a1", "b2", "c3"]) == expected
 
 

@@ -62,7 +62,7 @@ def test_keys_of_a_switch_are_its_short_name_and_its_normalized_name(name: str, 
         ("hca=mlx5_0", "mlx5_0"),
     ],
 )
-def test_name_of_a_port_in_a_manifest(scope: str, name: str) -> None:
+def test_port_has_the_name_that_manifests_use(scope: str, name: str) -> None:
     assert port_name(scope) == name
     assert link(scope=scope).name == name
 

@@ -141,7 +141,7 @@ def test_domain_has_imex_if_the_daemon_of_any_host_works() -> None:
     assert not domains.has_imex(NAME)
 
 
-def test_cliques_of_hosts() -> None:
+def test_cliques_of_hosts_are_those_of_their_gpus() -> None:
     domains = NvlinkDomains()
     domains.add(view("t0", {CLUSTER: {"gpu=0": UUID, "gpu=1": UUID}, CLIQUE: {"gpu=0": 1, "gpu=1": 2}}))
     domains.add(view("t1", {CLUSTER: {"gpu=0": UUID}}))

@@ -95,8 +95,8 @@ def test_long_list_of_hosts_is_cut() -> None:
     assert annotated(slow(), *views).user == "h1, h2, h3, h4, h5, h6, h7, h8 and 2 more"
 
 
-def test_benchmarks_of_the_gpu_alone() -> None:
-    """The processors also begin each pulse and launch each kernel of a training, so these are not among them."""
+def test_processors_affect_all_benchmarks_except_these() -> None:
+    """Pulses and trainings are not among them: the processors begin each pulse and launch each kernel."""
     names = {name for name, benchmark in BENCHMARKS.items() if benchmark.gpu_bound}
     assert names == {"gemm", "gemm_shapes", "memory", "integrity", "stress"}
 

@@ -36,7 +36,7 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
         ("convolution", 32, 1024 + 9 * 4**2),
     ],
 )
-def test_number_of_elements_of_a_result(workload: str, size: int, elements: int) -> None:
+def test_number_of_elements_follows_from_workload_and_size(workload: str, size: int, elements: int) -> None:
     assert digest_elements(workload, size) == elements
 
 

@@ -256,7 +256,7 @@ def test_host_without_a_gang_or_a_finished_launch_has_no_pairs() -> None:
     assert list(silent_pairs([HostView(PLAN, PLAN.hosts[0], Evidence(), ())])) == []
 
 
-def test_statements_of_a_host() -> None:
+def test_host_states_what_it_measured_and_why_it_lacks_the_rest() -> None:
     items = (
         *figures(port(0, "h2"), "gang", ("together",)), best(0), best(4), absent(port(1, "h2")),
         absent(port(2, "h3"), status=ERROR), absent(port(3), sharing="together"),

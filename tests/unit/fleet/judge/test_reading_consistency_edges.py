@@ -48,7 +48,7 @@ def problems(*snapshots: Snapshot, gpus: Sequence[Gpu] = (GPU,)) -> list[tuple[s
         ("collector.version", False), ("version", True),
     ],
 )  # fmt: skip
-def test_constant_readings(name: str, constant: bool) -> None:
+def test_readings_are_known_to_be_constant_or_not(name: str, constant: bool) -> None:
     assert is_constant(name) is constant
 
 

@@ -171,7 +171,7 @@ def test_part_of_a_reading_is_in_the_list_of_parts(given: Metric, expected: list
         ("storage.nvme.wear", "storage.disk.rotational"), ("gpu.power", ""),
     ],
 )  # fmt: skip
-def test_list_of_the_parts_of_a_reading(name: str, listing: str) -> None:
+def test_readings_of_parts_have_a_reading_that_lists_the_parts(name: str, listing: str) -> None:
     assert list_of(name) == listing
 
 

@@ -230,7 +230,7 @@ def test_scores_are_added_only_if_a_criterion_of_the_operator_judges_them() -> N
          "unsupported: the distribution adds fixes to old versions (unknown package)"),
     ],
 )  # fmt: skip
-def test_score_or_reason_of_each_version(
+def test_each_version_has_a_score_or_a_reason(
     name: str, version: str, package: str | None, score: float | None, absent: str
 ) -> None:
     metrics = [reading(name, version), *([reading("container.runc.package_version", package)] if package else [])]
