@@ -81,7 +81,7 @@ def test_collector_that_blocks_is_passed_to_the_next_snapshot(monkeypatch: pytes
 
 
 def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snapshot:
-    """Return a snapshot with failed readings of the clocks in `alarms`, and with reasons for throttled clocks."""
+    """Return a snapshot. `alarms`: GPUs whose clock could not be read; `throttled`: reason -> whether it throttles GPU 0."""
     return Snapshot(
         stage="benchmark",
         phase="during",

@@ -1,4 +1,4 @@
-"""Which gates vary, which parts and values they have, and when a fault can be stated."""
+"""Which gates (a criterion on one figure of one model) vary, which parts and values they have, and when a fault can be stated."""
 
 from __future__ import annotations
 

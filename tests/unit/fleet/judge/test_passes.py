@@ -144,7 +144,7 @@ def hosts_with_findings(
 
 
 def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Record]:
-    """Return a change that replaces the readings of the last snapshot by `last`, and of all others by `first`."""
+    """Return a change that replaces the readings of the last snapshot by `last`, and of all others by `first` (None: kept)."""
 
     def change(record: Record) -> Record:
         *early, late = record.snapshots

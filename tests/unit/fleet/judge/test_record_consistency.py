@@ -296,7 +296,7 @@ GANG = builders.records(GANG_PLAN, "h1")
 
 
 def of_gang(change: Change, *, gang: bool = True) -> list[Problem]:
-    """Return the contradictions of versions, and the new ones of records, in both records of h1 after a change of one of them."""
+    """Return the contradictions in versions of libraries, and new ones on records, after a change of one of the records of h1."""
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)
     return [item for item in changed if (item not in healthy and item[0] == "record") or item[0].startswith("launch.")]

@@ -100,7 +100,7 @@ def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return the links at `share` of the speed: all between the hosts in `fast` (such as "ab cd"), except these pairs."""
+    """Return links at `share` of the speed: all links between the hosts in `fast`, such as "ab cd", except a - b and c - d."""
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 
