@@ -56,6 +56,8 @@ class Alert:
     """Names of observations: the alert covers every criterion on one of them."""
     expr: str = ""
     """A condition without a criterion, in PromQL. `<share ID>` is replaced by the fleet fraction of the criterion ID."""
+    expr_description: str = ""
+    """Description of the rule of `expr`, if its value means something else than that of the criteria."""
     hold: str = ""
     """How long `expr` must be true before the alert fires. The rule of a criterion fires at once."""
     action: str = "monitor"
@@ -351,6 +353,7 @@ def _entry(rule: Rule, runbook: str, criteria: Mapping[str, Criterion]) -> dict[
     labels = {"severity": alert.severity, "action": rule.action}
     labels |= {"criterion": rule.criterion} if rule.criterion else {}
     wanted = f" ({rule.criterion}, {rule.wanted})" if rule.criterion else ""
+    description = alert.description if rule.criteria else alert.expr_description or alert.description
     identity = _IDENTITY if rule.has_serial else ""
     identity = _MODEL + identity if rule.part and "model" in rule.part.sources else identity
     return {
@@ -360,7 +363,7 @@ def _entry(rule: Rule, runbook: str, criteria: Mapping[str, Criterion]) -> dict[
         "labels": labels,
         "annotations": {
             "summary": alert.summary,
-            "description": shares(alert.description, criteria) + identity + wanted,
+            "description": shares(description, criteria) + identity + wanted,
             "action": rule.action,
             **({"rma": _RMA.format(alert=alert.alert)} if rule.has_serial else {}),
             "runbook_url": f"{runbook}#{alert.alert.lower()}",
