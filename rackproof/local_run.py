@@ -225,7 +225,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
         nonce=secrets.token_hex(16),
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    count_detected = profile["device"] == "gpu" and options.gpus is None and not devices
+    count_detected = profile["device"] == "gpu" and options.gpus is None
     return replace(plan, hosts=tuple(replace(host, count_found=count_detected) for host in plan.hosts))
 
 

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fleet.judge.waivers import BASELINE, NOT_WAIVABLE, STAGE_PREFIX
+from fleet.judge.waivers import NOT_WAIVABLE, STAGE_PREFIX
 from fleet.records.load import Run
 from fleet.yaml_files import read_yaml
 from schemas.errors import UsageError
@@ -52,10 +52,10 @@ def _check(waiver: Waiver) -> None:
     except ValueError:
         raise UsageError(f"{waiver.origin}: invalid date {waiver.until} in until: write it as 2026-12-31") from None
     if waiver.absent and (waiver.name in NOT_WAIVABLE or waiver.name.startswith(STAGE_PREFIX)):
-        why = "without it the host, the GPU or the stage was not measured; measure it again"
-        if waiver.name == BASELINE:
-            why = "without an accepted record there is nothing to compare with; accept a run of the host (docs/baseline.md)"
-        raise UsageError(f"{waiver.origin}: {waiver.name} cannot be waived: {why}")
+        raise UsageError(
+            f"{waiver.origin}: {waiver.name} cannot be waived: without it the host, the GPU or the stage was not measured; "
+            "measure it again"
+        )
     if waiver.criterion == PLAN and not waiver.absent:
         raise UsageError(
             f"{waiver.origin}: criterion plan applies only to missing data: write `absent: true` with host and name"

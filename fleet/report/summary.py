@@ -133,7 +133,7 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
         )
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs shared", text=text, values={"hosts": len(shared)})
     if without_count := [host.name for host in hosts if host.count_found]:
-        text = f"the inventory does not give the number of GPUs, so the detected number is expected on {_names(without_count, 5)}"
+        text = f"the number of GPUs was not given, so the detected number is expected on {_names(without_count, 5)}"
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(without_count)})
 
 

@@ -371,7 +371,7 @@ def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
 
 def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    line = "GPU count: the inventory does not give the number of GPUs, so the detected number is expected on h1"
+    line = "GPU count: the number of GPUs was not given, so the detected number is expected on h1"
     assert line not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
     assert line in merge(counted, {}, ()).acceptance.summary

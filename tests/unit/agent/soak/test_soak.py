@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.exporter.live import Span, build_document, publish_record
 from agent.run.record import HostRun
@@ -39,7 +41,7 @@ from schemas import documents
 from schemas.decode import record_from_json
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.records import ERROR, MEASURED, Launch, Metric, Observation, Record, Snapshot, to_json
+from schemas.records import ERROR, MEASURED, Launch, Metric, Observation, Record, Samples, Snapshot, to_json
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import Soak, Timeline, downsample, soak_from_json
@@ -253,6 +255,17 @@ def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.M
     assert result.value == 9.0
     assert result.samples
     assert (result.samples.n, result.samples.min, result.samples.max) == (3, 5.0, 12.0)
+
+
+@given(values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40), rounds=st.integers(1, 30))
+def test_samples_beyond_the_limit_of_series_can_have_their_variation(values: list[float], rounds: int) -> None:
+    first = Samples(n=rounds, min=values[0], p50=values[0], max=values[0], cv=0.0, precision=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timeline, "MAX_SERIES", 0)
+        result = aggregated(replace(measurement(values[0]), samples=first), *map(measurement, values[1:]))
+    assert result.samples
+    assert result.samples.n == len(values)
+    assert result.samples.cv == pytest.approx(statistics.pstdev(values) / statistics.fmean(values), rel=1e-6, abs=1e-6)
 
 
 def test_changed_digest_is_one_mismatch_and_lists_both_values() -> None:
@@ -872,3 +885,5 @@ def test_ended_soak_is_printed_as_one_json_object(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["finished"] == 4
     assert rackproof.main([*arguments, "--looks=-1"]) == 64
     assert "--looks -1: give 1 or more" in capsys.readouterr().err
+    assert rackproof.main([*arguments, "--detach", "--wait"]) == 64
+    assert "--wait: give --looks 1" in capsys.readouterr().err
