@@ -174,7 +174,8 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
     seconds, limit_s = float(settings["metadata_seconds"]), float(settings["metadata_seconds"]) + ACCESS_S
     count, counts = 0, dict[str, int]()
     for action in ("create", "stat", "remove"):
-        action_limit_s = limit_s + (10 * seconds if action == "remove" else 0)  # every file is removed, however long it takes
+        # All files are removed, so a server that removes slowly gets more time.
+        action_limit_s = limit_s + (10 * seconds if action == "remove" else 0)
         owner = clients.host if action != "stat" else clients.next_host(1)
         most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count
         folder = clients.file_of(owner, "files")
