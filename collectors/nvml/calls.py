@@ -83,7 +83,9 @@ def _why_denied(root: Path) -> str:
         )
     except FileNotFoundError:
         if (root / _DRIVER).exists():
-            return f"the driver is loaded, but there is no /{_CONTROL}: run nvidia-modprobe; a container needs --gpus all"
+            return (
+                f"the driver is loaded, but there is no /{_CONTROL}: run nvidia-modprobe; a container needs --gpus all"
+            )
     except OSError:
         pass  # NVML's own text states the reason
     return ""
