@@ -1,4 +1,7 @@
-"""Check the parameters in `where`. If no observation has such a parameter or a value of its type, a criterion judges nothing."""
+"""Check the parameters in `where`.
+
+A criterion judges nothing if no observation has the parameter, or if the value in `where` has another type.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "r
 """Values of the label `reason` of the collectors' readings."""
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
 """Parameters of readings, from collectors and snapshots."""
-LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link"}) | COLLECTED_LABELS - {"phase"}
+LABELS = COLLECTED_LABELS - {"phase"} | {"gpu", "cpu", "peer", "partner", "gang", "host", "reason", "link", "directory"}
 """Labels of scopes, which are texts."""
+AT_LEAST_1 = frozenset({"size_bytes", "world_size", "batch_size"})
+"""Whole numbers that are never 0. Others can be: numbers of nodes and ranks, counts, 0 for no limit."""
+DECIMAL_SIZE = 10**9
 COLLECTOR_PREFIXES = tuple({f"{name.split('.')[0]}." for name in READINGS})
 
 Outputs = Sequence[tuple[Output, Benchmark | None]]
@@ -37,10 +43,12 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
         if known and key not in known and not (outputs and key in LABELS):
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
-        elif isinstance(value, Mapping):
-            yield from _range(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
+            continue
+        parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))  # what is not known here is a label
+        if isinstance(value, Mapping):
+            yield from _range(criterion, key, value, parameter)
         else:
-            yield from _value(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
+            yield from _value(criterion, key, value, parameter)
 
 
 def _parameters(outputs: Outputs) -> dict[str, Parameter]:
@@ -53,7 +61,10 @@ def _parameters(outputs: Outputs) -> dict[str, Parameter]:
                 merged[key] = parameter
             else:
                 merged[key] = [*before, *parameter]
-    return merged
+    labels = {output.scope for output, _ in outputs} & merged.keys()
+    return merged | dict.fromkeys(
+        labels, str
+    )  # for example `numa` of `host_memory`, a node and not `local` or `remote`
 
 
 ANY_BENCHMARK = _parameters([(output, benchmark) for benchmark in BENCHMARKS.values() for output in benchmark.outputs])
@@ -66,12 +77,13 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
     if not _is(kind, value):
         shown = repr(value) if isinstance(value, str) else value
         yield finding_on(criterion, shown, f"{key} is {kind}, so this never matches", f"write {kind}")
-    elif isinstance(value, int) and kind == _WHOLE and value < 1:
-        yield finding_on(criterion, value, f"{key} is at least 1, so this never matches", "write a number over 0")
-    elif isinstance(value, int) and key == "size_bytes" and value.bit_count() != 1:
+    elif isinstance(value, int) and kind == _WHOLE and value < (least := int(key in AT_LEAST_1)):
         yield finding_on(
-            criterion, value, "no profile has this size: sizes are powers of two", "write the size in bytes"
+            criterion, value, f"{key} is at least {least}, so this never matches", f"write at least {least}"
         )
+    elif isinstance(value, int) and key == "size_bytes" and value % DECIMAL_SIZE == 0:
+        why = "no shipped profile has this size: theirs are powers of two"
+        yield finding_on(criterion, value, why, "write 8589934592 for 8 GiB")
     elif kind == _TEXT and listed and value not in listed:
         yield finding_on(criterion, value, f"no such {key}{nearest(str(value), listed)}", use_one_of(listed))
 

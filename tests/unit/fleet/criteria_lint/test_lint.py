@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from fleet.criteria_lint.parameters import check_parameters
 from fleet.criteria_lint.physics import check_physics
 from fleet.criteria_lint.plausibility import check_plausibility
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from schemas.records import Value
+from schemas.scopes import Scope
+from tests import ROOT
 
 SHEET = {
     "flops": {"bf16": 1000.0, "fp8": 2000.0, "source": "its datasheet"}, "memory_bandwidth": {"value": 1000.0, "source": "x"},
@@ -343,7 +347,9 @@ def parameters(name: str, **where: Any) -> list[str]:
         ("memory.bandwidth", {"op": "copy", "size_bytes": 8, "gpu": "0"}, ""),
         ("memory.bandwidth", {"phase": "x"}, "no such parameter"),
         ("memory.bandwidth", {"op": "cpoy"}, "no such op (did you mean copy?)"),
-        ("memory.bandwidth", {"size_bytes": 7}, "powers of two"),
+        ("memory.bandwidth", {"size_bytes": 4_000_000_000}, "powers of two"),
+        ("memory.bandwidth", {"size_bytes": 3_000_000}, ""),
+        ("memory.bandwidth", {"size_bytes": -8}, "never matches"),
         ("memory.bandwidth", {"size_bytes": 0}, "never matches"),
         ("memory.bandwidth", {"size_bytes": "8"}, "is a whole number"),
         ("memory.bandwidth", {"size_bytes": 8.5}, "is a whole number"),
@@ -374,3 +380,27 @@ def test_unknown_parameters_and_values_of_an_observation_are_findings(name: str,
 
 def test_observation_that_the_catalogue_lacks_accepts_any_parameter() -> None:
     assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []
+
+
+NOT_FOR_CRITERIA = ("samples_per_second", "devices")
+"""Parameters that records have and criteria may not use."""
+
+
+def test_every_parameter_and_label_of_a_recorded_observation_can_be_used() -> None:
+    """Of the runs in docs/measurements, with at most three values of a parameter."""
+    where: dict[tuple[str, str], set[Value]] = {}
+    for path in (ROOT / "docs" / "measurements").glob("*/hosts/*.json"):
+        for item in json.loads(path.read_text(encoding="utf-8"))["observations"]:
+            for key, value in {**item.get("params", {}), **Scope.parse(item["scope"]).labels}.items():
+                values = where.setdefault((item["name"], key), set())
+                if len(values) < 3 or value in (0, 1):
+                    values.add(value)
+    assert len(where) > 300
+    wrong = {
+        f"{name} {key}={value}: {text}"
+        for (name, key), values in where.items()
+        for value in values
+        for text in parameters(name, **{key: value})
+        if key not in NOT_FOR_CRITERIA and (key in text or "no such" in text or "powers of two" in text)
+    }
+    assert not wrong
