@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectors.base import Absent, Family, Value, host_family
+from collectors.base import HOST_LABELS, Absent, Family, Value, host_family
 from collectors.files import Files
 from collectors.imex import imex_families
 from collectors.pcie.device import NVSWITCH, PciBus
@@ -77,8 +77,11 @@ class FabricCollector:
         family = Family(name="fabric.nvswitch.bios_version", unit="1", help="Firmware of the NVSwitch")
         try:
             addresses = self._files.names(_SWITCHES)
-        except OSError:
+        except FileNotFoundError:
             addresses = []
+        except OSError as error:
+            addresses = []
+            family.add(HOST_LABELS, Absent.error(f"/{_SWITCHES}: {error.strerror}"))
         for address in addresses:
             if self._files.exists(f"{_SWITCHES}/{address}/information"):
                 version = self._files.required(f"{_SWITCHES}/{address}/information", _bios_version)

@@ -188,7 +188,7 @@ def ports(files: Files, hca: str) -> list[str]:
     """Return the numbers of an adapter's ports."""
     try:
         return files.names(f"{CLASS}/{hca}/ports")
-    except OSError:
+    except FileNotFoundError:
         return []  # the adapter was removed after the adapters were listed
 
 

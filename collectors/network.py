@@ -110,7 +110,7 @@ class NetworkCollector:
         """Return the bonds, and the interfaces that have other interfaces as members: teams, bridges and others."""
         try:
             bonds = self._files.names(BONDS)
-        except OSError:
+        except FileNotFoundError:
             bonds = []  # the bonding module is not loaded
         members = [f"{CLASS}/{name}/master" for name in interfaces if self._files.exists(f"{CLASS}/{name}/master")]
         masters = {self._files.target_name(link) for link in members}
@@ -176,6 +176,8 @@ def is_nic(files: Files, name: str) -> bool:
         if files.text(f"{path}/type") != _ETHERNET:
             return False
     except OSError:
+        if files.exists(path):
+            raise
         return False  # the interface was removed after the interfaces were listed
     port = files.read(f"{path}/phys_port_name", str, missing="none", refused="none")
     is_representor = isinstance(port, str) and ("vf" in port or "sf" in port)

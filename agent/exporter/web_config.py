@@ -36,10 +36,15 @@ class WebConfig:
     """TLS settings and users of the exporter. By default every client is accepted."""
 
     cert_file: Path | None = None
+    """Certificate of the exporter, PEM. None: plain HTTP."""
     key_file: Path | None = None
+    """Private key of the certificate."""
     client_ca_file: Path | None = None
+    """CA that signs certificates of clients."""
     client_auth_type: str = "NoClientCert"
+    """Whether clients need a certificate: a key of CLIENT_AUTH."""
     min_version: str = "TLS12"
+    """Oldest version of TLS: a key of VERSIONS."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     """User -> bcrypt hash."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from agent.placement.rank_placement import SLURM, PlacementError, RankPlacement, read_number
 
 MAX_HOSTS = 65536
+_BY_SRUN = "start this command with srun, which sets the variable"
 
 
 def read_placement(environment: Mapping[str, str]) -> RankPlacement:
@@ -65,13 +66,12 @@ def _count_local_tasks(text: str, node: int) -> int:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
-            raise PlacementError(
-                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not of the form `1(x2)`: "
-                "start this command with srun, which sets the variable"
-            )
+            raise PlacementError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not of the form `1(x2)`: {_BY_SRUN}")
         counts += [int(match[1])] * min(int(match[2] or 1), MAX_HOSTS)
     if node >= len(counts):
-        raise PlacementError(f"SLURM_STEP_TASKS_PER_NODE {text} has {len(counts)} hosts, but SLURM_NODEID is {node}")
+        raise PlacementError(
+            f"SLURM_STEP_TASKS_PER_NODE {text} has {len(counts)} hosts, but SLURM_NODEID is {node}: {_BY_SRUN}"
+        )
     return counts[node]
 
 
@@ -84,10 +84,12 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     # Split at commas outside brackets.
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)
     if ",".join(parts) != text:
-        raise PlacementError(f"the node list {text[:60]!r} is not valid: its brackets or commas do not match")
+        raise PlacementError(
+            f"the node list {text[:60]!r} is not valid: its brackets or commas do not match: {_BY_SRUN}"
+        )
     names = list(itertools.islice((name for part in parts for name in _expand_part(part, text)), MAX_HOSTS + 1))
     if len(names) > MAX_HOSTS:
-        raise PlacementError(f"the node list {text[:60]} has more than {MAX_HOSTS} hosts")
+        raise PlacementError(f"the node list {text[:60]} has more than {MAX_HOSTS} hosts: {_BY_SRUN}")
     return tuple(names)
 
 
@@ -95,13 +97,13 @@ def _expand_part(part: str, node_list: str) -> Iterator[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([\d,-]+)\](.*)", part)
     if not match:
         if "[" in part or "]" in part:
-            raise PlacementError(f"the node list {node_list!r} is not valid at {part!r}")
+            raise PlacementError(f"the node list {node_list!r} is not valid at {part!r}: {_BY_SRUN}")
         yield part
         return
     for piece in match[2].split(","):
         range_match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
         first, last = (range_match[1], range_match[2] or range_match[1]) if range_match else ("1", "0")
         if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise PlacementError(f"the node list {node_list!r} is not valid at {piece!r}")
+            raise PlacementError(f"the node list {node_list!r} is not valid at {piece!r}: {_BY_SRUN}")
         for value in range(int(first), int(last) + 1):
             yield from _expand_part(f"{match[1]}{value:0{len(first)}}{match[3]}", node_list)

@@ -47,10 +47,10 @@ class GpuLimits(NamedTuple):
     """The identity of a GPU, and the limits of its power and clock."""
 
     uuid: str
-    power_limit: float
-    """Enforced power limit in W; 0 if not reported."""
-    clock_max: float
-    """Maximum SM clock, in Hz; 0 if not reported."""
+    power_limit: float | None
+    """Enforced power limit in W; None if not reported."""
+    clock_max: float | None
+    """Maximum SM clock, in Hz; None if not reported."""
 
 
 def gpu_indices() -> list[int] | Absent:
@@ -116,7 +116,7 @@ class FastReader:
         gpu = self._handle(index)
         power = try_read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
         clock = try_read(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM) * 1e6)
-        values = [0.0 if isinstance(value, Absent) else float(value) for value in (power, clock)]
+        values = [None if isinstance(value, Absent) else float(value) for value in (power, clock)]
         return GpuLimits(decode(nvml.nvmlDeviceGetUUID(gpu)), *values)
 
     def _handle(self, index: int) -> Any:

@@ -149,18 +149,27 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
         if kind == "multipath"
     }
     for disk, states in sorted({**_nvme_paths(files), **dict(_mapped_paths(files))}.items()):
-        in_use = {path: state for path, state in states.items() if state not in LEAVING}
         lost = failed.get(disk, set())
-        is_live = {path: state in ("live", "running") and path not in lost for path, state in in_use.items()}
-        # A disk without any live path is left out, because a network volume may be detached by design.
-        if len(is_live) > 1 and any(is_live.values()):
+        is_live = {
+            path: state if isinstance(state, Absent) else state in ("live", "running") and path not in lost
+            for path, state in states.items()
+            if state not in LEAVING
+        }
+        # A disk without any path that may be live is left out, because a network volume may be detached by design.
+        if len(is_live) > 1 and any(live is not False for live in is_live.values()):
             for path, live in sorted(is_live.items()):
                 family.add({"disk": disk, "path": path}, live)
     yield family
 
 
-def _nvme_paths(files: Files) -> dict[str, dict[str, str]]:
-    """Return NVMe subsystem -> state of each of its controllers."""
+def _state(files: Files, path: str) -> str | Absent | None:
+    """Return the state of a path to a disk; None if it has no state, for example because it was removed in the meantime."""
+    state = files.read(path, str)
+    return None if isinstance(state, Absent) and state.status == "unsupported" else state
+
+
+def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
+    """Return NVMe subsystem -> state of each of its controllers, or why it cannot be read."""
     controllers: dict[str, set[str]] = {}
     for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
         subsystem, name = path.split("/")[-2:]
@@ -170,28 +179,24 @@ def _nvme_paths(files: Files) -> dict[str, dict[str, str]]:
     for name in [] if isinstance(names, Absent) else names:
         subsystem, controller, _ = re.findall(r"\d+", name)
         controllers.setdefault(f"nvme-subsys{subsystem}", set()).add(f"nvme{controller}")
-    states = {
-        subsystem: {name: files.read(f"sys/class/nvme/{name}/state", str) for name in names}
+    return {
+        subsystem: {
+            name: state for name in names if (state := _state(files, f"sys/class/nvme/{name}/state")) is not None
+        }
         for subsystem, names in controllers.items()
     }
-    return {
-        subsystem: {name: state for name, state in of_name.items() if isinstance(state, str)}
-        for subsystem, of_name in states.items()
-    }
 
 
-def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each multipath disk of the device mapper, and the state of the disks that are its paths."""
+def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str | Absent]]]:
+    """Yield each multipath disk of the device mapper, and the state of the disks that are its paths, or why it cannot be read."""
     for path in files.glob(f"{_BLOCK}/dm-*/dm/uuid"):
         device = path.split("/")[-3]
         uuid, name = files.read(path, str), files.read(f"{_BLOCK}/{device}/dm/name", nonempty)
         if isinstance(uuid, str) and uuid.startswith("mpath-"):
             slaves = files.matching(f"{_BLOCK}/{device}/slaves", r".+", "no path")
             states = {
-                disk: files.read(f"{_BLOCK}/{disk}/device/state", str)
+                disk: state
                 for disk in ([] if isinstance(slaves, Absent) else slaves)
+                if (state := _state(files, f"{_BLOCK}/{disk}/device/state")) is not None
             }
-            yield (
-                name if isinstance(name, str) else device,
-                {disk: state for disk, state in states.items() if isinstance(state, str)},
-            )
+            yield name if isinstance(name, str) else device, states

@@ -27,6 +27,8 @@ logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log has what serv
 Resource = Mapping[str, Any]
 REQUEST_TIMEOUT_S = 10.0
 """Maximum wait for the next bytes of an answer."""
+LOGOUT_S = 5.0
+"""Time for the logout, also after the deadline."""
 MAX_BYTES = 8_000_000
 """Maximum size of an answer. A page of 1000 log entries has less than 2 MB."""
 MAX_MEMBERS, MAX_PAGES = 1024, 64
@@ -41,11 +43,11 @@ class _BoundedAdapter(HTTPAdapter):
     """Sends requests to one BMC: no redirect, no other host, at most MAX_BYTES an answer, and nothing after the deadline."""
 
     def __init__(self, address: str, deadline: float) -> None:
-        self._address, self._deadline = address, deadline
+        self._address, self.deadline = address, deadline
         super().__init__()
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        remaining = self._deadline - time.monotonic()
+        remaining = self.deadline - time.monotonic()
         if remaining <= 0:
             raise BmcError("not read in time")
         if urlsplit(str(request.url)).netloc.lower() != self._address.lower():
@@ -66,7 +68,7 @@ class _BoundedAdapter(HTTPAdapter):
                 content += block
                 if len(content) > MAX_BYTES:
                     raise BmcError(f"an answer has more than {MAX_BYTES} bytes")
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > self.deadline:
                     raise BmcError("not read in time")
         return bytes(content)
 
@@ -143,6 +145,7 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
     warnings.filterwarnings("ignore", module=r"redfish\.")  # about services that do not follow the standard
     if not target.verify:
         warnings.filterwarnings("ignore", category=InsecureRequestWarning)
+    adapter = _BoundedAdapter(target.address, deadline)
     client = redfish.redfish_client(
         base_url=f"https://{target.address}",
         username=target.user,
@@ -151,7 +154,7 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
         timeout=REQUEST_TIMEOUT_S,
         max_retry=0,
         check_connectivity=False,
-        https_adapter=_BoundedAdapter(target.address, deadline),
+        https_adapter=adapter,
     )
     client._session.trust_env = False  # neither a proxy nor credentials from ~/.netrc
     with _named_errors():
@@ -159,6 +162,7 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
     try:
         yield RedfishSession(client)
     finally:
+        adapter.deadline = max(deadline, time.monotonic() + LOGOUT_S)  # a slow BMC must not keep the session
         with contextlib.suppress(Exception):
             client.logout()
 
@@ -203,7 +207,7 @@ def _describe(error: BaseException) -> str:
     if named:
         return str(named)
     if refused := next((item for item in causes if isinstance(item, ssl.SSLCertVerificationError)), None):
-        return f"certificate not accepted: {clean_text(refused.verify_message, 120)}: set rackproof_bmc_ca"
+        return f"certificate not accepted: {clean_text(refused.verify_message, 120)}: {certificate_remedy(refused.verify_code)}"
     for kind, text in _CAUSES:
         if any(isinstance(item, kind) for item in causes):
             return text
@@ -212,9 +216,18 @@ def _describe(error: BaseException) -> str:
     return f"no valid answer ({type(causes[-1]).__name__})"
 
 
+def certificate_remedy(verify_code: int) -> str:
+    """Return the remedy for an error of OpenSSL's verification (X509_V_ERR_…)."""
+    if verify_code in (62, 64):  # HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
+        return "set rackproof_bmc_address to a name that is in the certificate"
+    if verify_code in (9, 10):  # CERT_NOT_YET_VALID, CERT_HAS_EXPIRED
+        return "renew the certificate, and check the clocks of the BMC and of this machine"
+    return "set rackproof_bmc_ca"
+
+
 _CAUSES: tuple[tuple[type[BaseException], str], ...] = (
-    (requests.exceptions.Timeout, f"no answer within {REQUEST_TIMEOUT_S:g} s"),
-    (TimeoutError, f"no answer within {REQUEST_TIMEOUT_S:g} s"),
+    (requests.exceptions.Timeout, "no answer in time"),
+    (TimeoutError, "no answer in time"),
     (ConnectionRefusedError, "connection refused"),
     (ConnectionResetError, "connection reset"),
     (requests.exceptions.InvalidURL, "rackproof_bmc_address is not an address"),

@@ -210,6 +210,24 @@ def test_lost_nvme_path_is_named(tmp_path: Path, states: Mapping[str, str], path
     assert lost(readings(write(tmp_path, nvme(states)))) == {f"disk=nvme-subsys3,path={path}" for path in paths}
 
 
+def test_path_with_a_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """It must not make the disk look like one with a single path, which has no redundancy to lose."""
+    files = nvme({"nvme3": "live"}) | {"sys/block/nvme3c4n1/ana_state": "optimized"}
+    files |= {"sys/block/dm-0/dm/uuid": "mpath-3600508b400105e21", "sys/block/dm-0/dm/name": "mpatha"}
+    files |= {f"sys/block/dm-0/slaves/{disk}/x": "" for disk in ("sdb", "sdc")} | {
+        "sys/block/sdb/device/state": "running"
+    }
+    root = write(tmp_path, files)
+    for path in ("sys/class/nvme/nvme4/state", "sys/block/sdc/device/state"):
+        (root / path).mkdir(parents=True)  # in place of a file, so that reading fails
+    observed = readings(root)
+    for disk, works, fails in (("nvme-subsys3", "nvme3", "nvme4"), ("mpatha", "sdb", "sdc")):
+        assert observed[f"storage.path.live disk={disk},path={works}"] is True
+        value = observed[f"storage.path.live disk={disk},path={fails}"]
+        assert isinstance(value, Absent)
+        assert value.status == "error"
+
+
 def test_lost_path_in_a_subsystem_directory_is_named(tmp_path: Path) -> None:
     files = {f"sys/class/nvme/nvme{number}/state": state for number, state in ((0, "live"), (1, "dead"))}
     files |= {f"sys/class/nvme-subsystem/nvme-subsys0/nvme{number}/x": "" for number in (0, 1)}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fleet.bmc import client
+from fleet.bmc.client import certificate_remedy
 from fleet.bmc.read_fleet import read_all
 from fleet.bmc.readings import NAMES, Readings
 from fleet.bmc.redfish_reading import Marks, _read_sensor
@@ -407,13 +408,22 @@ SYSTEMS = f"{V1}/Systems"
         (only_at(SYSTEMS, status(500)), "HTTP 500 at /redfish/v1/Systems"),
         (only_at(SYSTEMS, status(200, b" " * 8_100_000)), "an answer has more than 8000000 bytes"),
         (only_at(SYSTEMS, drip), "not read in time|no complete answer within"),
-        (hang, "no answer within|not read in time|no complete answer within"),
+        (hang, "no answer in time|not read in time|no complete answer within"),
     ],
 )
 def test_unreadable_service_names_the_cause(certificate: Path, answer: bmc.Answer, expected: str) -> None:
     with service(certificate, answer=answer) as served:
         metrics = read(served.target(certificate), deadline_s=1.0)
     assert re.match(f"error: ({expected})", reason(metrics)), reason(metrics)
+
+
+def test_session_of_a_slow_bmc_is_closed_after_the_deadline(certificate: Path) -> None:
+    with service(certificate, answer=only_at(SYSTEMS, drip)) as served:
+        read(served.target(certificate), deadline_s=0.5)
+        end = time.monotonic() + 10
+        while served.sessions and time.monotonic() < end:
+            time.sleep(0.02)
+        assert served.sessions == set()
 
 
 def test_wrong_password_is_tried_once(certificate: Path) -> None:
@@ -426,14 +436,39 @@ def test_wrong_password_is_tried_once(certificate: Path) -> None:
     assert reason(metrics) == "error: credentials refused (HTTP 401)"
 
 
-@pytest.mark.parametrize("named", ["other.example", "127.0.0.1"])
-def test_certificate_of_another_name_or_authority_is_refused(certificate: Path, tmp_path: Path, named: str) -> None:
+@pytest.mark.parametrize(
+    ("named", "remedy"),
+    [
+        ("other.example", "set rackproof_bmc_address to a name that is in the certificate"),
+        ("127.0.0.2", "set rackproof_bmc_address to a name that is in the certificate"),
+        ("127.0.0.1", "set rackproof_bmc_ca"),
+    ],
+)
+def test_certificate_of_another_name_or_authority_is_refused(
+    certificate: Path, tmp_path: Path, named: str, remedy: str
+) -> None:
     """Without this check, any server at this address would receive the password."""
     other = bmc.make_certificate(tmp_path, named)
     with service(other) as served:
-        metrics = read(served.target(other if named == "other.example" else certificate))
+        metrics = read(served.target(certificate if named == "127.0.0.1" else other))
         assert served.requests == []
     assert reason(metrics).startswith("error: certificate not accepted: ")
+    assert reason(metrics).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (10, "renew the certificate"),  # X509_V_ERR_CERT_HAS_EXPIRED
+        (9, "renew the certificate"),  # X509_V_ERR_CERT_NOT_YET_VALID
+        (62, "rackproof_bmc_address"),  # X509_V_ERR_HOSTNAME_MISMATCH
+        (64, "rackproof_bmc_address"),  # X509_V_ERR_IP_ADDRESS_MISMATCH
+        (18, "rackproof_bmc_ca"),  # X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT
+        (20, "rackproof_bmc_ca"),  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
+    ],
+)
+def test_remedy_follows_from_the_reason_why_a_certificate_is_not_accepted(code: int, remedy: str) -> None:
+    assert remedy in certificate_remedy(code)
 
 
 def test_certificate_is_not_checked_on_request(tmp_path: Path) -> None:
