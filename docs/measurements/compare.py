@@ -46,7 +46,7 @@ def report(ratios: list[float], what: str) -> None:
 
 
 def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
-    """Return size in bytes -> (time in s, busbw in B/s) from the output of nccl-tests, for several runs the medians."""
+    """Return size in bytes -> (time in s, busbw in B/s) from the output of nccl-tests: medians if it has several runs."""
     times: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         cells = line.split()  # 13 cells, or 12 for hypercube, which has no column for the reduction

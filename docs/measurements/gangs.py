@@ -34,7 +34,7 @@ from schemas.records import to_json  # noqa: E402
 
 PORT = 29600
 PERIOD_S = 0.02
-"""Period in which the ranks of a slow host are paused once. A busy GPU hardly slows a transfer over sockets, a pause does."""
+"""Period in which the ranks of a slow host are paused once. Load on its GPUs would hardly slow a transfer over sockets."""
 
 
 def main() -> None:

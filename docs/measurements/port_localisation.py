@@ -2,10 +2,11 @@
 
     .venv/bin/python docs/measurements/port_localisation.py --seeds 3
 
-Each fleet is measured in one launch, with a round for each other host. Each row has a number of faults of one kind, or one of
-each kind, at random hosts and rails. A fault is found if exactly its part is named: the port, the cable, the path between two
-hosts on one rail, the switch or the rail. Precision is the share of the named parts that have a fault, recall the share of the
-faults whose part is named, and `clean` the number of fleets whose report has one cause for each fault and no other.
+Each fleet is measured in one launch. In each round the hosts form pairs, and after the last round every two hosts were a pair.
+Each row has a number of faults of one kind, or one fault of each kind, at random hosts and rails. A fault is found if exactly its
+part is named: the port, the cable, the path between two hosts on one rail, the switch or the rail. Precision is the share of the
+named parts that have a fault, recall the share of the faults whose part is named, and `clean` the number of fleets whose report
+has one cause for each fault and no other.
 """
 
 from __future__ import annotations

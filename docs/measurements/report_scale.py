@@ -6,7 +6,7 @@ It prints one row per fleet. `MB` is the size of the records, and `s` the time o
 write every format). Two figures hardly depend on the machine and its load: `anchor` is the CPU time of all processes relative to
 `json.loads` of the same bytes in one process, and `linear` is the CPU time per host relative to the first row (at most 1.0 means
 linear). Memory is the sum over all processes of the command, sampled 20 times per second from /proc. `PSS` counts a shared page
-once, `RSS` once per process. Compare the larger one with a memory limit.
+once, `RSS` once per process. To be safe, compare RSS, the larger one, with a memory limit.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ The spread of a figure of a host is that of its repetitions.
 READINGS_RECORD = "h200x4-standard/hosts/h200x4.json"
 """The record from which the readings in snapshots are taken."""
 PREFIXES_OF_SMALL_IMAGES = ("fashion_mnist.", "training.")
-"""Figures that are assumed if the record has them for synthetic images of the size of Fashion-MNIST."""
+"""Figures of the network `convnet`. The records have them for synthetic images, so they are assumed for Fashion-MNIST."""
 PREFIXES_OF_ONE_RECORD = ("memory.",)
-"""Figures of GPUs that come only from the first record: the memory of the other record's part number has other rates."""
+"""Figures of GPUs that come only from the first record: the GPUs of the other record have memory with other rates."""
 HOST_PREFIXES = ("dataloader.",)
 """Figures of a GPU that depend on its host, and are treated as figures of the host."""
 SMALL_BYTES = 1 << 20
@@ -67,7 +67,7 @@ SIMULATED_READINGS = (
     *("optics.*", "collector.optics", "port.*", "network.switch*", "fabric.imex.*"),
     *("host.dimm.*", "host.memory.speed", "host.memory.usable_share"),
 )
-"""Readings that the virtual machine does not have; they are left out. The simulator makes those that a fault or a fleet needs."""
+"""Readings that are left out, because the measured virtual machine lacks them. The simulator makes those that it needs."""
 READINGS_OF_THE_RECORD = ("fabric.imex.running", "host.dimm.corrected", "host.dimm.uncorrected", "host.dimm.label")
 """Readings that match SIMULATED_READINGS, but are taken from the record."""
 _SETTINGS = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]

@@ -24,7 +24,8 @@ _Version = tuple[Mapping[str, Any], str]
 class _Listed:
     """How bulletins name a product and its platform: two patterns.
 
-    The first group of the two that is not empty is the branch. The branch of `hgx_firmware` is its product and platform.
+    The branch is the first group in `product` or `platform` that is not empty. The branch of `hgx_firmware` is its product and
+    platform.
     """
 
     product: str
@@ -116,9 +117,8 @@ def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str])
 
     Args:
         key: product.
-        every_branch: branch -> first version with the fixes, of all branches of the bulletin. A branch without a fix of this
-            vulnerability does not have the vulnerability.
-        fixes: the same, of the branches that have a fix of this vulnerability.
+        every_branch: each branch of the bulletin -> first version with all fixes of the bulletin.
+        fixes: branch -> first version with the fix of this vulnerability. A branch that is missing here is not affected.
     """
     first = "0"
     for branch, newest in sorted(every_branch.items(), key=lambda item: version_key(item[1])):

@@ -16,7 +16,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "github.com/containerd/containerd": ("containerd", "0"),
     "github.com/containerd/containerd/v2": ("containerd", "2"),
 }
-"""Go module -> product, and the first version of the module."""
+"""Go module -> product, and the lowest version of the product that the module has."""
 _INCOMPATIBLE = "+incompatible"
 _UNKNOWN_DATE = "0001"
 _SEVERITIES = {"moderate": "medium"}

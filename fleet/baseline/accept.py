@@ -18,7 +18,7 @@ from schemas.reports import ACCEPTED, FleetReport, Verdict
 from schemas.run_directory import RunDirectory
 
 MAX_RUNS = 20
-"""Runs per part in a baseline. The oldest are dropped."""
+"""Maximum number of runs of a part in a baseline. The oldest are dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)

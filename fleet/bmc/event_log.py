@@ -18,7 +18,7 @@ MAX_NEW = 200
 _EVENT_TYPES = ("sel", "event")
 """Values of LogEntryType of a log with hardware events."""
 _EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
-"""Ids of such logs, for services that state no LogEntryType."""
+"""Ids of logs with hardware events, for services that state no LogEntryType."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
 """Texts in the ids of logs without hardware events."""
 

@@ -1,9 +1,9 @@
 """Health of a part in a Redfish resource, in the spelling of the standard: `OK`, `Warning: …`, `Critical: …`.
 
-The state comes first: a part that is absent or disabled has no health, although some services report one (Critical, for an empty
-bay). A part that is present but cannot be used (`UnavailableOffline`) is a fault if its health is bad: this is how Dell and
-OpenBMC report a power supply whose cord is unplugged. Otherwise it is a spare. Then comes `Health`, with the reasons of
-`Conditions`. `HealthRollup` is not used: an old log entry can make it bad.
+The state comes first: a part that is absent or disabled has no health, although some services report one (Critical, for an
+empty bay). A part that is present but cannot be used (`UnavailableOffline`) is a fault if its health is bad or its line input
+is lost: this is how Dell and OpenBMC report a power supply whose cord is unplugged. Any other part in this state is a spare.
+Then comes `Health`, with the reasons of `Conditions`. `HealthRollup` is not used: an old log entry can make it bad.
 """
 
 from __future__ import annotations

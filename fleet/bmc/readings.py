@@ -45,7 +45,7 @@ class Readings:
         return scope
 
     def lack(self, name: str, labels: tuple[str, ...], reason: str) -> None:
-        """Add a part that has no such value at this moment. Its status is unsupported, which is not an error."""
+        """Add a part whose value is not available now. Its status is unsupported, which is not an error."""
         if len(self._absent[name]) < MAX_SCOPES and (scope := self.scope(name, *labels)):
             self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
 

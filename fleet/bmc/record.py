@@ -34,7 +34,7 @@ def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
 
 
 def is_damaged(directory: Path, host: str) -> bool:
-    """Return whether there is a record of a BMC that cannot be read. A new record would hide that the old readings are lost."""
+    """Return whether the record of a BMC exists but cannot be read. A new record would hide that the old readings are lost."""
     path = RunDirectory(directory).bmc_record(host)
     try:
         record_from_json(documents.read(path, "record"), source=str(path))

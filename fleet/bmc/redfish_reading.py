@@ -18,7 +18,7 @@ _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "
 _SPARE_IMAGE = re.compile(
     r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE
 )
-"""Images that do not run. Healthy hosts have different ones, according to what was installed before."""
+"""Names of firmware images that are stored but do not run. They depend on earlier updates, so healthy hosts differ in them."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports the health of none of its power supplies; its event log reports their faults"

@@ -84,7 +84,7 @@ def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
 
 
 def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
-    """Return a row for each cable, and a line for each other host or port, with the reason. Ports without a link are left out."""
+    """Return a row for each cable, and the reason for each host or port without one. Ports without a link are left out."""
     links = [link for host in hosts for link in host.links]
     names = _switch_names(links)
     ends = Counter((link.switch_id, link.port) for link in links if link.switch_id)

@@ -55,7 +55,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     form.add_argument("--json", action="store_true", help="list, versions: print JSON, which also has the sources")
     form.add_argument("--markdown", action="store_true", help="list: print a Markdown page, as docs/checks.md")
     add_color_option(criteria)
-    criteria.add_argument("--runbook", default=RUNBOOK, help="alerts: URL of docs/alerts.md (default: %(default)s)")
+    criteria.add_argument("--runbook", default=RUNBOOK,
+                          help="alerts: URL of docs/alerts.md, to which each rule links (default: %(default)s)")  # fmt: skip
     criteria.add_argument(
         "--rebuild",
         nargs=2,
@@ -67,7 +68,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
-                          help="propose: probability of finding the stated loss (default: %(default)s)")  # fmt: skip
+                          help="propose: probability that a limit finds its stated slowdown (default: %(default)s)")  # fmt: skip
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
                           help="propose: probability that a healthy part fails a limit (default: %(default)s)")  # fmt: skip
     criteria.set_defaults(call=call)

@@ -89,7 +89,7 @@ def _blocks(section: Section) -> list[Table | Text]:
 
 
 def _shown(name: str, row: Any) -> str:
-    """Return a cell as text: figures with their unit, shares in percent, times without seconds."""
+    """Return a cell as text: figures with their unit, shares in percent, points in time to the minute."""
     value = row[name]
     if value is None:
         return ""

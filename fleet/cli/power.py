@@ -102,7 +102,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _print_planted_faults(options: argparse.Namespace) -> int:
-    """Print what the comparisons of the profiles find."""
+    """Print the probability with which the benchmarks of the profiles find wrong bits."""
     runs = [load(directory) for directory in options.run_dirs]
     _refuse_repeated_runs(runs)
     profiles = [read_profile(name) for name in options.profile or PLANTED_PROFILES]
@@ -134,7 +134,7 @@ def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequ
 
 
 def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
-    """Return the stages of REPORTED_PROFILES. A profile that is scaled to a duration also has the stages of its runs."""
+    """Return profile -> its stages; if it is scaled to a duration, also the stages in the plan of each run of that profile."""
     profiles: dict[str, list[Stages]] = {}
     for name in REPORTED_PROFILES:
         profile = read_profile(name)

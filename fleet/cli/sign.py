@@ -52,7 +52,7 @@ def rules_of(options: argparse.Namespace) -> Rules:
 
 
 def _judge(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
-    with progress_bar(sys.stderr):  # ended before ssh-keygen asks for a passphrase
+    with progress_bar(sys.stderr):  # the bar must end before ssh-keygen asks for a passphrase
         return judge_report(run_dir, criteria, waivers)
 
 
