@@ -77,7 +77,7 @@ def scrape(port: int, times: list[float], begin: threading.Event) -> None:
 
 
 def measure(kind: str, scrapers: int, half_open: int) -> tuple[float, float, float, int]:
-    """Return p95 of the scrapes in s, seconds until half-open clients were closed, RSS in MiB, and failed scrapes."""
+    """Return p95 of the scrapes and time until half-open clients were closed, in s, peak RSS in MiB, number of failed scrapes."""
     with subprocess.Popen(
         [sys.executable, __file__, "--serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:

@@ -117,7 +117,7 @@ def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str])
 
     Args:
         key: product.
-        every_branch: each branch of the bulletin -> first version with all fixes of the bulletin.
+        every_branch: each branch of the bulletin -> a version with a fix.
         fixes: branch -> first version with the fix of this vulnerability. A branch that is missing here is not affected.
     """
     first = "0"

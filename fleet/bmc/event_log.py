@@ -87,14 +87,13 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries up to the first one that is older than the mark.
+    """Return the entries up to the first one whose time is earlier than that of the mark.
 
     Call this only if the entry of the mark was not found: the log was cleared, is full or has more than MAX_NEW new entries.
-    If it was found, times are not compared, because the clock of a BMC may be set back. If it was not found and the times
-    contradict the order or the numbers of the entries, it is unknown which of them are new.
+    Otherwise do not compare times, because the clock of a BMC may be set back.
 
     Raises:
-        BmcError: it is unknown which entries are new.
+        BmcError: it is unknown which entries are new, because the times contradict the order or the numbers of the entries.
     """
     number = next((number for number, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not number:

@@ -52,9 +52,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "what",
         choices=WHAT,
         help="import: add run directories, or outputs of nccl-tests, nvbandwidth, DCGM and SuperBench; "
-        "merge: merge the files of single runs by month; part: the life of a serial or host; "
+        "merge: merge the files of single runs into one for each month; part: the life of a serial or host; "
         "figure: distribution of a figure; lemons: what fails repeatedly or drifts; drivers: figures that changed with the "
-        "driver; racks: a row for each rack; page: write an HTML page over months; metrics: the newest state of each "
+        "driver; racks: a row for each rack; page: write an HTML page on the last months; metrics: the newest state of each "
         "rack as OpenMetrics, printed or in a file; sql: one SELECT",
     )
     verb.add_argument(

@@ -42,7 +42,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("--gang", choices=["rack", "all", "none"], default="rack",
                       help="hosts that launch together (default: %(default)s)")  # fmt: skip
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
-                      help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
+                      help="line rate in Gb/s of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
     verb.add_argument("--hosts-per-leaf", type=_count, default=HOSTS_PER_LEAF,
                       help="hosts at the leaf switch of a rail (default: %(default)s)")  # fmt: skip
     verb.add_argument("--nvlink-domains", action="store_true",
