@@ -42,9 +42,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--signer", help="accept only this signer: an IDENTITY in the allowed signers")
     verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
-    add_rules(
-        verb, "needed only if a file that the signer gave has another path here; then give every pack and waiver file"
-    )
+    add_rules(verb, "needed only if a pack or waiver file of the signer has another path here; then give all of them")
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
     verb.set_defaults(call=call)
 

@@ -1,7 +1,7 @@
 """Check criteria packs against physics and the catalogue, before a wrong limit judges a rack.
 
-A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion on a name that
-no observation has judges nothing. In a report, none of these looks like a mistake in the pack.
+A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion whose name no
+observation has judges nothing. In a report, none of these looks like a mistake in the pack.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 COLLECTED = frozenset(
     {name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports", "vulnerability"}
 )
-"""First parts of the names that have no entry in the benchmark catalogue: readings of collectors, and what agent and judge add
-(launches, the status of collectors, drift over a soak, totals over the ports of a host, scores of published vulnerabilities)."""
+"""First parts of the names of observations that are not in the benchmark catalogue: readings of collectors, and what agent and
+judge add (launches, status of collectors, drift over a soak, totals over the ports of a host, scores of vulnerabilities)."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
 STAGES = MEASURING | {PREFLIGHT}
 SCOPES: Mapping[str, frozenset[str]] = {
@@ -53,9 +53,9 @@ TRUTHS = frozenset(
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 LEAST_OF_EXPECTED = 0.75
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
-"""File systems differ more than parts do: by fill level, wear and load."""
+"""Storage limits may be this far from the fleet's median: file systems differ more than parts, by fill level, wear and load."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
-"""Optical powers, which healthy parts have within decibels of each other, and their least share of the median (10 dB)."""
+"""Optical powers, and their lowest floor as a share of the expected value (0.1 is 10 dB): healthy ports differ by several dB."""
 MUST_JUDGE = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
@@ -213,7 +213,7 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # The basis `model` derives a floor from other parts. Such a floor finds only gross faults, for example half the rate.
+    # A floor with the basis `model` is estimated from other parts, so it finds only gross faults, such as half the rate.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED

@@ -11,7 +11,7 @@ from fleet.judge.finding import FLOORS, Finding, finding_on
 from schemas.stages import GANG
 
 LEAST_OF_DATASHEET = 0.05
-"""Smallest useful fraction of a datasheet's figure, or of a rate in the inventory (basis `model`), for a floor."""
+"""A floor must be at least this fraction of the datasheet's figure, or of a rate in the inventory (basis `model`)."""
 _DATASHEET_UNITS = {
     "flops": "FLOP/s",
     "memory_size": "B",
@@ -90,7 +90,7 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _unit_mistake(ratio: float) -> str:
-    """Name the unit mistake that a limit looks like. Without the mistake, the floor is taken to be 0.3 to 1.1 of the peak."""
+    """Name the mistake that explains a floor of `ratio` times the peak: without it, the floor would be 0.3 to 1.1 of the peak."""
     if 1.8 <= ratio <= 2.2:
         return ", which looks like the figure with sparsity"
     return next((f", which looks like {text}" for factor, text in UNIT_MISTAKES if 0.3 <= ratio / factor <= 1.1), "")

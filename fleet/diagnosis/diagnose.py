@@ -185,7 +185,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
-    """Return whether the verdict is on a port of the adapter that does not show the problem, as each port has its own cable."""
+    """Return whether the verdict is on another port of the adapter than those with the problem: each port has its own cable."""
     port = Scope.parse(verdict.scope).get("port")
     ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
     return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
@@ -203,10 +203,10 @@ def _ends(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _without_effects_in_gang(problems: Sequence[_PartProblem], gang_of: Mapping[str, str]) -> list[_PartProblem]:
-    """Return the problems, without failures of a gang that follow from a problem of one of its other hosts.
+    """Return the problems, without failures of a whole gang that follow from a problem of one of its hosts.
 
-    Every host of a gang has a verdict on each figure of the gang; the problem gets all of these verdicts. As within a host, a
-    problem explains only problems that come after it in PROBLEMS.
+    Every host of a gang has a verdict on each figure of the gang. All these verdicts are added to the problem that explains
+    them. As within a host, a problem explains only problems that come after it in PROBLEMS.
     """
     of_gang: dict[str | None, list[tuple[int, str, str, _PartProblem]]] = defaultdict(list)
     for item in problems:
@@ -240,7 +240,7 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            is_of_port = PARTNER_PARAM in verdict.params  # equal hosts have equal names of adapters
+            is_of_port = PARTNER_PARAM in verdict.params  # hosts of the same build name their adapters alike
             order = [
                 (
                     item.host != partner,

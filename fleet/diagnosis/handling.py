@@ -203,7 +203,7 @@ HANDLING = {
     ("slow-compute", "inspect_hardware", ""): _SLOW,
     ("slow-workload", "inspect_hardware", ""): _SLOW,
     ("slow-host-copies", "inspect_hardware", ""): Handling(
-        "Compare the PCIe link of the GPU (lspci -vv, LnkSta), and the BIOS, IOMMU and NUMA settings, with other hosts.",
+        "Compare the PCIe link of the GPU (lspci -vv, LnkSta), and the BIOS, IOMMU and NUMA settings, with another host.",
         "reseat the GPU. If that does not help, return it (RMA).",
     ),
     ("wrong-host-copies", "inspect_hardware", ""): Handling(
@@ -214,12 +214,12 @@ HANDLING = {
     ),
     ("wrong-peer-copies", "inspect_hardware", ""): Handling(
         "Read the errors of the NVLinks (nvidia-smi nvlink -e), and the kernel log for errors of PCIe (AER). Compare the pairs: "
-        "a GPU that is in all wrong ones is the suspect. Then drain the host, power it off, and reseat both GPUs.",
+        "a GPU in all wrong pairs is the suspect. Then drain the host, power it off, and reseat both GPUs.",
         "swap the suspected GPU with another one. If the fault moves with it, return the GPU (RMA), otherwise inspect bridges, "
         "NVSwitches and baseboard.",
     ),
     ("wrong-messages", "inspect_hardware", ""): Handling(
-        "Compare the pairs: a host that is in all wrong ones is the suspect. Read the kernel logs of both hosts for errors of "
+        "Compare the pairs: a host in all wrong pairs is the suspect. Read the kernel logs of both hosts for errors of "
         "PCIe (AER), and the error counters of their ports.",
         "inspect adapter, PCIe link and GPU of the suspect, one by one. Between two hosts that are normal with others, inspect "
         "the switches.",
@@ -240,9 +240,9 @@ HANDLING = {
         "ask the vendor of the file system, with the figures of each client.",
     ),
     ("slow-storage", "inspect_hardware", ""): Handling(
-        "A disk: compare it with one of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks (nvme "
-        "smart-log), free space, state of its array (/proc/mdstat). A shared file system: compare link, MTU and mount options of "
-        "this client (ethtool, nfsstat -m) with another one.",
+        "On a disk: compare it with one of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks (nvme "
+        "smart-log), free space, state of its array (/proc/mdstat). On a shared file system: compare link, MTU and mount options "
+        "of this client (ethtool, nfsstat -m) with those of another client.",
         "repeat the measurement by hand (docs/storage.md), then replace the disk, or the cable or NIC of the client.",
     ),
     ("", "reseat", "hca"): _LINK,

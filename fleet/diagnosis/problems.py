@@ -79,7 +79,7 @@ class Problem:
     shown_by: tuple[str, ...]
     """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
     not_shown_by: tuple[str, ...] = ()
-    """Patterns of observations that do not show it, although one in `shown_by` matches."""
+    """Patterns of observations that do not show the problem, although a pattern in `shown_by` matches them."""
     kinds: tuple[str, ...] = ()
     """Kinds of the verdicts that show the problem; empty: failed verdicts of any kind."""
     explains: tuple[str, ...] = ()
@@ -87,14 +87,14 @@ class Problem:
     explains_host: tuple[str, ...] = ()
     """Patterns of observations of the whole host, or of its gang, that follow from the problem."""
     explains_parts: tuple[str, ...] = ()
-    """Kinds of parts, such as `nic`: the problem also explains the observations of `explains` on all these parts of the host."""
+    """Kinds of parts, such as `nic`: the problem also explains the observations in `explains` on all such parts of the host."""
     stops: bool = False
     """Whether missing results of the host and its gang follow from the problem."""
     confidence: str = CERTAIN
     is_joint: bool = False
-    """Whether several parts have the problem with each other, so that the title does not say `each`."""
+    """Whether several parts have one problem together, such as swapped cables, so that the title does not say `each`."""
     is_of_host: bool = False
-    """Whether the host has the problem, and not the parts of the verdicts that show it."""
+    """Whether the host has the problem, instead of the parts whose verdicts show it."""
 
     def is_shown_by(self, verdict: Verdict) -> bool:
         is_of_kind = verdict.kind in self.kinds if self.kinds else verdict.verdict == FAIL
@@ -205,7 +205,7 @@ PROBLEMS = (
         not_shown_by=_WRONG_TRANSFERS,
         explains=("gpu.ecc.*", *_WRONG_TRANSFERS),
     ),
-    # A wrong copy does not show which of the parts that it passes is at fault.
+    # A wrong copy does not show which part on its way is at fault.
     Problem(
         id="wrong-host-copies",
         title=lambda shown: words.wrong_copies("the host", "the GPU, its PCIe link or the memory of the host"),

@@ -360,7 +360,7 @@ _SUSPECTS = {
     "loss_curve": "the GPU, its PCIe link, or the processor or memory of the host, which computes the reference,",
     "checkpoint": "a GPU, its PCIe link, the memory of the host or the storage",
 }
-"""Benchmark -> the parts that its data pass, if several may have changed the data."""
+"""Benchmark -> the parts that handle its data, if any of several may have changed them."""
 
 
 def wrong_copies(other: str, suspects: str) -> str:

@@ -2,7 +2,7 @@
 
 This package reads and writes no files. A figure that changed by more than its noise counts as regressed or improved if a
 criterion with `vs_baseline` matches it, or if it is a reading of a link or of wear. The noise is the share that the criterion
-allows, or a multiple of the figure's standard deviation if that is larger. If that multiple is more than a quarter, the change is
-unclear. Readings have no noise. Each changed figure states its noise. Other figures are listed without a judgement if they
-changed by more than a quarter, and by more than four standard deviations.
+allows, or a multiple of the figure's standard deviation if that is larger. If the multiple is used and exceeds a quarter of the
+figure, the change is unclear. Readings without such a criterion have no noise. Each changed figure states its noise. Other
+figures are listed without a judgement if they changed by more than a quarter, and by more than four standard deviations.
 """

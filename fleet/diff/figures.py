@@ -39,12 +39,12 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
     missing: Counter[str] = Counter()
     installed = {"", *gpus_by_serial(new.gpus)}
     for serial, before in old.figures.items():
-        if serial in installed and serial not in new.figures:  # nothing was measured on an installed part
+        if serial in installed and serial not in new.figures:  # the part is installed, but nothing was measured on it
             missing.update(key[0] for key in before)
     for serial, after in new.figures.items():
         before = old.figures.get(serial, {})
         if serial not in old.figures:
-            continue  # a new part, which is listed as a part
+            continue  # a new part: `parts` lists it
         added += len(after.keys() - before.keys())
         missing.update(key[0] for key in before.keys() - after.keys())
         for key in after.keys() & before.keys():

@@ -12,7 +12,7 @@ class Section:
     """One table."""
 
     name: str
-    """Key in JSON: `causes`."""
+    """Key of the table in the JSON answer, such as `causes`."""
     title: str
     """Heading in text."""
     columns: Mapping[str, str]

@@ -94,8 +94,8 @@ def clock_notes(index: Index, now: str) -> list[str]:
     times = sorted((time, nonce) for nonce, time in began.items() if nonce not in wrong)
     if len(times) > 2 and times[1][0] - times[0][0] > ALONE_S:
         notes.append(
-            f"{index.runs[times[0][1]]['run']} began more than a year before every other run with a credible date: is its own "
-            "right?"
+            f"{index.runs[times[0][1]]['run']} began more than a year before every other run with a credible date: is its "
+            "date right?"
         )
     return notes
 

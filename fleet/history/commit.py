@@ -38,9 +38,9 @@ LOCK = "lock"
 LOCK_WAIT_S, LOCK_POLL_S = 120.0, 0.05
 ATTEMPTS = 30
 RETRY_S = 0.05
-"""Longest wait before the second attempt; it grows with each attempt."""
+"""Longest wait after the first attempt, in seconds; after attempt n, n times as long."""
 STALE_S = 86400.0
-"""A temporary directory of this age was left behind by a writer that was killed."""
+"""A temporary directory older than this, in seconds, was left behind by a writer that was killed."""
 TEMPORARY = (".new-", ".merge-", ".index-")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _OWN = re.compile(r"([0-9a-f]{12}|\d{4}-\d{2})-[0-9a-f]{12}\.parquet")

@@ -84,7 +84,7 @@ class History:
         )
         names = ("run", "began", "ended", "profile", "decision", "rackproof", "hosts", "gpus", "notes")
         columns: dict[str, list[Any]] = {name: [run[name] for run in index.runs.values()] for name in names}
-        self._database.execute(  # one statement: a thousand take seconds
+        self._database.execute(  # one statement for all runs: a thousand statements take seconds
             "insert into runs select unnest($run::varchar[]), unnest($nonce::varchar[]), unnest($began::timestamp[]), "
             "unnest($ended::timestamp[]), unnest($profile::varchar[]), unnest($decision::varchar[]), "
             "unnest($rackproof::varchar[]), unnest($hosts::bigint[]), unnest($gpus::bigint[]), unnest($notes::varchar[][]), "
@@ -115,7 +115,7 @@ class History:
         try:
             return list(self._database.execute(query, values).fetchall())
         except error_type():
-            self._open(complete=True)  # also if another process replaced files after the index was read
+            self._open(complete=True)  # another process may have replaced files after the index was read, too
         try:
             return list(self._database.execute(query, values).fetchall())
         except error_type() as error:

@@ -17,7 +17,7 @@ def feed_history(directory: Path, run: Run, report: FleetReport, unread: str = "
         directory: the history.
         run: the run.
         report: its report.
-        unread: the line of `with_history`; left out if the run is not added, because both have the same reason.
+        unread: the line of `with_history`, returned only if the run is added: otherwise the warning has the same reason.
     """
     try:
         notes, _ = add_run(directory, run_rows(run, report))

@@ -61,12 +61,12 @@ class Selection:
 
 
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
-    """Return the distribution of a figure. By rack, driver and month too, if the selection leaves one figure.
+    """Return the distribution of a figure; also by rack, driver and month if only one figure is selected.
 
     Args:
         history: the history.
         selection: the figure.
-        value: a value in the figure's SI unit, whose place is asked for.
+        value: the value, in the figure's SI unit, whose percentile is asked for; None: no value.
 
     Raises:
         UsageError: the history has no such figure.

@@ -139,7 +139,7 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
 
 
 def _largest_sizes(figures: Iterable[_Figure]) -> Iterable[_Figure]:
-    """Return the figures. Of a figure at many message sizes, return only the largest size: a host has hundreds of others."""
+    """Return the figures, those of messages only at their largest size: a host has hundreds of figures at other sizes."""
     largest: dict[object, _Figure] = {}
     for figure in figures:
         rest = tuple(sorted((key, value) for key, value in figure.params.items() if key != SIZE))
@@ -155,7 +155,7 @@ def _size(figure: _Figure) -> float:
 
 
 def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
-    """Return the different figures as columns."""
+    """Return the groups of the figures, each once, as the columns of `asked` in `_accepted`."""
     groups = dict.fromkeys(figure.group for figure in figures)
     names = ("name", "settings", "stage", "model", "driver", "is_gpu")
     return {name: [group[at] for group in groups] for at, name in enumerate(names)}

@@ -237,7 +237,9 @@ def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRu
         if group.count < MIN_EPISODES:
             continue
         key = (group.kind, group.part_kind)
-        known = exposures.get(key) or exposures.get(("host", ""), {})  # a mount or a DIMM: at least one in each host
+        known = exposures.get(key) or exposures.get(
+            ("host", ""), {}
+        )  # mounts and DIMMs are not counted: assume one in each host
         result.append(_lemon(group, expected(group.count, totals[key], known, members[key]), measured))
     return result
 

@@ -43,7 +43,7 @@ class Course:
     """Normal deviate of the slope."""
     freedom: float
     weakest_z: float
-    """Least normal deviate without any one of the points; negative if the slope changes its sign."""
+    """Smallest `z` if any one point is left out; negative if the slope changes its sign."""
     change: float
     """Slope times the observed time; for a step, the difference of the two levels."""
     step_at: str
@@ -81,7 +81,7 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
 def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
     """Return the points of a series that `course` cannot fit: group, day, and the logarithm minus what the peers share.
 
-    With the reference `month`, that is the median of the month under the same driver. Without a reference, it is the shared
+    With the reference `month`, the peers share the median of the month under the same driver. Without a reference, they share a
     slope, and each driver is a group with a level of its own. With another reference, the difference is the stored `relative`.
     """
     table, part, condition = _TABLES[series["level"]]

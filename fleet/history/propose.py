@@ -54,7 +54,7 @@ class Floor:
     limit: float
     centre: float
     sigma: float
-    """Of a single measurement of a part around the centre, in `unit`."""
+    """Standard deviation of a single measurement of a part around the centre, in `unit`."""
     parts: int
     left_out: int
     """Parts that are outliers."""

@@ -34,7 +34,7 @@ def t_quantile(z: float, freedom: float) -> float:
 
 
 def weakest_z(points: Sequence[Point], slope: float) -> float:
-    """Return the least normal deviate of the slope without any one of the points, negative if its sign is not that of `slope`.
+    """Return the smallest normal deviate of the slope if any one point is left out; negative if its sign is not that of `slope`.
 
     Returns 0 with too few points.
     """

@@ -30,7 +30,7 @@ DIGEST_LENGTH = 12
 """Number of characters of the SHA-256 that a cut text ends with."""
 DRIVER = "driver.version"
 CLOCK_TOLERANCE_S = 86400.0
-"""Difference between the clocks of hosts and control node, and between runs, that is not worth a note."""
+"""Clocks that differ by at most this many seconds are not worth a note."""
 Row = dict[str, Any]
 
 
@@ -73,7 +73,7 @@ class RunRows:
 
 
 def run_rows(run: Run, report: FleetReport) -> RunRows:
-    """Return the rows of a judged run. Its records are read when the rows of its hosts are."""
+    """Return the rows of a judged run. Its records are read only when `hosts` is iterated."""
     plan = run.plan
     hosts = {host.name: host for host in report.hosts}
     entry = {

@@ -4,7 +4,7 @@ A line is fitted to `relative` over time by least squares. Peers have the same d
 under each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal
 deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni). A part is
 compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what happens to
-a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed beside the fitted peers
+a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by comparison with fitted peers
 (`peer_fit`), because the median of a host moves when one of its GPUs is replaced; and it must remain if any one run is left out.
 """
 
@@ -30,7 +30,7 @@ MIN_DAYS = 60.0
 MIN_EFFECT = 0.01
 """Change over the observed time, as a share, below which a drift is not listed."""
 MIN_Z_WITHOUT_ONE = 3.0
-"""Least z without any one of the runs: one odd run, or one with a wrong date, is no drift."""
+"""z must be at least this if any one run is left out: one odd run, or one with a wrong date, is no drift."""
 DAYS_PER_YEAR = 365.25
 _FIGURE = "name, settings, stage, within, model, unit"
 
@@ -99,7 +99,7 @@ def drifts(history: History) -> list[Drift]:
 
 
 def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
-    """Return whether the drift is as clear beside the fitted peers; update its slope, error and shape with theirs."""
+    """Return whether the drift is clear compared with fitted peers, too; take slope, error and shape from that comparison."""
     own = course(history, item) if item["reference"] not in ("", "month") else None
     item["at"] = own.step_at if own else ""
     if own is None:

@@ -19,7 +19,7 @@ class GridCell:
     css: str
     """`pass`, `fail`, `open` or `none`."""
     text: str
-    """Number of rejected host results, or of incomplete ones with `?`; empty if all are accepted; `–` without a run."""
+    """Number of rejected host results, or of incomplete ones followed by `?`; empty if all are accepted; `–` without a run."""
     title: str
     has_new_driver: bool
 

@@ -1,4 +1,4 @@
-"""Plots of figures by month: the median over all hosts, the band from 5 to 95 % of them, and racks that drift."""
+"""Plots of figures by month: the median over all hosts, the band between the 5 % and 95 % quantiles, and racks that drift."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PLOTS = 12
 MARGIN = 0.08
 """Free space above and below the values, as a share of their range."""
 MIN_RANGE = 0.02
-"""Least height of a plot, as a share of the median, so that noise does not look like a trend."""
+"""Smallest range of the vertical axis, as a share of the median, so that noise does not look like a trend."""
 X_TICKS = 6
 Figure = tuple[str, str, str, str, str]
 """Name, settings, stage, scope below the part, model."""

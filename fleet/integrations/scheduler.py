@@ -92,7 +92,7 @@ def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str,
 def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, str], notes: dict[str, str]) -> None:
     """Add a failure if another run that may be active drained the host, or a note if a finished run never resumed it.
 
-    A node that an administrator drained is measured.
+    A host that an administrator drained gets neither: it is measured.
     """
     run_id = reason.removeprefix(OURS)
     if not reason.startswith(OURS) or not NAME.fullmatch(run_id):

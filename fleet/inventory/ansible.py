@@ -184,7 +184,7 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name may have only letters, digits, '.', '_' and '-'")
         ours = {key: _typed(key, value) for key, value in variables.items() if _is_ours(key)}
-        # Unknown variable names sort first.
+        # Errors on unknown variables have an empty path, so they come first.
         for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
             if isinstance(error.instance, str) and "{{" in error.instance:
                 raise UsageError(

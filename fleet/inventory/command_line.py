@@ -17,7 +17,7 @@ def add_options(plan: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--hosts", help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; all launch together"
     )
-    group.add_argument("--gpus", type=int, metavar="N", help="GPUs that each host was ordered with")
+    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs that each host was ordered with")
     group.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
     group.add_argument("--validation-only", action="store_true", help="skip the training")
     group.add_argument("--epochs", type=int, help="epochs of the training")

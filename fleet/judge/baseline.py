@@ -33,7 +33,7 @@ MIN_RUNS_FOR_NOISE = 3
 NEAR_FRACTION = 0.01
 """Fraction of the middle value: a run this close to the middle is never an outlier, however close together the others are."""
 OUTLIER_SIGMAS = 5.0
-"""Values farther than this from the middle are outliers."""
+"""Values more than this many standard deviations from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
 """Fraction of the level. A noise margin above this, and above the criterion's own distance, gives no limit."""
 MIDDLE_HALF_SIGMAS = 1.349
@@ -43,7 +43,7 @@ STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
 MEDIAN_ERROR_RATIO = 1.2533
 """Standard error of the median over that of the mean, for many normal values."""
 CI95_SIGMAS = 1.96
-"""Half width of a 95 % confidence interval."""
+"""Half width of a 95 % confidence interval, in standard errors."""
 OUTCOME_PARAMS = frozenset(
     {
         *("phase", "algorithm", "protocol", "transport", "nvls", "nccl_log", "moved_bytes", "places", "access", "peak"),

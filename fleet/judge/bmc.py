@@ -21,13 +21,13 @@ READABLE, SEVERITY, MESSAGE, NEW = "bmc.readable", "bmc.event.severity", "bmc.ev
 GPU_SERIAL, HOST_SERIAL = "bmc.gpu.serial", "host.system.serial"
 FITTED, SUPPLIES = "bmc.power_supply.fitted", "bmc.power_supply.health"
 CLOCK_TOLERANCE_S = 300.0
-"""The system clock may be corrected during a run."""
+"""Times may go back by this many seconds, because the system clock may be corrected during a run."""
 CRITERION = "bmc-serial"
 SOURCE = "a host and its BMC are one machine: the serials that both report are the same"
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A reading lists at most this many new entries. The number of new entries is at most one higher (`fleet/bmc/event_log.py`)."""
+"""A reading lists at most this many new entries, and counts at most one more (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
@@ -105,7 +105,7 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
         if not _seconds(later) >= _seconds(earlier) - CLOCK_TOLERANCE_S:  # not a number: no time
-            yield READABLE, HOST, f"has the time {later}, although the entry before it has {earlier}", stage
+            yield READABLE, HOST, f"has the time {later}, although the time before it is {earlier}", stage
     if len({*times[2:]}) < len(times[2:]):
         yield READABLE, HOST, "two readings have the same time", ""
     read = [item.at for item in record.snapshots if _is_readable({metric.name: metric for metric in item.metrics})]

@@ -56,7 +56,7 @@ def _test(test: dict[str, object], driver: str) -> Iterator[Row]:
 
 
 def _figures(test: str, text: str, place: dict[str, str]) -> Iterator[Row]:
-    """Yield the figures in a sentence about one GPU. Copies to and from the host have Rackproof's name, others the tool's."""
+    """Yield the figures in a sentence about one GPU. Copies to and from the host get Rackproof's name, others the tool's."""
     for label, digits, unit in _FIGURE.findall(text):
         value, (si, factor) = number(digits), _UNITS[unit]
         if value is None:

@@ -17,9 +17,9 @@ SAME: dict[str, tuple[str, dict[str, object], float]] = {
     "device_to_device_memcpy_write_ce": ("peer_copy.bandwidth", {"direction": "one_way"}, 1.0),
     "device_local_copy": ("memory.bandwidth", {"op": "copy"}, 2.0),
 }
-"""Test case -> Rackproof's figure, its settings, and the factor: a local copy reads and writes each byte."""
+"""Test case -> Rackproof's figure, its settings, and the factor: 2 for a local copy, which reads and writes each byte."""
 BOTH_WAYS = "device_to_device_bidirectional_memcpy_write_ce"
-"""Its matrix has three parts, one below the other: one for each direction, and their sum."""
+"""The matrix of this test case has three parts, one below the other: one for each direction, and their sum."""
 _GPU = re.compile(r"\d+: (.+?) \([0-9A-Fa-f:.]+\)(?:: \((.+)\))?")
 
 

@@ -57,7 +57,7 @@ class Alert:
     expr: str = ""
     """A condition without a criterion, in PromQL. `<share ID>` is replaced by the fleet fraction of the criterion ID."""
     expr_description: str = ""
-    """Description of the rule of `expr`, if its value means something else than that of the criteria."""
+    """Description for the rule of `expr`, if `$value` has another meaning there than in the rules of the criteria."""
     hold: str = ""
     """How long `expr` must be true before the alert fires. The rule of a criterion fires at once."""
     action: str = "monitor"

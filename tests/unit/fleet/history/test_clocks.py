@@ -77,7 +77,9 @@ def test_wrong_clock_of_this_machine_is_noted() -> None:
 
 def test_run_long_before_all_others_is_noted() -> None:
     notes = clock_notes(index_of(entry("2024-06-01 00:00:00"), *ADDED), NOW)
-    assert notes == ["2024-06-01 began more than a year before every other run with a credible date: is its own right?"]
+    assert notes == [
+        "2024-06-01 began more than a year before every other run with a credible date: is its date right?"
+    ]
 
 
 def test_date_remains_implausible_if_the_run_is_added_again_with_a_correct_clock(tmp_path: Path) -> None:
