@@ -21,8 +21,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "the environment or the files of AWS (AWS_PROFILE, AWS_ACCESS_KEY_ID …).",
         epilog="example: rackproof upload runs/rack12 s3://acceptance/site-a --endpoint https://minio.example.com:9000. "
         "Exit codes: 0 uploaded, whatever the decision; 2 there is no report, a file cannot be uploaded, or boto3 is not "
-        "installed; 64 wrong usage, such as an invalid URL or endpoint; 74 not uploaded, or only in part; 75 the run is in "
-        "progress.",
+        "installed; 64 wrong usage, such as an invalid URL or endpoint; 74 the store cannot be reached or refuses a file: "
+        "nothing or only a part was uploaded; 75 the run is in progress.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument("url", help="s3://BUCKET or s3://BUCKET/PREFIX; the run becomes a folder below")

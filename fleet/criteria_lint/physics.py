@@ -60,7 +60,8 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
     ratio, mistake = limit / peak.value, _unit_mistake(limit / peak.value)
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
     if max(limit, 0.0 if criterion.datasheet else criterion.expected or 0.0) > peak.value:
-        yield finding_on(criterion, float(limit), f"above the peak, {ratio:.3g} of it{mistake}", remedy)
+        why = "above the peak," if limit > peak.value else "the expected value is above the peak, the floor is"
+        yield finding_on(criterion, float(limit), f"{why} {ratio:.3g} of it{mistake}", remedy)
     elif ratio < peak.least and not criterion.datasheet:
         yield finding_on(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)
 

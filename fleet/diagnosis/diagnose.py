@@ -89,7 +89,7 @@ def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdi
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
-    """Return the problems of one host, and the verdicts that belong to none of them. All verdicts have the same waiver."""
+    """Return the problems of one host, and the verdicts that belong to none. `verdicts` all have the same waiver, or none."""
     problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:
@@ -270,7 +270,7 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
-    """Return the remaining verdicts as problems without a known name.
+    """Return the remaining verdicts as problems without an entry in PROBLEMS.
 
     There is one problem for each part and reading that fails, and one for each reason why readings are inconclusive.
     """

@@ -126,8 +126,8 @@ HANDLING = {
     ),
     ("gpu-missing", "configure", ""): Handling(
         "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the address space in the "
-        "settings of the host or VM, the mode of confidential computing, or the other driver. Then reboot the host and measure "
-        "it again.",
+        "settings of the host or VM, the mode of confidential computing, or another driver that holds the GPU. Then reboot the "
+        "host and measure it again.",
         _RESET_AT_BOOT,
     ),
     ("nvlink", "inspect_hardware", ""): Handling(
@@ -148,7 +148,7 @@ HANDLING = {
     ),
     ("power-limited", "reboot", ""): Handling(
         "Drain the host and reboot it, which restores the default power limit and clocks.",
-        "find the service, or the power cap of the BMC, that lowers them.",
+        "find the service, or the power cap of the BMC, that lowers the limit or the clocks.",
     ),
     ("power-limited", "inspect_hardware", ""): Handling(
         "Check the power supplies, their cables and the power cap of the BMC.",
@@ -171,7 +171,7 @@ HANDLING = {
     ),
     ("stopped-launch", "inspect_hardware", ""): Handling(
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
-        "return the GPU (RMA) if it is the same one, otherwise inspect the host.",
+        "return the GPU (RMA) if the cause names the same GPU, otherwise inspect the host.",
     ),
     ("far-adapter", "inspect_hardware", ""): Handling(
         "Check that the network adapter next to the GPU is present and in its slot (nvidia-smi topo -m, lspci -t). The GPU is "
@@ -221,7 +221,7 @@ HANDLING = {
     ("wrong-messages", "inspect_hardware", ""): Handling(
         "Compare the pairs: a host in all wrong pairs is the suspect. Read the kernel logs of both hosts for errors of "
         "PCIe (AER), and the error counters of their ports.",
-        "inspect adapter, PCIe link and GPU of the suspect, one by one. Between two hosts that are normal with others, inspect "
+        "inspect adapter, PCIe link and GPU of the suspect, one by one. If both hosts of a pair are normal with others, inspect "
         "the switches.",
     ),
     ("wrong-results", "inspect_hardware", "directory"): Handling(
@@ -268,7 +268,7 @@ HANDLING = {
         "Read the log of the disk (nvme smart-log, smartctl).", "replace the disk."
     ),
     ("", "inspect_hardware", "array"): Handling(
-        "Replace the member that the cause names, and rebuild the array.", "inspect its bay."
+        "Replace the member that the cause names, and rebuild the array.", "inspect the bay of the member."
     ),
     ("", "inspect_hardware", HOST): _INSPECT_HOST,
     ("", "inspect_hardware", "gang"): _INSPECT_HOST,

@@ -157,7 +157,7 @@ _SHOWN = {
         "is not connected by IMEX to {value} other hosts of its NVLink domain",
     ),
 }
-"""Reading -> what its failure means, for one and for several."""
+"""Reading -> phrase for a verdict that fails; of two phrases, the first is for a value of 1."""
 _SHOWN |= {
     f"{SCORES}{key}": (f"has {product.title} with a published vulnerability of CVSS {{value}}",)
     for key, product in PRODUCTS.items()
@@ -170,7 +170,7 @@ def label(name: str) -> str:
         return _FIGURES[name]
     parts = name.split(".")
     if parts[0] == "drift":
-        return f"lowest level during the soak of {label('.'.join(parts[1:]))}"
+        return f"lowest level of {label('.'.join(parts[1:]))} during the soak"
     if parts[0] == "collective" and len(parts) == 3:
         return f"{parts[1]} {_COLLECTIVE.get(parts[2], parts[2])}"
     if parts[0] in ("gpu", "host", "network", "software", "storage") and len(parts) > 1:

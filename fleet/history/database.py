@@ -137,9 +137,7 @@ class History:
         try:
             statements = duckdb.extract_statements(query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise UsageError(
-                    "history sql: give one SELECT: the history can be read only, and one statement at a time"
-                )
+                raise UsageError("history sql: give one SELECT statement: the history cannot be changed with SQL")
             try:
                 return self._selected(query)
             except (duckdb.BinderException, duckdb.CatalogException, duckdb.PermissionException):

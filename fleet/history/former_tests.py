@@ -15,7 +15,7 @@ from schemas.baselines import REAL, REHEARSAL
 
 MAX_COSTS = 5
 """Number of durations of a test (stage and benchmark) under a profile that are used, newest first. Old durations mislead, because
-settings change."""
+the settings of a test change."""
 
 
 def is_history(directory: Path) -> bool:

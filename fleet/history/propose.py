@@ -123,7 +123,7 @@ def _floor(
     measured = [values for values, runs in parts if runs >= MIN_RUNS]
     if not sign or scope is None or where is None:
         return (
-            f"{label}: neither more nor less is better" if not sign else f"{label}: no scope or setting of a criterion"
+            f"{label}: not known whether more or less is better" if not sign else f"{label}: no criterion can have this scope or setting"
         )
     if len(measured) < MIN_PARTS:
         return (
@@ -195,7 +195,7 @@ def pack_text(proposal: Proposal) -> str:
         "Proposed by `rackproof criteria propose`; nothing uses it until rackproof_criteria names it.",
         "Review each limit, remove what you do not want to require, and check it:",
         "rackproof criteria lint THIS_FILE; rackproof power RUN RUN RUN --criteria THIS_FILE.",
-        f"It applies to every host of a run that names it: name it only for hosts with {proposal.model}.",
+        f"The pack applies to every host of a run that names the pack: name it only for hosts with {proposal.model}.",
         *(f"No limit: {text}" for text in proposal.left_out),
     ]
     comments = "".join(f"# {' '.join(line.split())}\n" for line in head)
@@ -215,10 +215,10 @@ def _id(item: Floor, used: set[str]) -> str:
 def _source(proposal: Proposal, item: Floor) -> str:
     outliers = f", {counted(item.left_out, 'outlier')} left out" if item.left_out else ""
     centre = f"median {quantity(item.centre, item.unit)}, sigma {item.sigma / item.centre:.2%}"
-    found = f"finds a loss of {item.finds:.1%} with {proposal.power:g}"
+    found = f"finds a loss of {item.finds:.1%} with probability {proposal.power:g}"
     return (
         f"{proposal.runs} accepted runs, {item.parts} parts of {proposal.model}{outliers}: {centre}; "
-        f"fails a healthy part with {proposal.false_alarm:g} probability, {found}"
+        f"fails a healthy part with probability {proposal.false_alarm:g}, {found}"
     )
 
 

@@ -130,7 +130,7 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
     """Return the series that may drift, and the number of all series that were tested."""
-    # The median slope of all parts is subtracted where no peers were in the run or in its month.
+    # From parts without peers in their runs or months, the median slope of all these parts is subtracted.
     query = f"""
     with {_ALONE}, all_series as (
       select * from series anti join (select * from by_month where n >= {MIN_POINTS}) m
@@ -175,7 +175,7 @@ def meaning(name: str, unit: str, change: float) -> str:
 
 
 def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
-    """Return the drift of one part: its clearest figure, worse before better, and the names of the others."""
+    """Return the drift of one part: its clearest figure, worse before better, and the names of its other drifting figures."""
     ordered = sorted(
         items, key=lambda item: (meaning(item["name"], item["unit"], item["change"]) != "worse", -item["z"])
     )

@@ -258,7 +258,7 @@ def _type_remedy(error: ValidationError) -> str:
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
     """Raise UsageError if an address or port is a template, or if two hosts have the same address and port.
 
-    Several hosts may have a local connection.
+    Hosts with a local connection may have the same address.
     """
     visited: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():

@@ -79,7 +79,7 @@ def _metrics(view: HostView, name: str) -> list[Metric]:
 
 
 def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield what is missing, impossible or changed in the readings of a BMC. `bmc-readable` judges an unreadable one."""
+    """Yield what is missing, impossible or changed in the readings of a BMC. `bmc-readable` judges a BMC that cannot be read."""
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
     for snapshot in snapshots:
@@ -100,7 +100,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
 
 
 def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield what is wrong with the times of the record. The control node writes it, and its clock also dates the plan."""
+    """Yield what is wrong with the times of the record. The control node dates both the record and the plan by its own clock."""
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
@@ -154,7 +154,7 @@ def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mappi
             yield name, HOST, f"neither a value nor a reason {when}", snapshot.stage
         for scope in metric.values:
             if tuple(Scope.parse(scope).labels) != labels:
-                yield name, scope, f"read in the scope {scope}, but this is another kind of part", snapshot.stage
+                yield name, scope, f"read in the scope {scope}, which is not a scope of this reading", snapshot.stage
         if "entry" not in labels:
             for scope in sorted(known[name] - scopes):
                 yield name, scope, f"missing {when}, but another reading of the BMC has it", snapshot.stage

@@ -62,7 +62,7 @@ def import_output(directory: Path, kind: str, path: Path, now: str, model: str =
         kind: kind of the history.
         path: the file.
         now: UTC, as in `rows.timestamp`.
-        model: GPU model of the figures that have none. To correct a wrong model, import the file again with the right one.
+        model: GPU model of the figures whose file names none. To correct a wrong model, import the file again with the right one.
 
     Raises:
         as in `read_output` and `add_run`.

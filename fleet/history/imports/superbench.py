@@ -40,7 +40,7 @@ def read_superbench(text: str, file: str) -> Imported:
 
 
 def _row(benchmark: str, metric: str, rank: str, value: float, host: str) -> Row:
-    """Return the figure under Rackproof's name, in SI units; an unknown one under its own name, as it is."""
+    """Return the figure under Rackproof's name, in SI units; an unknown metric under SuperBench's name, unchanged."""
     place = {"tool_name": f"{benchmark}/{metric}", "host": host, "slot": f"gpu={rank}" if rank else ""}
     if benchmark == "nccl-bw" and (found := _COLLECTIVE.fullmatch(metric)) and found[1] in _OPERATIONS:
         settings = {"backend": "nccl", "size_bytes": int(found[2])}

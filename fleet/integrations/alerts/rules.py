@@ -107,7 +107,7 @@ class PartLabels:
         )
 
     def join(self, expr: str) -> str:
-        """Return the condition with the labels of its part. A part without an info series fires too, without these labels."""
+        """Return the condition with the labels of its part. For a part without an info series, these labels are missing."""
         on = f"on (instance, {self.key})"
         labels = ", ".join(self.sources)
         return f"({expr})\n  * {on} group_left ({labels}) {self.series}\nor ({expr})\n  unless {on} {self.series}"

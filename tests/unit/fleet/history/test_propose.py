@@ -142,7 +142,7 @@ def test_proposal_is_a_valid_pack_that_is_not_selected_automatically(tmp_path: P
     assert not pack.gpu_names
     gemm = next(item for item in pack.criteria if item.name == "gemm.throughput")
     assert (gemm.where, gemm.scope, gemm.operator) == ({"dtype": "bf16", "size": 8192}, "gpu", "ge")
-    assert "fails a healthy part with 0.001 probability" in gemm.source
+    assert "fails a healthy part with probability 0.001" in gemm.source
     assert "# No limit: memory.bandwidth" in done.stdout
     assert pack_text(propose(History(healthy), MODEL)) == done.stdout
 

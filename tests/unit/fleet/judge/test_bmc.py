@@ -358,7 +358,7 @@ NEEDED = (
         (lambda metrics: [replace(item, unit="Hz") if item.name == "bmc.inlet.temperature" else item for item in metrics],
          [("bmc.inlet.temperature", "host", "has the unit Hz, but this reading is in Cel")]),
         (lambda metrics: with_value(metrics, "fan.health", "psu=FAN2", "OK"),
-         [("bmc.fan.health", "psu=FAN2", "read in the scope psu=FAN2, but this is another kind of part")]),
+         [("bmc.fan.health", "psu=FAN2", "read in the scope psu=FAN2, which is not a scope of this reading")]),
         *(
             (lambda metrics, name=name: [item for item in metrics if item.name != name],
              [(name, "host", "missing in the reading before preflight")])
