@@ -121,10 +121,10 @@ def _floor(
     label = f"{name} {settings} {stage}".replace("  ", " ")
     sign, scope, where = direction(name, unit), _SCOPES.get((is_gpu, kind)), _where(settings)
     measured = [values for values, runs in parts if runs >= MIN_RUNS]
-    if not sign or scope is None or where is None:
-        return (
-            f"{label}: not known whether more or less is better" if not sign else f"{label}: no criterion can have this scope or setting"
-        )
+    if not sign:
+        return f"{label}: not known whether more or less is better"
+    if scope is None or where is None:
+        return f"{label}: no criterion can have this scope or setting"
     if len(measured) < MIN_PARTS:
         return (
             f"{label}: {counted(len(measured), 'part')} with {MIN_RUNS} or more runs, at least {MIN_PARTS} are needed"
