@@ -394,7 +394,7 @@ PROBLEMS = (
         stops=True,
         confidence=LIKELY,
     ),
-    # Before all problems of slow parts: the parts may be healthy.
+    # Before all problems of slow parts, because slow parts of a shared machine may be healthy.
     Problem(
         id="shared-machine",
         title=words.shared_machine,

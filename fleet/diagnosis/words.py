@@ -446,7 +446,7 @@ def not_known(shown: Sequence[Verdict]) -> str:
 
 
 def swapped(shown: Sequence[Verdict]) -> str:
-    """Return that two ports have each other's cable. `shown` are the verdicts on one part, which may have both ports."""
+    """Return that two ports have each other's cable. `shown` has both verdicts if both ports are of one part."""
     return "has the cables of its ports swapped" if len(shown) > 1 else "have their cables swapped"
 
 

@@ -2,7 +2,7 @@
 
 Writers wait for each other with a file lock. That lock is not enough: on a network file system it may be local to each machine
 (NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a directory to `index-<N + 1>`, which
-fails if that directory is there, on every file system. The others read that version and make their change again.
+on every file system fails if that directory exists. The other writers read that version and make their change again.
 """
 
 from __future__ import annotations

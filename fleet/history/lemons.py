@@ -5,9 +5,9 @@ counts once for the host, and each serial once for its slot. So if one GPU after
 in a slot, the finding names the host or the slot, not the GPUs. The remaining episodes count for the part. A part is identified
 by its serial wherever it was installed, or by host and slot if it has no serial.
 
-Chance is the expected number of parts of the same kind with as many episodes. It is computed twice: as if all parts failed at the
-same rate, and as if all failed at the same rate in each run. The larger number counts. So the number of tests alone makes no rack
-suspicious, whether it is tested every night or only twice.
+Chance is the expected number of parts of the same kind with as many episodes. It is computed twice: as if all parts failed
+equally often, and as if every run of every part failed equally often. The larger number counts. So the number of tests alone
+makes no rack suspicious, whether it is tested every night or only twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lemon:
     kind: str
     """`part`, `slot`, `host` or `rack`."""
     id: str
-    """Serial, host and slot, host, or rack."""
+    """Serial of a part, host and slot of a slot, or name of a host or rack."""
     host: str
     """Host of the newest cause; empty for a rack."""
     slot: str
@@ -97,7 +97,7 @@ def lemons(history: History) -> list[Lemon]:
 
 
 def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
-    """Return the serials or hosts with failures in several runs. Of the others, the runs need not be known."""
+    """Return the serials or hosts with failures in several runs. The runs of all others need not be known."""
     failing: dict[str, set[str]] = defaultdict(set)
     for item in causes:
         failing[item[key]].add(item["nonce"])

@@ -89,7 +89,7 @@ def percentiles(history: History, figures: Sequence[PeerFigure], *, without_run:
     Args:
         history: the history of the kind of the run.
         figures: the figures; `settings_text` makes their settings comparable.
-        without_run: nonce of a run that is left out: that of the figures. A run in a merged month counts nevertheless.
+        without_run: nonce of the run of `figures`, which is left out unless its month is merged.
     """
     if not figures:
         return []

@@ -147,7 +147,7 @@ def _loose(index: Index) -> set[str]:
 
 
 def _forget(database: Any, place: Path, index: Index, nonce: str) -> None:
-    """Remove the rows of a run that will be replaced. A damaged file disappears when all its runs were added again."""
+    """Remove the rows of a run that will be replaced. A damaged file is dropped when its last run is added again."""
     if nonce not in index.runs:
         return
     month = next((item.month for item in index.files if item.month and nonce in item.runs), "")

@@ -1,4 +1,4 @@
-"""Find figures that drift slowly, in the sums of all runs.
+"""Find figures that drift slowly, from the sums of all runs.
 
 A line is fitted to `relative` over time by least squares. Peers have the same driver; a part without peers has a level of its own
 under each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal

@@ -29,8 +29,8 @@ the run measured and the alert as the reason:
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed
 ```
 
-A part has no serial if it has reported none since Prometheus began to scrape the host. The report of the last run names it
-by slot.
+An alert has no serial if the part has reported none since Prometheus began to scrape the host. The report of the last run
+names such a part by its slot.
 """
 
 
