@@ -435,7 +435,7 @@ PROBLEMS = (
     ),
     Problem(id="bmc-event", title=words.bmc_event, shown_by=("bmc.event.severity", "bmc.log.new_entries")),
     Problem(id="far-adapter", title=words.far_adapter, shown_by=("pcie.nic_path",)),
-    # A version with a published vulnerability is to be replaced, whether or not the other hosts have it.
+    # Before `differs`: a version with a published vulnerability must be replaced even if all hosts have it.
     *(
         Problem(id=f"{SCORES}{key}", title=words.describe, shown_by=(f"{SCORES}{key}",), explains=(product.reading,))
         for key, product in PRODUCTS.items()

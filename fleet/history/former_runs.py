@@ -164,7 +164,7 @@ def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
 def _accepted(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[GroupKey, list[float]]:
-    """Return the values of the accepted parts of former runs, sorted: one for each part, its newest."""
+    """Return for each group of figures the newest value of every part that was accepted in a former run, sorted."""
     if not figures:
         return {}
     rows = history.rows(
@@ -187,7 +187,7 @@ def _accepted(
 def _earlier(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[tuple[PartKey, str, str, str], list[float]]:
-    """Return part, name, settings and stage -> its last values in former runs, the oldest first."""
+    """Return part, name, settings and stage -> the last values of this figure in former runs, the oldest first."""
     if not figures:
         return {}
     rows = history.rows(

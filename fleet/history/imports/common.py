@@ -11,7 +11,7 @@ from fleet.history.rows import Row, clean_text, settings_text
 
 
 class NotThisTool(Exception):  # noqa: N818 - no error: another reader is tried
-    """The text is not an output of this tool."""
+    """The text is not an output of the tool that the reader is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Imported:
 
 
 def number(value: object) -> float | None:
-    """Return a number, or a text that is one, as a float; None for anything else, NaN and infinities."""
+    """Return a number, or a text that is one, as a float; None for NaN, infinities and anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
