@@ -1,7 +1,8 @@
 """Compute by how much a counter rose over the run, and in which stage.
 
-A counter that is lower than before was reset (the driver was reloaded, or the part was reset). The new value is added to the old
-one; increments between the last reading and the reset are lost. Timestamps of the newest event (`NEWEST`) are not reset.
+A counter that is lower than before was reset (the driver was reloaded, or the part was reset). Its new value then counts as an
+increase; increments between the last reading before the reset and the reset are lost. A lower timestamp of the newest event
+(`NEWEST`) shows no reset.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class CounterChange:
     stage: str
     """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""
     where: str
-    """`3 in stage gang, 0 in stage benchmark`; `the newest at an uptime of 5000 s, in stage gang`."""
+    """The increase in each stage: `3 in stage gang, 0 in stage benchmark`. For a timestamp of the newest event:
+    `the newest at an uptime of 5000 s, in stage gang`."""
     drop: str
     """Stage and size of the first reset; empty if there was none."""
 
@@ -65,7 +67,7 @@ def change(readings: Sequence[Observation]) -> CounterChange:
 def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
     """Return the readings, each with the largest value so far.
 
-    One reading may miss an event that the reading before it and the one after it found. That event did not happen twice.
+    A reading may miss an event that the reading before it found. If the next reading finds it again, it did not happen twice.
     """
     latest = itertools.accumulate((number(item.value) for item in readings), max)
     return [replace(item, value=value) for item, value in zip(readings, latest, strict=True)]

@@ -25,20 +25,21 @@ from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
-"""A supervisor that ends its ranks at the deadline needs at most this long."""
+"""A supervisor that ends its ranks at the deadline needs at most this long for it: a launch is at most that much longer."""
 FIRST_READING_S = LAST_READING_S = 3600.0
-"""An agent reads the host within this time after its record begins, and reads or launches within this time before it ends."""
+"""A record begins at most this long before its first snapshot, and ends at most this long after its last snapshot or launch."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
 """Software whose versions ranks on GPUs report."""
 CLOCK = "record.clock"
 CLOCK_TOLERANCE_S = 300.0
-"""The system clock may be corrected during a run. The clock itself is judged by criteria."""
+"""Two times may contradict each other by this much, because the system clock may be corrected during a run. Criteria judge the
+clock itself."""
 
 
 def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-    `figures` are lists of the host's figures, each with its structure if known; None for a host without layout (`layout`).
+    `figures` has lists of the host's figures, each list with its structure if known. It is None for a host without a layout.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
@@ -66,7 +67,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
 
 
 def _doubtful(record: Record) -> set[int]:
-    """Return the `id` of each metric that is doubtful by itself, and mark the sound ones."""
+    """Return the `id` of each metric for which `is_doubtful` is true. Set `is_sound` of the others if their scope is right."""
     doubtful = set()
     for metric in [metric for metric in record.distinct_metrics if not metric.is_sound]:
         if is_doubtful(metric):
@@ -155,7 +156,7 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
             f"the record {when}: it is of an earlier run, or the clock of the host is behind that of the control node",
             "",
         )
-    # A copied file may have any earlier time, for example one of an archive.
+    # A time before the plan shows nothing: the file was copied with an old time, for example from an archive.
     if received is not None and planned_at <= received < ended - CLOCK_TOLERANCE_S:
         when = f"ends at {record.ended}, {_amount(ended - received)} after the control node received it"
         yield (

@@ -19,15 +19,16 @@ BASES = (UPTIME, COUNTER_AGE)
 """Readings on which rates depend."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
-"""Shortest times in seconds by which counts are divided. Before the run: a link counts errors while it trains, and a new rack is
-rebooted and cabled on the day of its acceptance. During the run: a launch that ends cuts connections, which are counted too."""
+"""Counts are divided by at least this many seconds, so that the normal errors of a short time are not a high rate. Before the run
+those are errors of links that train: a new rack is rebooted and cabled on the day of its acceptance. During the run they are the
+connections that a launch cuts when it ends."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
 """Standard deviations by which a count must exceed the limit of its rate. One in 740 links at the limit exceeds it by chance."""
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the readings that decide a verdict: `names`, and for the rate of a counter above 0 also BASES."""
+    """Return the readings that decide a verdict: `names`, and BASES too if a rate is judged and its counter is above 0."""
     metrics = (metric for name in names for _, metric in view.observations.metrics[name])
     if not criterion.per_hour or not any(metric.values and metric.greatest for metric in metrics):
         return names
@@ -64,7 +65,7 @@ def hours_of_run(view: HostView) -> float | None:
     ]
     seconds = 0.0
     for (before, earlier), (at, later) in itertools.pairwise(known):
-        # A clock that was set back puts snapshots in the wrong order, so an uptime may be lower although the host was up.
+        # If the clock was set back, the snapshots are in the wrong order: an uptime may be lower without a reboot.
         seconds += later - earlier if later >= earlier else min(later, at - before)
     return max(seconds, LEAST_RUN_S) / HOUR_S
 
@@ -72,8 +73,8 @@ def hours_of_run(view: HostView) -> float | None:
 def least_rate(count: float, hours: float) -> float:
     """Return the rate per hour that a counter has at least, if its events are independent, with a confidence of 99.87 %.
 
-    A short run counts few events, and a link within its limit may by chance have counted more of them than on average: 15 errors
-    in five minutes do not show a rate above 120 an hour. Approximation of the lower limit of a Poisson mean by Wilson and
+    In a short run, a link within its limit may by chance count more events than on average: 15 errors in five minutes (180 an
+    hour) do not show that the rate is above 120 an hour. Approximation of the lower limit of a Poisson mean by Wilson and
     Hilferty (1931), for three standard deviations.
     """
     if count <= 0:

@@ -25,7 +25,7 @@ LEAST = {"Cel": 2.0, "W": 1.0}
 """Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A
 reading of 0 is accepted, because a part without a sensor reports it."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
-"""Unit -> highest possible value. An NVMe drive counts its wear up to 2.55."""
+"""Unit -> highest possible value. An NVMe drive counts its wear up to 255 %."""
 SHARES = (
     "accuracy",
     "mfu",
@@ -48,7 +48,8 @@ more. Copies in both directions at once may reach twice the datasheet's link rat
 CACHED_BYTES = 1 << 28
 """Less memory than this may fit into the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
 EMULATED_BY = {"fp64": "fp32"}
-"""Matrix products of the first type may be computed with the second type and are then as fast: B300 has hardly any fp64 units."""
+"""Matrix products in the first type may be computed in the second type, and then reach its rate: B300 has hardly any fp64
+units."""
 
 _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
 """Cache: `id` of a mapping of criteria -> the mapping, and for each observation name the criteria with a datasheet figure.
@@ -184,8 +185,8 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
     """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
 
-    A limit is for the sizes at which a link reaches its rate, but no size exceeds the rate. If sizes were not ignored, a size
-    that has a limit for PCIe only would seem impossible over NVLink.
+    A limit applies only to the sizes at which a link reaches its rate, but messages of no size can exceed the rate. If
+    `size_bytes` were not ignored, the rate over NVLink would seem impossible at a size for which only PCIe has a limit.
     """
     if id(criteria) not in _COMPARED:
         _COMPARED[id(criteria)] = criteria, {}

@@ -44,7 +44,7 @@ DATASHEET_FIGURES = (
     "cores",
     "sm_clock",
 )
-"""Figures of a datasheet. A limit can be a fraction of each."""
+"""Names of the datasheet figures of which a limit can be a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Criterion:
     stage: str = ""
     scope: str = ""
     where: Where = field(default_factory=dict)
-    """Parameters, or labels of the scope, that the observation must have: a value, or the bounds of a number."""
+    """Parameter, or label of the scope -> the value that the observation must have for it, or the bounds of its number."""
     value: Value = None
     expected: float | None = None
     datasheet: str = ""
@@ -155,7 +155,7 @@ class Criterion:
         return next((self.actions[key] for key in keys if key in self.actions), self.action)
 
     def matches_name(self, name: str) -> bool:
-        """Return whether the criterion is for observations of that name. A `*` in its own name matches one component."""
+        """Return whether the criterion is for observations of that name. A `*` in `self.name` matches one component."""
         return name == self.name if "*" not in self.name else name_matches(self.name, name)
 
     def matched(self, names: Collection[str]) -> Sequence[str]:

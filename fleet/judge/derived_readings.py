@@ -1,7 +1,7 @@
 """Check that a snapshot has the readings that the agent derives from, or reports together with, other readings of the snapshot.
 
-Their criteria are optional, because not every host has the part. If another reading shows the part, a value that is not there is
-a contradiction, and so is an alarm of a module that does not follow from the power of the lane and its limits.
+Criteria on such readings are optional, because not every host has the part. If another reading shows that the host has it, a
+missing reading is a contradiction. So is an alarm of a module that does not agree with the power of the lane and the limits.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TOGETHER = {
     "software.driver_module.open": "software.driver_module.version",
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
-"""Reading of the host -> a reading with which the agent always reports it, with a value or a reason; or the duration of its
-collector, which has a value if the collector did not fail."""
+"""Reading of the host -> another reading: if the host has the other one, the agent also reports the first, with a value or a
+reason. If the other one is the duration of a collector, it must have a value, which shows that the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
-"""Reading of the members of a part -> a reading of the part, which has members unless this reading is 0."""
+"""Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
-"""Reading that the agent reports for the ports of a host, and readings which show that it read them: the duration of the
-collector, and a reading of every Ethernet interface, which only full snapshots have."""
+"""Reading that the agent reports for each port of a host, and the readings which show that it read the ports: the duration of
+the collector, and a reading that every Ethernet interface has in full snapshots (and none in the other snapshots)."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",

@@ -60,7 +60,7 @@ class Detection:
     operator: str
     unit: str
     limit: Value
-    """None if it differs between parts or runs."""
+    """None if parts or runs have different limits."""
     peers: bool
     """Whether the value is compared with that of other parts of the run."""
     change: bool

@@ -66,7 +66,7 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
     """Yield a verdict on each GPU: it must report a domain.
 
     A GPU that reports no UUID is judged only if the inventory names a domain, other hosts of the rack report one, or its NVLinks
-    end at a switch: the GPUs of some boards are joined to each other only.
+    end at a switch. On some boards, NVLinks join the GPUs only to each other.
     """
     where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
     if view.host.nvlink_domain:

@@ -33,9 +33,9 @@ MAX_CUT_ROUNDS = 3
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must be present in at least this share of the finished rounds, minus SPARE_ROUNDS."""
 LATE_ROUNDS = 2.0
-"""Number of rounds by which a figure may end before the longest series of the same name; at least WINDOW buckets."""
+"""A figure may end this many rounds, or WINDOW buckets if they are longer, before the longest series of the same name."""
 ROUNDING_S = 0.1
-"""Rounding of the soak duration in the record."""
+"""A record may state the duration of its soak too low by this much, because it is rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)

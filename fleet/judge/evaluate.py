@@ -57,9 +57,9 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
 def _by_credible_values(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures, failed: Verdict
 ) -> Verdict:
-    """Return the verdict on a series that failed, without its impossible values.
+    """Judge a series that failed again, without its impossible values, and return the verdict.
 
-    If it does not fail without them, return an inconclusive verdict: impossible values do not show a fault of the part.
+    It is inconclusive if the series does not fail without them: impossible values do not show a fault of the part.
     """
     problems = {
         id(item): problem
@@ -142,7 +142,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return `series` for readings. Except for the stage, a criterion matches all readings of a scope or none."""
+    """Return `series` for readings. Apart from its stage, a criterion matches either all readings of a scope or none."""
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
@@ -184,7 +184,7 @@ def _judge_series(
 def judge_unobserved(
     view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]
 ) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for the host without a reading, or for each GPU without one; `groups` come from `series`."""
+    """Yield an inconclusive verdict on the host, or on each GPU, if it lacks the reading. `groups` come from `series`."""
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
@@ -271,9 +271,9 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
 
 
 def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
-    """Return the verdict on the increase of a counter, or for a floor on its net change.
+    """Return the verdict on the increase of a counter; if the limit is a floor, on its net change.
 
-    A failure by an increase names the stage with the largest part of it, or with the newest event.
+    If the increase fails, the verdict names the stage with the largest share of it, or the stage of the newest event.
     """
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]

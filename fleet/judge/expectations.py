@@ -105,8 +105,8 @@ def collector_failures(view: HostView) -> Iterator[Verdict]:
 def missing_observations(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every observation that the plan expects and that was not measured.
 
-    If nothing of a stage was observed, there is only one verdict, on the stage. Stages with observations get one too if their
-    last launch failed, if the record has no launch, or if no snapshot follows the last finished launch.
+    If nothing of a stage was observed, there is only one verdict, on the stage. A stage with observations also gets a verdict on
+    the stage if its last launch failed, if the record has no launch of it, or if no snapshot follows the last finished launch.
     """
     for stage in view.plan.stages:
         expectations = [item for item in view.expected if item.stage == stage.name]

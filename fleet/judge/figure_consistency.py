@@ -55,7 +55,7 @@ LEAST: Mapping[str, tuple[float, str]] = {
 """Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own
 memory."""
 ELEMENT_BYTES = 4
-"""Size of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
+"""Bytes of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
 DURATION_TOLERANCE_S = 1.0
 """The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
 RELATIVE = 1e-3
@@ -85,7 +85,7 @@ class FigureStructure:
     most: tuple[float | None, ...]
     """For each figure: the value up to which it is certainly possible; None: its value is not checked."""
     texts: tuple[int, ...]
-    """Positions of the figures whose value is checked (`most`) and is a text."""
+    """Positions of the figures that have an entry in `most` and whose value is a text."""
     siblings: tuple[tuple[int, ...], ...]
     """Positions of the same rate, or time of COMPARED_TIMES, on several devices."""
     sampled: tuple[int, ...]
@@ -101,8 +101,9 @@ class FigureStructure:
     bounded: tuple[int, ...] = ()
     """Positions of the figures of `LEAST`."""
     loaders: tuple[tuple[int, int, int, float], ...] = ()
-    """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; the
-    number of ranks, times the ratio of the batch sizes if these differ: small batches train more slowly."""
+    """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; then
+    the factor that turns loading rate / training rate into the sufficiency. It is the number of ranks, times the ratio of the
+    batch sizes if these differ, because small batches train more slowly."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False

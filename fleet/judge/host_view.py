@@ -72,7 +72,7 @@ class HostView:
         return self.serials.get(Scope.parse(scope).device, "")
 
     def is_beyond_driver(self, scope: str) -> bool:
-        """Return whether the index of a GPU is higher than every index of the driver, and no reading has the GPU.
+        """Return whether the index of a GPU is higher than every index of the driver, and no snapshot mentions the GPU.
 
         The driver numbers GPUs from 0, so any GPU of the host may be the missing one. A GPU that is lost or hangs still has
         readings, or reasons why it has none.
@@ -115,7 +115,7 @@ class HostView:
 
     @cached_property
     def nvlinks(self) -> Mapping[str, int]:
-        """Return the scope of each ordered pair of GPUs (`gpu=0,peer=1`) -> the NVLinks that join them, 0 over PCIe.
+        """Return the scope of each ordered pair of GPUs (`gpu=0,peer=1`) -> the number of NVLinks that join them, 0 over PCIe.
 
         The number is the highest that either GPU reported in any snapshot: a link that is down at one end still belongs
         to the pair.
@@ -133,7 +133,7 @@ class HostView:
         return links
 
     def nvlinks_between(self, scope: str) -> int | None:
-        """Return the NVLinks that join a pair of GPUs; for any other scope the fewest between two GPUs of the host.
+        """Return how many NVLinks join a pair of GPUs; for any other scope, the lowest number of all pairs of the host.
 
         None if the number of a pair was not reported by either GPU, or the host has no pair.
         """

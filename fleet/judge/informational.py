@@ -21,7 +21,7 @@ _CONTAINERS = "sites differ in their container runtime; the role container_toolk
 _ADVISORIES = "compared with published vulnerabilities; a site may reject versions that have them (versions.md)"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
 _FILES = "depends on the directory of another host, or on caches; the rate of creation is judged"
-_SERIAL = "identifies a part, so each part has another value"
+_SERIAL = "identifies a part, so every part has a different value"
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
@@ -65,7 +65,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "driver.cuda_version": _DRIVER,
     "fabric.imex.address": _NAME,
     "fabric.imex.connection": _IMEX,
-    "fabric.imex.domain_state": "fabric.imex.connection, which is judged in an NVLink domain, names the host that degrades it",
+    "fabric.imex.domain_state": "fabric.imex.connection, which is judged in a domain, names the host that degrades the domain",
     "fabric.imex.node_address": _NAME,
     "fabric.imex.node_count": _IMEX,
     "fabric.imex.node_version": "daemons with incompatible versions do not connect (fabric.imex.connection)",
@@ -158,7 +158,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "infiniband.rp_cnp_handled": _CONGESTION,
     "infiniband.sm_lid": "differs between the fabrics of a host, and after a failover; infiniband.unmanaged is judged",
     "infiniband.switch": "the switch chooses its name; hosts are compared by infiniband.switch_id",
-    "infiniband.switch_port": "each host has another one; compared with the manifest if that lists the cables (kind link)",
+    "infiniband.switch_port": "differs from host to host; compared with the manifest if that lists the cables (kind link)",
     "network.bond.slaves_up": "network.bond.member_up, which is judged, names the member",
     "inference.cache_share": "a setting of the benchmark; the rates and the tokens are judged",
     "inference.first_token": "inference.prefill_throughput, which is judged, is the same measurement",
@@ -170,7 +170,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "network.rx_dropped": "counts packets of protocols that the host does not use",
     "network.rx_missed_errors": "counts packets lost in bursts; the rates of the fabric are judged",
     "network.switch": "the switch chooses its name; hosts are compared by network.switch_id",
-    "network.switch_port": "each host has another one; compared with the manifest if that lists the cables (kind link)",
+    "network.switch_port": "differs from host to host; compared with the manifest if that lists the cables (kind link)",
     "network.switch_port_label": "compared, like network.switch_port, with the manifest if that lists the cables",
     "network.tx_dropped": _CONGESTION,
     "optics.bias": "optics.bias.alarm and .warning, which are judged, compare it with the limits of the module",
@@ -187,14 +187,14 @@ INFORMATIONAL: Mapping[str, str] = {
     "integrity.error": "describes a word that integrity.wrong_words, which is judged, counts",
     "overlap.hidden_share": "overlap.slowdown, which is judged, is the same measurement",
     **{
-        f"pulse.alone_{figure}": "shows whether a GPU is slow alone too; pulse.work and pulse.amplitude are judged"
+        f"pulse.alone_{figure}": "shows whether a GPU is also slow when it runs alone; pulse.work and pulse.amplitude are judged"
         for figure in ("amplitude", "work")
     },
     "pulse.clock": "follows from power and temperature; pulse.work is judged",
     "pulse.clock_uncertainty": "depends on the network between the hosts, not on a part; 0 on a host that is measured alone",
     "pulse.duty": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.period": "pulse.kept_share, the share of the periods that had their load in time, is judged",
-    "pulse.phase_error": "pulse.kept_share is judged; the rest depends on the network between the hosts, not on a part",
+    "pulse.phase_error": "pulse.kept_share is judged; the error also depends on the network between the hosts",
     "pulse.work period_ms=20": "too few products in a period to be precise; periods of 100 ms and more are judged",
     "pulse.work period_ms=5": "too few products in a period to be precise; periods of 100 ms and more are judged",
     "pulse.work_share period_ms=20": "too few products in a period to be precise; periods of 100 ms and more are judged",
@@ -271,7 +271,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "straggler.throttled_share": _EXPLAINS,
     "straggler.wait": _WAITING,
     "stress.clock": "follows from power and temperature; throughput and work per cycle are judged",
-    "stress.efficiency": "throughput and power, its two parts, are judged",
+    "stress.efficiency": "throughput divided by power, which are both judged",
     "stress.throttled_share reason=hw_slowdown": "its causes, hw_thermal and hw_power_brake, are judged",
     "stress.throttled_share reason=power_cap": "a healthy GPU reaches its power limit under stress",
     "sxid.last_seen": "the codes of SXids are judged (sxid.count)",

@@ -157,8 +157,8 @@ def _bmc_verdicts(view: HostView, stats: FleetStats) -> list[Verdict]:
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts without those that repeat a missed floor of the same figure.
 
-    Of the floors that a figure misses, the highest critical one is kept, or else the highest. Of its inconclusive verdicts the
-    first is kept. The others are dropped if their floors have the basis `model`.
+    Of the failed floors of a figure, the highest critical one is kept, or the highest if none is critical. Of its inconclusive
+    verdicts, the first is kept. Any other verdict is dropped if its floor has the basis `model`.
     """
     derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}

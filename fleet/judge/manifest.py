@@ -82,7 +82,7 @@ def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
 
 
 def _name(part: Part) -> str:
-    """Return the name of the observation with the serial of such a part."""
+    """Return the name of the observation that has the serial of a part of this kind."""
     if part.kind != NIC:
         return SERIAL if part.kind == GPU else MODULE_SERIAL
     return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
@@ -95,7 +95,7 @@ def _key(part: Part) -> tuple[str, str]:
 def _on_part(
     part: Part, located: Sequence[LocatedPart], lines: Sequence[Part], inventories: Mapping[str, HostInventory]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on a line of the manifest. `located` are the parts, and `lines` the lines, with its serial."""
+    """Yield the verdicts on a line of the manifest. `located`: parts with its serial; `lines`: all lines with that serial."""
     others = [line for line in lines if line is not part]
     located = [item for item in located if not any(_is_place_of(line, item) for line in others)]
     in_its_host = [location for location in located if location.host == part.host]

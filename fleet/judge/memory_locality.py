@@ -1,8 +1,8 @@
 """Check the stated NUMA node of the memory that a GPU copied from or to, and how many GPUs copied at once.
 
-Memory of another node is slower. It has a lower floor, and so has memory of an unknown node. Therefore a slow link to a GPU
-would pass if the record claimed such memory for its copies. Copies of more than eight GPUs at once have a lower floor too,
-because GPUs may share links.
+Memory of another node is slower, so copies from or to it have a lower floor, and so have copies whose node is unknown. A record
+that states such a node wrongly would let a slow link to a GPU pass. Copies of more than eight GPUs at once have a lower floor
+too, because GPUs may share links.
 """
 
 from __future__ import annotations

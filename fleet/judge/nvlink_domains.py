@@ -136,8 +136,8 @@ def last_values(view: HostView, name: str) -> dict[str, Value]:
 def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     """Return the broken connections by the host at fault.
 
-    First those of hosts whose daemon does not work, then those of the host with most broken connections, until none is left. A
-    connection between two hosts without any other broken connection is attributed to both, or to the one that is not in the run.
+    First, hosts whose daemon does not work get all of theirs. Then the host with the most remaining ones gets them, until none is
+    left. If neither end has another one, both ends get the connection, or only the end that is not in the run.
     """
     states: dict[Edge, str] = {}
     not_ready = []

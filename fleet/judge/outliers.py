@@ -24,7 +24,7 @@ from schemas.scopes import Scope
 MIN_PEERS_FOR_MEDIAN = 3
 """Number of peers below which there is no median: of two values, either may be the outlier."""
 MIN_PEERS_FOR_DEVIATION = 8
-"""Number of peers below which there is no deviation: with eight, its standard error is 40 % of it."""
+"""Number of peers below which there is no deviation: the deviation of eight peers has a standard error of 40 %."""
 SIGMA_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 KINDS = {
@@ -158,9 +158,9 @@ class FleetFigures:
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
         """Return the peers of a figure of this host.
 
-        Peers are all parts of the model; for figures of memory those with the same part number, if they are enough for the limit.
-        Of these, peers are those in the same position of all hosts if the criterion has `by_position` and they are enough for a
-        deviation.
+        Peers are all parts of the model. For figures of memory, they are only the parts with the same part number, if these are
+        enough for the limit. If the criterion has `by_position`, they are only the parts in the same position of their hosts, if
+        these are enough for a deviation.
         """
         return self.peers_at(self.key(view, observation), observation.scope, criterion)
 

@@ -119,7 +119,7 @@ class _Search:
         return self.conclusion()
 
     def _probe_pairs(self) -> list[tuple[str, str]]:
-        """Launch the hosts in pairs, in different pairs until one works. Return the pairs that failed."""
+        """Launch the hosts in pairs, paired differently each time, until a pair works. Return the pairs that failed."""
         failed: list[tuple[str, str]] = []
         for number in select_rounds(len(self._hosts)):
             pairs = pairs_of(self._hosts, number)

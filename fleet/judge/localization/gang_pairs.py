@@ -54,7 +54,7 @@ REHEARSAL_MIN_CONFIDENCE = 0.8
 """Confidence from which a slow host of a rehearsal is reported. Three comparisons out of three reach it. A single slow pair is no
 evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
-"""Parameter of the verdicts on the path between two hosts: their names, with the rails if some are normal."""
+"""Parameter of the verdicts on the path between two hosts: the names of the hosts, and the slow rails if others are normal."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
 may be by design."""
@@ -68,7 +68,7 @@ class _PairReports:
     failures: dict[str, str] = field(default_factory=dict)
     """Quantity -> why an end did not measure it."""
     ends: dict[str, set[str]] = field(default_factory=lambda: {MEASURED: set(), ERROR: set()})
-    """Status -> the hosts that measured something, or failed to."""
+    """MEASURED -> the hosts of the pair with a measurement; ERROR -> those with an error."""
 
     @property
     def only_failed_end(self) -> str:
@@ -310,7 +310,7 @@ class GangPairs:
         cable look like a slow link. In both cases, both hosts must be normal with others.
         """
         if suspect.kind == LINK:
-            # A link without a measurement has failed. Confidence is above even odds if both of its ends work with other hosts.
+            # A link without a measurement has failed. If both ends work with other hosts, the confidence is above EVEN_ODDS.
             is_cause = self._collective_slow and not self._is_collective_explained
             return (suspect.measured is None or is_cause) and suspect.confidence > EVEN_ODDS
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow

@@ -194,7 +194,7 @@ def gang_attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> li
 def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
     """Return the measurements of one launch of a record.
 
-    A record itself has the measurements of the last launch of each stage. Earlier launches have their own.
+    The last launch of a stage has its measurements in the record itself, an earlier one in `Launch.observations`.
     """
     last = [other for other in record.launches if other.stage == launch.stage and (other.ranks or other is launch)][-1]
     return (*launch.observations, *(record.by_stage.get(launch.stage, ()) if last is launch else ()))

@@ -2,7 +2,8 @@
 
 An end is one rail of a host: a GPU with its NIC, or an RDMA port. A pair is as fast as its slowest part, and a good end is fast
 with at least one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow,
-the link is slow. But an end is partly slow if at least half of its pairs with good ends are slow, and at least MIN_HOSTS of them.
+the link is slow. But if at least MIN_HOSTS pairs of one end with good ends are slow, and these are at least half of such pairs,
+that end is partly slow and the links are not.
 Speeds are compared as logarithms, so that a ratio is a difference.
 """
 
@@ -240,7 +241,7 @@ def _find_slow_ends(
 def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
     """Find the slow edges between good ends.
 
-    If at least half of the edges of one end are slow, and at least MIN_HOSTS, that end is slow instead.
+    If at least MIN_HOSTS edges of one end are slow, and these are at least half of its edges, that end is slow instead.
     """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)

@@ -57,7 +57,7 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return a verdict of NCCL's pairs, attributed to the slow part that the pairs of ports show on its host, if it is only one.
+    """Return a verdict of NCCL's pairs. If the pairs of ports show exactly one slow part on its host, attribute it to that part.
 
     A slow NIC is attributed to a port, rail or switch, and a slow rail to a rail or switch.
     """
