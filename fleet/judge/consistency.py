@@ -1,7 +1,7 @@
 """Check that the evidence of a host is complete and does not contradict itself. A contradiction is inconclusive, never a pass.
 
 Nothing here is compared with a limit. Each check names the elements that disagree, so that the cause can be found: a record that
-was edited, an agent that lost a part of it, or a host whose clock or parts changed during the run.
+was edited, an agent that lost a part of a record, or a host whose clock or parts changed during the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
-"""A supervisor that ends its ranks at the deadline needs at most this long for it: a launch is at most that much longer."""
+"""A supervisor that ends its ranks at the deadline needs at most this long for it. A longer launch is a contradiction."""
 FIRST_READING_S = LAST_READING_S = 3600.0
 """A record begins at most this long before its first snapshot, and ends at most this long after its last snapshot or launch."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
@@ -137,7 +137,8 @@ def _code(exit_code: int | None) -> str:
 def _clock_problems(record: Record, planned: str, received: float | None) -> Iterator[Problem]:
     """Compare the times of a record with those of the control node.
 
-    A host gets the nonce of the run with the plan, so it can put the nonce into the record of an earlier run.
+    The right nonce does not prove that a record is of this run: a host gets the nonce with the plan, and can put it into an older
+    record.
 
     Args:
         record: a record of the host.

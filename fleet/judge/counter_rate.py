@@ -19,12 +19,13 @@ BASES = (UPTIME, COUNTER_AGE)
 """Readings on which rates depend."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
-"""Counts are divided by at least this many seconds, so that the normal errors of a short time are not a high rate. Before the run
-those are errors of links that train: a new rack is rebooted and cabled on the day of its acceptance. During the run they are the
-connections that a launch cuts when it ends."""
+"""Counts are divided by at least this many seconds, so that a few normal errors in a short time are not a high rate. Before the
+run, links count errors while they train, and a new rack is rebooted and cabled on the day of its acceptance. During the run,
+connections that a launch cuts when it ends are counted as errors."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
-"""Standard deviations by which a count must exceed the limit of its rate. One in 740 links at the limit exceeds it by chance."""
+"""A count fails if it is this many standard deviations above the count that the limit allows. Of 740 links whose true rate is the
+limit, one fails by chance."""
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ class Criterion:
     within: float = 0.0
     """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
     prefer: Value = None
-    """With `same_as_fleet`: a value that always passes. If another value is equally common, this one is required."""
+    """With `same_as_fleet`: a value that always passes. If it and another value are the most common, only this one passes."""
     among: str = ""
     """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with those of
     the same NVLink `domain` (hosts in none are not compared). Default: with the hosts of the same gang."""

@@ -34,8 +34,8 @@ TOGETHER = {
     "software.driver_module.open": "software.driver_module.version",
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
-"""Reading of the host -> another reading: if the host has the other one, the agent also reports the first, with a value or a
-reason. If the other one is the duration of a collector, it must have a value, which shows that the collector did not fail."""
+"""Reading of the host -> another reading. A snapshot that has the other one (a value or a reason) also has the first. If the
+other one is the duration of a collector, only a value counts, because it shows that the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")

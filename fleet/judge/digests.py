@@ -26,7 +26,7 @@ SOURCE = (
 MIN_GPUS_FOR_MAJORITY = 3
 """A majority needs three GPUs: if two differ, either may be right."""
 _ACTIONS: Mapping[Value, str] = {"copy": "inspect_hardware"}
-"""Workload -> action, if the GPU may not be at fault: its copies also pass the PCIe link and the memory of the host."""
+"""Workload -> action, if its wrong results may not be the GPU's fault: copies also pass the PCIe link and the host's memory."""
 _LIBRARIES = ("torch", "cuda", "cublas", "cudnn", "nccl")
 """Libraries whose versions choose the kernels. A record without a version is compared only with records without it."""
 

@@ -143,7 +143,7 @@ def _judge_connections(view: HostView, broken: Mapping[str, str], member: Domain
         reason = f"the domain is not up, and IMEX reports no connection to {counted(member.unreported, 'host')}"
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken and member.peers == len(member.broken):
-        reason = f"not connected: {counted(member.peers, 'host')}, at fault or not in this run"
+        reason = f"not connected: {counted(member.peers, 'host')}, at fault or absent from this run"
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken:
         reason = (

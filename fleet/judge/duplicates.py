@@ -76,8 +76,8 @@ class DuplicateSerials:
     def same_machine(self, host: str, evidence: Evidence) -> list[str]:
         """Return the hosts whose records are of the same machine as those of `host`.
 
-        All GPUs of one of the two hosts are those of the other. If the host reports adapters, they have one in common, because
-        the GPUs of two machines may have forged identities.
+        All GPUs of one of the two hosts are also GPUs of the other. If `host` reports adapters, the two hosts must also have an
+        adapter in common, because the GPUs of two machines may have forged identities.
         """
         shared: Counter[str] = Counter()
         for gpu, identity in _identities(evidence.gpus()):

@@ -57,7 +57,7 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
 def _by_credible_values(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures, failed: Verdict
 ) -> Verdict:
-    """Judge a series that failed again, without its impossible values, and return the verdict.
+    """Judge a failed series once more, without its impossible values, and return the verdict.
 
     It is inconclusive if the series does not fail without them: impossible values do not show a fault of the part.
     """
@@ -241,7 +241,7 @@ def _judge_without_links(view: HostView, criterion: Criterion, last: Observation
 
 
 def is_unlinked(view: HostView, criterion: Criterion, observation: Observation) -> bool:
-    """Return whether the limit is for GPUs that NVLinks join, and none joins those of the observation."""
+    """Return whether the limit is for GPUs that NVLinks join, and no NVLink joins the GPUs of the observation."""
     return bool(criterion.links) and view.nvlinks_between(observation.scope) == 0
 
 

@@ -280,7 +280,7 @@ def figure_problems(
         least, why = LEAST[item.name]
         if isinstance(item.value, int | float) and item.value < least:
             yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
-    # The processes of a rehearsal share processors, so that one may wait for the others: its rates are not compared.
+    # The processes of a rehearsal share processors, so that one may wait for the others: their rates are not compared.
     if not view.plan.rehearsal:
         yield from _too_sufficient(items, structure)
         for group in structure.siblings:

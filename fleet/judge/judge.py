@@ -224,7 +224,7 @@ def without_criteria(view: HostView, remaining: Remaining | None = None) -> Iter
 
 
 def _with_log_lifetime(verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails by a message since boot in the kernel log, add that it fails until the next boot."""
+    """Return the verdict. If a message in the kernel log since boot makes it fail, add that only a reboot clears the message."""
     is_since_boot = verdict.name.startswith(KERNEL_LOG) and verdict.kind != VerdictKind.CHANGE
     if verdict.verdict != FAIL or not is_since_boot:
         return verdict

@@ -56,7 +56,7 @@ def _hosts_without_overlap(attempt: Attempt) -> list[str]:
     return [
         host
         for host, (began, ended) in times.items()
-        # Count the hosts that began before its end, minus those that ended before its beginning. The count includes this host.
+        # Count the hosts that began before this one ended, minus those that ended before it began. The count includes this host.
         if bisect.bisect_right(begins, ended + CLOCK_TOLERANCE_S) - bisect.bisect_left(ends, began - CLOCK_TOLERANCE_S)
         <= 1
     ]

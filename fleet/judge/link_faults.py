@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 COUNT, FATAL, LAST_SEEN = "xid.count", "xid.fatal", "xid.last_seen"
 DEAD_LINK, FOLLOWING = "149", "145"
 FOLLOWS_HOST, FOLLOWS_PART = "follows_host", "follows_part"
-"""Parameters of a failure that follows from that of another part: its host and its scope."""
+"""Parameters of a failure that another part caused: the host and the scope of that part."""
 
 Part = tuple[str, str]
 """Host and scope of a GPU."""

@@ -50,7 +50,7 @@ def _ports(view: HostView, scope: str) -> Iterator[str]:
 
 
 def _module_at(view: HostView, port: str) -> str:
-    """Return `module ACME AC-400, serial X1`; empty if nothing is known. The last reading counts, if the module was replaced."""
+    """Return `module ACME AC-400, serial X1`; empty if nothing is known. If it was replaced, the last reading counts."""
     known: dict[str, str] = {}
     for name in _IDENTITY:
         for _, metric in view.observations.metrics.get(name, ()):

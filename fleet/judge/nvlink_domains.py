@@ -136,8 +136,9 @@ def last_values(view: HostView, name: str) -> dict[str, Value]:
 def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     """Return the broken connections by the host at fault.
 
-    First, hosts whose daemon does not work get all of theirs. Then the host with the most remaining ones gets them, until none is
-    left. If neither end has another one, both ends get the connection, or only the end that is not in the run.
+    First, each host whose daemon does not work gets all its broken connections. Then the host with the most remaining connections
+    gets these, until none is left. A connection between two hosts that have no other one left is attributed to both, or only to
+    the host that is not in the run.
     """
     states: dict[Edge, str] = {}
     not_ready = []

@@ -157,7 +157,7 @@ class ObservationLookup:
 def _latest(observations: Sequence[Observation]) -> Observation | None:
     """Return the last of the observations of one expectation.
 
-    If local and remote memory were measured, the last of each counts, and an error goes before a measurement.
+    If local and remote memory were measured, return the last observation of one of them, preferably one that failed.
     """
     if len(observations) < 2:
         return observations[0] if observations else None

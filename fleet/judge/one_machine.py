@@ -38,7 +38,7 @@ class _Span(NamedTuple):
 
 
 class Machines:
-    """The hosts with a record by the boot ID that they report, and when each was measured.
+    """The hosts with a record, grouped by the boot ID that they report, and when each was measured.
 
     Those of different hosts can be merged in any order.
     """
@@ -67,7 +67,7 @@ class Machines:
         return sorted(machines, key=lambda hosts: list(map(_natural, hosts)))
 
     def measured_together(self, view: HostView, stage: str) -> tuple[str, ...]:
-        """Return the host, and those on its machine that were measured at the time of its stage; empty if there are none."""
+        """Return the host, and the others on its machine that were measured during its stage; empty if there are no others."""
         name = view.host.name
         others = {
             other

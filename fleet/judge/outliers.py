@@ -26,7 +26,7 @@ MIN_PEERS_FOR_MEDIAN = 3
 MIN_PEERS_FOR_DEVIATION = 8
 """Number of peers below which there is no deviation: the deviation of eight peers has a standard error of 40 %."""
 SIGMA_OF_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 KINDS = {
     "gpu": ("GPU", "GPUs"),
     "cpu": ("process", "processes"),

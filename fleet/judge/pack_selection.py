@@ -26,7 +26,7 @@ _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]
 
 
 OF_PORTS = ("fabric_ports.", "infiniband.", "network.", "optics.", "port.", "verbs.", "software.perftest.")
-"""Prefixes of what is read from network ports, and measured on them."""
+"""Prefixes of the names of readings of network ports, and of figures measured on such ports."""
 _PORT_PACKS: BoundedCache[int, tuple[Pack, Pack]] = BoundedCache(8)
 """Cache: `id` of a pack -> the pack, and its criteria on ports."""
 

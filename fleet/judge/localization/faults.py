@@ -30,7 +30,7 @@ def with_last_hosts(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, froz
 def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that stopped a launch and took part in no later launch that worked.
 
-    Two hosts that fail only together get verdicts even if one of them took part in such a launch.
+    Two hosts that fail only together get verdicts even if one of them worked in a later launch.
 
     Args:
         attempts: every launch and probe of one gang.

@@ -111,7 +111,7 @@ def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]
     """Drop the errors of one end of a pair if the other end measured without an error: then the path between them works.
 
     A transfer in one direction needs both directions of the path. Other verdicts report the figures that the failed end lacks.
-    Its errors are kept if it has them with most of its partners, and with at least two: then they are evidence against its port.
+    The errors of an end are kept if it has them with most of its partners, and with at least two: then its port is suspect.
     """
     own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for (a, b, rail), report in reports.items():
@@ -316,7 +316,7 @@ class GangPairs:
         return suspect.kind not in (RAIL, SWITCH, FABRIC) or self._collective_slow
 
     def _passes(self, host: str) -> Iterator[Verdict]:
-        """Yield a pass for each quantity that was measured on the host, even if it is beyond the limit: no suspect is on it."""
+        """Yield a pass for each quantity measured on a host without a suspect, even if the value misses the limit."""
         for quantity, unit in UNITS.items():
             measured = [
                 (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None

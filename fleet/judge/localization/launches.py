@@ -120,7 +120,7 @@ class Attempt:
         return [item for item in recorded if item and item.kind != UNABLE and not all(map(self._completed, item.hosts))]
 
     def _is_contradicted(self, culprit: Culprit) -> bool:
-        """Return whether other hosts lost contact too, but name other hosts, or a host that is named finished the launch."""
+        """Return whether hosts that lost contact name different hosts, or a host that `culprit` names finished the launch."""
         others = {other.hosts for other in self._reported_culprits if other.kind == CUT_OFF}
         finished = {host for host, launch in self.launches.items() if launch.outcome == FINISHED}
         return len(others) > 1 or bool(finished & set(culprit.hosts))

@@ -23,7 +23,7 @@ PAIRS = "pairs."
 def attribute_pair_failures(
     verdicts: Iterable[Verdict], pair_verdicts: Sequence[Verdict], views: Iterable[HostView]
 ) -> list[Verdict]:
-    """Return the verdicts; those that failed on a pair of hosts or on a port have the part at fault.
+    """Return the verdicts; those that failed on a pair of hosts or on a port name the part at fault.
 
     - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without one, the gang; on a host without a
       gang, the host. A pair with wrong data keeps its scope, because a slow part does not explain wrong data.

@@ -184,7 +184,7 @@ def _ends_of_switches(levels: Iterable[End], switches: Mapping[End, str]) -> dic
 def _find_slow_switches(
     slow_parts: SlowParts, levels: Iterable[End], ends_of_switch: Mapping[str, frozenset[End]]
 ) -> None:
-    """Find the switches whose ends are all slow, although most of their hosts are not slow on other switches too."""
+    """Find the switches whose ends are all slow, unless half of the hosts at the switch are slow on their other rails too."""
     rails: dict[str, set[int]] = defaultdict(set)
     for host, rail in levels:
         if rail not in slow_parts.rails:
