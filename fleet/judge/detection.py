@@ -222,7 +222,7 @@ def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[
     within = sum(statistics.variance(values) * (len(values) - 1) for values in parts if len(values) > 1) / (
         repeats or 1
     )
-    # The means scatter by the parts' own spread, and by that between runs divided by the number of runs.
+    # The variance of the mean of a part is that between parts, plus that between runs divided by the number of runs.
     rest = within * (1 - statistics.fmean(1 / len(values) for values in parts))
     of_means = between * (1 + 1 / len(parts))
     terms = [(of_means, len(parts) - 1), (rest, repeats)]

@@ -220,16 +220,16 @@ def _of_two_machines(host: str, evidence: Evidence, known: DuplicateSerials) -> 
         owner = f", which {' and '.join(others)} {'report' if len(others) > 1 else 'reports'} too" if others else ""
         texts.append(f"{record_name(host, record.gang)} lists {_serials(record.gpus)}{owner}")
     return (
-        f"the records of this host are of different machines: {'; '.join(texts)}: a record of another host was delivered under "
-        "this name; resume the run, and check that every name of the inventory leads to its own host"
+        f"the records of this host are of different machines: {'; '.join(texts)}; a record of another host was delivered under "
+        "this name: resume the run, and check that every name of the inventory leads to its own host"
     )
 
 
 def _of_one_machine(host: str, evidence: Evidence, others: Sequence[str]) -> str:
     names = [record_name(name) for name in sorted({host, *others})]
     return (
-        f"{' and '.join(names)} are of one machine: {record_name(host)} lists {_serials(evidence.gpus())}: the inventory "
-        "names one machine twice, or the record of one host was delivered under the name of another; check that every name leads "
+        f"{' and '.join(names)} are of one machine: {record_name(host)} lists {_serials(evidence.gpus())}; the inventory "
+        "names one machine twice, or the record of one host was delivered under the name of another: check that every name leads "
         "to its own host"
     )
 

@@ -173,10 +173,10 @@ def _count_when_answering(view: HostView, name: str, scope: str, address: str) -
 def _identify(
     view: HostView, name: str, count: int, missing: int, slots: SlotMap, causes: Collection[str]
 ) -> Iterator[str]:
-    """Yield texts that identify the `missing` GPUs; none if the readings of the host contradict each other.
+    """Yield texts that identify the `missing` GPUs.
 
-    Yield none either if not all GPUs of the host are under test, or if one has no PCI address. `causes` has the addresses of the
-    GPUs whose cause is known: from the kernel log, or because another driver has the GPU.
+    Yield none if the readings of the host contradict each other, if not all its GPUs are tested, or if one has no PCI address.
+    `causes` has the addresses of the GPUs whose cause is known: from the kernel log, or because another driver has the GPU.
     """
     present, on_bus = _layout(view), _on_bus(view)
     # If only some GPUs of a host are under test, their indexes move when one of the others is missing.

@@ -357,7 +357,7 @@ def _value(pair: Pair, quantity: str) -> float | None:
 
 
 def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return `_best_rail` of each pair of hosts, as rail 0: all rails share one link, and some also a CPU."""
+    """Return the `_best_rail` of each pair of hosts, numbered 0. The rails share one link, and some of them also a CPU."""
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)
