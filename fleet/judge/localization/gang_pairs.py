@@ -329,7 +329,7 @@ class GangPairs:
             if quantity == LATENCY:
                 limit = typical / (1 - self._tolerance.latency)
             within = value >= limit if quantity == BANDWIDTH else value <= limit
-            conclusion = "no part of the host is slow" if within else "not attributed to a part of this host"
+            conclusion = "no part of the host is slow" if within else "slow, but no part of this host is a suspect"
             yield Verdict(
                 host=host,
                 scope=self._scope,

@@ -150,11 +150,11 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], bool]:
     """Return index -> natural logarithm of the speed of each edge as a share of the typical speed of its kind.
 
-    If the typical speed is below the lowest speed of a healthy pair, shares are relative to the latter, and the second value is
-    True: a healthy edge then has a share of at least 0.
+    If a typical speed is below the lowest speed of a healthy pair (`least`), the latter replaces it, and the second value that is
+    returned is True: the logarithm of a healthy edge is then at least 0.
 
-    If the kind has a minimum speed instead, the share is relative to that, and capped at 1. An edge whose kind has neither is
-    left out.
+    If the kind has a minimum speed instead of a typical one, the share is relative to the minimum and capped at 1. An edge whose
+    kind has neither is left out.
     """
     typical, minimum = typical_speeds(edges)
     is_known = any(least.get(kind, 0.0) > speed for kind, speed in typical.items())

@@ -493,7 +493,7 @@ def contradictions(
 
 def test_records_that_list_different_members_of_one_launch_are_inconclusive() -> None:
     found = contradictions((2, ALL), (2, ("h2", "h3")))
-    reason = "the records of its hosts list different members of launch 2: h1, h2, h3 and h2, h3"
+    reason = "the records of its hosts list different members of launch 2: (h1, h2, h3) and (h2, h3)"
     assert [(item.host, item.reason) for item in found] == [("h1", reason), ("h2", reason)]
     for item in found:
         assert (item.scope, item.name, item.stage, item.verdict) == (f"gang={GANG}", "stage.gang", "gang", INCONCLUSIVE)

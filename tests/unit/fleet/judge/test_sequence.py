@@ -295,7 +295,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
         }
         return [(verdict.host, verdict.reason) for verdict in contradictory_members(PLAN, evidence)]
 
-    reason = "the records of its hosts list different members of launch 1: h1, h2 and h2"
+    reason = "the records of its hosts list different members of launch 1: (h1, h2) and (h2)"
     assert contradictions(("h1", "h2"), ("h1", "h2")) == []
     assert contradictions(("h1",), ("h2",)) == []
     assert contradictions(("h1", "h2"), ("h2",)) == [("h1", reason), ("h2", reason)]

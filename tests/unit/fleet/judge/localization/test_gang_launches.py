@@ -1484,7 +1484,9 @@ def test_pass_of_a_host_beyond_the_limit_does_not_call_it_normal() -> None:
     pairs = matrix(4, 3, shares={1: 0.76}, unmeasured=[("a", 0), ("a", 2)])
     first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
     assert (first.host, first.verdict, first.value, first.limit) == ("a", PASS, 76, None)
-    expected = "median of its 3 pairs 76 B/s, of all pairs of the gang 88 B/s: not attributed to a part of this host"
+    expected = (
+        "median of its 3 pairs 76 B/s, of all pairs of the gang 88 B/s: slow, but no part of this host is a suspect"
+    )
     assert first.reason == expected
 
 
