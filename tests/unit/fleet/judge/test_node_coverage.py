@@ -122,7 +122,9 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
 )
 def test_every_node_must_have_each_figure_of_its_placements(count: int, placements: set[str]) -> None:
     found = silent(nodes(count))
-    assert {reason for *_, reason in found} == {f"0 of {count} NUMA nodes have this figure, or a reason why not"}
+    assert {reason for *_, reason in found} == {
+        f"0 of {count} NUMA nodes have this figure, or a reason why it is missing"
+    }
     assert ("host_memory.wrong_elements", {}) in [(name, params) for name, params, _ in found]
     assert {params["placement"] for _, params, _ in found if params} == placements
     assert {params["op"] for name, params, _ in found if name == "host_memory.bandwidth"} >= {"copy", "triad"}
