@@ -66,7 +66,7 @@ class _Step:
 
     criterion: Criterion
     number: int = 0
-    """Its position among the steps of the layout."""
+    """Position of the step among all steps of the layout."""
     checks: Sequence[_Check] | None = None
     partners: PartnerCheck | None = None
     """The check of a figure that is measured between pairs of hosts."""
@@ -79,11 +79,11 @@ class _Step:
     group_keys: tuple[GroupKey, ...] = ()
     """The groups of the shared readings, for a criterion that compares hosts."""
     majority: Hashable = None
-    """What these groups require (`ValueGroups.majority`)."""
+    """What these groups require of their members (`ValueGroups.majority`)."""
 
     @cached_property
     def compares_numbers(self) -> bool:
-        """Return whether all of its checks compare numbers."""
+        """Return whether the step has checks and all of them compare numbers."""
         return bool(self.checks) and all(check.is_number for check in self.checks or ())
 
 
@@ -104,7 +104,7 @@ class _NumberChecks:
         """The values, position, name and gang scope of hosts that pass."""
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number. None if it misses a check; nothing is counted then."""
+        """Count the passes of a host and return their number. If the host fails a check, count nothing and return None."""
         for compare, chosen, limits in self._comparisons:
             numbers = chosen(values.values)
             if not are_numbers(numbers) or not all(map(compare, numbers, limits)):  # type: ignore[arg-type]
@@ -149,9 +149,9 @@ class Layout:
     judged_bandwidths: frozenset[tuple[str, str]]
     """Stage and name of the bandwidths of collectives that have a limit."""
     figures: FigureStructure
-    """What can be wrong about the figures, except those of pairs of hosts."""
+    """What decides whether figures can be right, the same on all hosts of the layout; pairs of hosts are not included."""
     partner_figures: PartnerStructures = field(default_factory=PartnerStructures)
-    """What can be wrong about the figures of pairs of hosts."""
+    """The same facts about the figures of pairs of hosts."""
 
 
 @dataclass(kw_only=True)
@@ -302,9 +302,9 @@ class PassCounter:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
     def _unshare(self, layout: Layout, values: HostValues) -> None:
-        """Stop sharing the steps that differ on this host, by their readings or by the majority of their groups.
+        """Stop sharing each step whose readings, or whose groups' majority, differ on this host.
 
-        They are then applied to each host.
+        From this host on, such a step is applied to each host by itself.
         """
         view = values.view
         changed = layout.shared.remove_changed(values)

@@ -1,8 +1,8 @@
 """Explain slow collectives by a slow NCCL transport.
 
-A slow transport is usually caused by a setting, so the action of the verdict becomes `configure`. In two cases the cause may be a
-bad link, and the verdict keeps the criterion's action: the transport is normal in this fleet, or a link of the host fails by
-itself.
+A slow transport is usually caused by a setting, so the action of the verdict becomes `configure`. The verdict keeps the
+criterion's action in two cases, in which the cause may be a bad link: the transport is fast enough elsewhere in this fleet, or
+another verdict fails a link of the host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Path = tuple[str, str, str, Value, Value]
 
 
 class NormalPaths:
-    """The transports over which some ranks of the fleet reach the required bandwidth. They do not explain failures of others.
+    """The transports over which some ranks of the fleet reach the required bandwidth. They do not explain why other ranks fail.
 
     Whether a figure passes may depend on the whole fleet. Therefore the best figure of each path is kept, and compared with its
     limit when the figures of all hosts are known.
@@ -113,7 +113,7 @@ def is_number(value: Value) -> bool:
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
     """Return the verdict. A failed bandwidth that a slow transport explains gets this reason and the action `configure`.
 
-    The action stays the same if a link of the host fails by itself. If NVLS is missing, the verdict gets a remedy.
+    The action stays the same if another verdict fails a link of the host. If NCCL does not use NVLS, the verdict gets a remedy.
 
     Args:
         view: the host.
@@ -156,7 +156,7 @@ def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str,
 def _explain_transport(view: HostView, verdict: Verdict) -> str:
     """Return why the transport that NCCL chose for this figure's ranks is slow.
 
-    Empty if it is fast, or within a host if GPUs of this model have no peer access.
+    Empty if it is fast, and for ranks of one host whose GPU model has no peer access.
     """
     within = not Scope.parse(verdict.scope).is_gang
     slow = slow_transport(_transport(view, verdict), within=within)

@@ -12,8 +12,8 @@ With R compared results of E elements, at least one is wrong with probability 1 
 
 Patterns: "The Anatomy of Silent Data Corruption" (arXiv 2605.04213: gate-level faults of a data-center GPU, 63 CUDA programs)
 reports in its abstract that less than 40 % of bit-flip events are single bits, that 1.01 % of corrupted results are NaN or
-infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). That the other events have 2 to 8
-bits, anywhere, is assumed. The positions hardly matter: bits are compared as they are, so that all count alike, NaN included.
+infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). We assume that the other events
+flip 2 to 8 bits at any positions. The positions hardly matter, because results are compared bit by bit, NaN included.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ RATE = 1e-6
 FOUND = 0.99
 """Probability for which the smallest rate is stated."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
-"""`stress` compares one product every STRESS_BLOCK_S seconds, or STRESS_BLOCKS in `seconds` if that is more often."""
+"""`stress` compares one product every STRESS_BLOCK_S seconds, or STRESS_BLOCKS products in `seconds` if that is more often."""
 COLLISION = 2.0**-32
 """Upper estimate of the probability that flips of several bits leave a digest as it is, with factors taken as random.
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
-factor. One flip alone always changes the sum. Several of the highest bit, b = 31, cancel if the sum of their factors is 0 modulo
-2³³, which is one in 2³² of the even numbers.
+factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
+modulo 2³³. This holds for one in 2³² of the even numbers.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
 """Observation with the number of repetitions -> parameter that names what was repeated."""
@@ -70,7 +70,7 @@ class Comparison:
     always_alone: float
     """Probability that a fault with the rate *always* is found on a GPU that cannot be compared with others."""
     always_compared: float
-    """The same for a GPU that is compared with two others of its model and software."""
+    """Probability that such a fault is found on a GPU that is compared with two others of its model and software."""
 
     def found(self, rate: float, per_element: bool) -> float | None:
         """Return the probability that a fault with this rate is found; None if the number of repetitions is not known."""
@@ -132,7 +132,7 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
 def _add_measured(
     plan: Plan, evidence: Evidence, rates: dict[str, dict[str, float]], memory: dict[str, tuple[int, float]]
 ) -> None:
-    """Add the fewest repetitions per second of each workload, and the fewest bytes of tested memory and their share, by model."""
+    """Add for each GPU model: the fewest repetitions per second of each workload; the fewest tested bytes and their share."""
     models = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
     stages = {stage.name: stage.benchmarks for stage in plan.stages}
     for item in evidence.benchmarks():
@@ -166,7 +166,7 @@ def _of_stage(
                 case=workload,
                 repetitions=rates[workload] * seconds + 1
                 if workload in rates
-                else None,  # + 1: the first is compared too
+                else None,  # + 1: the first result is compared too
                 elements=digest_elements(workload, chosen["size"]),
                 always_alone=float(workload == "copy"),
                 always_compared=1.0 if workload == "copy" else 1 - COLLISION,
@@ -200,7 +200,9 @@ def _of_stage(
             **common,
             benchmark="integrity",
             case=f"{len(chosen['patterns'])} patterns",
-            repetitions=float(len(chosen["patterns"])),  # at least: tests over time make several passes
+            repetitions=float(
+                len(chosen["patterns"])
+            ),  # a lower bound: patterns that test over time make several passes
             elements=memory[0] // 8,
             always_alone=memory[1],
             always_compared=memory[1],

@@ -92,7 +92,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
         if item.params.get("partners") != len(of_port):
             partners = item.params.get("partners")
             of = f"{partners} partner{'' if partners == 1 else 's'}"
-            reason = f"it is of {of}, but the port has shares with {len(of_port)}"
+            reason = f"it is the best of {of}, but the port has shares with {len(of_port)}"
             yield BEST, item.scope, reason, item.stage
         elif not math.isclose(_number(item.value), max(of_port.values()), rel_tol=TOLERANCE):
             reason = f"it is {item.value}, but the greatest share is {max(of_port.values()):g}"
@@ -100,7 +100,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
 
 
 def _different_mtu(view: HostView) -> Iterator[Problem]:
-    """Yield each port or pair whose tests used different MTUs, although both ends agree on one."""
+    """Yield each port or pair whose tests used different MTUs, although the two ends of a connection agree on one MTU."""
     used: dict[tuple[str, str], dict[Value, None]] = defaultdict(dict)
     for name in (BANDWIDTH, RATIO, MTU, f"{VERBS}.latency", f"{VERBS}.message_rate"):
         for item in view.observations[name]:
@@ -112,7 +112,7 @@ def _different_mtu(view: HostView) -> Iterator[Problem]:
 
 
 def _changed_adapters(view: HostView) -> Iterator[Problem]:
-    """Yield the adapters whose GUID changed during the run, or is missing in a snapshot with their ports."""
+    """Yield the adapters whose GUID changed during the run, or is missing in a snapshot that has their ports."""
     guids: dict[str, dict[Value, None]] = defaultdict(dict)
     stated: dict[tuple[str, str], Mapping[str, object]] = {}
     for snapshot, metric in view.observations.metrics.get(GUID, ()):

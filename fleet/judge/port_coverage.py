@@ -1,8 +1,8 @@
 """Require the figures of RDMA ports and of their pairs.
 
 The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port has every figure of
-`verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: a host
-with which they measured ports must have figures of, or reasons for, as many ports.
+`verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: if a
+partner measured a number of ports with a host, the host must have figures, or reasons, for as many of its own ports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEST = "verbs.best_ratio"
 LAYERS = ("InfiniBand", "Ethernet")
 """Link layers of ports that `verbs` measures. Of other ports it measures nothing."""
 _TEST_OF = {"verbs.rate_ratio": "verbs.bandwidth", "verbs.mtu": "verbs.bandwidth"}
-"""Figure -> the figure of the same test that has the reason if the test has no result."""
+"""Figure -> the figure of the same test that states the reason if the test has no result."""
 _BOTH_WAYS = {"direction": "both_ways"}
 SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
 """Settings of the figures whose best value over all partners is reported too (BEST)."""
@@ -43,7 +43,7 @@ class PortFigure:
 
     @property
     def test(self) -> str:
-        """Return the figure whose absence states why the test has no result."""
+        """Return the figure that states the reason if the test has no result."""
         return _TEST_OF.get(self.name, self.name)
 
     @property
@@ -236,7 +236,7 @@ def planned_figures(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Itera
 
 
 def _has_best(chosen: Mapping[str, Any]) -> bool:
-    """Return whether the ports report the best of their partners."""
+    """Return whether the ports report the best value over all partners."""
     bandwidth = next(output for output in BENCHMARKS[VERBS].outputs if output.name == "verbs.bandwidth")
     in_settings = all(value in chosen[bandwidth.over[key]] for key, value in SHARE.items())
     return in_settings and "bandwidth" in chosen["figures"]

@@ -99,7 +99,7 @@ class Power:
     worst: Mapping[str, Repeatability]
     """Group -> its figure with the worst repeatability."""
     left_out: tuple[str, ...]
-    """Figures with a floor that no part has in MIN_RUNS or more runs."""
+    """Figures with a floor for which no part has values from at least MIN_RUNS runs."""
 
 
 def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:

@@ -1,4 +1,4 @@
-"""Check that the snapshots of a record have the same readings, and that constant readings and counted times can be right.
+"""Check that snapshots have the same readings, that constant readings do not change, and that counted times can be right.
 
 Most readings of two snapshots are the same Python object (`schemas.quick`), so one pass over the record compares few values.
 """
@@ -22,15 +22,15 @@ Problem = tuple[str, str, str, str]
 FULL_PHASES = ("before", "after")
 """Phases of the snapshots that have every reading. A snapshot during a launch has only the readings that take little time."""
 IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
-"""Reading -> field of the record that states the same."""
+"""Reading -> field of the record that states the same value."""
 REPORTED_AS_IDENTITY = ("gpu.serial", "gpu.uuid", "gpu.name")
 """Readings whose change is reported as a change of identity (`expectations.identity_changes`)."""
 LASTING_LABELS = ("host", "gpu", "cpu", "numa", "runtime")
 """Device kinds whose readings are in every snapshot."""
 REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
-"""Device kinds that may be replaced by another one of the same name while the host runs."""
+"""Kinds of devices that may be replaced by another device of the same name while the host runs."""
 OF_MODULES = ("optics.", "port.")
-"""Readings of the modules at ports, which are replaced, and lose their link, while the host runs."""
+"""Readings of the modules in ports. A module may be replaced, or lose its link, while the host runs."""
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
 LOG_READ = "xid.last_seen"

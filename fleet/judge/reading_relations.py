@@ -78,7 +78,7 @@ OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
 
 
 def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield each reading of a part that the host does not have, each wrong count, and each reading above its whole."""
+    """Yield each reading of a part that the host does not have, each wrong count, and each value above its total."""
     # A planned GPU that the record does not list has a verdict of its own.
     known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
     unlisted: dict[str, str] = {}
@@ -125,7 +125,7 @@ def _problems_of_snapshot(
     if LINK_COUNT in readings and LINKS in readings:
         numbers = readings[LINKS].values_per_device
         for scope, stated in readings[LINK_COUNT].values.items():
-            if numbers.get(scope, 0) not in (0, stated):  # some drivers report the state of no link
+            if numbers.get(scope, 0) not in (0, stated):  # some drivers do not report the states of links
                 reason = f"is {stated}, but {LINKS} was read for {counted(numbers[scope], 'link')}"
                 yield LINK_COUNT, scope, reason, snapshot.stage
 
@@ -152,7 +152,7 @@ def _is_own_peer(scope: str) -> bool:
 
 
 def _unknown_parts(record: Record) -> Iterator[Problem]:
-    """Yield each reading of a part that no snapshot lists, and each number of GPUs on the bus above that of the listed GPUs."""
+    """Yield each reading of a part that no snapshot lists, and each count of GPUs on the bus above the number of listed GPUs."""
     listed: dict[str, set[str]] = defaultdict(set)
     gpus: set[str] = set()
     for metric in record.distinct_metrics:
@@ -165,7 +165,7 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
         for metric in snapshot.metrics:
             if gpus and metric.name == GPUS_ON_BUS:
                 for scope, stated in metric.values.items():
-                    # If there are fewer, a GPU fell off the bus, which is judged.
+                    # If there are fewer, a GPU fell off the bus: a criterion judges that.
                     if isinstance(stated, int) and stated > len(gpus):
                         yield (
                             GPUS_ON_BUS,
@@ -207,7 +207,7 @@ def _part_of(name: str) -> str:
 def _exceeding(
     metric: Metric, readings: Mapping[str, Metric], parts_read: Mapping[str, set[int]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield scope and reason of a count that is not the number of parts, or of a value above its whole."""
+    """Yield scope and reason of a count that is not the number of parts, or of a value above its total."""
     of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and of_parts in parts_read:
         # Short snapshots have counts without the readings of the parts, and parts may come and go between two full snapshots.
@@ -227,7 +227,10 @@ def _exceeding(
 
 @cache
 def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Return these labels and those of the parts that contain them. A reading that a whole host lacks has scope `host`."""
+    """Return these labels and those of the parts that contain such parts.
+
+    The empty tuple is for the scope `host`, which a reading has that the whole host lacks.
+    """
     return frozenset(labels[:number] for labels in shapes for number in range(len(labels) + 1))
 
 

@@ -44,8 +44,8 @@ MAX_KINDS = 256
 _NAMES: BoundedCache[tuple[int, tuple[str, ...]], tuple[Mapping[str, Criterion], tuple[str, ...], tuple[str, ...]]] = (
     BoundedCache(MAX_KINDS)
 )
-"""Identity of the criteria of a host, and the names of its readings -> the criteria, which are kept so that no other object gets
-their identity, and the results of `_optional_of_gpus` and `_optional_of_hosts`."""
+"""`id` of the criteria of a host, and the names of its readings -> the criteria, and the results of `_optional_of_gpus` and
+`_optional_of_hosts`. The criteria are kept so that no other object gets the same `id`."""
 
 
 @dataclass(kw_only=True)

@@ -60,7 +60,7 @@ def _reasons(items: Sequence[Observation]) -> str:
 
 
 def _may_be_of_fabric(view: HostView, port: str) -> bool:
-    """Return whether the port is neither Ethernet beside InfiniBand nor slow, the rules by which the agent leaves ports out."""
+    """Return whether `verbs` may measure the port: it leaves out slow ports, and Ethernet ports if the host has InfiniBand."""
     layers, rates = _last(view, "infiniband.link_layer"), _last(view, "infiniband.rate")
     if layers.get(port) != INFINIBAND and INFINIBAND in layers.values():
         return False

@@ -1,7 +1,7 @@
 """One row of a tally: the verdicts of one criterion on one figure.
 
-It keeps counts, values and the worst parts, so only different texts make it grow with the fleet. Numbers are exact while there
-are few different ones. With more, they are rounded to one part in ten thousand.
+It keeps counts, values and the worst parts. It grows with the fleet only if the values are texts that differ from host to host.
+Numbers are exact while there are few different ones. With more, they are rounded to one part in ten thousand.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _launch_order_problems(record: Record) -> Iterator[Problem]:
 
 
 def _misplaced_launches(record: Record) -> Iterator[Problem]:
-    """Check that a record of one host has no finished launch of the gang, and the record of a gang none of one host."""
+    """Check that a record of one host has no finished launch of the gang, and the record of a gang no launch of a single host."""
     misplaced = BENCHMARK if record.gang else GANG
     for launch in record.launches:
         if launch.succeeded and launch.stage == misplaced:

@@ -13,7 +13,7 @@ from schemas.scopes import Scope
 
 _PROCESSES = "gpu.processes"
 NO_SPEEDS = (".accuracy", ".mtu")
-"""Ends of the names of figures with a least value that no other process lowers: a result, and a setting."""
+"""Ends of names: figures with a lower limit that are no speeds, so that another process does not lower them."""
 
 
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:

@@ -1,4 +1,4 @@
-"""Require the bandwidth of all clients of a shared directory together if it has a floor. The plan does not list this figure."""
+"""Require the total bandwidth of all clients of a shared directory if it has a floor. The plan does not list this figure."""
 
 from __future__ import annotations
 

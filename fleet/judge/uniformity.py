@@ -116,7 +116,7 @@ def _most_common(by_count: Sequence[tuple[Value, int]], criterion: Criterion) ->
 
 
 def _with_tolerance(by_count: Sequence[tuple[Value, int]], within: float) -> list[tuple[Value, int]]:
-    """Return each value and the number of parts whose number is within the tolerance of it, in the given order."""
+    """Return each value with the number of parts whose value is within the tolerance of it, in the given order."""
     numbers = sorted((value, count) for value, count in by_count if _is_number(value))
     ordered: list[float] = [number for number, _ in numbers]  # type: ignore[misc]
     totals = [0, *itertools.accumulate(count for _, count in numbers)]
@@ -201,7 +201,7 @@ class ValueGroups:
                     self.add_part(part)
 
     def add_part(self, part: PartValue, parts: int = 1) -> None:
-        """Count the value of one part, or of `parts` equal parts of other hosts too."""
+        """Count the value of one part; with `parts`, of that many equal parts, which other hosts have."""
         group = self._groups.get(part.key)
         if group is None:
             group = self._groups[part.key] = ValueGroup(what=part.what)
@@ -230,7 +230,7 @@ class ValueGroups:
         return self._groups.get(key) or ValueGroup(what=what)
 
     def common_parts(self, view: HostView, criterion: Criterion) -> dict[str, ValueGroup]:
-        """Return the scope of each part that more than half of the hosts of this host's group have, with its values."""
+        """Return scope -> values of each part that more than half of the hosts in this host's group have."""
         if criterion.id not in self._common:
             self._common[criterion.id] = self._common_of_kinds(criterion.id)
         return self._common[criterion.id].get(_kind_key(view, criterion), {})
@@ -271,7 +271,7 @@ def _kind_key(view: HostView, criterion: Criterion) -> KindKey:
 def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
     """Yield the observations that the criterion compares.
 
-    PCI readings of drives are left out: hosts of one order may have different drives.
+    PCI readings of drives are left out: hosts that were ordered together may have different drives.
     """
     drives: set[str] = set()
     if criterion.name.startswith(SLOT_READINGS):

@@ -1,4 +1,4 @@
-"""Score each version by its published vulnerabilities, for criteria of a site that reject hosts with them.
+"""Score each version by its published vulnerabilities, for a site whose criteria reject hosts with vulnerable versions.
 
 Without such a criterion, the report lists the vulnerabilities, and they change no decision.
 """
@@ -30,8 +30,8 @@ SCORES = "vulnerability."
 def with_scores(evidence: Evidence, packs: Iterable[Pack]) -> Evidence:
     """Return the evidence, with the score of each version in each snapshot if a criterion of the operator judges it.
 
-    The score is the highest CVSS base score of the vulnerabilities that the version has; 10 if an advisory states none, 0 without
-    vulnerabilities.
+    The score is the highest CVSS base score of the vulnerabilities that the version has. A vulnerability whose advisory states no
+    score counts as 10. The score of a version without vulnerabilities is 0.
     """
     if not any(item.name.startswith(SCORES) for pack in packs if pack.chosen for item in pack.criteria):
         return evidence

@@ -22,7 +22,7 @@ class Estimate:
     """How long a run takes per host."""
 
     stages_s: dict[str, float]
-    """Stage -> its expected duration in seconds, including the start and end of the ranks; empty if it is unknown for a stage."""
+    """Stage -> its expected duration in seconds, including start and end of the ranks; empty if that of any stage is unknown."""
     longest_s: float
     """Seconds after which all stages have reached their deadlines."""
     source: str

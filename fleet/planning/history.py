@@ -21,7 +21,7 @@ from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 """The newest MAX_RUNS runs are read. Of the newest MAX_TIMED_RUNS of them, the records are read too, for the cost of benchmarks:
-at most MAX_TIMED_RECORDS of each kind, of hosts, of gangs and of BMCs."""
+at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMCs."""
 REPORT_BYTES = 200_000_000
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
@@ -99,7 +99,8 @@ def _budget(budget: object) -> float:
 def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
     """Return the tests that the plan would keep, so that the budget is not spent on others.
 
-    Without gangs there is no gang stage, with rackproof_validation_only no training, and without NVLink domains no test of them.
+    Without gangs there is no gang stage, with rackproof_validation_only no training, and without NVLink domains no test of such
+    domains.
     """
     includes_training = not next(iter(hosts.values())).get("rackproof_validation_only", False)
     has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())

@@ -127,7 +127,7 @@ def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _scaled(stage: Stage, scaled: Mapping[str, Any], factor: float) -> Stage:
-    """Return the stage with these time budgets multiplied. Those that are whole seconds by their default stay whole."""
+    """Return the stage with these time budgets multiplied. A budget whose default is a whole number of seconds stays whole."""
 
     def multiplied(benchmark: str, key: str, value: float) -> float:
         is_whole = isinstance(BENCHMARKS[benchmark].settings[key], int)

@@ -31,7 +31,7 @@ DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
 WEEK_S = 7 * 86400.0
 """Seconds after which the risk of a test that has not run is doubled. Each further week adds the same amount to the risk."""
 NEVER_RUN_S = 12 * WEEK_S
-"""Seconds added to the age of a test that never ran, which is the time since the first known run."""
+"""The age of a test that never ran is the time since the first known run, plus these seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

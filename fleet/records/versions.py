@@ -12,7 +12,7 @@ from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 
 _VERSIONS = re.compile(r"[._](version|firmware|model|release|part_number)$")
-"""Suffixes of names. A reading with such a name and a text as value is listed even if no criterion compares it over the fleet."""
+"""Suffixes of names. A text reading whose name has one of them is listed even if no criterion compares it over the fleet."""
 
 
 def versions(
@@ -62,7 +62,7 @@ def version_names(names: Iterable[str], compared: Sequence[Criterion]) -> list[s
 
 def _may_be_version(name: str, compared: Iterable[Criterion]) -> bool:
     if name.startswith(f"{LAUNCH}."):
-        return False  # `software` has them
+        return False  # the versions of a launch are listed from its `software`
     return bool(_VERSIONS.search(name)) or any(item.matches_name(name) for item in compared)
 
 

@@ -61,7 +61,7 @@ class Format:
         return self.library if self.library and not importlib.util.find_spec(self.library) else ""
 
     def possible_flags(self) -> Iterable[tuple[str, ...]]:
-        """Yield each combination of `variants`, with none of them first."""
+        """Yield each combination of `variants`, the empty one first."""
         return chain.from_iterable(combinations(self.variants, size) for size in range(len(self.variants) + 1))
 
 

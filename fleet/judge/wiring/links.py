@@ -222,7 +222,7 @@ def _absent(view: HostView) -> dict[str, str]:
 
 
 def _changed(view: HostView) -> dict[str, str]:
-    """Return scope -> the switches that it had during the run, if there was more than one: the cable was moved."""
+    """Return port -> its switches during the run, if there was more than one: the cable was moved."""
     seen: dict[str, dict[Value, None]] = {}
     for kind in KINDS:
         for _, metric in view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()):

@@ -18,7 +18,7 @@ def planned_lines(manifest: Sequence[Part]) -> list[Part]:
 
 
 class _Cables:
-    """The lines of the manifest, the port that each names, and the line whose switch port each cable is at."""
+    """The lines of the manifest, the host's port that each line names, and for each cable the line that has its switch port."""
 
     def __init__(self, lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> None:
         self.hosts = hosts

@@ -149,7 +149,7 @@ class _Fleet:
         return verdicts
 
     def unread_ports(self, ports: Iterable[PortLink], hosts: int) -> list[Verdict]:
-        """Return an inconclusive verdict on each of these ports of a host without any switch, if most hosts have one there."""
+        """For a host that reports no switch at all: return an inconclusive verdict on each port where most hosts report one."""
         verdicts = []
         for port in ports:
             count = self._readings_at[port.slot]

@@ -59,7 +59,7 @@ class Axis:
         return round((value - self.low) / (self.high - self.low) * 100, 2)
 
     def histogram(self, values: Iterable[float]) -> list[Bin]:
-        """Return for each column of the plot that has values how many values it has."""
+        """Return the number of values in each column of the plot that has any."""
         columns = Counter(min(int(self.percent(value) / 100 * _COLUMNS), _COLUMNS - 1) for value in values)
         width = (self.high - self.low) / _COLUMNS
         return [Bin(self.low + column * width, width, count) for column, count in sorted(columns.items())]

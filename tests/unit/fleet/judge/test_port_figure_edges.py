@@ -95,7 +95,7 @@ def best(value: Any, partners: int) -> Observation:
         (0.905, 2, ""),
         (0.92, 2, "it is 0.92, but the greatest share is 0.9"),
         (0.8, 2, "it is 0.8, but the greatest share is 0.9"),
-        (0.9, 3, "it is of 3 partners, but the port has shares with 2"),
+        (0.9, 3, "it is the best of 3 partners, but the port has shares with 2"),
     ],
 )
 def test_best_share_is_the_greatest_with_all_partners(stated: float, partners: int, reason: str) -> None:
