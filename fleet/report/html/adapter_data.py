@@ -67,7 +67,7 @@ def add_adapter_pages(
         if size > budget:
             table.restore(mark)
             adapters, size = [], len(',"adapters":[]')
-        page["adapters"] = adapters  # if empty, the page names the command that writes them
+        page["adapters"] = adapters  # if empty, the page names the command that adds the adapters
         budget -= size
     return budget
 

@@ -25,5 +25,5 @@ def add_former_runs(report: FleetReport, table: TextTable, pages: dict[str, Any]
         if size > budget:
             table.restore(mark)
             rows, size = [], len(',"former":[]')
-        page["former"] = rows  # if empty, the page names the command that writes them
+        page["former"] = rows  # if empty, the page names the command that adds the comparisons
         budget -= size

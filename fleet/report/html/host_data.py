@@ -181,7 +181,7 @@ def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], bu
             if size > budget:
                 table.restore(mark)
                 traces, size = [], len(f',"{key}":[]')
-            page[key] = traces  # if empty, the page names the command that draws them
+            page[key] = traces  # if empty, the page names the command that adds the sparklines
             budget -= size
     return budget
 

@@ -50,7 +50,7 @@ class LaunchTrace:
     benchmark_lines: str
     """Path of vertical lines where benchmarks began."""
     benchmarks: tuple[tuple[str, str], ...]
-    """Start time and name of each."""
+    """Start time and name of each benchmark."""
     columns: tuple[SparkColumn, ...]
     gpus: tuple[GpuTrace, ...]
     left_out: int

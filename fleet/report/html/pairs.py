@@ -150,8 +150,8 @@ def _rail_paths(
 ) -> Iterable[tuple[str, str]]:
     """Return the paths of a picture in which each cell is the fastest pair of a host on a rail.
 
-    A slow link between two hosts lowers no cell, because both hosts have faster pairs. So a slow cell is a NIC, a slow row a rail
-    and a slow column a host.
+    A slow link between two hosts lowers no cell, because both hosts have faster pairs. So a slow cell points to a
+    NIC, a slow row to a rail and a slow column to a host.
     """
     best: dict[tuple[int, int], float | None] = {}
     for pair, of_pair in rates.items():
