@@ -107,7 +107,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the readings that may differ from the first snapshot, and the snapshots that do not have the same readings."""
+    """Return the readings whose values may differ from the first snapshot, and the snapshots with other readings than it has."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -140,7 +140,7 @@ def _has_failed_collector(snapshot: Snapshot) -> bool:
 def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -> Iterator[Problem]:
     """Yield the readings that a snapshot lacks, but a full snapshot has, and up to three that no full snapshot has.
 
-    If the first snapshot lacks a reading, all others are irregular.
+    The first snapshot is checked too: if it lacks a reading, all others are irregular.
     """
     known: dict[str, dict[int, Metric]] = defaultdict(dict)
     for metric in (metric for snapshot in full for metric in snapshot.metrics):
@@ -190,7 +190,7 @@ def _has_port(metric: Metric, scope: str) -> bool:
 
 
 def _agreed(readings: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the scopes that have one value in all snapshots."""
+    """Return scope -> value, for the scopes whose value is the same in all snapshots."""
     values: dict[str, set[Value]] = defaultdict(set)
     for scope, value in (item for reading in readings for item in reading.items()):
         values[scope].add(value)

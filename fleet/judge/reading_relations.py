@@ -29,7 +29,7 @@ COUNTS = {
     "pcie.device_count": "pcie.kind",
     "storage.disk.count": "storage.disk.rotational",
 }
-"""Count of parts -> a reading that each of these parts has: a value, or the reason why there is none."""
+"""Count of parts -> a reading that each of these parts has, with a value or with the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
 """Counts of parts that may be attached and detached between two full snapshots, such as drives and virtual functions. A snapshot
 in between may count up to MOST_ATTACHED times the parts of a full snapshot. A higher count is wrong."""
@@ -106,7 +106,7 @@ def _problems_of_snapshot(
 
     Args:
         snapshot: the readings.
-        parts_read: reading -> the numbers of parts that have it in the snapshots of the record.
+        parts_read: reading -> the different numbers of parts that have it, over all snapshots of the record.
         wrong: `id` of each metric for which `has_wrong_scope` is true.
     """
     readings = {metric.name: metric for metric in snapshot.metrics}
@@ -131,7 +131,7 @@ def _problems_of_snapshot(
 
 
 def has_wrong_scope(metric: Metric) -> bool:
-    """Return whether a scope of the metric is of a part that does not have this reading, or of a GPU and itself."""
+    """Return whether a scope of the metric is of a part without this reading, or is of the path from a GPU to itself."""
     shapes = _shapes(metric.name)
     is_right = shapes is None or (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes))
     return not is_right or (metric.name == PEER and any(map(_is_own_peer, metric.values)))
@@ -229,7 +229,7 @@ def _exceeding(
 def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
     """Return these labels and those of the parts that contain such parts.
 
-    The empty tuple is for the scope `host`, which a reading has that the whole host lacks.
+    The result has the empty tuple too: a reading that the whole host lacks has the scope `host`, without labels.
     """
     return frozenset(labels[:number] for labels in shapes for number in range(len(labels) + 1))
 

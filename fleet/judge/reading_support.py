@@ -22,7 +22,7 @@ from schemas.scopes import HOST, Scope
 from schemas.semantic_validation import COLLECTOR
 
 Kind = tuple[str, str, bool, int, str]
-"""Names of GPU models, driver version, whether the host is a virtual machine, number of GPUs, and the gang (of hosts only)."""
+"""Names of GPU models, driver version, whether the host is a virtual machine, number of GPUs, and for readings of the host its gang."""
 Key = tuple[Kind, str, str]
 """Kind of a part, reading, and the part: the scope below the GPU, such as `link=3`, or the scope on the host."""
 GPU = "gpu."
@@ -40,7 +40,7 @@ SLOTS = "host.dimm.populated"
 """Reading that lists the memory slots. An empty slot has no module, and so no readings of one."""
 NOT_READ = "missing"
 MAX_KINDS = 256
-"""Number of different hosts whose readings are kept, to be counted or judged together with those of equal hosts."""
+"""Number of different sets of readings that are kept: hosts with equal readings are counted and judged together."""
 _NAMES: BoundedCache[tuple[int, tuple[str, ...]], tuple[Mapping[str, Criterion], tuple[str, ...], tuple[str, ...]]] = (
     BoundedCache(MAX_KINDS)
 )

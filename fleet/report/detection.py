@@ -141,8 +141,8 @@ def probability_text(share: float) -> str:
 ASSUMPTIONS = (
     f"Smallest fault that is found with {DETECTION_PROBABILITY:.0%} probability, relative to the healthy mean. A further "
     f"healthy part fails with a probability of at most {MAX_FALSE_ALARM:.1%}, unless a higher one is stated. In brackets: parts, "
-    "and values (parts times runs). A normal distribution is assumed, with quantiles of Student's t: fewer parts give larger faults "
-    f"and more false alarms. Nothing is stated for fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
+    "and values (parts times runs). A normal distribution is assumed, with quantiles of Student's t: fewer parts give larger "
+    f"faults and more false alarms. Nothing is stated for fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
 )
 
 
