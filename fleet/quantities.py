@@ -23,7 +23,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
     "FLOP/cycle": ((1e3, "kFLOP/cycle"), (0, "FLOP/cycle")),
 }
-"""SI unit -> smallest value from which a unit for people is used, and that unit; the largest first."""
+"""SI unit -> units for people, each with the smallest value for which it is used; the largest unit first."""
 _FACTORS = {
     "GB/s": 1e9,
     "MB/s": 1e6,
@@ -42,11 +42,11 @@ _FACTORS = {
     "GFLOP/s/W": 1e9,
     "kFLOP/cycle": 1e3,
 }
-"""Unit for people -> its size in the SI unit; 1 for the others."""
+"""Unit for people -> its size in the SI unit. A unit that is missing here has the size 1."""
 PER_HOUR = "1/h"
 """Unit of the rate of a counter."""
 _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J": "FLOP/s/W"}
-"""SI unit -> how it is written for values without a scale, and for 0; other units are written as they are."""
+"""SI unit -> how it is written if it has no scale, or after the value 0; other units are written as they are."""
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -22,7 +22,7 @@ from schemas.scopes import HOST, Scope
 from schemas.semantic_validation import COLLECTOR
 
 Kind = tuple[str, str, bool, int, str]
-"""Names of GPU models, driver version, whether the host is a virtual machine, number of GPUs, and for readings of the host its gang."""
+"""GPU models, driver version, whether the host is a virtual machine, number of GPUs, and (for readings of hosts) the gang."""
 Key = tuple[Kind, str, str]
 """Kind of a part, reading, and the part: the scope below the GPU, such as `link=3`, or the scope on the host."""
 GPU = "gpu."
@@ -118,7 +118,7 @@ class ReadingSupport:
 
 
 def _key_of(view: HostView) -> Hashable:
-    """Return a key of all that `_last_readings` uses. Hosts with equal keys have the same readings, with any values."""
+    """Return a key of all that `_last_readings` uses. Hosts with equal keys have the same readings, but perhaps other values."""
     metrics = view.observations.metrics
     names = (*_optional_of_gpus(view), *_optional_of_hosts(view))
     lists = filter(None, map(_listing, names))

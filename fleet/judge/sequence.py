@@ -156,7 +156,7 @@ def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
 def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
     """Check the culprit, members and ranks of one launch.
 
-    Only a failed launch has a culprit, and no member or rank is a duplicate. The number of a rank is its local number plus the
+    Only a failed launch has a culprit, and no member or rank occurs twice. The number of a rank is its local number plus the
     planned ranks of the members listed before this host.
     """
     if launch.culprit and launch.outcome != "failed":

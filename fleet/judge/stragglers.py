@@ -96,7 +96,7 @@ def _figures_of(view: HostView) -> dict[Kind, dict[str, dict[str, float]]]:
 
 
 def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
-    """Yield each figure of the host's ranks, the last observation of it, with the GPU model and stage."""
+    """Yield each figure of each rank of the host: GPU model and stage, name of the figure, its last observation."""
     latest: dict[tuple[Kind, str, str], Observation] = {}
     for name in view.observations:
         for observation in view.observations[name] if name.startswith("straggler.") else ():

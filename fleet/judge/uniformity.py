@@ -246,7 +246,7 @@ class ValueGroups:
         return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
-        """Return what the groups of a host require; if it is the same for two hosts, equal readings have equal passes.
+        """Return what the groups of a host require. Of two hosts with equal requirements, equal readings have equal passes.
 
         `keys`: from any host with these readings (`group_keys`).
         """
@@ -418,7 +418,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
     """Return the values of the parts of this host that are like the one observed; an empty group if they cannot be compared.
 
     Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
-    most of them must agree. If the inventory states how many ports must be up, the others may be down.
+    they are compared only if most of them agree. If the inventory states how many ports must be up, the others may be down.
     """
     scope = Scope.parse(item.scope)
     group = own_groups.of(item.name, scope)
@@ -430,7 +430,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
 
 
 def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value, ...]:
-    """Return the value of each reading for this part, or else for the device that it belongs to; None if there is none."""
+    """Return the part's value in each of these readings, or else that of its device; None where neither has a value."""
     return tuple(values.get(scope.text, values.get(scope.device)) for values in kinds)
 
 

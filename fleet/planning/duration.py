@@ -37,9 +37,9 @@ class Estimate:
 
 
 def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
-    """Return the newest run in `runs` with the same profile, a common host and recorded times.
+    """Return the newest run in `runs` with the same profile, at least one common host, and recorded times.
 
-    None if none of the newest _MAX_RUNS runs has these.
+    None if there is none among the newest _MAX_RUNS runs.
     """
     hosts = {host.name for host in plan.hosts}
     newest = islice(history(runs, hosts, rehearsal=plan.rehearsal, excluded=excluded), _MAX_RUNS)

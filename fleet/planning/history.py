@@ -25,7 +25,7 @@ at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMC
 REPORT_BYTES = 200_000_000
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
-"""Returns the runs of these hosts; the second argument is whether the new run is a rehearsal. Empty if there are none."""
+"""Function that returns the earlier runs of these hosts, perhaps none. Second argument: whether the new run is a rehearsal."""
 
 
 def apply_budget(

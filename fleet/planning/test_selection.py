@@ -29,7 +29,7 @@ LAUNCH_S = START_S + END_S
 DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
 """Sizes for the costs that no earlier run has measured: of a host alone, and of a gang."""
 WEEK_S = 7 * 86400.0
-"""Seconds after which the risk of a test that has not run is doubled. Each further week adds the same amount to the risk."""
+"""After a week without a run, the risk of a test is twice that after a run; each further week adds the same amount."""
 NEVER_RUN_S = 12 * WEEK_S
 """The age of a test that never ran is the time since the first known run, plus these seconds."""
 

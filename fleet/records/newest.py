@@ -33,7 +33,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return two runs in RUNS: the last one before the newest that has the same hosts and kind, then the newest.
+    """Return two runs: the last run in RUNS with the same hosts and kind as the newest, and the newest itself.
 
     Both are named on stderr.
 

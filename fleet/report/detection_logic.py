@@ -1,4 +1,4 @@
-"""Describe what criteria find without a spread of healthy values, and why nothing can be stated about others."""
+"""Describe what criteria find without a spread of healthy values, and why nothing can be stated about other criteria."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each port that shares a switch with another one of its host, but not on most hosts."""
+        """Return a failure for each port at the switch of another port of its host, if most hosts have two switches there."""
         verdicts = []
         for port in (port for port in ports if port.switch_id):
             others = [other for other in ports if other is not port and other.switch_id == port.switch_id]
@@ -171,7 +171,7 @@ class _Fleet:
 
 
 def _clear_rails(groups: Mapping[str, frozenset[str]], uses: Mapping[str, Counter[str]], peers: int) -> Rails:
-    """Return the rails that enough hosts use as the majority does."""
+    """Return the rails whose switches a clear majority of the peers uses."""
     counts = {slot: (sum(uses[slot][switch] for switch in groups[slot]), uses[slot].total()) for slot in groups}
     clear = {slot for slot, (used, total) in counts.items() if total >= MIN_HOSTS and used >= MAJORITY * total}
     return Rails(
@@ -204,7 +204,7 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
 
 
 def _partners(moved: Sequence[PortLink], rails: Rails) -> dict[str, PortLink]:
-    """Return for each port that is swapped with another one of its host the other port, by scope."""
+    """Return scope of a port -> the port of the same host with which it is swapped."""
     partners: dict[str, PortLink] = {}
     for number, port in enumerate(moved):
         for other in moved[number + 1 :]:

@@ -277,7 +277,7 @@ def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, 
 
 
 def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
-    """Return the figures of the adapter's ports, those of one test with all partners together."""
+    """Return the figures of the adapter's ports in groups. A group has the figures of one port and test with all partners."""
     groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for item in host.measurements:
         if item.name.startswith(_VERBS) and _is_in(adapter, item.scope):
