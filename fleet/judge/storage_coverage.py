@@ -28,5 +28,5 @@ def silent_totals(view: HostView) -> Iterator[Verdict]:
             and item.status == MEASURED
             and (item.stage, directory, op) not in totals
         ):
-            reason = "this client has a bandwidth, but the record has none of all clients together"
+            reason = "this client has a bandwidth, but the record has no total of all clients"
             yield view.inconclusive(TOGETHER, item.scope, reason, item.stage, {"op": op})

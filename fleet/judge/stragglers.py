@@ -258,7 +258,7 @@ def _cpu_time(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_time", own, usual)
     is_host_bound = "launch" not in own or own["launch"] > LAUNCH_BOUND_SHARE * own["compute"]
     is_slower = is_host_bound and 0 < others * 1.2 < mine
-    return f"it needs {_ms(mine)} of CPU a step, against {_ms(others)}" if is_slower else ""
+    return f"it needs {_ms(mine)} of CPU time a step, against {_ms(others)}" if is_slower else ""
 
 
 def _ms(seconds: float) -> str:

@@ -34,7 +34,7 @@ ACTIONS = {
     "monitor": "Monitor",
     "none": "",
 }
-"""Most severe first."""
+"""Action -> the instruction; the most severe first."""
 
 _FAR = 2.0
 """Margin, as a share of the limit, from which a multiple of the limit is easier to read than a percentage."""

@@ -102,7 +102,7 @@ def _why_unread(line: Part, link: PortLink | None, hosts: Mapping[str, HostLinks
     if not host or not host.has_record:
         return "the host left no record"
     if not host.links:
-        return "the host reported the switch of no port"
+        return "the host reported no switch for any of its ports"
     names = ", ".join(sorted(link.scope for link in host.links)[:8])
     return f"the host has no such port: it has {names}"
 

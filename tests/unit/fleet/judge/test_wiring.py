@@ -406,7 +406,7 @@ def test_three_cables_in_a_ring_are_each_named() -> None:
     [
         ([], "the host left no record"),
         ([HostLinks(host="h01", has_record=False)], "the host left no record"),
-        ([HostLinks(host="h01", has_record=True)], "the host reported the switch of no port"),
+        ([HostLinks(host="h01", has_record=True)], "the host reported no switch for any of its ports"),
         (links({("h01", 5): ("leaf", "swp1")}), "the host has no such port: it has nic=ens5np0"),
         (links({("h01", 0): ("", "")}, h01="lldpctl: exit code 1"), "lldpctl: exit code 1"),
     ],
