@@ -16,7 +16,7 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 RATE, WIDTH, GUID, LAYER = "infiniband.rate", "infiniband.width", "infiniband.hca.node_guid", "infiniband.link_layer"
 TOLERANCE = 0.01
-"""Relative difference of a rate that is computed from rounded figures."""
+"""Relative difference that a rate may have because it is computed from rounded figures."""
 BANDWIDTH, RATIO, MTU = f"{VERBS}.bandwidth", f"{VERBS}.rate_ratio", f"{VERBS}.mtu"
 _SETTINGS = ("op", "direction", "memory", "sharing")
 
@@ -83,7 +83,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
     for item in ratios:
         if SHARE.items() <= item.params.items() and (partner := Scope.parse(item.scope).get("partner")):
             of_port = shares[item.stage, port_of(item.scope)]
-            # Of several runs with a partner the last one counts, as in the benchmark.
+            # If a port was tested with a partner several times, the last share counts, as in the benchmark.
             of_port[partner] = _number(item.value)
     for item in view.observations[BEST]:
         of_port = shares.get((item.stage, item.scope), {})
