@@ -269,7 +269,7 @@ def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str
 
 
 def _check_manifest(plan: Plan) -> None:
-    """Raise UsageError if the manifest lists GPUs, but for a host not as many as the inventory. A rehearsal is not checked."""
+    """Raise UsageError if the manifest lists GPUs, but not as many for each host as the inventory. A rehearsal is not checked."""
     listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):

@@ -26,8 +26,8 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
     """Return the study of a profile, or None if it has none.
 
     Raises:
-        UsageError: the profile has other stages or benchmarks or `may_choose`, the matrix has more than MOST_CELLS cells, a cost
-            limit has no price, or an inventory variable contradicts the study (NOT_WITH_A_STUDY).
+        UsageError: the profile has a stage or benchmark other than that of a study, or `may_choose`; the matrix has more than
+            MOST_CELLS cells; a cost limit has no price; or an inventory variable contradicts the study (NOT_WITH_A_STUDY).
     """
     study = profile.get("study")
     if not study:
