@@ -200,9 +200,8 @@ def _of_stage(
             **common,
             benchmark="integrity",
             case=f"{len(chosen['patterns'])} patterns",
-            repetitions=float(
-                len(chosen["patterns"])
-            ),  # a lower bound: patterns that test over time make several passes
+            # A lower bound: patterns that test over time make several passes.
+            repetitions=float(len(chosen["patterns"])),
             elements=memory[0] // 8,
             always_alone=memory[1],
             always_compared=memory[1],

@@ -13,7 +13,7 @@ GIB = 1 << 30
 PRESETS: Mapping[str, Mapping[str, float]] = {
     "together": {"local_read": 2, "local_write": 1, "shared_read": 10, "shared_write": 5}
 }
-"""Name in rackproof_storage_floors -> floors in GiB/s. `together`: Together AI's requirements on GPU clusters (docs/storage.md)."""
+"""Name in rackproof_storage_floors -> floors in GiB/s. `together`: Together AI's requirements on clusters (docs/storage.md)."""
 
 
 def storage_floors(variables: Variables) -> dict[str, float]:

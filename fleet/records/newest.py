@@ -33,7 +33,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return two runs: the last run in RUNS with the same hosts and kind as the newest, and the newest itself.
+    """Return the last earlier run in RUNS with the same hosts and kind as the newest run, and the newest run.
 
     Both are named on stderr.
 

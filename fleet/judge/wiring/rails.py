@@ -137,7 +137,7 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each port at the switch of another port of its host, if most hosts have two switches there."""
+        """Return a failure for each two ports of a host at one switch, if these ports of most hosts are at different switches."""
         verdicts = []
         for port in (port for port in ports if port.switch_id):
             others = [other for other in ports if other is not port and other.switch_id == port.switch_id]
