@@ -19,13 +19,15 @@ MAX_LINES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictChange:
-    """A verdict that changed; `old` is None for a new verdict, `new` for one that is gone."""
+    """A verdict that changed; `old` is None if only the new report lists it, `new` if only the old report does."""
 
     kind: str
     """`verdict`: another result; `waiver`: waived, no longer waived, or another waiver; `limit`: another detail, such as limit,
     value, reason, part or action; `new`; `gone`."""
     old: Document | None
     new: Document | None
+    absent: str = "not judged"
+    """State in the report that lacks the verdict: `not judged`, or `not listed` if that report leaves verdicts out."""
 
     @property
     def about(self) -> Document:
@@ -37,10 +39,14 @@ class VerdictChange:
         params = ", ".join(f"{key}={value}" for key, value in about.get("params", {}).items())
         name = f"{about['name']}[{params}]" if params else about["name"]
         serial = f" (serial {about['serial']})" if about.get("serial") else ""
-        was = _state(self.old) if self.old else "not judged"
-        now = _state(self.new) if self.new else "not judged"
+        was = _state(self.old) if self.old else self.absent
+        now = _state(self.new) if self.new else self.absent
         change = f"{was} → {now}" if self.kind != "limit" else f"{now}, with other details"
         return f"{about['host']} {about['scope']}{serial}: {name}: {about['criterion']}: {change}: {about['reason']}"
+
+
+def _absent_state(left_out: int | None) -> str:
+    return "not listed" if left_out else "not judged"
 
 
 def _state(document: Document) -> str:
@@ -55,21 +61,27 @@ def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange,
     before = _by_key(old["verdicts"])
     compared_fields = ("limit", "operator", "value", *(("reason",) if old["rackproof"] == report.rackproof else ()))
     after = _by_key(json.loads(json.dumps(to_json(verdict))) for verdict in report.verdicts)
+    new_absent, gone_absent = _absent_state(old.get("left_out")), _absent_state(report.left_out)
     changes = []
     for key, documents in after.items():
         earlier = before.pop(key, [])
         for index, document in enumerate(documents):
             old_document = earlier[index] if index < len(earlier) else None
             if kind := _kind(old_document, document, compared_fields):
-                changes.append(VerdictChange(kind=kind, old=old_document, new=document))
-        changes += [VerdictChange(kind="gone", old=gone, new=None) for gone in earlier[len(documents) :]]
-    changes += [VerdictChange(kind="gone", old=gone, new=None) for documents in before.values() for gone in documents]
+                changes.append(VerdictChange(kind=kind, old=old_document, new=document, absent=new_absent))
+        before[key] = earlier[len(documents) :]
+    gone = (document for documents in before.values() for document in documents)
+    changes += [VerdictChange(kind="gone", old=document, new=None, absent=gone_absent) for document in gone]
     order = ("verdict", "waiver", "new", "gone", "limit")
     return tuple(sorted(changes, key=lambda item: order.index(item.kind)))
 
 
 def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
-    """Return the kind of change, or an empty string. A field that an older report lacks is not a change."""
+    """Return the kind of change, or an empty string.
+
+    That the old verdict lacks its kind, user, part, serial or action is not a change, because older versions did not write them.
+    A waiver, limit, operator, value or reason that only one of the two has is a change.
+    """
     if old is None:
         return "new"
     if old["verdict"] != new["verdict"]:
@@ -100,7 +112,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
     same = len(report.verdicts) - sum(count for kind, count in kinds.items() if kind != "gone")
     words = {
         "verdict": "with another result",
-        "waiver": "with another waiver",
+        "waiver": "with a changed waiver",
         "new": "new",
         "gone": "gone",
         "limit": "with other details",

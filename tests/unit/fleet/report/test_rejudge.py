@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fleet.report.rejudge import VerdictChange
+from fleet.report.judge_run import judge_report
+from fleet.report.rejudge import VerdictChange, change_lines, changed_verdicts
 from tests.accepted import call, report_of, run_directory
 
 PACK = """\
@@ -78,6 +80,29 @@ def test_removed_waiver_is_shown() -> None:
     verdict = {"host": "h1", "scope": "gpu=0", "name": "n", "criterion": "c", "verdict": "fail", "reason": "slow"}
     change = VerdictChange(kind="waiver", old={**verdict, "waiver": {"who": "alice"}}, new=verdict)
     assert str(change) == "h1 gpu=0: n: c: fail (waived) → fail: slow"
+
+
+def test_new_waiver_is_a_changed_waiver(run: Path) -> None:
+    old = report_of(run)
+    report = judge_report(run, [], [])
+    waiver = {"who": "alice", "reason": "spare part ordered", "until": "2099-12-31"}
+    old["verdicts"][0]["waiver"] = waiver
+    changes = changed_verdicts(old, report)
+    assert [change.kind for change in changes] == ["waiver"]
+    assert "1 with a changed waiver; " in "\n".join(change_lines(old, report, changes))
+
+
+@pytest.mark.parametrize(("left_out", "state"), [(0, "not judged"), (3, "not listed")])
+def test_verdict_of_one_report_only_is_not_listed_in_the_other_if_that_leaves_verdicts_out(
+    run: Path, left_out: int, state: str
+) -> None:
+    old, report = report_of(run), replace(judge_report(run, [], []), left_out=left_out)
+    (gone,) = changed_verdicts(old, replace(report, verdicts=report.verdicts[1:]))
+    assert gone.kind == "gone"
+    assert f": pass → {state}: " in str(gone)
+    (new,) = changed_verdicts({**old, "verdicts": old["verdicts"][1:], "left_out": left_out}, report)
+    assert new.kind == "new"
+    assert f": {state} → pass: " in str(new)
 
 
 def test_judge_without_a_report_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
