@@ -43,7 +43,7 @@ def read_yaml(path: Path, schema: str) -> Any:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error  # `rackproof` adds the remedy from the cause
+        raise UsageError(f"{path}: {error.strerror}") from error  # `rackproof` adds a remedy that depends on `error`
     # For a value that does not match its tag (`!!bool x`, `!!int ""`), or a text that is not UTF-8, any of these is raised.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None

@@ -1,9 +1,9 @@
 """Render `junit.xml` for CI: a suite per host, with a case per cause and, if the report lists them, one per passed check.
 
-A cause is a case of the first host that has it, with the related checks in its text. A failed cause becomes a `failure`. An
-inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived causes are `skipped`. The
-first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that a report without verdicts is not
-green.
+A cause of several hosts is a case in the suite of the first one. The text of the case lists the checks of the cause. A failed
+cause becomes a `failure`. An inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived
+causes are `skipped`. The first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that a report
+without verdicts is not green.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JunitCase:
     """One test case."""
 
     class_name: str
-    """Mark, `rackproof`, rack and host; for the fleet `fleet` in place of rack and host."""
+    """`rackproof.RACK.HOST`, for the fleet `rackproof.fleet`; in a report with a mark, the mark is in front."""
     name: str
     verdict: str
     """`pass`, `fail`, `inconclusive` or `waived`; anything else is an error."""

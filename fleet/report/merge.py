@@ -49,9 +49,8 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Maximum number of verdicts in a report that does not show every host in full, and maximum number for each host.
-
-The limit for each host applies only if more than MAX_VERDICTS verdicts do not pass."""
+"""Maximum number of verdicts in a report that leaves out passes. If more verdicts do not pass, the report has at most
+MAX_VERDICTS_OF_HOST of each host."""
 
 
 def merge(
@@ -166,8 +165,8 @@ def _host_reports(
 ) -> list[HostReport]:
     """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
 
-    In a large fleet at most MEASURED_HOSTS hosts keep their measurements. Hosts that were rejected before manifest and cables
-    were judged come first. `reports` may have measurements of more hosts; their number depends on the number of processes.
+    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first those that were rejected even without manifest
+    and cables. `reports` may have the measurements of more hosts, depending on the number of processes.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:

@@ -107,7 +107,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
     if old["rackproof"] != report.rackproof:
         yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: the version may change verdicts too)"
     if old.get("left_out"):
-        yield f"(not compared: {counted(old['left_out'], 'verdict')} that the report leaves out)"
+        yield f"(not compared: {counted(old['left_out'], 'verdict')} that the earlier report leaves out)"
     kinds = Counter(change.kind for change in changes)
     same = len(report.verdicts) - sum(count for kind, count in kinds.items() if kind != "gone")
     words = {

@@ -239,7 +239,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
 
 
 def _affected(parts: Collection[tuple[str, str]], hosts: Sequence[HostReport]) -> dict[str, int]:
-    """Return the number of affected GPUs, and of hosts affected otherwise, each with the total; empty if there are none."""
+    """Count the affected GPUs, and the affected hosts without an affected GPU, each with the total; leave out a count of 0."""
     gpus = {(host, scope) for host, scope in parts if Scope.parse(scope).device_kind == "gpu"}
     other_hosts = {host for host, _ in parts} - {host for host, _ in gpus}
     counts = {"gpus": len(gpus), "gpus_total": sum(len(host.gpus) for host in hosts)} if gpus else {}
@@ -249,7 +249,7 @@ def _affected(parts: Collection[tuple[str, str]], hosts: Sequence[HostReport]) -
 def _worst_state(
     states: Mapping[tuple[str, bool], Collection[tuple[str, str]]],
 ) -> tuple[str, str, Collection[tuple[str, str]]]:
-    """Return the most severe of the states (verdict, whether it is waived): its verdict, its text and its parts."""
+    """Return verdict, text and parts of the most severe state. `states`: (verdict, whether it is waived) -> parts."""
     texts = {
         (FAIL, False): "FAIL",
         (INCONCLUSIVE, False): "INCOMPLETE",

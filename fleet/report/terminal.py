@@ -43,7 +43,7 @@ def width_of(stream: TextIO | None = None) -> int | None:
 
 
 def plain_table(*columns: str) -> Table:
-    """Return a table without borders. The last column takes the remaining width; without any name there is no header."""
+    """Return a table without borders. The last column takes the remaining width. If no column has a name, there is no header."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns), header_style="dim")
     for number, name in enumerate(columns, 1):
         table.add_column(name, no_wrap=False, overflow="fold", ratio=1 if number == len(columns) else None)

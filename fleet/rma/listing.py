@@ -30,7 +30,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """A cause and one of its parts; without a package, the first part."""
+    """A cause and one of its parts that has a package; if none has one, the first part of the cause."""
 
     cause: Cause
     host: str

@@ -1,6 +1,6 @@
 """Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
 
-Most have a slot for the value.
+In most of them the value is a slot of a template, for which a level is drawn later.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _derived_values(data: GpuData, expectation: Expectation) -> list[float]:
 def _scaled_spread(
     data: GpuData, spread: Sequence[float], expectation: Expectation, group: SimulatedRanks
 ) -> list[float]:
-    """Return the spread of a figure. That of rates and times of all ranks is scaled from the measured number of ranks."""
+    """Return the spread of a figure, scaled to the ranks of `group` if all ranks together produce the rate or take the time."""
     doublings = math.log2(group.ranks / data.measured_ranks)
     kind = expectation.name.rpartition(".")[2]
     factor = 1.0

@@ -239,7 +239,7 @@ class RunWriter:
     def _with_faults(
         self, host: PlannedHost, injections: Sequence[Injection], texts: Mapping[str, str | None], bmc: Doc | None
     ) -> tuple[dict[str, str | None], list[Doc]]:
-        """Return the texts of the records with the faults, and the lines of events.jsonl. `bmc` gets its faults in place."""
+        """Return the texts of the records with the faults, and the lines of events.jsonl. `bmc` is changed in place."""
         faulty_host = FaultyHost(
             plan=self.plan,
             planned=host,
@@ -333,7 +333,7 @@ class RunWriter:
             yield name, self._render(self.templates[key], host, gang_values, delay_s)
 
     def _port_partners(self, planned: Sequence[str], host: str, members: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the hosts with which the RDMA ports are measured: those that the host comes before, and the others."""
+        """Return the partners of the host in tests of RDMA ports: those after it in the gang, and those before it."""
         benchmarks = self.plan.stage(GANG_STAGE).benchmarks
         if VERBS not in benchmarks:
             return [], []

@@ -1,4 +1,4 @@
-"""The memory modules of a simulated host, and those of a host with a fault: one module in each channel of two processors."""
+"""The memory modules of a simulated host, one in each channel of two processors, and the values that a fault gives them."""
 
 from __future__ import annotations
 

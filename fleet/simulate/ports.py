@@ -75,8 +75,8 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         host: the host.
         stage: the stage.
         partners: number of hosts with which the host is paired, in a gang.
-        first: number of these partners that come after the host in the gang. They are the first ones here. The first host of a
-            pair measures latency and message rate.
+        first: number of these partners that come after the host in the gang; they have the numbers 0 to `first` - 1. With them
+            the host measures latency and message rate, as the first of the pair.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
@@ -160,12 +160,12 @@ def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[
 
 
 def _values(median: float, deviation: float) -> list[float]:
-    """Return the values at each level: within ±`deviation` of the median, a third of which is the standard deviation."""
+    """Return the value at each level, at most `deviation` (a share) from the median; the standard deviation is a third of it."""
     return values_by_level([median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3])
 
 
 def update_best(document: Doc) -> None:
-    """Set the best share of each port to the greatest of its last shares with each partner, after these have changed."""
+    """Compute the best share of each port again after its shares changed: the greatest of the last shares with each partner."""
     shares: dict[str, dict[str, float]] = {}
     for item in document["observations"]:
         if item["name"] == "verbs.rate_ratio" and SHARE.items() <= item["params"].items():

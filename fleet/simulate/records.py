@@ -59,7 +59,7 @@ START_S, STAGE_GAP_S = 12.0, 4.0
 FIRST_LAUNCH_S = 20.0
 """When the first launch begins, in seconds after the plan was made."""
 DEFAULT_DURATION_S = 5.0
-"""Duration of a benchmark without a measured one."""
+"""Assumed duration of a benchmark of which none was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class RecordShape:
     port_partners: int = 0
     """Number of hosts with which its RDMA ports are measured."""
     port_firsts: int = 0
-    """With how many of these the host is the first of the pair."""
+    """Number of these pairs in which the host comes first."""
     readings: str = ALL
 
 
@@ -317,7 +317,7 @@ def _is_wanted(name: str, readings: str) -> bool:
 
 
 def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s: float) -> Iterator[Doc]:
-    """Yield the metrics of every collector in one snapshot. The GPUs were under load for `loaded_s` before the last one."""
+    """Yield the metrics of every collector in one snapshot. The GPUs were under load for `loaded_s` before the last snapshot."""
     for family in data.readings:
         if family["name"].startswith("infiniband."):
             continue  # `ports` makes them
@@ -341,7 +341,7 @@ def _values(
     """Yield scope and value of each reading."""
     for general_scope, value in readings.items():
         if name in TIMES and isinstance(value, list):
-            # The record may be of a longer run. Time that is counted within this one is less than half of it.
+            # The run whose readings are used may be longer: scale its times to at most 45 % of the time under load in this run.
             value = [number * min(1.0, 0.45 * loaded_s / TIMES[name]) for number in value]
         for gpu, scope in _scopes(general_scope, devices):
             yield scope, _value(name, value, gpu, devices, at)

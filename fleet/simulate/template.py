@@ -13,7 +13,7 @@ HOST, GANG = "host", "gang"
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A value that is drawn: one JSON text per level. Under the key `**`, a text has several members of the object."""
+    """A value that is drawn: one JSON text per level. Under the key `**` each text is several members of the object."""
 
     texts: Sequence[str]
     group: str
@@ -23,7 +23,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Greatest:
-    """The greatest of the values of several groups of slots. The host draws these groups, and their slots have these texts."""
+    """The greatest value of several groups of slots that the host draws. All these slots have the texts `texts`."""
 
     texts: Sequence[str]
     """Texts of one member, `"value":1.5`."""

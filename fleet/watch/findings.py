@@ -27,7 +27,7 @@ INTERVAL_S = 3.0
 PAUSE_FACTOR = 9
 """Pause between two updates, as a multiple of the duration of an update, so that the control node can do other work."""
 MAX_REPORT_BYTES = 64_000_000
-"""Larger reports, of hundreds of hosts, are not read: the decision comes from the journal."""
+"""Larger reports, of hundreds of hosts, are not read: the decision is then taken from the journal."""
 
 
 @dataclass(frozen=True, kw_only=True)

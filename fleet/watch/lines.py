@@ -88,7 +88,7 @@ def _stage_start(view: View) -> str:
 
 
 def _heartbeat(view: View) -> tuple[str, str]:
-    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, about 1 min 10 s left`, or without an estimate `at most`.
+    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, about 1 min 10 s left` (`at most`: no estimate).
 
     Both are empty if no host is pending.
     """

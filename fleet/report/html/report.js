@@ -121,7 +121,7 @@ function hostShapes(rack, kind, wanted) {
   return path;
 }
 
-// A search fades hosts that do not match and draws the matching ones on top, so that the others are not redrawn.
+// A search fades the whole picture and draws the matching hosts again on top, so that the others are not redrawn.
 function highlightMatches(rack, shown) {
   const matching = shown ? rack.hosts.filter((number) => shown[number]).length : rack.hosts.length;
   const some = matching > 0 && matching < rack.hosts.length;
@@ -165,7 +165,7 @@ function filter() {
 function drawList() {
   const body = el("tbody", {});
   const head = ["Host", "Rack", "Decision", "GPUs", "Measured", "Findings"].map((name) => el("th", { scope: "col" }, name));
-  const table = el("table", { class: "hosts" }, el("caption", { class: "hidden" }, "Hosts, those that did not pass first"), el("thead", {}, el("tr", {}, ...head)), body);
+  const table = el("table", { class: "hosts" }, el("caption", { class: "hidden" }, "Hosts; those that did not pass come first"), el("thead", {}, el("tr", {}, ...head)), body);
   const more = el("button", { type: "button" });
   more.addEventListener("click", () => addRows(body, more));
   drawn = 0;
@@ -252,7 +252,7 @@ function overTime(number, traces) {
     throttled && "Shaded from top to bottom: clocks were throttled for a reason other than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
 }
 
-// Power over one period of a pulsed load, in the form of overTime.
+// Power over one period of a pulsed load, drawn like the plots of overTime.
 function overPeriod(number, waves) {
   const head = el("h3", {}, "Power under pulsed load");
   if (!waves.length) return [head, el("p", { class: "empty" }, "Left out because of the size of this report. To draw it, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
@@ -378,7 +378,7 @@ function formerRuns(number, rows) {
   return [el("details", { class: "data" }, el("summary", {}, `Compared with former runs: ${plural(rows.length, "figure")}`), tableOf("Place among accepted parts of the same model, driver, stage and settings; values of the last runs", ["Observation", "Part", "Place", "Last runs"], cells, "verdicts"))];
 }
 
-// Failures and what is inconclusive in full; what passed is folded.
+// Failed and inconclusive checks are listed in full; passed checks are in a closed section.
 function verdictTables(page) {
   const heads = ["Observation", "Part", "Value", "Limit", "Margin", "Verdict", "Source"];
   const [failed, open, passed] = page.counts;

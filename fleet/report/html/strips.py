@@ -22,14 +22,14 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Half the width of the gap around a limit that must be equalled, in percent of the axis."""
+"""Part of the axis, in percent, on each side of a limit that must be equalled that is not drawn as failing."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstPart:
-    """A part that is furthest beyond the limit, or closest to it."""
+    """One of the parts furthest beyond the limit or, if none fails, the part closest to it."""
 
     host: str
     anchor: str

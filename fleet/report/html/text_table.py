@@ -9,7 +9,7 @@ from typing import Any
 from fleet.report.formatting import clean, clean_log
 
 _LOG_CHARACTERS = 4000
-"""Maximum number of characters of a log on a host's page; of a longer log, the page has the end and the record more."""
+"""Maximum number of characters of a log on a host's page. Of a longer log the page has only the end; the record has more."""
 
 
 class TextTable:

@@ -15,8 +15,8 @@ from schemas.records import Observation
 from schemas.reports import FigureHistory, FleetReport, PartHistory, SeenBefore
 
 LEGEND = (
-    "Percentile: place among the accepted parts of former runs with the same model, driver, stage and settings, and their "
-    "number; 50 is the median."
+    "Percentile: the place of a value among those of the accepted parts in former runs with the same model, driver, stage and "
+    "settings (50 is the median), then the number of these parts."
 )
 _MAX_RUN_NAME = 100
 

@@ -38,7 +38,7 @@ class Reason:
     wanted: str
     margin: str
     why: str
-    """The explanation by the leading verdict, if there is one."""
+    """The explanation that the leading verdict gives; empty if it gives none."""
     action: str
     """What to do, as an instruction; empty if there is nothing to do."""
     handling: Handling

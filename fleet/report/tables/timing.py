@@ -21,7 +21,7 @@ COLOURS = 16
 REST = "start and end"
 _MAX_SLOWEST = 5
 _MIN_REST_S = 0.05
-"""Shortest `start and end` that is shown."""
+"""The row `start and end` is left out if it is not longer than this."""
 
 
 class StageTime(NamedTuple):
@@ -119,7 +119,8 @@ def _medians(hosts: Mapping[str, Seconds]) -> dict[StageTime, float]:
 def _seconds(host: HostReport) -> dict[StageTime, float]:
     """Return the seconds of each benchmark, and the remaining time of the launches of each stage as `start and end`.
 
-    Those of a soak are of all rounds. Its record has the median duration of each benchmark, and only a few of its launches.
+    For a soak both are sums over all rounds, although its record has only the median duration of each benchmark and a few of the
+    launches.
     """
     seconds: dict[StageTime, float] = {}
     for item in host.measurements:
