@@ -84,7 +84,7 @@ def shared_fields(report: FleetReport) -> SharedFields:
 
 
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
-    """Return the shared fields of a host's rows. If the host left no record, an observation without a verdict did not pass."""
+    """Return the shared fields of a host's rows. The observations of a host without a record did not pass: no default verdict."""
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
 
 
@@ -236,7 +236,7 @@ def values(shared: SharedFields, row: ObservationRow) -> tuple[Value, ...]:
 
 
 def _number_or_text(value: Value) -> tuple[Value, Value]:
-    """Return the value for its column of numbers and its column of texts. Flags are texts: `true`, `false`."""
+    """Return (number, None) or (None, text) for the two columns of a value. A flag counts as text: `true`, `false`."""
     return (value, None) if finite(value) is not None else (None, value)
 
 

@@ -29,12 +29,12 @@ def render_power(power: Power) -> str:
         )
         if power.gates
         else "No criterion with a numeric floor judged these runs.",
-        "n: parts x runs. sigma: robust estimate of the deviation from run to run and from part to part together; for fewer than "
-        f"{MIN_VALUES_FOR_OUTLIERS}\n"
-        "values the standard deviation, if it is larger. false alarm: probability that a healthy part fails. finds: smallest\n"
-        f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: the same for the best "
-        "floor with at most\n"
-        f"{MAX_FALSE_ALARM:.1%} false alarms. A normal distribution is assumed, because so few runs do not show the tails.",
+        "n: parts x runs. sigma: deviation from run to run and from part to part together: a robust estimate, from fewer than "
+        f"{MIN_VALUES_FOR_OUTLIERS} values\n"
+        "at least the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
+        f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: the same for the highest "
+        "floor with a false alarm\n"
+        f"of at most {MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, because so few runs do not show the tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
             [_repeat(item) for item in power.repeats if item.group],

@@ -187,7 +187,7 @@ class _SiblingFigures:
 
 
 def _increase(observations: Iterable[Observation], scope: str) -> float | None:
-    """Return by how much a counter rose, as the judge computes it after a reset; None if a reading is not a number."""
+    """Return by how much a counter rose, after a reset as the judge computes it; None if a reading is not a number."""
     readings = [item for item in observations if item.scope == scope]
     if not readings or any(finite(item.value) is None for item in readings):
         return None

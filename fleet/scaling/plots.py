@@ -77,7 +77,7 @@ def _plot(
         value = figure(row)
         if row.throughput is not None and value is not None:
             row_by_ranks = values.setdefault(row.cell.series, {})
-            # Cells with the same number of ranks on different numbers of hosts: the page says that the highest value is drawn.
+            # Of cells with the same ranks on different numbers of hosts, the highest value is drawn, as the page says.
             if row.cell.ranks not in row_by_ranks or value > row_by_ranks[row.cell.ranks][0]:
                 row_by_ranks[row.cell.ranks] = value, row
     ranks = sorted({rank for row_by_ranks in values.values() for rank in row_by_ranks})

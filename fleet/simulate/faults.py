@@ -239,7 +239,7 @@ def _is_of_gpu(host: FaultyHost, scope: str) -> bool:
 
 
 def _abort_rank(host: FaultyHost, benchmarks: set[str], phase: str) -> None:
-    """Abort the rank of the GPU in `phase`. In `benchmarks`, the other ranks measure alone, but not together."""
+    """Abort the rank of the GPU in `phase`. In `benchmarks`, the other ranks then measure only what needs no other rank."""
     document = host.documents["host"]
     kept = []
     for item in document["observations"]:
@@ -643,7 +643,7 @@ FAULTS: Mapping[str, Fault] = {
               of_gpu=False, of_bmc=True),
         Fault("bmc_event", "the BMC logs an event during the benchmarks (needs --bmcs)", apply=_bmc_event, of_gpu=False,
               of_bmc=True),
-        Fault("serial_mismatch", "the BMC and the host report different serials of one GPU (needs --bmcs)", apply=_serial_mismatch,
+        Fault("serial_mismatch", "BMC and host report different serials of one GPU (needs --bmcs)", apply=_serial_mismatch,
               of_bmc=True),
         Fault("wrong_driver", "driver version that no other host has", apply=_wrong_driver, of_gpu=False),
         Fault("imex_down", "IMEX does not work on the host (needs --nvlink-domains)", apply=_no_change, of_gpu=False,

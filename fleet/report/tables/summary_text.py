@@ -128,5 +128,5 @@ def _part_name(part: CausePart) -> str:
 
 
 def _set_result_width(table: Table) -> None:
-    """Give the results of all tables the same width."""
+    """Give the column RESULT the same width in all tables."""
     next(column for column in table.columns if column.header == "RESULT").min_width = len("INCOMPLETE")
