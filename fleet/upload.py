@@ -40,7 +40,7 @@ class Upload:
 
 
 def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
-    """Upload the files of a reported run that the store does not have, with report.json last.
+    """Upload those files of a reported run that the store does not have; report.json comes last.
 
     Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path in it.
 

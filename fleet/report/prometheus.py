@@ -138,7 +138,7 @@ class _ReportCollector:
 
     def _unlisted(self) -> int:
         """Return the number of failed verdicts that are only counted in the report."""
-        total = sum(row.failed for row in self._report.judged)  # 0 on the page of one host
+        total = sum(row.failed for row in self._report.judged)  # `judged` is empty on the page of one host
         return max(0, total - sum(1 for _ in self._failed()))
 
     def _failed(self) -> Iterator[Verdict]:

@@ -275,8 +275,8 @@ def cause_lines(
     """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
     Each host has a line before any has two. Causes refer to `verdicts` by position; `slots` gives the PCI address of each GPU
-    (`pci_slots`). The last lines list the hosts of `hosts` that are not accepted and that no line names: MAX_OTHER_HOSTS of each
-    decision by name, the rest by number.
+    (`pci_slots`). The last lines are about those of `hosts` that are not accepted and that no line names: for each decision they
+    name MAX_OTHER_HOSTS hosts and count the rest.
     """
     shown, rest = select_causes(causes)
     lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]

@@ -12,7 +12,7 @@ from schemas.scopes import Scope
 from schemas.stages import SOAK
 
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
-"""Benchmarks that are repeated on the failed GPU alone, without the copies of `digest` to other GPUs. All other benchmarks are
+"""Benchmarks that are repeated on the failed GPU alone; `digest` then copies nothing to other GPUs. All other benchmarks are
 repeated on all GPUs of the host."""
 AGENT_BIN = "/opt/rackproof/bin"
 """Default directory of the agent's programs. An inventory can change it with rackproof_prefix, which the plan does not record."""

@@ -50,7 +50,7 @@ class CellResult:
     spent_s: float = 0.0
     """Seconds of all its launches. A cell is launched again if the records of its first launch could not be fetched."""
     host_s: float = 0.0
-    """Sum over these launches of the seconds times the number of hosts."""
+    """Seconds of all its launches, each multiplied by its number of hosts."""
     hookup_s: float | None = None
     """Seconds from the launch to the end of the first step, on the slowest host."""
     train_s: float | None = None

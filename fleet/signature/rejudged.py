@@ -56,7 +56,7 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
 
 
 def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Describe how a report.json differs from the records: decisions and verdicts, or else other fields."""
+    """Describe how a report.json differs from the records: in decisions and verdicts or, if these are equal, in other fields."""
     if lines := verdict_differences(document, report):
         return lines
     current: Mapping[str, Any] = json.loads(json.dumps(to_json(report)))

@@ -18,7 +18,7 @@ class Compared:
     """The result of rendering the files again."""
 
     differ: tuple[str, ...]
-    """Files whose content differs from the rendering with every combination of flags."""
+    """Files that are not what any combination of flags renders."""
     not_rendered: Mapping[str, str]
     """File that cannot be rendered here -> why."""
 

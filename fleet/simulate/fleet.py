@@ -94,7 +94,7 @@ class Fleet:
         return hosts
 
     def plan(self, run_id: str, created: str) -> Plan:
-        """Return the plan that a real run of these hosts has, marked as simulated.
+        """Return the plan that a real run of these hosts would have, marked as simulated.
 
         Raises:
             UsageError: the model has no data, or the profile cannot be simulated.

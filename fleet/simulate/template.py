@@ -77,7 +77,7 @@ class Template:
         return "".join(texts)
 
     def finish(self) -> Template:
-        """Number the levels of all groups in the order that `render` uses, after the last `add`."""
+        """Number the levels of all groups in the order that `render` uses. Call this after the last `add`."""
         first_index = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
         self._slot_levels = [(texts, first_index[drawn_by] + group) for texts, drawn_by, group in self.slots]
         self._greatest = [

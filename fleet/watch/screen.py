@@ -259,7 +259,7 @@ def _findings(view: View) -> Iterator[Text]:
     elif view.judged is not None:
         failed = [line for host in view.hosts for line in host.failed]
         records = f"{view.records} of {view.records_expected} records, judged {duration(view.at - view.judged)} ago"
-        findings.append(_one_line(f"failed so far: {len(failed) or 'nothing'} ({records})", "bold"))
+        findings.append(_one_line(f"causes of failure so far: {len(failed) or 'none'} ({records})", "bold"))
         findings += [_finding(line, STYLES[FAILED]) for line in failed]
     if findings:
         yield Text()

@@ -108,7 +108,9 @@ def sentence(report: FleetReport) -> str:
 def _blocking(report: FleetReport, kind: str) -> int:
     """Return the number of verdicts of this kind without a waiver. Verdicts that the report does not list count as not waived."""
     listed = [verdict for verdict in report.verdicts if verdict.verdict == kind]
-    total = sum(row.failed if kind == FAIL else row.inconclusive for row in report.judged)  # 0 on the page of one host
+    total = sum(
+        row.failed if kind == FAIL else row.inconclusive for row in report.judged
+    )  # `judged` is empty on the page of one host
     return max(total - len(listed), 0) + sum(verdict.blocks_acceptance for verdict in listed)
 
 

@@ -276,7 +276,7 @@ def test_causes_of_failures_are_shown_once_the_record_arrives(run: Run) -> None:
     assert {host.name: len(host.failed) for host in view.hosts} == {"h1": 0, "h2": 1, "h3": 0}
     assert "gpu.pcie.width" in view.hosts[1].failed[0]
     shown = "\n".join(render(view, 160))
-    assert "failed so far: 1 (2 of 6 records" in shown
+    assert "causes of failure so far: 1 (2 of 6 records" in shown
     assert shown.endswith(view.hosts[1].failed[0])
 
 
