@@ -76,7 +76,7 @@ def _without_gc(call: Callable[[Any, Share], _Result], share: Share) -> _Result:
 
 @contextmanager
 def gc_off() -> Iterator[None]:
-    """Turn garbage collection off, which would traverse all records again and again."""
+    """Turn garbage collection off: it would traverse all records again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -144,7 +144,7 @@ class Fault:
     breaks_domain: bool = False
     """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
     least_gpus: int = 1
-    """Minimum number of GPUs of a host with the fault."""
+    """Minimum number of GPUs that a host must have for this fault."""
     of_storage: bool = False
     """Whether the fault is in a measured directory. The inventory must then name directories."""
     is_shared: bool = False

@@ -118,7 +118,7 @@ EMPTY = TableCell(text=NONE)
 
 
 def figure_key(item: Observation | Verdict) -> FigureKey:
-    """Return name, stage, and the parameters that distinguish figures of this name: `numa`, and those that the catalogue varies.
+    """Return name, stage, and the parameters that distinguish figures of this name: those that the catalogue varies, and `numa`.
 
     If the catalogue lacks the name, all parameters distinguish.
     """
