@@ -86,7 +86,7 @@ def vulnerability_lines(
         yield _caveat("Vulnerable version", f"{item.text} [{_names(item.hosts)}]", len(item.hosts))
     if rest := found[MAX_LINES:]:
         affected = {host for item in rest for host in item.hosts}
-        yield _caveat("Vulnerable versions", f"{len(rest)} more, in the JSON report", len(affected))
+        yield _caveat("Vulnerable versions", f"{len(rest)} more, listed in report.json", len(affected))
     of_distribution = sorted(versions.of_distribution.items())
     for (title, package), hosts in of_distribution[:MAX_LINES]:
         text = f"{title} ({clean(package)}): the distribution adds fixes to old versions; see its own advisories"

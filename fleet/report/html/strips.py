@@ -22,7 +22,7 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Part of the axis, in percent, on each side of a limit that must be equalled that is not drawn as failing."""
+"""Percent of the axis, on each side of a limit that must be equalled, in which values are not drawn as failing."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 

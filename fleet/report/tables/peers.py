@@ -191,6 +191,6 @@ def _notes(readings: Readings, link: str) -> Sequence[str]:
 
 
 def _heat(value: float, fastest: float) -> str:
-    """Return the color class: each covers a fifth of the rate of the fastest pair, so that small differences mostly do not show."""
+    """Return the color class: each covers a fifth of the rate of the fastest pair, so that small differences rarely show."""
     share = value / fastest if fastest else 0.0
     return f"heat{max(1, min(HEAT_CLASSES, 1 + int(share * HEAT_CLASSES * 0.999)))}"

@@ -89,7 +89,7 @@ def test_many_versions_and_hosts_are_counted() -> None:
     vulnerable, lines = found(*(host(f"h{number}", driver__version=f"580.{number}.1") for number in range(9)))
     assert len(vulnerable) == 9
     assert len(lines) == 6
-    assert lines[-1] == "Vulnerable versions: 4 more, in the JSON report"
+    assert lines[-1] == "Vulnerable versions: 4 more, listed in report.json"
     _, lines = found(*(host(f"k{number}", driver__version="580.95.05") for number in range(9)))
     assert lines == [f"Vulnerable version: {TEXT} [k0, k1, k2, k3, k4 and 4 more hosts]"]
 
