@@ -56,7 +56,7 @@ RUNS: Sequence[PublishedRun] = (
     _run(4, 4, _MANY_CPUS, 10, 128, 87.389, 0.8635, 0.3842),
     _run(4, 4, _MANY_CPUS, 20, 128, 152.848, 0.8850, 0.3262),
 )
-"""In the published order. It gives the fourth run, of eight epochs, the accuracy and loss of the third, of one."""
+"""In the published order. The publication gives the fourth run (8 epochs) the accuracy and loss of the third (1 epoch)."""
 
 
 def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:

@@ -10,6 +10,7 @@ import pytest
 
 from fleet.report.judge_run import judge_report
 from fleet.report.rejudge import VerdictChange, change_lines, changed_verdicts
+from schemas.waivers import Waiver
 from tests.accepted import call, report_of, run_directory
 
 PACK = """\
@@ -83,10 +84,11 @@ def test_removed_waiver_is_shown() -> None:
 
 
 def test_new_waiver_is_a_changed_waiver(run: Path) -> None:
-    old = report_of(run)
     report = judge_report(run, [], [])
-    waiver = {"who": "alice", "reason": "spare part ordered", "until": "2099-12-31"}
-    old["verdicts"][0]["waiver"] = waiver
+    first, *others = report.verdicts
+    waiver = Waiver(criterion=first.criterion, who="alice", why="spare part ordered", until="2099-12-31")
+    report = replace(report, verdicts=(replace(first, waiver=waiver), *others))
+    old = report_of(run)
     changes = changed_verdicts(old, report)
     assert [change.kind for change in changes] == ["waiver"]
     assert "1 with a changed waiver; " in "\n".join(change_lines(old, report, changes))
