@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,7 +143,24 @@ def _restrict_level(level: Level, runs: set[str]) -> Level:
     return replace(level, values={run: value for run, value in level.values.items() if run in runs})
 
 
-def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, replace_runs: bool) -> list[PartBaseline]:
+PartKey = tuple[str, str, str]
+"""Kind, part (`host` or `gpu`) and id of a baseline."""
+
+
+def key(baseline: PartBaseline) -> PartKey:
+    """Return the key of a baseline."""
+    return baseline.kind, baseline.part, baseline.id
+
+
+def accept(
+    run: Run,
+    report: FleetReport,
+    directory: Path,
+    by: Approval,
+    *,
+    replace_runs: bool,
+    replaced: Container[PartKey] = (),
+) -> list[PartBaseline]:
     """Add an accepted run to the baselines of its parts and return them.
 
     Args:
@@ -152,6 +169,7 @@ def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, repl
         directory: directory of the baselines.
         by: who accepts the run.
         replace_runs: whether the run replaces the earlier runs of the parts.
+        replaced: parts whose earlier runs were already replaced, by another run that is accepted with this one.
 
     Raises:
         RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.
@@ -160,7 +178,9 @@ def accept(run: Run, report: FleetReport, directory: Path, by: Approval, *, repl
     digest = refuse_unaccepted(run, report)
     try:
         baselines = [
-            with_earlier(new, None if replace_runs else baseline_store.read(directory, new.kind, new.part, new.id))
+            with_earlier(
+                new, baseline_store.read(directory, *key(new)) if not replace_runs or key(new) in replaced else None
+            )
             for new in baselines_of_run(run, report, digest, by)
         ]
     except documents.DocumentError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.baseline.accept import Approval, accept
+from fleet.baseline.accept import Approval, PartKey, accept, key
 from fleet.planning.test_selection import skipped_tests
 from fleet.progress import progress_bar
 from fleet.quantities import counted, quantity
@@ -77,21 +77,22 @@ def _accept(options: argparse.Namespace) -> int:
         raise UsageError("baseline accept: give the directory of an accepted run")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     by = Approval(who=_one_line(options.by or user_name(), 200), at=now, why=_one_line(options.why, 1000))
-    baselines: list[PartBaseline] = []
+    accepted: dict[PartKey, PartBaseline] = {}
     for name in options.names:
         if owner := run_lock.active_holder(Path(name)):
             raise HeldError(
                 f"{name}: run locked by {owner.who()} since {owner.since}: accept it after its report is written"
             )
-    for number, name in enumerate(options.names):
+    for name in options.names:
         with progress_bar(sys.stderr):
             run, report = judge_run(Path(name), options.criteria, options.waivers)
         _refuse_reduced_profile(run)
-        baselines = accept(run, report, options.baseline, by, replace_runs=options.replace and not number)
+        baselines = accept(run, report, options.baseline, by, replace_runs=options.replace, replaced=accepted)
+        accepted |= {key(baseline): baseline for baseline in baselines}
         if not options.json:
             print(_accepted(run, baselines, options.baseline))
     if options.json:
-        print(json.dumps([_short(baseline) for baseline in baselines], indent=1))
+        print(json.dumps([_short(baseline) for baseline in accepted.values()], indent=1))
     return 0
 
 

@@ -123,7 +123,7 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
     within its rack or host."""
     return (
         item["level"] != "rack"
-        and item["reference"] in ("run", "")
+        and item["reference"] in ("run", "month", "")
         and ("rack", item["rack"], *_figure(item)) in parents
     )
 

@@ -96,7 +96,7 @@ def _read(path: str) -> bytes:
 
 def _ansible_inventory(sources: list[str]) -> bytes:
     for source in sources:
-        if not source.endswith(",") and not Path(source).exists():
+        if "," not in source and not Path(source).exists():  # with a comma it may be a list of hosts
             raise UsageError(f"inventory {source}: no such file or directory")
     program = shutil.which("ansible-inventory", path=Path(sys.executable).parent) or shutil.which("ansible-inventory")
     if program is None:

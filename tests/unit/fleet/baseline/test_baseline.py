@@ -284,6 +284,22 @@ def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
     assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]
 
 
+def test_replacing_with_several_runs_replaces_the_parts_of_each(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`base` has a run of h1 and h2. Two runs of h1 and one of h2 replace it."""
+    runs = [
+        run_directory(tmp_path / name, hosts=hosts) for name, hosts in (("a", ["h1"]), ("b", ["h2"]), ("c", ["h1"]))
+    ]
+    assert [call("report", run) for run in runs] == [0, 0, 0]
+    capsys.readouterr()
+    assert call("baseline", "accept", *runs, "--baseline", base, "--replace", "--json") == 0
+    listed = {item["id"]: item["runs"] for item in json.loads(capsys.readouterr().out)}
+    assert listed == {name: ["a", "c"] for name in ("h1", "h1-0", "h1-1")} | {
+        name: ["b"] for name in ("h2", "h2-0", "h2-1")
+    }
+
+
 def test_another_run_of_the_same_name_is_refused(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
