@@ -64,7 +64,7 @@ def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
     assert findings(high * 1.001)[0].startswith("above the peak, 1 of it")
     assert not low > 1 or findings(low * 0.999)[0].startswith("far too low")
     assert datasheet_findings(rule(name, where=position, expected=high * 1.001, fraction=0.9))[0].startswith(
-        "above the peak"
+        "the expected value is above the peak"
     )
     # Only numeric floors are compared with the peak.
     assert datasheet_findings(rule(name, where=position, value=high * 9, operator="le")) == []

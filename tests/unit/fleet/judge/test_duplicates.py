@@ -218,7 +218,7 @@ def test_gpus_of_one_board_share_a_serial_if_they_have_uuids(gpus: tuple[Gpu, ..
 
 @pytest.mark.parametrize(
     ("serials", "listed"),
-    [("A", "the GPUs A:"), ("ABC", "the GPUs A, B, C:"), ("ABCD", "the GPUs A, B, C and 1 more:")],
+    [("A", "the GPUs A;"), ("ABC", "the GPUs A, B, C;"), ("ABCD", "the GPUs A, B, C and 1 more;")],
 )
 def test_records_of_one_machine_are_inconclusive_and_list_three_gpus(serials: str, listed: str) -> None:
     fleet = {"h2": machine(*serials), "h1": machine(*serials)}

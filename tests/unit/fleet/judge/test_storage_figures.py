@@ -246,5 +246,5 @@ def test_shared_directory_needs_a_gang_and_is_the_same_on_all_hosts() -> None:
 def test_lost_bandwidth_of_all_clients_is_inconclusive_if_it_has_a_floor(floors: Any) -> None:
     (cause,) = shared_causes(without="aggregate_bandwidth", rackproof_storage_floors=floors)
     assert (cause.verdict, cause.part, len(cause.hosts)) == ("inconclusive", "directory=mnt:shared", 4)
-    assert "the record has none of all clients together" in cause.why
+    assert "the record has no total of all clients" in cause.why
     assert shared_causes(without="aggregate_bandwidth", rackproof_storage_floors={"local_read": 1.0}) == []
