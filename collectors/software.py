@@ -52,7 +52,7 @@ class SoftwareCollector:
         yield host_family(
             "software.mlx5.version",
             "1",
-            "Version of the OFED driver of the NICs; the driver of the kernel reports none",
+            "Version of the OFED driver of the NICs; the driver in the Linux kernel reports none",
             ofed,
         )
         yield from _operating_system(files)

@@ -8,7 +8,7 @@ from collectors.base import Absent, Value
 from collectors.files import Files, MissingError, nonempty
 
 FIRST_PROCESSOR_BYTES = 8192
-"""These bytes of /proc/cpuinfo include the first processor. On a large host the whole file is a megabyte."""
+"""Bytes of /proc/cpuinfo to read: enough for the first processor. On a large host the whole file is a megabyte."""
 _PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU")
 """A product name with one of these texts is that of a virtual machine."""
 

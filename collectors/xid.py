@@ -21,9 +21,9 @@ _LEADING_ADDRESS = re.compile(rf"{_ADDRESS}(?![0-9a-fA-F.:/])")
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]+)+")
 _GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
 _PREEMPTED, _ACTION = 45, 154
-"""XIDs that report the teardown of a process's channels, and a change of the recovery action."""
+"""XID 45 reports that the channels of a process were removed, XID 154 that the recovery action of a GPU changed."""
 _NVLINK5 = range(144, 151)
-"""XIDs that each stand for many errors. The driver marks each error as fatal or not: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
+"""XIDs of NVLink 5. One code covers fatal and other errors; the message tells which: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
 _NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
 _SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\s*,\s*(.*)")
 _SXID_DETAIL = re.compile(r"Severity \d|Data \{")
@@ -78,9 +78,9 @@ class ErrorCounts:
     addresses: dict[str, str] = field(default_factory=dict)
     """UUID -> PCI address, from the messages of the driver."""
     sentence: str = ""
-    """The lines so far of the newest sentence about a GPU, which the driver splits into several lines."""
+    """The newest sentence about a GPU, as far as it was read: the driver splits it into several lines."""
     reason: str = ""
-    """Why the GPU of the next message cannot start, if the driver has logged a reason without an address."""
+    """The newest reason that the driver has logged without an address. It applies to the next GPU that fails to start."""
     reason_at: float = 0.0
     """Uptime at which the reason was logged, in s."""
 
@@ -244,7 +244,7 @@ def parse_xid(message: str) -> Xid | None:
 
 
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
-    """Return PCI address, severity (fatal: `yes`, `no`, `unknown`) and code of an SXid; None for its details and other texts."""
+    """Return PCI address, whether fatal (`yes`, `no`, `unknown`) and code of an SXid; None for its details and other messages."""
     match = _SXID.match(message)
     if not match or _SXID_DETAIL.match(match[3]):
         return None

@@ -28,7 +28,11 @@ KINDS = {
 
 
 def acs_families(files: Files, devices: Sequence[Device], *, is_virtual: bool) -> list[Family]:
-    """Return whether ACS redirects: for each bridge above a GPU or an adapter on its switch, and for the traffic of each GPU."""
+    """Return the families of KINDS.
+
+    They tell of each bridge above a GPU, or above an adapter on the GPU's switch, whether its ACS redirects traffic; and of each
+    GPU, whether any bridge between it and such an adapter does.
+    """
     families = empty_families(KINDS)
     for name, address, value in _readings(files, devices, is_virtual=is_virtual):
         families[name].add({"pci": address}, value)
@@ -78,6 +82,6 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # A port without ACS redirects nothing. If a port could not be read, or no port has ACS, the result is absent.
+    # A port without ACS redirects nothing. The result is absent only if no port has ACS, or if a port could not be read.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

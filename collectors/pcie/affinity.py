@@ -10,20 +10,21 @@ from collectors.pcie.device import GPU, NETWORK, Device
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
 
 PATHS = ("PIX", "PXB", "NODE", "SYS")
-"""The shortest first: one PCIe switch; several PCIe bridges; the host bridges of one NUMA node; the link between processors."""
+"""What the path crosses, the shortest path first: one PCIe switch; several PCIe bridges; host bridges of one NUMA node; the link
+between processors."""
 NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
 def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> list[Family]:
-    """Return path and nearest adapters of each GPU; with `absent`, return this reason in place of each of them."""
+    """Return path and nearest adapters of each GPU; if `absent` is given, every reading is this Absent."""
     path = Family(
         name="pcie.nic_path",
         unit="1",
         help="PCIe path between the GPU and its nearest network adapter: PIX, PXB, NODE or SYS, as in nvidia-smi topo -m",
         varies=True,
     )
-    # An adapter may be lost while the host runs.
-    help_of_nearest = "PCI addresses of the network adapters at the end of that path"
+    # Both readings vary, because an adapter may be lost while the host runs.
+    help_of_nearest = "PCI addresses of the network adapters that are nearest to the GPU"
     nearest = Family(name="pcie.nearest_nics", unit="1", help=help_of_nearest, varies=True)
     gpus = {device.address: device for device in devices if device.kind == GPU}
     adapters = [device for device in devices if device.kind == NETWORK]
@@ -36,7 +37,7 @@ def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent
 def nearest_adapters(
     files: Files, gpu: Device, adapters: Sequence[Device]
 ) -> tuple[Value, Value] | tuple[Absent, Absent]:
-    """Return the shortest path between a GPU and any of the adapters, and the addresses of all adapters at its end."""
+    """Return the shortest path from a GPU to any of the adapters, and the addresses of all adapters with this path."""
     if not adapters:
         return NO_ADAPTER, NO_ADAPTER
     paths = {adapter.address: _path(files, gpu, adapter) for adapter in adapters}

@@ -22,13 +22,13 @@ KINDS = {
     "pcie.relaxed_ordering.enabled": ("1", "Relaxed ordering is enabled"),
     "pcie.bar1.size": ("B", "Size of BAR1, the window to the GPU's memory"),
     "pcie.iommu.group": ("1", "IOMMU group of the device"),
-    "pcie.iommu.type": ("1", "IOMMU domain type of the device; identity: addresses pass through"),
+    "pcie.iommu.type": ("1", "IOMMU domain type of the device; identity: DMA addresses are not translated"),
     "pcie.iommu.enabled": ("1", "An IOMMU is enabled"),
 }
 
 
 def configuration_families(files: Files, devices: Sequence[Device]) -> list[Family]:
-    """Return every family of KINDS that has a reading: of one of these devices, or of the host."""
+    """Return the families of KINDS with a reading for at least one of these devices, or for the host."""
     families = empty_families(KINDS)
     families["pcie.iommu.enabled"].add(HOST_LABELS, _is_iommu_enabled(files))
     for device in devices:

@@ -131,7 +131,7 @@ class PcieCollector:
         return limits
 
     def _link(self, path: str, which: str) -> tuple[Value | Absent, Value | Absent]:
-        """Return generation and lanes, `current` or `max`."""
+        """Return generation and lanes; `which` is `current` or `max`."""
         speed = self._files.read(f"{path}/{which}_link_speed", str, missing=_NO_LINK)
         width: Value | Absent = self._files.read(f"{path}/{which}_link_width", int, missing=_NO_LINK)
         if width == _LOST_WIDTH:
@@ -145,7 +145,7 @@ class PcieCollector:
         return self._files.read(f"{path}/aer_dev_{severity}", parse_total, missing=NO_AER)
 
     def _is_below_limits(self, device: Device, readings: dict[str, Value | Absent], name: str) -> Value | Absent:
-        """Return whether the generation or width of the link (`name`) is lower than both ends support."""
+        """Return whether the link's generation or width, as `name` says, is lower than both ends support."""
         if device.is_coherent or self._is_virtual():
             return COHERENT if device.is_coherent else VIRTUAL
         values = [readings[f"pcie.{key}"] for key in (name, f"{name}_max", f"port.{name}_max")]

@@ -14,7 +14,7 @@ from collectors.sysfs import pci_address
 T = TypeVar("T", bound=Value)
 _BLOCK, _CONTROLLERS, _SUBSYSTEMS = "sys/block", "sys/class/nvme", "sys/class/nvme-subsystem"
 _NAMESPACE = r"nvme\d+(c\d+)?n\d+"
-"""A namespace; with `c` and a number, a path to it, if the kernel uses multipath."""
+"""A namespace (`nvme0n1`) or, if the kernel uses multipath, a path to a namespace (`nvme0c1n1`)."""
 LEAVING = ("new", "deleting", "deleting (no IO)")
 """States of an NVMe controller that is being added or removed."""
 _NO_DISK = "no disk"
@@ -75,10 +75,10 @@ def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 
 
 def controllers(files: Files) -> Iterable[Family]:
-    """Yield the number of namespaces, which are the disks, of each built-in NVMe controller.
+    """Yield the number of namespaces of each built-in NVMe controller. Each namespace is a disk.
 
-    The kernel keeps a controller without a disk if its namespace has the ID of another one, cannot be identified, or was deleted.
-    Namespaces of the other controllers of a subsystem count too, because a drive with two ports may use one of them.
+    A controller has no disk if its namespace has the ID of another namespace, cannot be identified, or was deleted. Namespaces of
+    other controllers in the same subsystem count too, because a drive with two ports has two controllers and may use only one.
     """
     text = "Namespaces of the NVMe controller that the kernel uses as disks"
     family = Family(name="storage.controller.namespaces", unit="1", help=text)

@@ -19,14 +19,15 @@ class Mount:
     kind: str
     """Type of the file system."""
     source: str
-    """Device, or a name."""
+    """Path of the device, or a name such as `overlay`."""
     device: str
     """Device number as the kernel writes it, `259:3`."""
     subdirectory: str
     """Directory of the file system that is mounted; `/` means the whole file system."""
     read_only: bool
-    """Whether the file system itself is read-only, not only this mount."""
+    """Whether the file system itself is read-only."""
     mounted_read_only: bool
+    """Whether this mount of it is read-only."""
 
 
 def parse_mounts(text: str) -> list[Mount]:

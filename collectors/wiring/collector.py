@@ -29,7 +29,7 @@ SILENT = (
     "takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
 )
 FIRMWARE_AGENTS = {"ice": ("fw-lldp-agent", "on", "off"), "i40e": ("disable-fw-lldp", "off", "on")}
-"""Driver -> private flag, its value while the agent in the firmware takes all LLDP frames, and the value that disables it."""
+"""Driver -> private flag, its value while the LLDP agent in the firmware takes all frames, its value that disables the agent."""
 
 
 class WiringCollector:
@@ -96,7 +96,7 @@ def _families(prefix: str, id_name: str, ports: Iterable[tuple[Labels, Neighbor 
     """Return the readings of all ports of one kind; none if the host has no such port."""
     kinds = {f"{prefix}.{name}": (unit, text.format(id_name)) for name, (unit, text) in KINDS.items()}
     if prefix == "infiniband":
-        del kinds["infiniband.switch_port_label"]  # a management packet does not have it
+        del kinds["infiniband.switch_port_label"]  # InfiniBand reports no description of the port
     families = empty_families(kinds, varying=kinds)
     for labels, neighbor in ports:
         readings = neighbor if isinstance(neighbor, Absent) else neighbor.readings()

@@ -18,9 +18,9 @@ NOT_A_SWITCH = Absent.error(
 )
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")
-"""Types of a port ID that may not be the name of the port. The description of the port may then be the name."""
+"""Types of port ID that are not always the name of the port. If not, the name is in the description of the port."""
 _SUBINTERFACE = re.compile(r".+\.\d{1,4}")
-"""Name of the interface of a VLAN."""
+"""Name of a VLAN interface (`sfp1.665`)."""
 
 
 def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
@@ -44,7 +44,7 @@ def parse_lldp(text: str) -> dict[str, Neighbor | Absent]:
     """Return interface -> neighbor, from the output of `lldpctl -f json0`, or `-f json`.
 
     An interface without a neighbor is missing. Raises ValueError, LookupError, TypeError, AttributeError or
-    RecursionError for other texts.
+    RecursionError if the text is not such output.
     """
     found: dict[str, list[Neighbor]] = {}
     for lldp in _items(json.loads(text)["lldp"] if text.strip() else _no_document()):
@@ -58,7 +58,7 @@ def _no_document() -> Any:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return a list as it is. Return any other value, which in `-f json` stands for a list of one, as such a list."""
+    """Return a list as it is, and any other value in a list: `-f json` writes a list of one item as the item itself."""
     return value if isinstance(value, list) else [value]
 
 
@@ -89,7 +89,7 @@ def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
     if not port_name or not clean_text(chassis_id["value"]):
         raise ValueError("a neighbor without an ID")
     if port_name == clean_text(chassis_id["value"]):
-        port_name = ""  # all ports of the switch have this ID
+        port_name = ""  # the ID of the switch, which all its ports send
     return Neighbor(id=clean_text(chassis_id["value"]), name=name, port=port_name, label=label)
 
 
@@ -108,10 +108,11 @@ def _text(value: Any) -> str:
 
 
 def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
-    """Return the only neighbor. Several are an error: a switch without LLDP is in between, or both ends of a bond answer.
+    """Return the only neighbor of an interface. Several are an error: a switch that does not speak LLDP may forward their frames.
 
-    But one switch port can appear several times: without its name until the switch has configured LLDP (the daemon keeps that
-    entry for two minutes), or for each VLAN (`sfp1.665` beside `sfp1`). Then the port with its name, without a VLAN, counts.
+    But one switch port may be listed several times: without its name (the daemon keeps such an entry for two minutes after the
+    switch has configured LLDP) and with it, or once more for each VLAN (`sfp1` and `sfp1.665`). Then the entry with the name and
+    without a VLAN is returned.
     """
     ports = {(item.id, item.port) for item in neighbors if item.port}
     named = {switch for switch, _ in ports}
