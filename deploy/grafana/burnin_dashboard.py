@@ -12,7 +12,7 @@ from deploy.grafana.tables import Column, matrix, rows
 
 text = texts("burnin")
 SHOWN_REASONS = "hw_thermal|sw_thermal|thermal|hw_power_brake|reliability"
-"""Throttle reasons that the dashboard shows. A healthy GPU reaches `reliability`, its highest voltage, but none of the others."""
+"""Throttle reasons that the dashboard shows. `reliability` (highest voltage) also occurs on a healthy GPU, the others do not."""
 COUNTERS = {
     "gpu": (
         "ecc_corrected_volatile",

@@ -69,7 +69,7 @@ NUMBERED = {
 }
 
 RULES = "count(rackproof:model:info)"
-"""A query that has a result only if Prometheus evaluates Rackproof's rules. Otherwise a lack of alerts does not mean health."""
+"""A query that has a result only if Prometheus evaluates Rackproof's rules. Without them, no alert ever fires."""
 
 
 def _now() -> Section:

@@ -25,7 +25,7 @@ def limit(criterion: str) -> float:
 
 
 def ratios_to_limit(alert: str, matchers: str) -> str:
-    """Return a query for the ratios that an alert compares, each divided by its limit, so that 1 is the limit of all series."""
+    """Return a query for the ratios that an alert compares with limits, each divided by its limit: below 1, the alert fires."""
     return " or ".join(
         f"{name}{_add_matchers(selector, matchers)} / {share}" for name, selector, share in _comparisons(alert)
     )

@@ -97,7 +97,7 @@ def words(states: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
 
 
 def properties(**values: Any) -> list[dashboard.DynamicConfigValue]:
-    """Return the properties of an override: `custom__lineWidth=2` is custom.lineWidth."""
+    """Return the properties of an override: the argument `custom__lineWidth=2` sets custom.lineWidth."""
     return [dashboard.DynamicConfigValue(id_val=key.replace("__", "."), value=value) for key, value in values.items()]
 
 

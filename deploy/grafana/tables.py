@@ -1,4 +1,4 @@
-"""Build tables: with one row for each set of labels, or with one coloured cell for each pair of values of two labels."""
+"""Build tables, with one row for each set of labels, or as a matrix: a coloured cell for each pair of values of two labels."""
 
 from __future__ import annotations
 
