@@ -141,7 +141,7 @@ def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | 
 
 
 def _first_text(files: Files, paths: tuple[str, ...], disk: str) -> str | Absent:
-    """Return the text of the first file that has one; if none has, the reason for the last file."""
+    """Return the text of the first file that has one. If none has, return why the last file has none."""
     text: str | Absent = Absent.unsupported("not reported")
     for path in paths:
         text = _read(files, path, nonempty, disk)

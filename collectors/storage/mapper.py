@@ -90,7 +90,7 @@ def redundant_devices(
         except (FileNotFoundError, PermissionError):
             return  # no device mapper in this container, or no permission
         except OSError:
-            continue  # the device was removed in the meantime
+            continue  # the device was removed in the meantime, or its status is too long
         for kind, status in targets:
             if kind in _REDUNDANT and (members := parse_members(kind, status)):
                 yield name, kind, members

@@ -29,7 +29,7 @@ class Neighbor:
     """Description of the port. Some switches, such as SONiC, send the label on the front here."""
 
     def readings(self) -> dict[str, Value | Absent]:
-        """Return name without `network.` or `infiniband.` -> value."""
+        """Return the readings: name without the prefix `network.` or `infiniband.` -> value."""
         return {
             "switch": self.name or NO_NAME,
             "switch_id": self.id,

@@ -23,7 +23,7 @@ SHOWN_DEFAULTS = {
     "rackproof_study": "`scaling`",
     "rackproof_revalidate_profile": "`revalidate`",
 }
-"""Defaults that are set by playbooks, or by templates that a reader cannot evaluate."""
+"""Variable -> its default as the page shows it, if a playbook sets the default or a template computes it."""
 
 
 def generated_pages() -> dict[Path, str]:

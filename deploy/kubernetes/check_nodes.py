@@ -19,7 +19,7 @@ RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
 """Taints that the manifests' pods tolerate."""
 SHARED, MIG = f"{RESOURCE}.shared", "nvidia.com/mig-"
-"""Resource of shared GPUs if the device plugin renames them, and prefix of the resources of MIG."""
+"""Resource of GPUs that pods share, if the device plugin renames it; prefix of the resources of MIG partitions."""
 STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
 """Labels of GPU Feature Discovery: how GPUs are shared, their model (`-SHARED` or `-MIG-1g.10gb` added), and their number."""
 CONDITION_TAINTS = "node.kubernetes.io/"
