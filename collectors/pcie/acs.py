@@ -30,8 +30,8 @@ KINDS = {
 def acs_families(files: Files, devices: Sequence[Device], *, is_virtual: bool) -> list[Family]:
     """Return the families of KINDS.
 
-    They tell of each bridge above a GPU, or above an adapter on the GPU's switch, whether its ACS redirects traffic; and of each
-    GPU, whether any bridge between it and such an adapter does.
+    For each bridge above a GPU, or above an adapter on the GPU's switch: whether its ACS redirects traffic. For each GPU: whether
+    a bridge between it and such an adapter does.
     """
     families = empty_families(KINDS)
     for name, address, value in _readings(files, devices, is_virtual=is_virtual):

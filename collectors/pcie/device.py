@@ -40,7 +40,7 @@ class PciBus:
                 current[address] = known[address] if address in known else identify(self._files, address)
             except OSError:
                 if self._files.exists(f"{PCI_DEVICES}/{address}"):
-                    raise  # a device without a directory was removed in the meantime
+                    raise  # a device that no longer exists was removed in the meantime, which is no error
         self._devices = current
         return [device for device in current.values() if device]
 

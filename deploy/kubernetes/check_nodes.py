@@ -119,7 +119,7 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
 
 
 def divided_gpus(node: Mapping[str, Any]) -> str:
-    """Return why the node does not offer whole GPUs: MIG divides them, or several pods may share one. Empty if it does."""
+    """Return why the node does not offer whole GPUs: MIG divides them, or several pods may share one. Empty if it offers them."""
     labels, capacity = node["metadata"].get("labels", {}), node.get("status", {}).get("capacity", {})
     product, strategy = labels.get(PRODUCT, ""), labels.get(STRATEGY, "none")
     partitions = sorted(name for name, count in capacity.items() if name.startswith(MIG) and str(count) != "0")
