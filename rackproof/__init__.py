@@ -1,4 +1,4 @@
-"""The command `rackproof`. Its import puts Rackproof's packages on the import path before others of the same names.
+"""The command `rackproof`. Importing it puts Rackproof's packages before others of the same names on the import path.
 
 Otherwise a PYTHONPATH could lead to other packages named `agent` or `schemas`, and in a checkout that is not installed, child
 processes would not find these packages at all. `sys.path[0]`, the directory of the script, stays first.

@@ -76,8 +76,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--gpus",
         type=int,
         metavar="N",
-        help="number of GPUs that were ordered (default: as many as --devices lists, or else as many as are found; the report "
-        "then states that no number was given)",
+        help="number of GPUs that were ordered (default: the number in --devices, or else the number found; with the default, "
+        "the report states that no number was given)",
     )
     run.add_argument("--devices", help="NVML indices of the GPUs under test, comma-separated (default: all)")
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
@@ -173,7 +173,7 @@ def inspect_machine() -> Machine:
 
 
 def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the profile with only its benchmark stage. It also gets the gang stage's benchmarks, except MULTI_HOST_BENCHMARKS.
+    """Return the profile with only its benchmark stage, which also gets the gang stage's benchmarks except MULTI_HOST_BENCHMARKS.
 
     Raises:
         UsageError: the profile has no benchmark stage.

@@ -30,8 +30,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse the arguments. An argument that the parser does not use is an error.
 
-        Before Python 3.13, argparse matches a list of any length with nothing if an option precedes it, as in
-        `history import --history DIRECTORY RUN`: then the options are parsed first, and the other arguments after them.
+        Before Python 3.13, argparse takes the last list of arguments as empty if an option precedes its first item, as in
+        `history import --history DIRECTORY RUN`. A second pass then parses all options first, and the other arguments last.
         """
         if self._is_second_pass:
             return super().parse_known_args(args, namespace)

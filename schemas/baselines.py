@@ -26,7 +26,7 @@ class Level:
     value: float
     stage: str = ""
     within: str = ""
-    """The scope below the part. Another GPU in it is named by its serial: `peer=1652826070730`."""
+    """The scope within the part; empty for the part itself. A peer GPU is named by its serial: `peer=1652826070730`."""
     params: Mapping[str, Value] = field(default_factory=dict)
     """The settings with which it was measured."""
     sigma: float | None = None
@@ -116,7 +116,7 @@ REGRESSED, IMPROVED, CHANGED, UNCLEAR = "regressed", "improved", "changed", "unc
 REPLACED, MOVED, NEW, GONE = "replaced", "moved", "new", "gone"
 VERSION = "version"
 PARTS = (REPLACED, MOVED, NEW, GONE)
-"""Kinds of changes of parts. New and missing figures are `figures_new` and `figures_gone`."""
+"""Kinds of changes of parts. Figures that are new or missing have kinds of their own: `figures_new`, `figures_gone`."""
 FIGURES_NEW, FIGURES_GONE = "figures_new", "figures_gone"
 
 
@@ -125,8 +125,8 @@ class Change:
     """One change since the baseline."""
 
     kind: str
-    """regressed, improved, changed (a figure without better and worse), unclear; replaced, moved, new, gone (parts); version;
-    figures_new, figures_gone."""
+    """Of a figure: regressed, improved, changed (neither direction is better), unclear. Of a part: replaced, moved, new, gone.
+    Others: version, figures_new, figures_gone."""
     host: str
     scope: str
     """`gpu=3`, `host`, `hca=mlx5_1`."""
@@ -146,7 +146,7 @@ class Change:
     noise: float | None = None
     """Relative noise. Only a larger difference counts as a change."""
     basis: str = ""
-    """Source of the noise."""
+    """Where the noise comes from, for example a criterion."""
 
     @property
     def counts(self) -> bool:
@@ -155,7 +155,7 @@ class Change:
 
     @property
     def is_unreported(self) -> bool:
-        """Whether the new run lacks something that the baseline has, so that it may have changed."""
+        """Whether it is unknown if something changed: the noise is unknown, or the new run lacks the figure."""
         return self.kind in (UNCLEAR, FIGURES_GONE)
 
 

@@ -26,7 +26,7 @@ TORCH_ONLY_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 """Collectives that torch.distributed, which a rehearsal uses, offers only in place."""
 
 BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **COMMUNICATION, **TRAINING, **STORAGE}
-"""In the order of the reports."""
+"""Name -> benchmark, in the order of the reports."""
 DURATION = Output(name="benchmark.duration", unit="s", scope="host", params={"benchmark": tuple(BENCHMARKS)})
 """Duration of a benchmark. Every benchmark reports it."""
 _WRONG_RESULTS = re.compile(r"(wrong_\w+|mismatches|misread_bytes)")
@@ -67,7 +67,7 @@ def value_problem(benchmark: str, key: str, value: Any) -> str:
 
 
 _OPEN_LISTS = frozenset({"data_directories", "compiled_variants"})
-"""Lists that may have texts other than the choices of the catalogue and the items of the default. They may be empty."""
+"""Lists that may be empty, and may have any texts, not only those in the benchmark's choices or default."""
 
 
 def _is_number(value: object) -> bool:
@@ -75,7 +75,7 @@ def _is_number(value: object) -> bool:
 
 
 def _has_type(item: object, example: object) -> bool:
-    """Return whether a setting has the type of its default. A fraction of bytes, steps or processes has no meaning."""
+    """Return whether a value has the type of the default. If the default is an integer, such as bytes, a fraction is refused."""
     if not _is_number(example):
         return isinstance(item, type(example))
     return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
@@ -113,7 +113,7 @@ def can_observe(name: str, ranks: int) -> bool:
 
 
 def counts_wrong_results(name: str) -> bool:
-    """Return whether observations of that name count wrong results, such as words, products, bytes or mismatches."""
+    """Return whether observations of that name count wrong results: `….wrong_*`, `….mismatches` or `….misread_bytes`."""
     return _WRONG_RESULTS.fullmatch(name.rpartition(".")[2]) is not None
 
 

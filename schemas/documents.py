@@ -44,7 +44,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _USER_INFO = re.compile("//.*@")
 """User name and password in a URL, which messages must not repeat."""
 _CODES = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""DEL, C1 control characters, line separators and marks of text direction. JSON itself escapes those below U+0020."""
+"""DEL, C1 control characters, line separators and marks of text direction. JSON itself escapes all characters below U+0020."""
 
 Json = Any
 
@@ -146,7 +146,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: not a regular file")
             if status.st_size > max_bytes:
                 raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
-            # Not `max_bytes`: to allocate that takes longer than to read a small file.
+            # Not `max_bytes`: allocating that many takes longer than reading a small file.
             content = file.read(status.st_size + 1)
             if len(content) > status.st_size:  # the file has grown
                 content += file.read(max_bytes + 1 - len(content))
@@ -205,7 +205,7 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
 
 
 def name_file(error: BaseException, path: Path | str) -> None:
-    """Add the path to the error of a write, such as that of a full disk, which has none."""
+    """Add the path to an error of a write that has none, such as that of a full disk."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
 
@@ -325,7 +325,7 @@ MAX_SUGGESTIONS = 6
 def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
-    These are suggested, the first of the three that exists:
+    The first of these that exists is suggested:
 
     * All known words that begin with the word, or have all of its parts (for `h200`: h200-nvl, h200-sxm).
     * All known words that begin with a part of the word (for `nvidia-h200`), unless a known word is very similar.

@@ -18,8 +18,8 @@ from schemas.stages import GANG
 from schemas.tournament import select_rounds
 
 START_S, END_S = 7.5, 1.2
-"""Time for the ranks of a stage to start and to rendezvous, and to end. Measured (docs/measurements): 3.4 to 12.9 s to start, the
-longest after a boot, and 0.5 to 3.9 s to end."""
+"""Time for the ranks of a stage to start and to rendezvous, and time for them to end. Measured (docs/measurements): 3.4 to 12.9 s
+to start (12.9 s after a boot), and 0.5 to 3.9 s to end."""
 UNKNOWN_S = 30.0
 """Duration that a benchmark outside the catalogue is assumed to have."""
 
@@ -80,7 +80,7 @@ def size_of(plan: Plan, host: PlannedHost, stage: str) -> Size:
 def expected_durations(plan: Plan, host: PlannedHost, stage: Stage) -> dict[str, float]:
     """Return benchmark -> expected seconds, in the order in which they run; empty if they are unknown.
 
-    In a rehearsal only an earlier run shows them: the table of benchmarks is for GPUs.
+    In a rehearsal they are known only from an earlier run, because the table of benchmarks is for GPUs.
     """
     measured = plan.durations_s.get(stage.name, {})
     if plan.rehearsal and not measured.keys() >= stage.benchmarks.keys():
@@ -104,7 +104,7 @@ def remaining_s(
     """Return the seconds until a launch is expected to end.
 
     Args:
-        durations: of all its benchmarks, from `expected_durations`.
+        durations: benchmark -> expected seconds, from `expected_durations`.
         began: benchmark -> seconds from the start of the launch to the start of the benchmark, for those that have started.
         elapsed_s: seconds since the start of the launch.
         share: share of the observations of the current benchmark that are made. If it takes longer than expected, for example

@@ -25,7 +25,7 @@ LINE_BYTES = 4096
 MOST_BYTES = 4 * LINE_BYTES
 """Maximum size of a line that is read. Names that are not ASCII take up to six bytes per character."""
 DATA_BYTES, LEAST_BYTES = 3000, 500
-"""Most and fewest bytes of a record in one line."""
+"""Maximum and minimum number of bytes of the encoded record in one line."""
 MOST_PARTS = 20_000
 """Maximum number of parts of one record: 60 MB of base64, far more than a record may have."""
 TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
@@ -38,7 +38,7 @@ class FramedRecord:
     run_id: str
     host: str
     gang: str
-    """Empty: the record of the host alone."""
+    """Gang whose launches the record has; empty: the record of the host alone."""
     node: str
     """Name of the machine in the cluster; empty if not reported."""
     text: bytes

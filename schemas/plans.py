@@ -35,7 +35,7 @@ class Stage:
     stop_on: str = ""
     """Which findings on a host end the stage there early: one of `timeline.STOP_ON`."""
     cpus: int = 0
-    """Processors that each rank may use; 0: all of its host."""
+    """Processors that each rank may use; 0: all processors of its host."""
 
     @property
     def longest_s(self) -> float:
@@ -64,7 +64,7 @@ class PlannedHost:
     infiniband_ports: int = 0
     """InfiniBand and RoCE ports that must be up; 0 if not in the inventory."""
     verbs_required: bool = False
-    """The RDMA ports must be measured by perftest: `infiniband_ports` of them, or at least one."""
+    """perftest must measure the RDMA ports: `infiniband_ports` of them, or at least one if that is 0."""
     dimm_count: int = 0
     """Memory modules that the host was ordered with; 0 if not in the inventory."""
     memory_mts: float = 0.0
@@ -76,7 +76,7 @@ class PlannedHost:
     storage_floors: Mapping[str, float] = field(default_factory=dict)
     """Required bandwidths in B/s: `local_read`, `local_write`, `shared_read`, `shared_write`."""
     host_memory_gbyteps: float = 0.0
-    """Least bandwidth of the memory of all nodes in 10^9 bytes/s, all cores together; 0 if not in the inventory."""
+    """Required bandwidth of the host's memory in 10^9 bytes/s, with all nodes and cores at once; 0 if not in the inventory."""
     driver_version: str = ""
     """Required driver version or branch; empty: any."""
     vbios_version: str = ""
@@ -115,8 +115,8 @@ class Part:
     serial: str = ""
     """Serial of a GPU or module, or node GUID or MAC address of a NIC, as written in the manifest; empty for a link."""
     slot: str = ""
-    """PCI address in the notation of sysfs, NVML index of a GPU or name of a NIC; empty: anywhere in the host. For a module or a
-    link the network port of the host: its interface, its adapter (`mlx5_0`), `mlx5_0/1` or its PCI address."""
+    """Of a GPU or NIC: its PCI address as in sysfs, its NVML index or its name; empty: anywhere in the host. Of a module or link:
+    the network port of the host, as interface, adapter (`mlx5_0`), adapter and port (`mlx5_0/1`) or PCI address."""
     switch: str = ""
     """Name or ID of the switch of a link."""
     switch_port: str = ""
@@ -268,7 +268,7 @@ class Plan:
         return self._expected[key]
 
     def scopes_of(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
-        """Return the scopes of that observation on `host`."""
+        """Return the scopes in which the expected observation must exist on `host`."""
         if expectation.scope == "device":
             return host.scopes
         if expectation.scope == "pair":

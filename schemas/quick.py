@@ -55,7 +55,7 @@ class Reader:
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
         self._older: dict[bytes, tuple[Metric, int]] = {}
-        """The previous cache of metrics. If a host still sends one of these, it moves to the new cache and keeps its token."""
+        """The previous cache. A metric in it that a host sends again moves to the new cache and keeps its token."""
         self._heads: dict[tuple[Any, ...], dict[str, Any]] = {}
         """All fields of an observation except scope, value, reason and samples -> these fields, validated."""
         self._scopes: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Reader:
             if len(taken.metrics) > self._most_metrics:
                 return None
             raws = list(map(bytes, taken.metrics))
-            # The cache may be replaced meanwhile, so a metric that is not in it is added before the next one is looked up.
+            # Adding a metric may replace the cache, so each one is looked up and added before the next.
             entries = [self._kept.get(raw) or self._metric(raw, is_checked) for raw in raws]
             if None in entries:
                 return None
@@ -101,7 +101,7 @@ class Reader:
         if not is_checked:
             if len(items) > self._most_observations or not compiled("record").is_valid(outer):
                 return None
-            # Decoding loses one value of a duplicate key, and with it a colon. So with equal counts no key is duplicate.
+            # Decoding drops a value of a duplicate key, and with it a colon. With as many colons as before, no key is duplicate.
             encoded = msgspec.json.encode(whole)
             if encoded.count(b":") + colons != text.count(b":") or _has_long_number(encoded):
                 return None
@@ -173,7 +173,7 @@ class Reader:
         if not is_checked and metric_problem(metric):
             return None
         self._tokens += 1
-        vars(metric)["token"] = self._tokens  # a number is never reused
+        vars(metric)["token"] = self._tokens  # a token is never reused
         return self._keep(raw, (metric, raw.count(b":")))
 
     def _keep(self, raw: bytes, entry: tuple[Metric, int]) -> tuple[Metric, int]:
@@ -185,7 +185,7 @@ class Reader:
     def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
         if not compiled(_METRIC).is_valid(document) or _has_long_number(raw):
             return False
-        # Searched with Python's `re` too, because Rust's may differ.
+        # Searched with Python's `re` too, because Rust's regular expressions may match differently.
         if not all(map(self._absent.search, document.get("absent", {}).values())):
             return False
         colons: int = msgspec.json.encode(document).count(b":")
@@ -207,7 +207,7 @@ def _is_suspicious(text: bytes) -> bool:
 
 def _has_long_number(text: bytes) -> bool:
     """Return whether the text may have a number of more than 64 bits, which `documents` refuses."""
-    # The first test is fast and excludes most texts.
+    # The test of the translated digits is fast and excludes most texts.
     return _LONG in text.translate(_DIGITS) and _LONG_NUMBER.search(text) is not None
 
 

@@ -1,7 +1,7 @@
 """The action `fetch_record`: `ansible.builtin.fetch` for one record, with a limit on its size.
 
 `fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`), but a
-faulty or hostile host may have a larger file in its place, and may report another size than it sends.
+faulty or hostile host may have a larger file in its place, and may send more bytes than the size that it reports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible.plugins.action.fetch import ActionModule as Fetch
 
 MAX_BYTES = 8_000_000
 MAX_MEMORY_BYTES = 96_000_000
-"""Maximum growth of the address space while a record is fetched. Ansible keeps a record several times, encoded and as JSON."""
+"""Maximum growth of the address space while a record is fetched. Ansible holds several copies of it, as text and as JSON."""
 
 
 class ActionModule(Fetch):  # type: ignore[misc]

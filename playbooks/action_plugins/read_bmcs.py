@@ -19,13 +19,13 @@ TIMEOUT_S = 3600
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Takes `command`, and `background`: return at once, and let the command end by itself."""
+    """Takes `command`, and `background`: whether to return at once, while the command continues."""
 
     _VALID_ARGS = frozenset({"command", "background"})
     _requires_connection = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return exit code and output of the command, which has no secrets; with `background`, only that it was started."""
+        """Return exit code and output (without secrets) of the command; with `background`, only that it was started."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         command = [str(word) for word in self._task.args["command"]]
         text = json.dumps(_accounts(task_vars or {})).encode()
@@ -50,7 +50,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def _accounts(task_vars: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return host -> its variables of the BMC, for the hosts that have one."""
+    """Return host -> the variables of its BMC, for the hosts whose inventory names a BMC."""
     hostvars, accounts = task_vars["hostvars"], {}
     for host in task_vars["groups"].get(GROUP, ()):
         variables = hostvars[host]

@@ -33,7 +33,7 @@ DOCUMENTATION = """
     description:
       - Writes failed, unreachable and completed hosts to C(events.jsonl) in the run directory, for the report.
       - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
-      - Warns of hosts of the inventory that are one machine, after the preflight checks.
+      - After the preflight checks, warns if several hosts of the inventory are the same machine.
       - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
       - Prints how to resume and how to stop the run if the playbook ends before its last task, for example after Ctrl-C.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
@@ -198,7 +198,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._hint = ""
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Begin an attempt at the run, and find the command that must end it, even if its plays fail."""
+        """Begin an attempt at the run, and find the command (LAST_COMMAND) that must run at its end even if plays fail."""
         self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
         if self._is_ours and tuple(map(int, __version__.split(".")[:2])) < MIN_ANSIBLE:
             self._display.error(
@@ -218,7 +218,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Record the hosts that completed the previous play, and the roles of the new play, which determine its stage."""
-        gc.freeze()  # otherwise the garbage collector of each forked task scans all imports, for 6 % of the playbook's time
+        gc.freeze()  # otherwise each forked task collects garbage in all imports, which takes 6 % of the playbook's time
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
         self._play_command = play.get_vars().get(LAST_COMMAND, "")
@@ -324,13 +324,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         return ""
 
     def _warn_of_shared_machines(self) -> None:
-        """Warn of the hosts that are one machine, once for each machine."""
+        """Warn once for each machine that has several names in the inventory."""
         for hosts in filter(lambda hosts: len(hosts) > 1 and not self._is_rehearsal, self._machines.values()):
             names = sorted(hosts)
             more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
             self._display.warning(
-                f"{', '.join(names[:MAX_NAMES])}{more} are the same machine (they have the same boot ID): measured at the same "
-                "time, healthy parts are slow; give the machine to one host of the inventory"
+                f"{', '.join(names[:MAX_NAMES])}{more} are the same machine (they have the same boot ID): if they are measured "
+                "at the same time, healthy parts look slow; keep only one of them in the inventory"
             )
         self._machines.clear()
 

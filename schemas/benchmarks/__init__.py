@@ -10,7 +10,7 @@ from typing import Any
 
 Settings = Mapping[str, Any]
 Parameter = type | Sequence[str]
-"""The possible values of a parameter of an observation: all of a type, or one of these texts."""
+"""The values that a parameter of an observation may have: any value of this type, or one of these texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Output:
     """One kind of observation that a benchmark makes."""
 
     name: str
-    """Dotted name; `{op}` stands for the parameter of that name in `over`."""
+    """Dotted name; `{op}` stands for the value of the parameter `op`, which is in `over`."""
     unit: str
     """SI base unit; `1` for a ratio or a count."""
     scope: str
@@ -26,7 +26,8 @@ class Output:
     `host`: one for each host. `world`: one for all ranks together. `peers`: one for each device and each partner host of the
     gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`. `port`: one
     for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`; never demanded, because a
-    host may have no such port. `directory`: one for each directory that the inventory names for it (`Benchmark.directories`):
+    host may have no such port. `directory`: one for each directory that the inventory names for the benchmark
+    (`Benchmark.directories`):
     `directory=data:scratch` is /data/scratch. `numa`: one for each NUMA node with processors and memory:
     `numa=1`; the plan does not know how many."""
     over: Mapping[str, str] = field(default_factory=dict)
@@ -54,11 +55,11 @@ class Cost:
 
     seconds: float = 0.0
     timed: Sequence[str] = ()
-    """Settings in seconds that are used up in full."""
+    """Settings that are durations in seconds, which the benchmark always uses in full."""
     over: Sequence[str] = ()
-    """Settings that multiply it: of a list its length, of a number its value."""
+    """Settings that multiply the seconds: a list by its length, a number by its value."""
     per: str = ""
-    """One of `PER`, or empty: 1."""
+    """What the seconds are multiplied by: one of `PER`; empty: 1."""
 
 
 PER = ("gpu", "gpu_of_host", "further_gpu", "pair", "peers", "doubling", "round", "port", "port_round")
@@ -92,7 +93,7 @@ class Benchmark:
     cpu_settings: Settings | None = field(default_factory=dict)
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Setting -> all allowed elements, if its default does not have all of them. An empty default needs it."""
+    """Setting -> all allowed values, or all allowed elements of its list. Needed if the default lacks some, or is empty."""
     gpu_bound: bool = False
     """Whether its rates depend on the GPU alone. The rates of other benchmarks also depend on processors, host memory, PCIe,
     disks and network, which all GPUs of a machine share."""
@@ -101,7 +102,8 @@ class Benchmark:
     needs_group: bool = False
     """Whether it uses the process group, so that a rank that cannot join the group cannot run it."""
     directories: str = ""
-    """List of `PlannedHost` with the directories that it measures: `local_storage`. It is not planned if no host has one."""
+    """Name of the list in `PlannedHost` that has the directories to measure, such as `local_storage`. If this list is empty for
+    all hosts, the benchmark is not planned."""
     needs_nvlink_domain: bool = False
     """Whether it is planned only if the inventory has hosts in an NVLink domain."""
     needs_torch: bool = True
@@ -141,18 +143,18 @@ DIGEST_WORKLOADS = (
     "rng",
     "copy",
 )
-"""`gemm` is a matrix product in bf16."""
+"""Workloads of the benchmark `digest`. `gemm` is a matrix product in bf16."""
 CPU_DIGEST_WORKLOADS = tuple(
     name for name in DIGEST_WORKLOADS if "tf32" not in name and "fp8" not in name and "fp4" not in name
 )
-"""Those that a CPU can run."""
+"""Workloads of `digest` that a CPU can run."""
 THROTTLE_REASONS = ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
 DATA_SETS = ("fashion-mnist", "cifar-10", "synthetic")
 BACKENDS = ("nccl", "gloo")
 PRECISION = {"precision": 0.002, "seconds": 0.5}
-"""Sampling stops when half the 95 % interval of the median is this share of the median, or after these seconds."""
+"""Sampling stops when half the 95 % confidence interval of the median is at most `precision` × the median, or after `seconds`."""
 
 
 def make_outputs(benchmark: str, units: Mapping[str, str], scope: str, **options: Any) -> tuple[Output, ...]:
-    """Return the outputs `benchmark.KIND` for a mapping from kind to unit."""
+    """Return an output `BENCHMARK.KIND` for each kind in `units`, which maps a kind to its unit."""
     return tuple(Output(name=f"{benchmark}.{kind}", unit=unit, scope=scope, **options) for kind, unit in units.items())

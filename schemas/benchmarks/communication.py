@@ -76,7 +76,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         summary="bandwidth and latency between every two hosts of a gang, from each GPU to the GPU of the same number",
         settings={
             "rounds": 0,  # maximum number of rounds, in each of which a host has at most one partner; 0: all pairs of hosts
-            "size_bytes": 1 << 26,  # reduced for a pair that is too slow for it
+            "size_bytes": 1 << 26,  # smaller for a pair of hosts that is too slow to exchange it several times
             "seconds": 0.4,  # for each round
         },
         outputs=[
@@ -128,7 +128,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         params={"rail": int},
         adapted=["size_bytes"],
         cost_s=0.5,
-        costs=[  # a latency and a message rate beside the bandwidths
+        costs=[  # alone and in rounds: first the bandwidths, then latency and message rate
             Cost(seconds=0.25, timed=["seconds"], over=["ops", "directions", "memories"], per="port"),
             Cost(seconds=0.5, timed=["seconds"] * 2, per="port"),
             Cost(seconds=1.3, timed=["seconds"], over=["ops", "directions", "memories", "sharings"], per="port_round"),

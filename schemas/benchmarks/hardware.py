@@ -57,7 +57,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "gemm_shapes": Benchmark(
         group="compute",
         title="GEMM shapes",
-        summary="matrix product rate of each device in shapes of language models, also in int8, ten products checked",
+        summary="matrix product rate of each device in shapes of language models, also in int8; ten products of each are checked",
         settings={
             "dtypes": ["bf16", "fp8", "int8"],
             "shapes": [*_SHAPES],
@@ -164,7 +164,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "group_copy": Benchmark(
         group="links",
         title="Group copies",
-        summary="copies between each GPU and all others of the host at once, and by a kernel instead of a copy engine",
+        summary="copies from each GPU to all others of the host at once, from all others to it, and by a kernel to the next GPU",
         settings={"patterns": ["one_to_all", "all_to_one", "by_kernel"], "size_bytes": 1 << 28},
         outputs=[
             Output(
@@ -349,7 +349,7 @@ HARDWARE: Mapping[str, Benchmark] = {
             "alone_periods_ms": [20],
             "seconds": 0.2,
         },
-        cost_s=20.0,  # two periods of 10 s take longer than `seconds`
+        cost_s=20.0,  # the two periods of 10 s take 20 s instead of `seconds`
         costs=[
             Cost(seconds=0.4, timed=["seconds"], over=["periods_ms"]),
             Cost(seconds=0.4, timed=["seconds"], over=["alone_periods_ms"], per="gpu_of_host"),
@@ -363,8 +363,8 @@ HARDWARE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
-            "size_bytes": 32 << 20,  # of each array of each thread; more if the caches are large
-            "seconds": 0.4,  # for each operation on all nodes at once, and for each operation and placement, shared by the nodes
+            "size_bytes": 32 << 20,  # of each array of each thread; larger if the caches are large
+            "seconds": 0.4,  # for each operation on all nodes at once; for each operation and placement, divided among the nodes
         },
         outputs=[
             Output(

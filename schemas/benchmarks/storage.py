@@ -31,7 +31,7 @@ STORAGE: Mapping[str, Benchmark] = {
             "percentiles": ["p50", "p99"],
             "sharings": ["together"],  # all directories at once, or one after the other
             "seconds": 1.0,  # for each rate; what was written in this time is read back whole
-            "size_bytes": 32 << 30,  # the most to write in a directory, and at most half of its free space
+            "size_bytes": 32 << 30,  # maximum written to a directory; less if this is over half of its free space
             "jobs": 4,
         },
         choices={"sharings": ("together", "alone"), "percentiles": ("p50", "p99", "p99_9")},
@@ -54,7 +54,8 @@ STORAGE: Mapping[str, Benchmark] = {
         ],
         params=_WHERE,
         cost_s=0.0,
-        costs=[Cost(seconds=2.5, timed=["seconds"] * 5, over=["sharings"])],  # four rates, and the comparison
+        # Four rates (reads and writes, sequential and random), then the comparison of the blocks.
+        costs=[Cost(seconds=2.5, timed=["seconds"] * 5, over=["sharings"])],
         parts=["storage"],
         directories="local_storage",
         needs_torch=False,
@@ -67,13 +68,13 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "metadata_ops": ["create", "stat", "remove"],
-            "first_clients": 0,  # clients in the first step of the ramp, doubled in each step; 0: only all at once
+            "first_clients": 0,  # number of clients in the first step of the ramp; each step doubles it; 0: no ramp
             "rounds": 2,  # in each, every host writes its file, or reads that of another host; the best round counts
             "seconds": 1.0,  # for each rate
-            "metadata_seconds": 0.3,  # for each rate of files
+            "metadata_seconds": 0.3,  # for each of `metadata_ops`
             "size_bytes": 16
-            << 30,  # the most that a host writes, and at most half of the free space for all hosts together
-            "shard_bytes": 64 << 20,  # shard of a rank
+            << 30,  # maximum that a host writes; all hosts together write at most half of the free space
+            "shard_bytes": 64 << 20,  # size of a rank's shard of the checkpoint
             "jobs": 4,
         },
         outputs=[

@@ -46,11 +46,11 @@ TRAINING: Mapping[str, Benchmark] = {
     "fashion_mnist": Benchmark(
         group="training",
         title="Fashion-MNIST",
-        summary="the training of the GKE experiment at the speed of the GPUs: data on the device, CUDA graphs",
+        summary="the training of the GKE experiment (docs/scaling.md) at the speed of the GPUs: data on the device, CUDA graphs",
         settings={
             "epochs": 20,
             "batch_size": 128,
-            "learning_rate": 0.01,  # of one rank; scaled to the world size
+            "learning_rate": 0.01,  # of one rank; multiplied by the world size, up to MAX_RATE
             "max_steps": 0,  # 0: no limit
             "data_directories": _DIRECTORIES,
         },
@@ -61,7 +61,7 @@ TRAINING: Mapping[str, Benchmark] = {
         params={
             "batch_size": int,
             "data": DATA_SETS,
-            "epochs": float,  # trained; fewer than the setting if max_steps ends the training
+            "epochs": float,  # number trained: less than the setting if max_steps ends the training
             "graphed": bool,
             "learning_rate": float,
             "world_size": int,
@@ -82,7 +82,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "variants": ["fp32", "bf16", "fp16", "bf16_channels_last"],
             "batch_sizes": [128, 1024],
             "compiled_variants": ["bf16_channels_last_compiled"],
-            "compiled_batch_sizes": [128],  # for each the compiler needs half a minute
+            "compiled_batch_sizes": [128],  # the compiler needs half a minute for each batch size
             "steps": 30,
         },
         outputs=[
@@ -194,7 +194,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "width": 4096,
             "heads": 32,
             "prompt": 2048,
-            "steps": 1000,  # of a round, so that one round gives a p99.9
+            "steps": 1000,  # of a round: enough for the p99.9 of one round
             "share": 0.8,  # of the free memory, for keys and values
             "most_bytes": 0,  # upper limit of keys and values; 0: no limit
             "seconds": 20.0,
@@ -322,7 +322,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "scaling": Benchmark(
         group="training",
         title="Scaling",
-        summary="the training of a scaling study: as in the GKE experiment, with DDP and images prepared by the CPUs",
+        summary="training for a scaling study, as in the GKE experiment (docs/scaling.md): DDP, and images prepared by the CPUs",
         settings={
             "epochs": 1,
             "batch_size": 64,

@@ -338,7 +338,7 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "containerd without the runtime": (
         {**CONTAINERD, f"{BIN}/containerd": "#!/bin/sh\necho '[plugins]'\n"},
         (),
-        r"the runtime nvidia in containerd; found: its configuration has none;",
+        r"the runtime nvidia in containerd; found: its configuration has no such runtime;",
     ),
     "no CDI specification": (
         {**PODMAN, "/etc/cdi/nvidia.yaml": None},

@@ -13,14 +13,15 @@ import subprocess
 import sys
 
 base = pathlib.Path(getattr(sys, "_base_executable", sys.executable))
-homes = [str(base.parent), str(base.resolve().parent)]  # pyvenv.cfg has one of them, depending on the version of venv
+# The setting `home` in pyvenv.cfg is one of these, depending on the version of venv.
+homes = [str(base.parent), str(base.resolve().parent)]
 prefix = pathlib.Path(sys.argv[1])
 MARK = "rackproof-environment"
 
 
 def is_current():
     """Return whether the environment is complete, usable by every user, and made with this interpreter in this minor version."""
-    if not (prefix / "bin" / "pip").exists():  # of what the agent needs, venv creates this last
+    if not (prefix / "bin" / "pip").exists():  # of the files that the agent needs, venv creates this one last
         return False
     # With umask 027, the user of the exporter's service cannot run the programs in it.
     if not (prefix / "bin").stat().st_mode & 0o001:

@@ -115,7 +115,7 @@ def containerd_problem():
     output, error = run("containerd", "config", "dump")
     if re.search(r"^\s*\[plugins\..*\.runtimes\.['\"]?nvidia['\"]?\]", output, re.MULTILINE):
         return ""
-    result = error or "its configuration has none"
+    result = error or "its configuration has no such runtime"
     remedy = f"run `nvidia-ctk runtime configure --runtime=containerd` and restart containerd, or {INSTALL}"
     return f"wanted: the runtime nvidia in containerd; found: {result}; {remedy}"
 

@@ -56,7 +56,7 @@ def start(directory: Path, command: list[str]) -> dict[str, int | bool]:
         has_exited = server.poll() is not None
         if has_exited or time.monotonic() > deadline:
             problem = f"exited with code {server.returncode}" if has_exited else f"not ready after {READY_S:g} s"
-            with contextlib.suppress(TimeoutError):  # the reason why it does not start matters more
+            with contextlib.suppress(TimeoutError):  # the error below is more important than a failure to stop
                 stop(directory)
             end = log.read_text(errors="replace").strip()[-MESSAGE_CHARACTERS:]
             raise OSError(f"{problem}; its log {f'ends: {end}' if end else 'is empty'}")

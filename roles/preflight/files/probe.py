@@ -20,9 +20,9 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 """The callback plugin warns of hosts with the same boot ID: they are one machine."""
 NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
-"""Variables that make a healthy GPU look slow."""
+"""Environment variables that make a healthy GPU look slow."""
 FILES, FILES_OF_TORCH = 5_000, 20_000
-"""Estimated number of files of the agent with its environment and runs, and of torch with its dependencies (17 000 in 2.13)."""
+"""Estimated number of files: of the agent with its environment and runs; of torch with its dependencies (torch 2.13: 17 000)."""
 
 
 def problems(options):
@@ -126,7 +126,7 @@ def interface_problems(variable, name):
 
 
 def environment_problems(given):
-    """Yield the problems of the variables of the ranks, from the inventory (`given`), the environment and NCCL's files."""
+    """Yield the problems of the ranks' environment variables, from the inventory (`given`), this host and NCCL's files."""
     variables, sources = nccl_files()
     for values, source in ((os.environ, "the environment of this host"), (given, "rackproof_environment")):
         variables.update(values)
@@ -167,7 +167,7 @@ def nccl_files():
 def selection_problem(wanted, known, kind):
     """Return why NCCL selects none of the known names, with the remedy.
 
-    Empty if it selects one, or if `wanted` only excludes and no name is known.
+    Empty if it selects at least one, or if `wanted` only excludes names and none is known.
     """
     excludes = wanted.startswith("^")
     if nccl_selection(wanted, known) or (excludes and not known):
@@ -181,8 +181,9 @@ def selection_problem(wanted, known, kind):
 
 
 def nccl_selection(wanted, known):
-    """Return the names that NCCL selects: those with a prefix in `wanted`; after `=` those equal to one; after `^` all others.
+    """Return the known names that NCCL selects for `wanted`.
 
+    `mlx5,ib` selects the names that begin with one of these texts, `=mlx5_0` only this name, `^ib` or `^=ib0` all other names.
     A `:PORT` after a name is ignored.
     """
     others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
@@ -218,7 +219,7 @@ def nearest_directory(path):
 def listening_process(port):
     """Return process id and command line of the process that listens on a TCP port.
 
-    Return an empty text if there is none, and another text if this user cannot see the process.
+    Return an empty text if no process listens, and "a process of another user" if this user cannot see it.
     """
     for _ in range(3):
         inodes = listening_sockets(port)
