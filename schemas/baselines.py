@@ -155,7 +155,7 @@ class Change:
 
     @property
     def is_unreported(self) -> bool:
-        """Whether it is unknown if something changed: the noise is unknown, or the new run lacks the figure."""
+        """Whether it is unknown if something changed: a figure is too noisy, or the new run lacks figures or serials."""
         return self.kind in (UNCLEAR, FIGURES_GONE)
 
 

@@ -146,7 +146,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: not a regular file")
             if status.st_size > max_bytes:
                 raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
-            # Not `max_bytes`: allocating that many takes longer than reading a small file.
+            # Not `max_bytes`: allocating that memory takes longer than reading a small file.
             content = file.read(status.st_size + 1)
             if len(content) > status.st_size:  # the file has grown
                 content += file.read(max_bytes + 1 - len(content))
@@ -317,7 +317,7 @@ def _as_text(where: str, error: ValidationError) -> str:
 
 
 VERY_SIMILAR = 0.85
-"""Similarity of a word with one or two typing errors to the right word."""
+"""Least similarity of a word with one or two typing errors to the right word."""
 MAX_SUGGESTIONS = 6
 """Maximum number of suggested words that begin with the wrong word or share a part with it."""
 

@@ -403,7 +403,7 @@ def _message_of(outcome: Json) -> str:
     if message == "Error executing command." and program and isinstance(code, int) and 0 < code < NO_ERRNO:
         message = f"{program[0]}: {os.strerror(code)}"  # the program could not be started; rc is the errno
     lines = str(message).encode(errors="replace").decode().splitlines()
-    # pip warns of every attempt to reach an index, so that its error is at the end.
+    # pip prints a warning for each attempt to reach an index, before the error that matters.
     errors = [line for line in lines if not line.startswith("WARNING: ")]
     return " ".join(" ".join(errors if any(map(str.strip, errors)) else lines).split())[:1000] or "no message"
 
@@ -419,7 +419,7 @@ def _is_unterminated(path: Path) -> bool:
 class HeartbeatThread(threading.Thread):
     """Displays the lines of `rackproof watch`, which runs in a separate process, so that its errors cannot affect Ansible.
 
-    Ansible forks for every task, so this thread must hold no lock while it waits for a line. A buffered pipe would have one.
+    Ansible forks for every task, so this thread must hold no lock while it waits for a line, as it would with a buffered pipe.
     """
 
     def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:

@@ -22,14 +22,20 @@ class Output:
     unit: str
     """SI base unit; `1` for a ratio or a count."""
     scope: str
-    """`device`: one observation for each GPU (on CPUs, for each process). `pair`: one for each ordered pair of a host's devices.
-    `host`: one for each host. `world`: one for all ranks together. `peers`: one for each device and each partner host of the
-    gang (`schemas/tournament.py`), measured with the partner's device of the same number: `gpu=3,partner=r12-h02`. `port`: one
-    for each RDMA port of the host, or each port and partner: `hca=mlx5_3,port=1,partner=r12-h02`; never demanded, because a
-    host may have no such port. `directory`: one for each directory that the inventory names for the benchmark
-    (`Benchmark.directories`):
-    `directory=data:scratch` is /data/scratch. `numa`: one for each NUMA node with processors and memory:
-    `numa=1`; the plan does not know how many."""
+    """There is one observation for each:
+
+    - `device`: GPU (on CPUs: process).
+    - `pair`: ordered pair of a host's devices.
+    - `host`: host.
+    - `world`: launch, for all of its ranks together.
+    - `peers`: device and partner host of the gang (`schemas/tournament.py`), measured with the partner's device of the same
+      number: `gpu=3,partner=r12-h02`.
+    - `port`: RDMA port of the host, or port and partner: `hca=mlx5_3,port=1,partner=r12-h02`. Never demanded, because a host may
+      have no such port.
+    - `directory`: directory that the inventory names for the benchmark (`Benchmark.directories`): `directory=data:scratch` is
+      /data/scratch.
+    - `numa`: NUMA node with processors and memory: `numa=1`. The plan does not know how many there are.
+    """
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
@@ -83,7 +89,7 @@ class Benchmark:
     cost_s: float
     """Duration in seconds without `costs`, which `schemas/durations.py` adds. Used unless an earlier run has measured it."""
     parts: Sequence[str]
-    """Kinds of parts that it tests. Between hosts it tests the fabric instead of NVLink."""
+    """Kinds of parts that it tests. In the gang stage, `NVLink` stands for the fabric between the hosts."""
     costs: Sequence[Cost] = ()
     """What its duration consists of besides `cost_s`: fitted to the runs of docs/measurements, with one, two and four GPUs."""
     params: Mapping[str, Parameter] = field(default_factory=dict)

@@ -253,7 +253,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "fabric manager of another release": (
         {f"{BIN}/nv-fabricmanager": FM.format("580.105.08")},
         (),
-        r"found: fabric manager 580.105.08, which needs the same driver version; set nvidia_driver_state: installed",
+        r"found: fabric manager 580.105.08, whose version must be the driver's; set nvidia_driver_state: installed",
     ),
     "fabric manager required but not installed": (
         {**SWITCHLESS, f"{BIN}/nv-fabricmanager": None},

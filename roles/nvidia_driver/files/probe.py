@@ -127,7 +127,7 @@ def fabric_problems(policy, switches, version, programs):
     if error or not installed:
         yield f"wanted: {needed}; found: {error or 'no version in ' + repr(output)}; {INSTALL}"
     elif version and installed != version:
-        yield f"wanted: {needed}; found: fabric manager {installed}, which needs the same driver version; {INSTALL}"
+        yield f"wanted: {needed}; found: fabric manager {installed}, whose version must be the driver's; {INSTALL}"
     elif "nv-fabricmanager" not in programs.values():
         remedy = "start it with `systemctl enable --now nvidia-fabricmanager`, and check /var/log/fabricmanager.log"
         yield f"wanted: {needed}; found: it is not running; {remedy}"
