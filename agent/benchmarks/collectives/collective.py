@@ -244,7 +244,7 @@ def _find_nccl_choices(
 
 
 def all_transports(context: Context, own: str, key: str) -> str:
-    """Return the transports of all ranks. A missing NVLink or GPUDirect shows only in the log of its rank.
+    """Return the transports of all ranks. If a rank lacks NVLink or GPUDirect, only that rank's log shows it.
 
     The ranks exchange their transports in the store of the launch under `key`. A rank without a transport in its log counts as
     `unknown`. The result is empty if no log has one.

@@ -26,7 +26,7 @@ rows: of 15 million normally distributed errors, the largest is 5.5 times their 
 bound for bf16, 4 % of the root mean square of the checksums, is also far above the sum of the largest possible rounding errors of
 all elements in an average group (2⁻⁸ of each element, together 1.1 %)."""
 REPEATED = 8
-"""Products after the timed ones that are compared with the first one."""
+"""Number of further products, after the timed ones, that are compared with the first product."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

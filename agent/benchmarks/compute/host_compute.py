@@ -28,7 +28,7 @@ NO_CLOCK = "no cpufreq driver: the firmware or a hypervisor sets the clocks"
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `host_compute.throughput` in FLOP/s and `.wrong_elements`, both summed over all cores, and `.clock` in Hz.
 
-    The clock is the median of the processors, half-way through the run.
+    `.clock` is the median of the processors' clocks, read half-way through the run.
     """
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)

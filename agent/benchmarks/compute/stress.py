@@ -1,7 +1,8 @@
 """Matrix products on all devices of the host at once: untimed while power and temperature settle, and then timed.
 
-In a short run healthy GPUs differ by 5 %, because chips vary. At the power limit they differ by only 0.4 % (measured, 4 H200),
-so a slow GPU stands out only there. The supervisor samples power and throttle reasons at the same time.
+Healthy GPUs differ by up to 3 % in short runs in bf16, but only by up to 1.4 % at the power limit (4 H200,
+docs/measurements/h200x4-*). So a slightly slow GPU stands out only in a long run at the power limit. Meanwhile the supervisor
+samples power and throttle reasons.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class WrongProducts:
     def __init__(self, context: Context) -> None:
         self.known = 0
         self._pending: deque[torch.Tensor] = deque()
-        # A stream of its own does not wait for the work in the queue.
+        # Flags are read on a stream of their own, so that reading does not wait for the work in the queue.
         self._stream = cuda_stream(context.device) if context.device.type == "cuda" else None
 
     def add(self, is_wrong: torch.Tensor) -> None:

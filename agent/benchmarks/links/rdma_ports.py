@@ -42,7 +42,7 @@ class RdmaPort:
     gid_type: str
     """`IB`, `RoCE v2 IPv4`, `RoCE v2 IPv6`, `RoCE v2 link-local`; empty without a GID."""
     numa_node: str
-    """`unknown` if the platform names none."""
+    """NUMA node of the adapter; `unknown` if the platform does not state it."""
     pci_path: str
     """The path from the root of the bus over its bridges to the adapter, see `_pci_path`; empty without hardware."""
     cpus: tuple[int, ...]

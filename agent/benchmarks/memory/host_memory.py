@@ -36,7 +36,7 @@ MEMORY_SHARE = 0.25
 LEAST_BYTES = 1 << 16
 LEAST_PASSES = 3
 STEPS, SEGMENTS, NEAR_LINES = 2048, 7, 32
-"""Steps of a segment of the chain, segments, and lines of the chain that stays in the nearest cache."""
+"""Steps in each timed segment of a chain, number of segments, and lines of the short chain, which stays in the nearest cache."""
 
 Arrays = Mapping[int, torch.Tensor]
 """Processor -> three arrays that a thread on it has written first, so that they are on its node."""

@@ -86,7 +86,7 @@ def _random(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _count_wrong(target: torch.Tensor, expected: Callable[[slice], torch.Tensor | float]) -> int:
-    """Return how many elements differ from the expected ones of their part, in parts of CHECKED elements."""
+    """Return how many elements differ from the expected ones, which `expected` returns for CHECKED elements at a time."""
     parts = (slice(start, start + CHECKED) for start in range(0, target.numel(), CHECKED))
     return sum(int((target[part] != expected(part)).sum()) for part in parts)
 

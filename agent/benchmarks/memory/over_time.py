@@ -22,8 +22,9 @@ from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
 
 FADE_PATTERNS = ("random", "inverse_random")
-"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros and ones. With random words and their inverses, too, each cell holds
-both values in turn. In addition neighbours hold different values: next to those a cell loses its charge faster."""
+"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros, then ones. Random words and their inverses also put
+both values into each cell, one after the other. Moreover they give many neighbouring cells different values, which makes a
+cell lose its charge faster."""
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
@@ -32,14 +33,14 @@ must fit into the 2 % of memory that are not tested: 480 MB on a GPU with 24 GB.
 HEATER_CALLS = 500
 """Products in the queue at once: 0.1 s on an H100 at 700 TFLOP/s."""
 BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]
-"""A one that walks through each byte: test 3 of cuda_memtest."""
+"""Words whose bytes all have the same single bit set, one word for each of the eight bits: test 3 of cuda_memtest."""
 REWRITES = 2
-"""Times that modulo 20 rewrites the other words; memtest86+ rewrites them "one or more times"."""
+"""Times that `modulo_20` rewrites all words but every 20th; memtest86+ rewrites them "one or more times"."""
 STRIPE_BYTES = (256, 1024, 4096, 16384, 65536)
 """Widths of the stripes of `neighbours`, around 1 KiB: the size of a row of a pseudo channel of HBM2 and HBM3 (JEDEC JESD235 and
 JESD238)."""
 INVERSIONS = 32
-"""Times that `neighbours` inverts stripes before it reads the others; even, so that the stripes end as they began."""
+"""Times that `neighbours` inverts every second stripe before it reads all words; even, so that the stripes end as they began."""
 
 Test = Callable[[Context, MemoryUnderTest, WrongWords, float], int]
 """Runs for about the seconds of its last argument, at least for one pass, and returns the number of passes."""
@@ -80,9 +81,10 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
 
 
 def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Read each part and write its inverse at once, upwards and then downwards: so a write that changes another part is detected.
+    """Read each part and then write its inverse, first with rising addresses, then with falling ones.
 
-    Each pass uses another word: zeros, a walking one in each byte, then random words.
+    So a write that also changes another part is detected. Each pass uses another word: zeros, then those of BYTE_PATTERNS, then
+    random ones.
     """
     values = (0, *BYTE_PATTERNS)
     value = values[number] if number < len(values) else _random_word(number)
@@ -114,7 +116,7 @@ def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, nu
 
 
 def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Invert every second stripe again and again, then read all; with several widths, and with both halves of the stripes.
+    """Invert every second stripe many times, then read all; for each width of the stripes first the even ones, then the odd ones.
 
     A chunk is inverted many times before the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each
     inversion of such a chunk reads and writes the memory itself.

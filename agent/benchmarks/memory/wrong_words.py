@@ -36,7 +36,7 @@ class WrongWords:
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
         """Count the words that differ from what `fill` writes. `expected` has as many words, and is overwritten.
 
-        A wrong word is read once more for the record. If it is then right, its transfer was faulty and not its cell.
+        A wrong word is read once more for the record. If it is right then, the transfer was faulty, not the memory cell.
         """
         fill(expected, address)
         wrong = words != expected

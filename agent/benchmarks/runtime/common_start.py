@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 EXCHANGES = 8
-"""Messages to the leading host and back. The fastest one decides, because its times there and back differ least."""
+"""Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest,
+because its times there and back differ least."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
 """Time between the agreement and the start. In this time all ranks must read the start from the store."""
 POLL_S = 0.0002
@@ -44,7 +45,7 @@ class ClockOffset:
 
     seconds: float = 0.0
     uncertainty_s: float = 0.0
-    """Half the time of the fastest exchange: the offset is wrong by no more, however the times there and back differ."""
+    """Largest possible error of the offset: half the time from the question to the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +230,8 @@ def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
 def _wait_for(context: RankContext, key: str, host: int, host_name: str, deadline: float, poll_s: float) -> None:
     """Wait for a key that the first rank of a host sets."""
     while not context.store.check([key]):
-        if _has_left(context, host) and not context.store.check([key]):  # not set just before it left
+        # The second check, because the rank may have set the key just before it left.
+        if _has_left(context, host) and not context.store.check([key]):
             raise _HostLeftError
         if time.monotonic() > deadline:
             raise NoStartError(_describe_missing([host_name]))

@@ -99,7 +99,7 @@ class CpuUsage:
     pressure: float | str
     """Share of the time in which any process of the host waited for a processor."""
     throttled: float | str
-    """Share of the periods in which a CPU quota stopped the process: the highest share in its cgroup and all parents."""
+    """Share of the periods in which a CPU quota stopped the process: the highest share among its cgroup and all parent groups."""
 
 
 def usage_between(first: CpuCounters, last: CpuCounters) -> CpuUsage:

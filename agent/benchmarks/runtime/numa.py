@@ -78,7 +78,7 @@ def memory_limit(root: Path = Path("/")) -> int:
 def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T], timeout_s: float) -> list[T]:
     """Start one thread on each processor, call `work` in it with the thread's number and a common barrier; return the results.
 
-    PyTorch computes what a thread asks for in that thread only.
+    Each of these threads runs its PyTorch operations alone, without PyTorch's pool of threads.
 
     Raises:
         Exception: the exception of a thread that failed. The others stop at the barrier.

@@ -88,7 +88,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. By a wrong clock of this host, subdirectories in use by others could look old.
+        now: the time by the file system's clock. If this host's clock were wrong, subdirectories in use by others could look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

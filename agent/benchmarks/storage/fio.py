@@ -50,7 +50,7 @@ class FioPass:
     pattern: str
     """`sequential` (1 MiB) or `random` (4 KiB)."""
     seconds: float = 0.0
-    """0: until the regions are read or written once."""
+    """Duration of the pass; 0: until the regions are read or written once."""
     depth: int = 0
     """Transfers in flight per job, if the engine can have several; 0: `DEPTHS`."""
     repeats: bool = False

@@ -83,7 +83,7 @@ def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
 
 
 def differences(found: bytes, expected: bytes) -> tuple[int, int]:
-    """Return how many bytes differ, and the place of the first. Bytes after the end of `found`, which may be shorter, differ."""
+    """Return how many bytes differ, and the place of the first. If `found` is shorter, its missing bytes count as different."""
     length = len(found)
     # The exclusive or of two long integers, because a loop over a million bytes takes a fifth of a second.
     bits = int.from_bytes(found, "big") ^ int.from_bytes(expected[:length], "big")
@@ -104,7 +104,7 @@ def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 
 
 def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Create up to `most` empty files for that long; return their number and the median seconds of one. Raises OSError."""
+    """Create empty files for `seconds`, at most `most`; return their number and the median seconds per file. Raises OSError."""
     folder = Path(directory)
     folder.mkdir()
     times: list[float] = []

@@ -22,7 +22,7 @@ ACCESS_S = 20.0
 LEAST_BYTES = 64 << 20
 """Least free space with which a directory is measured."""
 MAX_TEXT = 120
-NOTHING_TO_READ = "not measured: too little was written in time to read it back"
+NOTHING_TO_READ = "not measured: in the time given, too little was written to be read back"
 _TEXTS = ("work", "filesystem", "device", "model")
 
 

@@ -31,7 +31,7 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 0.1
-"""Share of the steps in which the learning rate rises: if the first steps used the full rate of 16 ranks, they would diverge."""
+"""Share of the steps in which the learning rate rises: with the full rate of 16 ranks from the start, training diverges."""
 MAX_RATE = 0.16
 """Upper limit of the learning rate, which grows with the number of ranks. At the default rate, 16 ranks reach the limit."""
 GRAPH_WARM_UP = 3

@@ -89,7 +89,7 @@ class Cache:
     def __init__(self, settings: Mapping[str, Any], sequences: int, device: torch.device) -> None:
         self.length = settings["prompt"] + settings["steps"]
         shape = (sequences, settings["heads"], self.length, settings["width"] // settings["heads"])
-        # Zeros, because a share of zero times an infinite value would not be zero.
+        # Zeros, because masked positions have weight 0, and 0 times an infinite value left in the memory would be NaN.
         self.keys, self.values = (
             [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(settings["layers"])]
             for _ in range(2)
@@ -178,7 +178,7 @@ class Engine:
         return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
 
     def run(self, seconds: float) -> None:
-        """Decode for about that time: the first round completely, then at least one more, the last one as far as it gets.
+        """Decode for about that time: a complete first round, then at least one more. The last round is cut short.
 
         Afterwards, prefill until there are enough samples for the percentiles of the time to the first token.
         """
@@ -209,7 +209,8 @@ class Engine:
 
     def _check(self, step: int, is_first: bool) -> None:
         if is_first:
-            self._expected[step] = self._tokens.clamp(min=0)  # -1, of scores that are not finite, is never right
+            # Not -1, so that -1 (scores not finite) counts as wrong in the first round, too.
+            self._expected[step] = self._tokens.clamp(min=0)
         self.times.wrong_tokens += int((self._tokens != self._expected[step]).sum())
         self._tokens.clamp_(min=0)
 
@@ -251,7 +252,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _report_percentiles(
     context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
 ) -> None:
-    """Report each percentile; as absent if there are so few samples that none lies beyond it."""
+    """Report each percentile. If there are so few samples that none lies beyond it, report it as absent."""
     for key in percentiles:
         share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:
@@ -267,7 +268,7 @@ def least_samples(key: str) -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed (nearest rank)."""
+    """Return the smallest value v such that at least this share of the values is <= v (nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
 
 

@@ -117,7 +117,7 @@ def _initial_weights(layers: int, width: int, generator: torch.Generator) -> lis
 
 
 def _make_batch(settings: Mapping[str, Any], generator: torch.Generator) -> torch.Tensor:
-    """Return rows (batch, sequence + 1). The first token is random; t is followed by (5·t + 3) mod VOCABULARY."""
+    """Return rows (batch, sequence + 1). The first token is random; after each token t comes (5·t + 3) mod VOCABULARY."""
     rows = [torch.randint(VOCABULARY, (settings["batch_size"],), generator=generator)]
     for _ in range(settings["sequence"]):
         rows.append((5 * rows[-1] + 3) % VOCABULARY)

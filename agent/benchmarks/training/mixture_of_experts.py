@@ -83,7 +83,7 @@ class Experts(nn.Module):
         uses = nn.functional.one_hot(flat, EXPERTS)
         place = (uses.cumsum(0) * uses).sum(-1) - 1  # number of the use within its expert
         kept = place < room
-        # The last row is for uses without room, and is not computed.
+        # All uses without room get one additional last row, which no expert computes.
         slot = torch.where(kept, flat * room + place, EXPERTS * room)
         source = torch.full((EXPERTS * room + 1,), count, dtype=torch.int64, device=tokens.device)
         source[slot] = torch.arange(count * USED, device=tokens.device) // USED

@@ -222,7 +222,7 @@ def measure_gemm_rate(context: Context) -> float:
 
 
 def make_tokens(context: Context, shape: Shape) -> torch.Tensor:
-    """Return rows (batch, sequence + 1). The first token is random; t is followed by (5·t + 3) mod VOCABULARY."""
+    """Return rows (batch, sequence + 1). The first token is random; after each token t comes (5·t + 3) mod VOCABULARY."""
     generator = torch.Generator().manual_seed(context.rank)
     rows = [torch.randint(VOCABULARY, (shape.batch_size,), generator=generator)]
     for _ in range(shape.sequence):
