@@ -41,7 +41,12 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--listen", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=9836, help="port to listen on (default: 9836)")
-    parser.add_argument("--web-config", type=Path, metavar="FILE", help="TLS and users, as Prometheus' web.config.yml")
+    parser.add_argument(
+        "--web-config",
+        type=Path,
+        metavar="FILE",
+        help="file with TLS and users, in the format of Prometheus' web.config.yml",
+    )
     parser.add_argument("--gpus", default="", help="comma-separated NVML indices of the GPUs to read (default: all)")
     parser.add_argument(
         "--compat",

@@ -1,4 +1,4 @@
-"""Collectives of a launch in one NVLink domain of several hosts, with NVLink between the hosts and without it.
+"""Collectives of a launch whose hosts share one NVLink domain, measured with and without NVLink between the hosts.
 
 NCCL reads NCCL_MNNVL_ENABLE once in a process. Therefore each rank starts a process of its own (`mnnvl_rank`) for each of the two
 measurements. If the inventory does not put all hosts of the launch into one domain, nothing is measured.
@@ -42,9 +42,9 @@ class MeasurementError(Exception):
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report for each operation and size `mnnvl.busbw` in B/s twice, and `mnnvl.speedup`, the ratio.
 
-    The first figure (parameter `mnnvl`: true) is that of NCCL's own choice, the second (false) that with NCCL_MNNVL_ENABLE=0, so
-    without NVLink between the hosts. If elements of a result are wrong on any rank, `mnnvl.wrong_elements` is reported in place
-    of the bandwidth: the sum over all ranks.
+    The first figure (parameter `mnnvl`: true) is measured as NCCL chooses, the second (false) with NCCL_MNNVL_ENABLE=0, so
+    without NVLink between the hosts. If any rank has wrong elements in a result, `mnnvl.wrong_elements`, their number on all
+    ranks, is reported in place of the bandwidth.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return

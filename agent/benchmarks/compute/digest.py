@@ -62,7 +62,7 @@ def _run_workload(context: Context, workload: str, size: int, seconds: float) ->
 
 
 def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> None:
-    """Copy to each other GPU of the host and back. In each round all GPUs copy at once, each to a different GPU."""
+    """Copy to every other GPU of the host and back. In each round all GPUs copy at once, each to a different GPU."""
     ranks = context.local_world_size
     for offset in range(1, ranks):
         peer = (context.local_rank + offset) % ranks

@@ -68,7 +68,7 @@ def _time_launches(launch: Callable[[], object], way: str, count: int, device: t
 
 
 def _time_graph(context: Context, number: torch.Tensor) -> list[float]:
-    """Return for each of REPLAYS replays of a graph of NODES kernels the mean seconds per kernel."""
+    """Replay a graph of NODES kernels REPLAYS times; return the mean seconds per kernel of each replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(NODES):

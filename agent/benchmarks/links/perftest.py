@@ -71,7 +71,7 @@ class Bandwidth:
 
     size_bytes: int
     bytes_per_second: float
-    """Mean over the test. With both directions in use, their sum. (The peak is 0 in tests by duration.)"""
+    """Mean over the test; if both directions are used, their sum. (The peak is not read: tests with a duration print 0.)"""
     messages_per_second: float
     conditions: Conditions
 

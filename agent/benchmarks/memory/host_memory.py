@@ -193,7 +193,7 @@ class HostMemory:
         return sum(rate for rate, _ in results)
 
     def latency(self, node: Node, home: Node) -> float:
-        """Return the seconds of a read from the memory of `home`, beyond those of a read from the nearest cache.
+        """Return how many seconds longer a read from the memory of `home` takes than one from the nearest cache.
 
         The chain leads once through random lines of one array, whose contents are lost. Other arrays of the node are read before,
         so that no line is in a cache.

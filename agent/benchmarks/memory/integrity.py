@@ -36,7 +36,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """
     context.host_barrier("start")  # the other ranks have then freed their memory on this device
     free = free_bytes(context.device)
-    words = min(PART, free // 2000)  # with the temporary memory of a comparison, half a percent of the free memory
+    words = min(PART, free // 2000)  # a comparison takes 9 bytes per word: half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words
     wanted = min(wanted, settings["most_bytes"] or wanted)
     memory = MemoryUnderTest(list(_allocate(wanted, context.device)), words)

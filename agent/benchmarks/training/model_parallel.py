@@ -85,7 +85,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     results = [(0.0, 0.0)] * steps
     context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        with context.heartbeat.in_collective():  # also without a replica, so that all ranks count the same operations
+        with (
+            context.heartbeat.in_collective()
+        ):  # also on ranks without a replica, so that all ranks count the same collectives
             if replica:
                 if group:
                     replica.module = DistributedDataParallel(replica.module, process_group=group)
