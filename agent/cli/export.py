@@ -176,12 +176,12 @@ def _listen_problem(options: argparse.Namespace, error: OSError) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         reason = error.strerror if isinstance(error, socket.gaierror) else "this host has no such address"
         return (
-            f"cannot listen on --listen {options.listen}: {reason}; give an address of this host, such as 127.0.0.1, "
-            "in a playbook with rackproof_exporter_listen"
+            f"cannot listen on --listen {options.listen}: {reason}; give an address of this host, such as 127.0.0.1 "
+            "(in a playbook: rackproof_exporter_listen)"
         )
     return (
         f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; "
-        "choose another port with --port, in a playbook with rackproof_exporter_port"
+        "choose another port with --port (in a playbook: rackproof_exporter_port)"
     )
 
 

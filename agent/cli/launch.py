@@ -46,7 +46,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--port",
         type=int,
         default=29500,
-        help="N: rendezvous port on the first member (default: 29500). The members send their statuses to port N+1 of the first "
+        help="rendezvous port N on the first member (default: 29500). The members send their statuses to port N+1 of the first "
         "member and port N+2 of the second",
     )
     parser.add_argument(

@@ -73,7 +73,7 @@ class RankLayout:
         nodes = [node for node, _ in self._ranks]
         self.hosts = max(nodes) + 1
         self.rails = min(nodes.count(node) for node in set(nodes))
-        """Number of GPUs that every host has."""
+        """Number of GPUs of the host with the fewest. On other hosts the GPUs beyond this number take no part."""
 
     def rank(self, node: int, local_rank: int) -> int:
         """Return the rank of that host and local rank. Raises KeyError."""

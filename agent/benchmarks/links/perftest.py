@@ -26,7 +26,7 @@ _CONSEQUENCES = (
     "Parser function exited", "Couldn't create IB resources", "Completion with error", "Please check command line",
     "failed to create mr", "Failed to create MR", "Couldn't get context", "Couldn't set the link layer",
 )  # fmt: skip
-"""Beginnings of lines that follow from an error in another line."""
+"""Beginnings of error lines that are only a consequence of an error in another line."""
 _STATUS = {
     5: "the queue was flushed after an earlier error",
     9: "the other side refused the request: it runs another test",

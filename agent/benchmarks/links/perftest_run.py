@@ -132,7 +132,7 @@ class PerftestRun:
             self._files = files.pop_all()
         with contextlib.suppress(OSError):  # the processors may be outside this container's cpuset
             if wanted := set(cpus) & os.sched_getaffinity(0):
-                os.sched_setaffinity(self._process.pid, wanted)  # memory is allocated on the node of the adapter
+                os.sched_setaffinity(self._process.pid, wanted)  # so that its memory is on the adapter's node
 
     @property
     def is_running(self) -> bool:

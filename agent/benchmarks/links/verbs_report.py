@@ -47,7 +47,9 @@ class PortReport:
         """Port -> partner -> bandwidth of one-way writes to the partner, as a share of the port's rate."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
-        """Return the ports to measure. Report the reason for the others, and for the host if a program of perftest is missing."""
+        """Return the ports to measure. Report why each other port is not measured.
+
+        If a program of perftest is missing, report this for the host and return no port."""
         for port in ports:
             if port.unusable:
                 self._context.report_absent(

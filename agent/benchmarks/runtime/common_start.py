@@ -63,7 +63,7 @@ class CommonStart:
 
     Args:
         context: the rank.
-        members: the hosts of the launch; one or none: only the ranks of this host.
+        members: the hosts of the launch. With fewer than two, only the ranks of this host agree.
         clock: clock of this host.
     """
 

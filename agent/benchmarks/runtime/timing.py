@@ -169,7 +169,7 @@ class Timing:
         events = [cuda_event() for _ in range(len(works) + 1)]
         if head_start_s:
             torch.cuda._sleep(int(head_start_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
-            works[0]()  # aligns the ranks, if they run the work together
+            works[0]()  # an untimed call, which aligns the ranks if they run the work together
         events[0].record()
         for work, event in zip(works, events[1:], strict=True):
             for _ in range(iterations):
