@@ -26,7 +26,10 @@ NODES, REPLAYS = 1000, 12
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `kernel_launch.latency` in seconds for each way and percentile; on GPUs also `.graph_latency`, s per kernel."""
+    """Report `kernel_launch.latency` in seconds for each way to launch and each percentile.
+
+    On GPUs also report `kernel_launch.graph_latency`, in seconds per kernel.
+    """
     number = torch.zeros(1, device=context.device)
     for way in settings["ways"]:
         context.set_phase(f"kernel_launch {way}")

@@ -20,7 +20,7 @@ from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, SKIPPED
 
 COPIES, SPANS = 4, 12
-"""Number of copies to or from each other GPU in a timed span, and number of timed spans."""
+"""Number of copies to or from each of the other GPUs in a timed span, and number of timed spans."""
 LARGEST = 1 << 24
 """Integers below this are exact in fp32, so a copy that converts loses nothing."""
 

@@ -47,9 +47,10 @@ class PortReport:
         """Port -> partner -> bandwidth of one-way writes to the partner, as a share of the port's rate."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
-        """Return the ports to measure. Report why each other port is not measured.
+        """Return the ports to measure. Report why the other ports are not measured.
 
-        If a program of perftest is missing, report this for the host and return no port."""
+        If a program of perftest is missing, report this for the host and return no port.
+        """
         for port in ports:
             if port.unusable:
                 self._context.report_absent(

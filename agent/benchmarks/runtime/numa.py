@@ -42,7 +42,7 @@ class Node:
 def usable_nodes(root: Path = Path("/")) -> list[Node]:
     """Return the nodes with memory and processors that this process may use. Nodes of GPU memory have no processors.
 
-    If there are fewer than two such nodes, for example without NUMA in the kernel, the host is one node.
+    If there are fewer than two such nodes, for example without NUMA in the kernel, the host counts as one node.
     """
     allowed = os.sched_getaffinity(0)
     found: dict[int, tuple[set[int], int]] = {}

@@ -52,7 +52,7 @@ class FioPass:
     seconds: float = 0.0
     """Duration of the pass; 0: until the regions are read or written once."""
     depth: int = 0
-    """Transfers in flight per job, if the engine can have several; 0: `DEPTHS`."""
+    """Transfers in flight per job, if the engine can have several; 0: the value in `DEPTHS`."""
     repeats: bool = False
     """Go through the region again until the time is over."""
     verify: bool = False
