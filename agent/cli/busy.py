@@ -70,7 +70,7 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    A GPU in MIG mode does not count as in use. `gpu_conflicts` returns it with and without `share`, the others only without.
+    MIG mode does not count as use. `gpu_conflicts` returns it with and without `share`, the other conflicts only without.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []

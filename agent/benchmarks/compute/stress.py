@@ -107,9 +107,8 @@ def _time_products(
             product = multiply()
         wrong.add((product != expected).any())
         moments.append(_record_moment(context))
-        if (
-            len(moments) > 2
-        ):  # the GPU already has the next block in its queue while the host waits for the previous one
+        # The GPU already has the next block in its queue while the host waits for the previous one.
+        if len(moments) > 2:
             block_seconds = _seconds_between(context, moments[0], moments[1])
             wrong.read()
             moments.pop(0)

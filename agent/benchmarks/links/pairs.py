@@ -129,7 +129,7 @@ def _report_absent(context: Context, scope: str, status: str, reason: str) -> No
 
 
 def _report_remaining(context: Context, settings: Mapping[str, Any], first: int, reason: str) -> None:
-    """Report the reason for every partner that the observations from index `first` on do not have."""
+    """Report the reason for each partner that has no figure in the observations from index `first` on."""
     reported = {item.scope for item in context.observations[first:] if item.name in UNITS}
     for scope in expected_scopes(context, settings):
         if scope not in reported:

@@ -96,7 +96,7 @@ class PortReport:
             self._context.report(name, value, unit=unit, **common)
             is_write = (test.op, test.direction, test.memory) == ("write", "one_way", "host")
             if name == "verbs.rate_ratio" and is_write and "partner" in where:
-                # With both `sharings` it is measured twice, alone and while all ports transfer: the higher ratio counts.
+                # With both `sharings` the write is measured alone and while all ports transfer: the higher ratio counts.
                 ratios = self._ratios.setdefault(port, {})
                 ratios[where["partner"]] = max(value, ratios.get(where["partner"], 0.0))
         return ""

@@ -85,9 +85,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     results = [(0.0, 0.0)] * steps
     context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        with (
-            context.heartbeat.in_collective()
-        ):  # also on ranks without a replica, so that all ranks count the same collectives
+        # Also on ranks without a replica, so that all ranks count the same collectives.
+        with context.heartbeat.in_collective():
             if replica:
                 if group:
                     replica.module = DistributedDataParallel(replica.module, process_group=group)
