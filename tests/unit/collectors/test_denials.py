@@ -1,4 +1,4 @@
-"""Test which readings that NVML denies are read again, and what is replaced."""
+"""Test which GPUs are read again because NVML denied readings, and which values the second reading replaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UUIDS = {"0": "GPU-a", "1": "GPU-b", "2": "GPU-c"}
 
 
 def family(name: str, values: Mapping[str, Value | Absent], uuids: Mapping[str, str] = UUIDS) -> Family:
-    """Return a family by scope: `1` is GPU 1, `1 7` is its link 7, and an empty scope is the host."""
+    """Return a family with these values by scope: `1` is GPU 1, `1 7` is its link 7, and an empty scope is the host."""
     made = Family(name=name, unit="1", help="")
     for scope, value in values.items():
         gpu, _, link = scope.partition(" ")
@@ -42,11 +42,13 @@ NAMES = family("gpu.name", {"0": "H200", "1": "H200", "2": "H100"})
         ({"0": 1, "1 3": DENIED, "1 4": 1, "2": 1}, {1}),
     ],
 )
-def test_gpu_denies_what_another_of_its_model_has(readings: dict[str, Value | Absent], found: set[int]) -> None:
+def test_unsupported_reading_counts_as_denied_if_another_gpu_of_the_model_has_it(
+    readings: dict[str, Value | Absent], found: set[int]
+) -> None:
     assert Denials().find([NAMES, family("gpu.thing", readings)]) == found
 
 
-def test_gpu_denies_what_it_had_before() -> None:
+def test_unsupported_reading_counts_as_denied_if_the_gpu_had_it_before() -> None:
     denials = Denials()
     assert denials.find([NAMES, family("gpu.thing", {"2": 1})]) == set()
     assert denials.find([NAMES, family("gpu.thing", {"2": DENIED})]) == {2}
@@ -59,14 +61,16 @@ def test_gpu_with_an_error_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(("state", "found"), [(None, {1}), (DENIED, {1}), (FAILED, set())])
-def test_link_that_another_gpu_of_the_model_has_is_missing(state: Absent | None, found: set[int]) -> None:
+def test_missing_link_counts_as_denied_if_another_gpu_of_the_model_has_it(
+    state: Absent | None, found: set[int]
+) -> None:
     states: dict[str, Value | Absent] = {"0 0": True, "0 1": True, "1 0": True}
     if state:
         states["1 1"] = state
     assert Denials().find([NAMES, family("gpu.nvlink.active", states)]) == found
 
 
-def test_denial_is_believed_until_the_reading_has_a_value_again() -> None:
+def test_accepted_denial_is_not_read_again_until_the_reading_has_had_a_value() -> None:
     denials = Denials()
     denied, measured = ([NAMES, family("gpu.thing", {"0": 1, "1": value})] for value in (DENIED, 1))
     denials.accept(denied)
@@ -75,7 +79,7 @@ def test_denial_is_believed_until_the_reading_has_a_value_again() -> None:
     assert denials.find(denied) == {1}
 
 
-def test_gpu_with_more_values_is_replaced_as_a_whole() -> None:
+def test_all_readings_of_a_gpu_are_replaced_if_its_second_reading_has_more_values() -> None:
     older = [family("gpu.a", {"0": 1, "1": DENIED}), family("gpu.b", {"0": 1, "1": 4})]
     replace_denied(older, [family("gpu.a", {"0": 9, "1 0": 2, "1 1": 3}), family("gpu.b", {"0": 9, "1": 5})])
     assert flat(older) == {"gpu.a": [1, 2, 3], "gpu.b": [1, 5]}

@@ -207,7 +207,7 @@ CODES: dict[str, list[int]] = {
     kind: [int(match[1]) for criterion in read_pack("xid").criteria if (match := re.fullmatch(pattern, criterion.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
 }
-"""Kind of criterion -> the codes that have such a criterion."""
+"""Kind of criterion -> the codes (XIDs or SXids) with a criterion of this kind."""
 HUNG_TASK = "INFO: task python3:4242 blocked for more than 122 seconds."
 MEMORY_ERROR = (
     "{3}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 1",
@@ -350,7 +350,7 @@ FAULTS = [
     gpu_fault("low memory clock", "model-memory-clock uniform-gpu-memory-clock", "MaxClockInfo.2=1600"),
     gpu_fault("gpu too hot", "gpu-temperature", "Temperature.0=95"),
     gpu_fault("no margin to the slowdown", "temperature-margin", "MarginTemperature=1"),
-    gpu_fault("memory about to slow down", "memory-temperature", "FieldValues.82=94"),
+    gpu_fault("memory near its slowdown temperature", "memory-temperature", "FieldValues.82=94"),
     gpu_fault("many corrected errors", "ecc-corrected-volatile", "TotalEccErrors.0.0=50000001"),
     fault(
         "nvlink 5 errors after correction",

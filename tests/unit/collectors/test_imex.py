@@ -34,7 +34,7 @@ Local:
 
 
 def host(root: Path, *, table: str = "", document: str = "", state: str = "READY", address: str = "10.88.0.10") -> Path:
-    """Return a host whose nvidia-imex-ctl prints these files; without a document it rejects -j, as early R570 does."""
+    """Return a host whose nvidia-imex-ctl prints these files. Without `document` (JSON) it rejects -j, as early R570 does."""
     root.mkdir(exist_ok=True)
     for name, source in (("table", table), ("document", document)):
         if source:

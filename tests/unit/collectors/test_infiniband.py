@@ -274,7 +274,7 @@ def test_efa_adapter_reports_its_own_counters_and_other_adapters_do_not(root: Pa
     assert {name for name, _ in readings(root, full_snapshot=False)} >= {name for name, _ in efa}
 
 
-def test_efa_counters_of_an_older_driver_are_those_of_the_adapter(root: Path) -> None:
+def test_efa_counters_of_an_older_driver_are_read_in_the_directory_of_the_adapter(root: Path) -> None:
     links.add_efa(root)
     adapter = root / "sys/class/infiniband" / links.EFA
     shutil.copytree(adapter / "ports/1/hw_counters", adapter / "hw_counters", dirs_exist_ok=True)

@@ -22,7 +22,7 @@ from tests import ROOT
 
 PREFIXES = {
     "kmsg": "3,1234,123456789,-;",
-    "kmsg of a caller": "3,1234,123456789,-,caller=T4242;",
+    "kmsg, with the caller": "3,1234,123456789,-,caller=T4242;",
     "bare": "",
     "dmesg": "[  123.456789] ",
     "dmesg, late": "[171167.620236] ",
@@ -46,7 +46,7 @@ PREFIXES = {
     "journalctl -o short-monotonic": "[  123.456789] host7 kernel: ",
     "journalctl -o short-unix": "1793678706.123456 host7 kernel: ",
     "syslog": "Nov  3 04:05:06 host7 kernel: [  123.456789] ",
-    "syslog of a caller": "Nov  3 04:05:06 host7 kernel: [  123.456789][ T4242] ",
+    "syslog, with the caller": "Nov  3 04:05:06 host7 kernel: [  123.456789][ T4242] ",
     "rsyslog, ISO": "2026-11-03T04:05:06.123456+00:00 host7 kernel: [  123.456789] ",
     "rsyslog, ISO in UTC": "2026-11-03T04:05:06Z host7 kernel: ",
     "BSD syslog": "<3>Nov  3 04:05:06 host7 kernel: ",
@@ -271,7 +271,7 @@ def test_reason_without_an_address_is_not_that_of_a_gpu_that_fails_much_later() 
         ("79, GPU has fallen off the bus.", True),
     ],
 )
-def test_end_of_a_process_and_a_withdrawn_action_are_no_new_fault(text: str, is_fault: bool) -> None:
+def test_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(text: str, is_fault: bool) -> None:
     """NVIDIA/NVSentinel issues 1710 and 1440: every process on a GPU that ends abnormally leaves XIDs 45."""
     for prefix in PREFIXES.values():
         result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
@@ -279,7 +279,7 @@ def test_end_of_a_process_and_a_withdrawn_action_are_no_new_fault(text: str, is_
         assert bool(result.last_xid) is is_fault
 
 
-def test_unsupported_gpu_is_not_reported_lost_with_another_one() -> None:
+def test_unsupported_gpu_is_not_reported_lost_if_another_one_is_lost() -> None:
     unsupported = (
         "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:1b30)\nNVRM: installed in this system is not supported"
     )
@@ -388,7 +388,7 @@ def test_every_line_of_the_log_has_its_reading_in_every_format(prefix: str) -> N
     assert everything_read(together) == set().union(*(expected for expected, _ in paragraphs()))
 
 
-def test_every_event_except_two_is_in_the_log() -> None:
+def test_every_event_except_hardware_corrected_and_nvme_reset_is_in_the_log() -> None:
     named = {item.split()[1] for expected, _ in paragraphs() for item in expected if item.startswith("event ")}
     assert named | {"hardware_corrected", "nvme_reset"} == set(EVENTS)
 
@@ -405,7 +405,7 @@ def test_process_named_like_an_event_is_not_an_event(prefix: str) -> None:
             )
 
 
-def test_number_of_distinct_parts_is_limited() -> None:
+def test_number_of_parts_that_are_counted_separately_is_limited() -> None:
     lines = [f"nvme nvme{number}: Disabling device after reset failure: -19" for number in range(10_000)]
     read = counts(*lines).events.counts
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)
@@ -443,7 +443,7 @@ def test_fatal_pcie_error_is_counted_once(lines: list[str], expected: dict[tuple
     assert read.newest == {"pcie_fatal": len(lines)}
 
 
-def test_devices_whose_details_are_awaited_are_limited() -> None:
+def test_number_of_devices_whose_details_are_awaited_is_limited() -> None:
     addresses = [f"0000:{number:02x}:00.0" for number in range(20)]
     read = counts(*(line.replace("0000:17:00.0", address) for line in (FATAL, DETAILS) for address in addresses)).events
     assert [read.counts["pcie_fatal", ("pci", address)] for address in addresses] == [2] * 4 + [1] * 16

@@ -263,7 +263,7 @@ def add_master(root: Path, name: str, kind: str = "") -> None:
 
 
 @pytest.mark.parametrize("carrier", ["1", "0"])
-def test_member_of_a_team_is_up_with_its_carrier(root: Path, carrier: str) -> None:
+def test_member_of_a_team_is_up_if_it_has_a_carrier(root: Path, carrier: str) -> None:
     add_master(root, "team0")
     write(root, carrier=carrier)
     assert members(readings(root), "team0") == {links.ROCE_INTERFACE: True, NIC: carrier == "1"}

@@ -199,7 +199,7 @@ UNSUPPORTED_ON_HOPPER = NVLINK5 | {
     "gpu.retired_pages.pending",
     "gpu.c2c.link_count",
     "gpu.c2c.missing_links",
-    "gpu.throttle.time",  # only of reason=thermal, the total; its parts are reported instead
+    "gpu.throttle.time",  # only reason=thermal, a total whose parts are reported instead
 }
 UNSUPPORTED = {"healthy-h100x8": UNSUPPORTED_ON_HOPPER, "healthy-h200x4": UNSUPPORTED_ON_HOPPER | FABRIC_HEALTH}
 
@@ -628,8 +628,8 @@ def test_any_reading_refused_until_a_reset_gives_the_recovery_action_gpu_reset(
 ) -> None:
     before_r570 = "FieldValues.230=!3"
     observed = readings(reader, "healthy-h100x8", before_r570, f"gpu.3.{getter}=!16")
-    # Exempt: getters that are not called here (fallbacks of newer functions, counters that only an exporter reads, the other ends
-    # of further links), and the path of a pair of GPUs, since either GPU may have refused it.
+    # Exempt: getters that this snapshot does not call (fallbacks of newer functions, counters that only an exporter reads, the
+    # types of the parts at the ends of further links), and the path of a pair of GPUs, which either GPU may have refused.
     is_exempt = re.match("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType", getter)
     assert observed["gpu.recovery_action gpu=3"] == "gpu_reset" or is_exempt
     assert observed["gpu.count host"] == 8
@@ -1296,7 +1296,7 @@ CALLS = 250
 @pytest.mark.parametrize(
     ("before", "most"), [(0, 2), *((before, most) for before in range(1, CALLS, 31) for most in (1, 10))]
 )
-def test_denial_of_a_moment_loses_no_reading(reader: nvml.Reader, healthy: Readings, before: int, most: int) -> None:
+def test_momentary_denial_loses_no_reading(reader: nvml.Reader, healthy: Readings, before: int, most: int) -> None:
     lines = [f"gpu.{index}.*=!3 for {most} after {before}" for index in (2, 7)]
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 

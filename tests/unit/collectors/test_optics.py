@@ -34,8 +34,8 @@ BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
     "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
 }
-"""Capture without its version -> values that are beyond the module's limits; in the other captures none is. The capture with
-the low warning has its flag set, but its values are within the thresholds: the flag is latched until it is read."""
+"""Capture without its version -> values that are beyond the module's limits. No value of another capture is, not even in
+`lane1-rx-low-warning`: the module keeps a warning flag until it is read, but the power is within the limits again."""
 
 
 def kind(capture: str) -> str:
@@ -127,7 +127,7 @@ def test_port_without_link_and_without_any_light_is_not_dark() -> None:
     reason = Absent.unsupported("the port has no link, and no lane receives light")
     assert [unused["rx_power.alarm", str(lane)] for lane in range(1, 5)] == [reason] * 4
     assert unused["tx_power", "1"] == dark["tx_power", "1"]
-    # A cable that has a signal on all lanes and measures no light cannot measure it.
+    # A cable that reports a signal on all lanes but no light cannot measure light.
     assert isinstance(parse_module(text).readings(has_link=True)["rx_power.alarm", "1"], Absent)
 
 
@@ -191,7 +191,7 @@ def test_damaged_output_never_raises_another_exception(capture: str, data: st.Da
         parse_module(damaged).readings(has_link=True)
 
 
-def test_field_with_text_before_its_lanes_still_has_its_lanes() -> None:
+def test_lanes_of_a_field_are_read_although_a_line_without_a_lane_precedes_them() -> None:
     text = optics.ethtool("osfp-800g-healthy.v6.15.txt")
     label = next(line.partition("(Channel")[0].strip() for line in text.splitlines() if "(Channel 1)" in line)
     head, *rest = text.splitlines()
@@ -257,7 +257,7 @@ def test_link_state_is_read_from_each_mlxlink_output(capture: str) -> None:
 
 @pytest.mark.parametrize("text", ["15E-255", "15e-255", "1E-254", "0", "0E0"])
 def test_rate_without_any_error_is_zero_however_it_is_printed(text: str) -> None:
-    """It must be exactly 0, because a number so near to 0 would make the record invalid."""
+    """It must be exactly 0, because a record may not contain a number as small as 1e-254."""
     rows = {**parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")), "Symbol BER": text}
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
@@ -441,7 +441,9 @@ def refuse(root: Path, message: str, interface: str = links.PLAIN_INTERFACE) -> 
         ("error-invalid.stderr.txt", True, "error"),
     ],
 )
-def test_refusal_of_ethtool_has_its_status(root: Path, capture: str, up: bool, status: str) -> None:
+def test_message_and_link_decide_whether_a_refusal_of_ethtool_is_an_error(
+    root: Path, capture: str, up: bool, status: str
+) -> None:
     (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
     serial = refuse(root, optics.ethtool(capture))["optics.module.serial"]
     assert isinstance(serial, Absent)
@@ -450,7 +452,7 @@ def test_refusal_of_ethtool_has_its_status(root: Path, capture: str, up: bool, s
 
 @pytest.mark.parametrize("up", [True, False])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.ENXIO, errno.ENETDOWN, errno.EREMOTEIO])
-def test_module_of_a_port_with_a_link_that_cannot_be_read_is_an_error(root: Path, number: int, up: bool) -> None:
+def test_unreadable_module_is_an_error_only_if_its_port_has_a_link(root: Path, number: int, up: bool) -> None:
     (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
     serial = refuse(root, f"netlink error: {os.strerror(number)}\n")["optics.module.serial"]
     assert isinstance(serial, Absent)

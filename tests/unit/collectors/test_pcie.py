@@ -379,7 +379,7 @@ def test_nearest_adapters_are_those_at_the_end_of_the_shortest_path(root: Path) 
 
 
 def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_none(root: Path) -> None:
-    """First, the nearest adapter is the other InfiniBand adapter, on the same NUMA node."""
+    """Each step removes an adapter. After the first, the nearest one is the other InfiniBand adapter, on the same NUMA node."""
     without(root, links.HCAS[1])
     assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}
     without(root, links.HCAS[0])

@@ -201,7 +201,7 @@ def nvme(states: Mapping[str, str]) -> dict[str, str]:
         ({"nvme3": "dead", "nvme4": "live"}, {"nvme3"}),
         ({"nvme3": "live", "nvme4": "live", "nvme5": "resetting"}, {"nvme5"}),
         ({"nvme3": "live"}, set()),
-        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),  # the volume is gone, which its mount shows
+        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),  # no path is left: the mount shows it
         ({"nvme3": "live", "nvme4": "deleting"}, set()),
         ({"nvme3": "live", "nvme4": "deleting (no IO)"}, set()),
     ],

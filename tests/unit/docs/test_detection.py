@@ -1,6 +1,6 @@
 """The tables of docs/criteria.md show what `rackproof power` prints for the accepted runs of real hardware.
 
-Its options are `--pool --markdown` for the first tables and `--planted-faults` for the last one.
+The first tables are the output with `--pool --markdown`, the last one is the output with `--planted-faults`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
 SOURCE_FOLDERS = "agent|collectors|deploy|docs|fleet|inventory|playbooks|roles|schemas|tests"
 PATH = re.compile(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*\w(?:::\w+)?")
 PATHS_ELSEWHERE = {
-    "CONTRIBUTING.md": {  # files that the guides add
+    "CONTRIBUTING.md": {  # files that a reader who follows the guides creates
         "collectors/fan.py",
         "tests/unit/test_fan.py",
         "agent/benchmarks/compute/sort.py",
@@ -138,7 +138,7 @@ def prose(page: Path) -> str:
 
 
 def script(block: Block) -> str:
-    """Return the lines that begin with `$ `. Without any, return all of a shell block or one that begins with a known program."""
+    """Return the lines that begin with `$ `. If none does, return all of a block in shell or that begins with a known program."""
     lines = block.text.splitlines()
     if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
         return "\n".join(prompted)
@@ -470,7 +470,7 @@ MESSAGES_ELSEWHERE = (
 
 @pytest.fixture(scope="module")
 def sources() -> str:
-    """Return the source text of the folders below, with adjacent string literals joined."""
+    """Return the source text of the product, with adjacent string literals joined."""
     suffixes = (".py", ".yml", ".j2")
     folders = (ROOT / name for name in ("agent", "collectors", "fleet", "playbooks", "rackproof", "roles", "schemas"))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]

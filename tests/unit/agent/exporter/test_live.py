@@ -205,7 +205,7 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
 def publisher(
     tmp_path: Path, begun: dict[str, float], profile: str, span: live.Span | None = None
 ) -> live.LivePublisher:
-    """Return the publisher of a launch that began a minute ago; `begun`: benchmark -> seconds after that."""
+    """Return the publisher of a launch that began a minute ago. `begun`: benchmark -> its start, in s after that of the launch."""
     plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
     stage = plan.stages[0]
     host_run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
@@ -225,7 +225,7 @@ def publisher(
 
 
 def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
-    """The ranks have made none of their observations, as in the middle of a long benchmark."""
+    """The ranks have reported no observation yet, as in the middle of a long benchmark."""
     thread = publisher(tmp_path, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, "standard")
     fields = thread._running_fields()
     left_s = remaining_s(thread._progress.durations, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, 60.0)
@@ -234,7 +234,7 @@ def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
     assert fields["expected_end"] == pytest.approx(time.time() + left_s, abs=2)
 
 
-def test_benchmark_that_takes_longer_is_estimated_by_its_observations(tmp_path: Path) -> None:
+def test_end_of_a_slow_benchmark_is_estimated_from_its_observations(tmp_path: Path) -> None:
     """A quarter of the observations of `gemm` are made after 40 s, although only 4 s were expected for all of them."""
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]

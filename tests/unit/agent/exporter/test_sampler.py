@@ -84,13 +84,13 @@ def test_time_without_samples_is_not_counted_as_throttled() -> None:
     assert exported(samples)["throttle_sampled_seconds_total reason=power_cap"] == 1.0
 
 
-def test_lost_gpu_exports_only_its_counts() -> None:
+def test_lost_gpu_exports_only_numbers_of_samples_and_failures() -> None:
     metrics = exported(sampled(LOST, LOST))
     assert metrics == {"samples_total": 0, "sample_failures_total": 2, "window_samples": 0}
 
 
-def test_gpu_without_a_power_limit_has_no_share_of_it() -> None:
-    metrics = exported(sampled(BUSY, bounds=GpuLimits("GPU-1", None, 1980e6)))
+def test_gpu_without_a_power_limit_has_no_histogram_of_its_share() -> None:
+    metrics = exported(sampled(BUSY, bounds=GpuLimits("GPU-1", 0.0, 1980e6)))
     assert (metrics["power_of_limit_ratio_count"], metrics["clock_sm_of_max_ratio_count"]) == (0, 1)
 
 
@@ -146,7 +146,7 @@ def sample(library: Path, tmp_path: Path) -> Callable[..., list[Exported]]:
     return run
 
 
-def test_later_fault_appears_in_the_samples_of_its_gpu(sample: Callable[..., list[Exported]]) -> None:
+def test_fault_during_sampling_appears_in_the_samples_of_its_gpu(sample: Callable[..., list[Exported]]) -> None:
     hot = "gpu.2.CurrentClocksEventReasons=0x40\ngpu.2.ClockInfo.1=210\ngpu.2.Temperature.0=91\n"
     before, after = sample("healthy-h200x4", "1.5", hot, "1.0", "")
     assert [before[f"gpu_power_window_max_watts {gpu}"] for gpu in range(4)] == [79.064, 76.44, 77.018, 76.291]

@@ -34,7 +34,7 @@ def registry() -> CollectorRegistry:
 
 
 def curl(*arguments: str) -> tuple[int, str]:
-    """Return the HTTP status (0: no answer), and the body that curl receives with curl's error message."""
+    """Return the HTTP status (0: no answer), and the received body followed by curl's error message."""
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", *arguments],
         capture_output=True,
@@ -194,7 +194,7 @@ def test_tls_serves_clients_that_trust_the_ca(tmp_path: Path, pki: Path) -> None
         assert curl("--cacert", f"{pki}/ca.crt", "--tls-max", "1.1", page)[0] == 0
 
 
-def test_mutual_tls_serves_only_the_cas_clients(tmp_path: Path, pki: Path) -> None:
+def test_mutual_tls_serves_only_clients_with_a_certificate_of_the_ca(tmp_path: Path, pki: Path) -> None:
     text = f"""
 tls_server_config:
   cert_file: {pki}/server.crt

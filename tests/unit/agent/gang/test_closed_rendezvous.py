@@ -74,7 +74,7 @@ def unsafe_loads(code: str) -> list[int]:
                 for keyword in node.keywords
                 if keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True"
             ]
-            lines += [-node.func.lineno] * len(safe)  # offsets the mention of torch.load in a safe call
+            lines += [-node.func.lineno] * len(safe)  # cancels the line that torch.load itself added
     return sorted(line for line in lines if line > 0 and lines.count(line) > lines.count(-line))
 
 

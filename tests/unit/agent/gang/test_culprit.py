@@ -308,7 +308,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "equal ages of end; the host with the older status ended first": (
+    "two ranks ended at the same age; the one in the older status ended first": (
         gang_snapshot(
             ages={"h2": 1.0},
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=1),
@@ -462,7 +462,7 @@ def culprit_text(snapshot: GangSnapshot) -> str:
     return culprit.text if culprit else ""
 
 
-def test_settled_end_is_named_despite_a_recent_end() -> None:
+def test_rank_that_ended_long_enough_ago_is_named_although_another_ended_recently() -> None:
     snapshot = gang_snapshot(
         r3=rank_state(3, ended_s=SETTLED_S, exit_code=1), r5=rank_state(5, ended_s=0.1, exit_code=1)
     )
@@ -563,7 +563,7 @@ def test_unstarted_rank_is_not_absent_until_another_has_run_long() -> None:
     )
 
 
-def test_silent_rank_precedes_an_absent_one() -> None:
+def test_silent_rank_takes_precedence_over_an_absent_one() -> None:
     snapshot = gang_snapshot(
         r3=rank_state(3, silent_s=SILENT_RANK_S),
         r4=rank_state(4, alive_s=None, phase=""),

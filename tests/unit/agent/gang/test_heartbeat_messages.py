@@ -244,7 +244,7 @@ class FakeSocket:
     ("error", "is_connected"),
     [(None, True), (BlockingIOError(), True), (TimeoutError(), True), (ConnectionRefusedError(), False)],
 )
-def test_sender_waits_only_for_its_timeout_and_closes_if_it_is_refused(
+def test_sender_waits_only_for_its_timeout_and_closes_after_a_refused_connection(
     receiver: Receiver, tmp_path: Path, fake_time: FakeClock, error: OSError | None, is_connected: bool
 ) -> None:
     sender = DatagramSender(3, tmp_path)
@@ -261,7 +261,7 @@ def test_sender_waits_only_for_its_timeout_and_closes_if_it_is_refused(
     assert fake.calls == ([0.0, {"kind": "guard", "rank": 3, "at": 1000.0}] if is_connected else [])
 
 
-def test_short_path_is_that_of_the_directory_only_within_the_context(tmp_path: Path) -> None:
+def test_short_path_refers_to_the_directory_only_within_the_context(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with short_path(tmp_path) as path:
         assert Path(path).samefile(tmp_path)

@@ -258,7 +258,7 @@ def test_finished_watcher_is_not_reconnected(channels: list[PeerChannel], monkey
     first, _, third = channels
     first.finished = True
     first.close()
-    before_reconnect_s = peer_channel.RECONNECT_S - 0.5  # before missing answers would close the connection
+    before_reconnect_s = peer_channel.RECONNECT_S - 0.5  # a connection without answers is closed only after RECONNECT_S
     poll_until(
         lambda: third.statuses["h1"].finished and third._watchers["h1"].socket is None,
         third,
@@ -300,7 +300,7 @@ def test_host_decides_if_every_watcher_before_it_is_silent_or_finished(port: int
     second = PeerChannel(loopback_gang("h2", port))
     third = PeerChannel(loopback_gang("h3", port))
     now = time.monotonic()
-    assert second.is_decider(now), "the second watcher must decide while it has no statuses"
+    assert second.is_decider(now), "the second watcher must decide if it has received no status"
     for channel, statuses, is_decider in (
         (second, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
         (second, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),

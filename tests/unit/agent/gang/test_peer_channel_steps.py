@@ -1,4 +1,4 @@
-"""Each step of a peer channel at exact times, with fake connections: when it dials, sends, cleans up, and counts as delivered."""
+"""Each step of a peer channel at exact times, with fake connections: dialling, sending, cleaning up, and delivery of a status."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_first_status_has_number_one_and_is_sent_with_the_greeting_of_each_watch
     assert len(token) == 16
     message = {"host": "h3", "token": token, "number": 1, "finished": False, "aborted": False, "greeting": "g"}
     assert member._watchers["h1"].sent == [{**message, "ranks": [to_json(rank_state(4))]}]
-    assert member._watchers["h2"].sent == [], "a watcher without a greeting would refuse it"
+    assert member._watchers["h2"].sent == [], "a watcher would refuse a status before its greeting"
     assert member.statuses["h3"] == PeerStatus(at=0.5, ranks=(rank_state(4),))
 
 
@@ -158,7 +158,7 @@ def test_status_is_sent_at_once_after_a_greeting(member: Any, early_clock: FakeC
 
 
 @pytest.mark.parametrize("field", ["finished", "aborted"])
-def test_what_a_watcher_reports_once_remains(member: Any, early_clock: FakeClock, field: str) -> None:
+def test_watcher_that_reported_finished_or_aborted_remains_so(member: Any, early_clock: FakeClock, field: str) -> None:
     member.statuses["h1"] = PeerStatus(at=0.0, ranks=(rank_state(0),))
     connection = member._watchers["h1"]
     for number, value in enumerate([False, True, False], 3):
@@ -199,7 +199,7 @@ def test_connection_that_ended_is_closed(member: Any) -> None:
         ({}, {}, (0, 1), False),
     ],
 )
-def test_status_is_delivered_when_reachable_watchers_answered_and_no_answer_is_pending(
+def test_status_is_delivered_when_reachable_watchers_answered_and_all_own_answers_are_sent(
     watcher: Any,
     early_clock: FakeClock,
     statuses: dict[str, float],
@@ -207,7 +207,7 @@ def test_status_is_delivered_when_reachable_watchers_answered_and_no_answer_is_p
     pending: tuple[int, ...],
     is_delivered: bool,
 ) -> None:
-    """`statuses`: age of the status of each watcher; `pending`: connections with unsent data."""
+    """`statuses`: age of the status of each watcher; `pending`: connections to which an answer is not yet sent."""
     early_clock.now = 100.0
     watcher._number, watcher._answered = 1, answered
     watcher.statuses = {host: PeerStatus(at=100.0 - age) for host, age in statuses.items()}
@@ -217,7 +217,7 @@ def test_status_is_delivered_when_reachable_watchers_answered_and_no_answer_is_p
 
 
 @pytest.mark.parametrize(("age_s", "is_decider"), [(HOST_SILENT_S, False), (HOST_SILENT_S + 0.25, True)])
-def test_watcher_is_silent_only_after_the_time_for_it(member: Any, age_s: float, is_decider: bool) -> None:
+def test_watcher_is_silent_only_after_host_silent_s(member: Any, age_s: float, is_decider: bool) -> None:
     member.statuses = {"h1": PeerStatus(at=100.0 - age_s)}
     assert member.is_decider(100.0) is is_decider
 
@@ -225,7 +225,9 @@ def test_watcher_is_silent_only_after_the_time_for_it(member: Any, age_s: float,
 # ---- polls ----
 
 
-def test_poll_flushes_and_drops_at_intervals(watcher: Any, early_clock: FakeClock) -> None:
+def test_poll_sends_pending_data_and_drops_silent_connections_at_intervals(
+    watcher: Any, early_clock: FakeClock
+) -> None:
     for now in (0.5, 0.5 + peer_channel.CLEANUP_INTERVAL_S, 0.75):
         early_clock.now = now
         watcher.poll(0.01)

@@ -1,4 +1,4 @@
-"""The heartbeats of a rank, and its state by its heartbeats, its guard's messages and /proc."""
+"""The heartbeats of a rank, and its state as derived from them, from its guard's messages and from /proc."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_heartbeat_content_is_in_the_state(receiver: HeartbeatReceiver, tmp_path
     assert (state.alive_s, state.silent_s) == (1.0, 1.0)
 
 
-def test_age_counts_from_the_first_heartbeat_and_silence_from_the_last(
+def test_rank_is_alive_since_its_first_heartbeat_and_silent_since_its_last(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock
 ) -> None:
     for after_s in (0.0, 4.0):

@@ -233,7 +233,7 @@ def test_oldest_connections_without_a_message_are_dropped(head: Listening) -> No
         (19.0, "h2", True),
     ],
 )
-def test_silent_connections_are_dropped_after_their_time(
+def test_silent_connections_are_dropped_after_their_time_limit(
     head: Listening, age_s: float, host: str, is_kept: bool
 ) -> None:
     channel = head.connect()
@@ -245,7 +245,7 @@ def test_silent_connections_are_dropped_after_their_time(
 
 
 @pytest.mark.parametrize(("host", "limit_s"), [("", PROOF_S), ("h2", 20.0)])
-def test_connection_is_kept_until_its_time_is_exceeded(
+def test_connection_is_kept_until_its_time_limit_is_exceeded(
     head: Listening, monkeypatch: pytest.MonkeyPatch, host: str, limit_s: float
 ) -> None:
     clock = FakeClock()
@@ -259,7 +259,7 @@ def test_connection_is_kept_until_its_time_is_exceeded(
         assert head.listener.connections == kept
 
 
-def test_time_of_a_connection_begins_when_it_is_accepted_and_again_with_a_message(head: Listening) -> None:
+def test_time_limit_of_a_connection_begins_when_it_is_accepted_and_again_with_each_message(head: Listening) -> None:
     before = time.monotonic()
     channel = head.connect()
     (connection,) = head.listener.connections
@@ -295,7 +295,7 @@ def test_pending_data_is_sent_by_flush(head: Listening) -> None:
     assert connection.pending == b""
 
 
-def test_only_allowed_addresses_and_the_own_one_can_connect() -> None:
+def test_only_allowed_addresses_and_the_address_of_the_listener_can_connect() -> None:
     with listen("127.0.0.1", 0, ["127.0.0.5"]) as listener:
         port = listener.getsockname()[1]
         for source, is_allowed in (("127.0.0.5", True), ("127.0.0.1", True), ("127.0.0.6", False)):

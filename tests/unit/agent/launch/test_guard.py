@@ -83,7 +83,7 @@ class Rank:
         monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self.description_path), "--more"])
 
     def start(self, statements: str = "signal.pause()", launcher: Callable[[], int] = guard.main) -> Rank:
-        """Fork the process that becomes the guard; `launcher` replaces its main function."""
+        """Fork the process that becomes the guard; it calls `launcher`."""
         (self._directory / f"program_{self._directory.name}.py").write_text(
             "import json, os, signal, sys\n"
             "document = {'pid': os.getpid(), 'group': os.getpgrp(), 'name': __name__, 'arguments': sys.argv,\n"

@@ -19,18 +19,18 @@ from agent.launch import guard
 
 
 class ExitedError(BaseException):
-    """Raised in place of the end of the process."""
+    """Raised where the real process would exit."""
 
 
 class Calls(list[Any]):
-    """The calls of the replaced functions: their name and arguments."""
+    """The calls of the replaced functions: name and arguments of each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self._monkeypatch = monkeypatch
 
     def replace(self, owner: Any, name: str, function: Callable[..., Any] = lambda *_, **__: None) -> None:
-        """Record the calls of a function and call another one in its place."""
+        """Replace the function `name` of `owner` by `function`, and record its calls."""
 
         def record(*arguments: Any, **fields: Any) -> Any:
             self.append((name, *arguments, *([fields] if fields else [])))
@@ -124,7 +124,7 @@ def test_rank_whose_guard_is_gone_does_not_run(calls: Calls) -> None:
     assert calls == [request, ("getppid",)]
 
 
-def test_kernel_is_asked_through_the_c_library(calls: Calls) -> None:
+def test_process_name_is_set_through_the_c_library(calls: Calls) -> None:
     library = SimpleNamespace(prctl=lambda *arguments: calls.append(arguments))
     calls.replace(guard.ctypes, "CDLL", lambda *_, **__: library)
     guard._set_process_name("rank 3's guard")

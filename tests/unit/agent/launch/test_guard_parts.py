@@ -64,7 +64,7 @@ def is_open(number: int) -> bool:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_sockets_or_all_descriptors_are_closed_except_the_standard_ones(everything: bool) -> None:
+def test_only_sockets_or_all_descriptors_except_the_standard_ones_are_closed(everything: bool) -> None:
     def close() -> int:
         first, second = socket.socketpair()
         read, write = os.pipe()

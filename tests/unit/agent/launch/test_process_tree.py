@@ -159,7 +159,7 @@ def test_process_that_never_ran_has_an_empty_tree(processes: FakeProcesses) -> N
 
 
 @pytest.mark.parametrize(("grace_s", "polls"), [(None, 8), (0.0, 4), (2.0, 6)])
-def test_default_grace_is_that_of_sigkill(
+def test_default_wait_after_sigterm_is_the_wait_after_sigkill(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, grace_s: float | None, polls: int
 ) -> None:
     """Process 10 belongs to another user: it survives both signals."""

@@ -80,7 +80,7 @@ def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Sn
 
 
 def selected_seconds(*snapshots: Snapshot) -> list[int]:
-    """Return the seconds of the times of the snapshots that are kept."""
+    """Return the second of the time of each kept snapshot."""
     selector = SnapshotSelector()
     for taken in snapshots:
         selector.add(taken)
@@ -120,7 +120,9 @@ def test_alarm_that_lasts_is_kept_once() -> None:
 def test_alarm_is_kept_after_any_number_of_snapshots_with_another_one() -> None:
     constant = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
     later = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
-    assert selected_seconds(*constant, later, *constant) == [19, 30], "19 has the highest power"
+    assert selected_seconds(*constant, later, *constant) == [19, 30], (
+        "snapshot 19 is the last one with the highest power"
+    )
     assert selected_seconds(*constant, snapshot(31, 400.0, "sw_thermal"), later) == [0, 19, 31]
     assert selected_seconds(snapshot(1, 9, "hw_slowdown"), later, snapshot(40, 700.0)) == [1, 30, 40]
 
@@ -490,7 +492,7 @@ def test_launcher_that_fails_late_is_not_named_unless_a_signal_ended_it(
     exit_code: int,
     is_named: bool,
 ) -> None:
-    """The launcher may have waited for the store of a first host that never started. Short probe launches find the cause then."""
+    """The launcher may have waited for the store of a first host that never started. Short probe launches then find the cause."""
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     advancing_clock.now += 301.0
     assert gang_monitor._channel
@@ -1060,7 +1062,7 @@ def test_monitor_waits_for_a_verdict_until_every_host_has_reported_or_is_lost(
     settled: bool,
 ) -> None:
     """`ages`: age of each other host's status, in seconds; None: an old status of a finished host."""
-    clock.now = UNSURE_S  # an age of UNSURE_S is exact
+    clock.now = UNSURE_S  # so that an age of UNSURE_S has no rounding error
     channel = PeerChannel(gang(me, 3))
     gang_monitor = GangMonitor(me, receiver, channel, 60.0)
     channel.statuses = {

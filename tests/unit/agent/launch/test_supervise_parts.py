@@ -356,7 +356,7 @@ class FakeSampler:
 
 
 @pytest.mark.parametrize("stage", ["benchmark", PROBE])
-def test_launch_has_snapshots_unless_its_results_are_separate(
+def test_launch_has_snapshots_unless_it_is_a_probe(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     events: list[Any] = []

@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> list[subprocess.Popen[bytes]]:
-    """Start the launch of a stage with verbs only on these hosts, each of which has two ranks."""
+    """Start the launch of a stage whose only benchmark is `verbs` on these hosts, with two ranks each."""
     plan = builders.plan("h1", "h2", profile="rehearsal")
     benchmark = replace(plan.stage("gang" if len(members) > 1 else "benchmark"), benchmarks={"verbs": {}})
     (tmp_path / "sitecustomize.py").write_text(sitecustomize)

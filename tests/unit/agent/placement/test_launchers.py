@@ -145,7 +145,7 @@ def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, 
 
 
 def test_single_process_of_another_launcher_is_allowed() -> None:
-    """Examples are a shell in a job of one task, and mpirun -np 1. No other process launches the host then."""
+    """Examples are a shell in a job of one task, and mpirun -np 1: no other process launches the ranks of this host."""
     variables = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
     assert detect.detect_placement(TORCHRUN, variables) is None
 

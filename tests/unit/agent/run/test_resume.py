@@ -411,7 +411,7 @@ def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_p
         ("05:00", {"runs": "/elsewhere"}),  # another directory of runs, whose runs are unknown
     ],
 )
-def test_control_node_does_not_take_the_host_of_a_run_in_unknown_state(
+def test_control_node_does_not_take_the_host_of_a_run_that_is_running_or_unknown(
     since: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
     acquire(tmp_path, "r1")
@@ -432,7 +432,7 @@ time.sleep(600)
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a supervisor of run r1, which has the host."""
+    """Start a supervisor of run r1, which holds the lease of the host."""
     acquire(tmp_path, "r1")
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

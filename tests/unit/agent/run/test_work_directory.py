@@ -42,7 +42,7 @@ def test_request_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "request.json").exists()
 
 
-def test_first_rank_that_begins_a_benchmark_gives_its_time(tmp_path: Path) -> None:
+def test_start_of_a_benchmark_is_that_of_the_first_rank_that_begins_it(tmp_path: Path) -> None:
     write_state(tmp_path, 0, {"begun": {"gemm": 30.0, "memory": 20.0, "pause": 1.0}})
     write_state(tmp_path, 1, {"begun": {"gemm": 10.0, "memory": 25.0, "stress": "soon", "pairs": 5}})
     times = benchmark_start_times(tmp_path, [0, 1, 2])
@@ -89,7 +89,7 @@ def last_state(**fields: Any) -> RankState:
         ({"phase": "x" * 600, "exit_code": 0}, {}, "x" * 512, 0),
     ],
 )
-def test_end_of_a_rank_is_that_of_its_state_or_the_last_one_observed(
+def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_state(
     tmp_path: Path, state: Any, last: dict[str, Any], phase: str, code: int | None
 ) -> None:
     write_state(tmp_path, 5, state)

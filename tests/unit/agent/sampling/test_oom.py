@@ -94,7 +94,9 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
     ],
     ids=["unreadable", "ours", "another", "before"],
 )
-def test_kernel_log_decides_if_no_group_counts(tmp_path: Path, log: tuple[int, int] | None, message: str) -> None:
+def test_kernel_log_decides_if_no_control_group_counts_kills(
+    tmp_path: Path, log: tuple[int, int] | None, message: str
+) -> None:
     tree = Tree(tmp_path, version=0)
     memory = OomWatch(tmp_path)
     tree.machine(1)

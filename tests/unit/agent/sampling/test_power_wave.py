@@ -130,7 +130,7 @@ def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 @pytest.mark.parametrize("period_s", [0.005, 0.02, 0.1, 0.5, 2.0, 10.0])
 def test_meter_that_works_is_not_stuck(period_s: float, noise: float) -> None:
-    """Also if it shows the same value on each plateau, or cannot resolve the period and shows the mean."""
+    """Not even if it shows the same value on each plateau, or shows only the mean because it cannot resolve the period."""
     readings = meter(period_s, noise=noise, update_s=0.1, window_s=0.1, periods=max(2, round(20 / period_s)))
     assert log_of(readings).why_stuck(BEGIN, BEGIN + 20, period_s) == ""
 
@@ -153,7 +153,7 @@ def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
         assert all("the power stayed at" in item.reason for item in observed)
 
 
-def test_rise_is_that_between_two_values() -> None:
+def test_slew_is_the_largest_rise_between_two_successive_values() -> None:
     wave = power_wave(meter(2.0, noise=0.5, window_s=0.001, update_s=0.1), BEGIN, 2.0)
     assert wave.slew == pytest.approx(600 / 0.1, rel=0.06)
     slow = power_wave(meter(2.0, noise=0.5, window_s=0.4, update_s=0.1), BEGIN, 2.0)
@@ -289,4 +289,6 @@ def test_number_of_remembered_failures_is_limited(monkeypatch: pytest.MonkeyPatc
         log.add_failure(BEGIN + 10 * number, f"failure {number}")
     assert log.failure_between(BEGIN + 5, BEGIN + 9) == ""
     assert log.failure_between(BEGIN + 10, BEGIN + 11) == "failure 1"
-    assert log.failure_between(BEGIN + 85, BEGIN + 95) == "failure 9", "the last stretch is extended"
+    assert log.failure_between(BEGIN + 85, BEGIN + 95) == "failure 9", (
+        "a failure beyond the limit must extend the last stretch"
+    )

@@ -242,7 +242,7 @@ def test_lone_surrogate_in_a_reason_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 64), 10**40, math.nan, math.inf, 1e61, 15e-255, -1e300])
-def test_number_that_no_record_may_have_is_an_error_of_its_reading(value: float) -> None:
+def test_number_that_a_record_may_not_contain_is_an_error_of_its_reading(value: float) -> None:
     families = [*load(value), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST_LABELS, 5.0)])]
     snapshot, _ = take_snapshot([Fake("odd", lambda: families)], stage="preflight", phase="before")
     metrics = {metric.name: metric for metric in snapshot.metrics}

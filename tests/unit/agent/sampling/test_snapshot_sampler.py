@@ -59,7 +59,7 @@ def test_supervisor_waits_for_the_thread_only_after_a_normal_end(
     assert waits == ([] if error else [snapshot_sampler.GRACE_S])
 
 
-def test_collector_that_blocks_is_passed_to_the_next_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_gets_the_blocked_collectors_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     def take(collectors: Any, **fields: Any) -> Any:
@@ -102,7 +102,7 @@ def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snaps
 
 
 def selected(*snapshots: Snapshot) -> list[int]:
-    """Return the seconds of the times of the snapshots that are kept."""
+    """Return the second of the time of each kept snapshot."""
     selector = SnapshotSelector()
     for taken in snapshots:
         selector.add(taken)
@@ -131,7 +131,7 @@ def test_highest_load_and_every_alarm_are_kept(snapshots: tuple[Snapshot, ...], 
 
 
 @pytest.mark.parametrize("count", [8, 9])
-def test_alarms_of_eight_moments_are_kept(count: int) -> None:
+def test_at_most_eight_snapshots_with_alarms_are_kept(count: int) -> None:
     alarms = [snapshot(number, 0.0, f"alarm {number}") for number in range(count)]
     assert selected(*alarms, snapshot(30, 9.0)) == [*range(8), 30]
     assert selected(*alarms, snapshot(20, 0.0, "alarm 0", "alarm 1", "more"), snapshot(30, 9.0)) == [

@@ -66,7 +66,7 @@ def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **o
     return result
 
 
-def test_gpu_that_draws_no_power_has_no_efficiency_and_the_reason() -> None:
+def test_gpu_that_draws_no_power_has_a_reason_in_place_of_its_efficiency() -> None:
     telemetry = ManualTelemetry([0])
     for tick in range(100):
         telemetry.handle(tick * PERIOD_S, {0: GpuSample(0.0, 0.0, 30.0, 0, 2.6e9)})
@@ -112,7 +112,7 @@ def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, l
 
 
 def test_eight_gpus_add_little_to_a_record() -> None:
-    """The load changes all the time, so that the text of each bucket has a spread and the maximum length."""
+    """The load changes all the time, so that each bucket has a spread and its text has the maximum length."""
 
     def varying_sample(at: float) -> GpuSample:
         return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)

@@ -177,8 +177,8 @@ def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
 
 @pytest.mark.parametrize("name", ["stress.throughput", "integrity.tested_share"])
 @pytest.mark.parametrize("lost", [0.4, 0.9])
-def test_samples_include_the_value_of_rounds_that_a_killed_process_did_not_save(name: str, lost: float) -> None:
-    """The record has the round before the kill, and the recorder of the new process does not."""
+def test_samples_include_a_round_that_only_the_record_of_a_killed_process_has(name: str, lost: float) -> None:
+    """The record has the round before the kill; the recorder of the new process does not have it."""
     aggregates = aggregate_rounds([], [measurement(lost, name)], Recorder(), at_s=300.0, number=1)
     recorder = Recorder()
     for number, value in enumerate((0.5, 0.51, 0.52), 2):
@@ -258,7 +258,7 @@ def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.M
 
 
 @given(values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40), rounds=st.integers(1, 30))
-def test_samples_beyond_the_limit_of_series_can_have_their_variation(values: list[float], rounds: int) -> None:
+def test_samples_of_a_figure_beyond_the_limit_of_series_have_a_variation(values: list[float], rounds: int) -> None:
     first = Samples(n=rounds, min=values[0], p50=values[0], max=values[0], cv=0.0, precision=0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "MAX_SERIES", 0)
@@ -536,7 +536,7 @@ def test_recorded_round_is_counted_once_after_a_kill(tmp_path: Path) -> None:
     wrong_words = measurement(3, "integrity.wrong_words", pattern="random")
     work = write_rank_results(run, wrong_words)
     run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",), devices=2), number=number)])
-    resumed = SoakRun(run.directory, "h1")  # killed before the work was cleared
+    resumed = SoakRun(run.directory, "h1")  # the former process was killed before it cleared the work directory
     assert resumed.salvage_round(work) == ""
     assert not work.exists()
     assert (resumed.state.finished, resumed.state.cut) == (1, 0)
@@ -568,7 +568,7 @@ def test_live_document_has_the_progress_of_the_soak(tmp_path: Path) -> None:
     documents.validate({**document, "written": 0}, "live", source="live.json")
     stage = next(one for one in document["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
-    assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # the running round may finish
+    assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # the last round may take 120 s longer
     span = run.span()
     halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
@@ -760,7 +760,9 @@ def with_h1(evidence: Any, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("failed", "rank 1 crashed"), ("finished", "no result of rank 1")])
-def test_failed_launch_is_inconclusive_even_if_the_soak_counts_none(plan: Plan, outcome: str, reason: str) -> None:
+def test_failed_launch_is_inconclusive_even_if_the_soak_counts_no_failed_round(
+    plan: Plan, outcome: str, reason: str
+) -> None:
     evidence = evidence_of_soak(plan)
     failed = replace(builders.launch(SOAK, ("h1",), outcome, reason, devices=2), number=7)
     first, *others = evidence["h1"].records[0].launches

@@ -77,7 +77,7 @@ def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
     assert item.url == "https://github.com/NVIDIA/product-security/tree/main/2026/5821"
 
 
-def test_a_branch_without_a_fix_in_a_bulletin_that_lists_it_is_not_affected() -> None:
+def test_branch_in_a_bulletin_is_not_affected_by_a_cve_without_a_fix_for_it() -> None:
     fixes = {
         "CVE-2026-1": {R535: "535.309.01", R580: "580.159.03", R595: "595.71.05"},
         "CVE-2026-2": {R580: "580.159.03", R595: "595.71.05"},

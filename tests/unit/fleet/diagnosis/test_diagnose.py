@@ -278,8 +278,8 @@ def test_fault_of_a_port_does_not_explain_the_other_port_of_the_adapter(name: st
     assert causes == {(0, 1): (problem, "leaf2"), (2,): ("infiniband.symbol_error", "leaf1")}
 
 
-def test_unmeasured_port_is_attributed_to_the_faulty_port_of_its_partner_with_the_same_name() -> None:
-    """Both ports of the only partner have a fault. A wrong protocol precedes a port that is down in the list of problems."""
+def test_unmeasured_port_is_attributed_to_the_faulty_port_with_its_name_on_the_partner() -> None:
+    """Both ports of the only partner have a fault. In the list of problems, a wrong protocol comes before a port that is down."""
     peers = {"kind": VerdictKind.PEERS, "host": "b"}
     verdicts = [
         failed("infiniband.link_layer", "hca=mlx5_0,port=1", value="Ethernet", limit="InfiniBand", **peers),
@@ -369,7 +369,7 @@ def test_link_that_is_down_is_named_before_its_speed() -> None:
     assert cause.title == "GPU 1 of a has 1 NVLink down"
 
 
-def test_hosts_without_evidence_for_the_same_reason_share_a_cause() -> None:
+def test_hosts_that_lack_evidence_for_the_same_reason_share_a_cause() -> None:
     verdicts = [missing(name, host=host) for host in "ab" for name in ("training.loss", "stage.benchmark")]
     (cause,) = diagnose(verdicts, {})
     assert (cause.hosts, len(cause.verdicts), cause.problem) == (("a", "b"), 4, "not-verified")
@@ -395,7 +395,7 @@ def test_waived_failure_does_not_explain_an_unwaived_one() -> None:
     assert (open_cause.problem, open_cause.waiver, waived.waiver) == ("slow-compute", None, WAIVER)
 
 
-def test_hosts_on_one_machine_have_one_cause_that_names_no_part() -> None:
+def test_hosts_of_the_inventory_on_one_machine_have_one_cause_that_names_no_part() -> None:
     def slow(
         host: str, name: str, scope: str, machine: str = "a, b and c", value: float = 5.0, **fields: Any
     ) -> Verdict:
@@ -474,7 +474,7 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 
 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
-    """The cause of c has both of its verdicts. Its leading one has a value, so it is not the same finding as the one on a."""
+    """The verdicts on c are one cause. Its leading verdict has a value, and that on a has none, so a has a cause of its own."""
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
         for host, scope, value in (("c", "gpu=1", None), ("c", "gpu=1", True), ("a", "host", None))

@@ -30,6 +30,7 @@ def names(*verdicts: Verdict) -> list[tuple[str, str, str, int]]:
 
 
 def follower(host: str = "b", *, of: tuple[str, str] = ("a", "gpu=1"), **fields: Any) -> Verdict:
+    """Return a failure of GPU 0 of `host` that follows from the dead NVLink of another GPU, its root (`of`: host and scope)."""
     params = {FOLLOWS_HOST: of[0], FOLLOWS_PART: of[1]}
     return failed("xid.count", "gpu=0,xid=145", host, **{"params": params, **fields})
 
@@ -60,7 +61,7 @@ def test_followers_of_two_roots_on_one_part_are_their_own_cause() -> None:
     assert len(names(DEAD, follower(), second)) == 2
 
 
-def test_followers_take_along_what_they_explain() -> None:
+def test_verdicts_that_a_follower_explains_belong_to_the_cause_of_its_root() -> None:
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
     assert names(DEAD, follower(), stopped) == [("gpu-error", "a", "gpu=1", 3)]
 
@@ -71,14 +72,14 @@ def test_followers_of_a_gpu_that_also_fell_off_the_bus_belong_to_its_cause() -> 
     assert names(fell, DEAD, follower(), follower("c")) == [("gpu-fell-off-bus", "a", "gpu=1", 4)]
 
 
-def test_follower_belongs_to_the_error_with_its_waiver() -> None:
+def test_follower_without_a_waiver_belongs_to_the_error_without_a_waiver() -> None:
     waived = failed("xid.last_seen", "gpu=1", waiver=WAIVER)
     expected = [("gpu-error", "a", "gpu=1", 2), ("gpu-error", "a", "gpu=1", 1)]
     assert names(DEAD, waived, follower()) == expected
     assert names(waived, DEAD, follower()) == expected
 
 
-def test_only_an_error_of_the_gpu_takes_its_followers() -> None:
+def test_followers_belong_only_to_an_error_of_the_gpu() -> None:
     nvlink = failed("gpu.nvlink.missing_links")
     assert len(names(nvlink, follower())) == 2
     assert ("gpu-error", "a", "gpu=1", 2) in names(nvlink, DEAD, follower())
@@ -118,7 +119,7 @@ def test_temperature_is_no_evidence_of_other_problems() -> None:
     assert "62" not in cause.title
 
 
-def test_inconclusive_verdicts_of_one_reason_are_one_cause_and_name_the_host() -> None:
+def test_inconclusive_verdicts_with_the_same_reason_are_one_cause_that_names_the_host() -> None:
     same = [missing("gpu.power", f"gpu={at}", reason="refused") for at in range(2)]
     other = missing("gpu.power", "gpu=2", reason="timed out")
     assert sorted(names(*same, other)) == [("not-verified", "a", "gpu=2", 1), ("not-verified", "a", "host", 2)]
@@ -183,17 +184,17 @@ def test_one_host_may_have_several_problems_of_one_kind(first: Verdict, changes:
     assert len(names(first, replace(first, **changes))) == 2
 
 
-def test_readings_of_one_problem_are_one_cause_with_those_that_are_missing() -> None:
+def test_missing_readings_of_a_problem_belong_to_the_cause_of_its_failed_readings() -> None:
     wrong = failed("gpu.ecc.uncorrected")
     assert len(names(wrong, missing("gpu.ecc.corrected", "gpu=1"))) == 1
     assert len(names(wrong, missing("gpu.ecc.corrected", "gpu=0"))) == 2
     assert len(names(wrong, missing("gpu.power", "gpu=1"))) == 2
     assert len(names(peers("a"), missing("gpu.power", "host"))) == 2, (
-        "a deviation shows itself by its kind, not its name"
+        "a deviation from other hosts must not explain a missing reading"
     )
 
 
-def test_fault_that_stops_measurements_explains_only_missing_ones() -> None:
+def test_fault_that_stops_measurements_explains_only_missing_measurements() -> None:
     fell = failed("xid.count", "gpu=1,xid=79")
     assert len(names(fell, missing("storage.bandwidth"))) == 1
     assert len(names(fell, failed("storage.disk.count", "host"))) == 2
@@ -227,8 +228,8 @@ def test_hosts_with_swapped_cables_are_one_cause_that_names_both_in_order(hosts:
     assert len(names(swapped[0], replace(swapped[1], detail="swap others"))) == 2
 
 
-def test_only_a_problem_of_a_port_names_the_cable() -> None:
-    """The title of a wrong cable names both ends itself."""
+def test_problem_of_a_port_other_than_a_wrong_cable_names_the_cable() -> None:
+    """The title of a wrong cable already names both ends."""
     verdicts = [failed(name, "nic=eth1", value="x") for name in ("network.switch_id", "network.carrier", "site.thing")]
     cables = {(cause.problem, cause.parts[0].cable) for verdict in verdicts
               for cause in diagnose([verdict], {}, {("a", "nic=eth1"): "leaf0 swp3"})}  # fmt: skip
@@ -326,7 +327,7 @@ def test_confidence_of_a_problem_without_a_name() -> None:
     assert [causes(item)[0].confidence for item in (failed("site.x"), missing("site.x"))] == ["certain", "unknown"]
 
 
-def test_cause_that_only_explains_failures_is_a_failure_with_their_action() -> None:
+def test_cause_with_a_failure_and_an_inconclusive_verdict_has_verdict_and_action_of_the_failure() -> None:
     unfinished = missing("stage.gang", kind=VerdictKind.UNFINISHED, stage="gang")
     (cause,) = causes(failed("gpu.count", "host", action="rma"), unfinished)
     assert (cause.verdict, cause.action) == (FAIL, "rma")
@@ -343,7 +344,7 @@ def test_cause_that_only_explains_failures_is_a_failure_with_their_action() -> N
         ("gpu=0,peer=2", "", False),
     ],
 )
-def test_fault_of_a_gpu_explains_slow_pairs_with_it_that_are_not_attributed_to_the_other(
+def test_fault_of_a_gpu_explains_its_slow_pairs_unless_they_are_attributed_to_the_other_gpu(
     scope: str, part: str, explained: bool
 ) -> None:
     pair = failed("peer_copy.bandwidth", scope, part=part, value=1.0, limit=2.0, operator="ge")
@@ -353,7 +354,7 @@ def test_fault_of_a_gpu_explains_slow_pairs_with_it_that_are_not_attributed_to_t
 PORT = "hca=mlx5_0,port=1"
 
 
-def test_port_of_another_host_explains_that_it_was_not_measured() -> None:
+def test_port_that_is_down_explains_the_missing_measurement_of_its_partner() -> None:
     down = failed("infiniband.active", PORT, "b", value=False, limit=True)
     unmeasured = missing("verbs.bandwidth", PORT, params={PARTNER_PARAM: "b"}, stage="gang")
     assert len(names(down, unmeasured)) == 1
@@ -384,7 +385,7 @@ def test_missing_result_belongs_to_the_first_cause_in_the_list_of_problems() -> 
 
 NVLINK = failed("gpu.nvlink.missing_links")
 IN_GANG = failed("collective.all_reduce.busbw", "gang=r1", "b", stage="gang", **SLOW)
-"""Every host of a gang has a verdict on the same figure."""
+"""The verdict of host b on a slow figure of the gang. Every host of the gang has a verdict on this figure."""
 
 
 def test_slow_figure_of_a_gang_belongs_to_the_fault_of_one_of_its_hosts() -> None:
@@ -408,16 +409,18 @@ def test_other_slow_figures_do_not_belong_to_the_fault_of_another_host(others: l
 
 
 def test_wrong_result_of_a_gang_is_its_own_cause() -> None:
-    """As on one host: the problem precedes slow parts in the list of problems."""
+    """Wrong results come before slow parts in the list of problems, so a slow host does not explain them."""
     wrong = failed("collective.all_reduce.wrong_elements", "gang=r1", "b", stage="gang")
     slow = failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
     assert {name for name, *_ in names(slow, wrong)} == {"slow-network", "wrong-results"}
 
 
-def test_findings_of_a_gang_as_a_whole_do_not_explain_those_of_its_other_hosts() -> None:
+def test_finding_on_a_gang_as_a_whole_does_not_explain_that_of_another_host() -> None:
     transport = failed("collective.transport", "gang=r1", "a", value="SHM", limit="IB", stage="gang")
     assert len(names(transport, replace(transport, host="b"))) == 2
-    assert len(names(replace(transport, scope="host"), replace(transport, host="b"))) == 2, "it is the same problem"
+    assert len(names(replace(transport, scope="host"), replace(transport, host="b"))) == 2, (
+        "a problem does not explain itself"
+    )
     assert len(names(transport, IN_GANG)) == 2
 
 

@@ -215,7 +215,7 @@ def test_figures_that_only_one_run_has_are_counted(count: int, texts: set[str]) 
     assert {item.text for item in changes({"h1": old}, {"h1": new})} == texts
 
 
-def test_change_states_its_noise_and_the_source_of_it() -> None:
+def test_change_states_its_noise_and_the_source_of_the_noise() -> None:
     old = host(figures=[("S1", figure(100.0, sigma=0.01, runs=4))])
     (change,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
     assert (change.share, change.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))

@@ -13,7 +13,7 @@ from tests.histories import FleetHistory, Planted
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path]:
-    """Return the planted faults and the directory of the history. The last two of its runs are not merged."""
+    """Return the planted faults and the directory of the history. All runs except the last two are merged."""
     directory = tmp_path_factory.mktemp("history")
     simulated = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1)
     for number, rows in enumerate(simulated.runs()):

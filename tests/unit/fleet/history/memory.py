@@ -13,7 +13,7 @@ from fleet.history import tables
 from fleet.history.database import History
 
 Level = tuple[str, str, float, str, float, str]
-"""Level (`host` or `rack`), id, day, driver, logarithm of the figure relative to VALUE, reference."""
+"""Level (`host` or `rack`), id, day after 2024-01-01, driver, natural logarithm of the figure / VALUE, reference."""
 VALUE = 7e14
 
 

@@ -106,7 +106,7 @@ def test_directory_that_another_writer_removes_meanwhile_is_no_error(
 def test_first_index_may_be_committed_while_another_writer_looks_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second writer finds no index, and then the files that the first one has added."""
+    """The second writer finds no index; only after that does the first one add its files and commit its index."""
     table = tmp_path / REAL / "figures"
     found = commit.read_index
 

@@ -15,7 +15,7 @@ from tests.unit.fleet.history.memory import memory_history
 
 HOSTS, OLD, NEW = 40, "560", "570"
 Effect = Callable[[float, bool], float]
-"""Day, whether the driver is new -> change of the logarithm on all hosts."""
+"""(Day, whether the driver is new) -> change of the logarithm of the figure, the same on all hosts."""
 
 
 def history_of(days: list[float], changed_on: float, shared: Effect, *, run_sigma: float, seed: int) -> History:
@@ -99,7 +99,7 @@ def test_quantiles_of_student_t_match_published_tables() -> None:
         assert t_quantile(1.96, freedom) == pytest.approx(expected, rel=0.02)
 
 
-def test_significance_of_a_drift_is_that_without_its_most_extreme_point() -> None:
+def test_significance_of_a_drift_is_computed_without_the_point_that_raises_it_most() -> None:
     generator = random.Random(3)  # noqa: S311
     noise = [generator.gauss(0, 0.003) for _ in range(20)]
     years = [("", 30.0 * number, value) for number, value in enumerate(noise)]

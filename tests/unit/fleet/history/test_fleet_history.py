@@ -101,7 +101,7 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert (low.below, high.below) == (
         pytest.approx(0.0),
         pytest.approx(1.0),
-    )  # sums, rounded differently
+    )  # the shares are sums, which may be rounded differently
     assert (low.values, low.parts) == (len(values), high.parts)
     assert middle.below == pytest.approx(0.25, abs=0.01)
     assert others == [None] * 4

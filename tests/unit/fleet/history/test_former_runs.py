@@ -215,7 +215,7 @@ def test_too_few_parts_have_no_percentile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.5, 0.0), (1.0, 12.5), (2.0, 50.0), (3.0, 87.5), (9.0, 100.0)])
-def test_equal_values_count_half(value: float, expected: float) -> None:
+def test_values_equal_to_the_given_one_count_half(value: float, expected: float) -> None:
     assert percentile([1.0, 2.0, 2.0, 3.0], value) == expected
 
 

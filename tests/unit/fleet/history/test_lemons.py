@@ -105,8 +105,8 @@ def of_rack(*numbers: int) -> Failures:
 @pytest.mark.parametrize(
     ("failures", "expected_lemons"),
     [
-        (lambda: of_host(2, 8, 14, 20), {("host", "r0-h0", 4)}),  # a cause for each of its GPUs
-        (lambda: of_host(2, 3, 4, 8, 14, 20, gpus=2), {("host", "r0-h0", 4)}),  # the first lasts 3 runs
+        (lambda: of_host(2, 8, 14, 20), {("host", "r0-h0", 4)}),  # each failure of the host has a cause for each of its GPUs
+        (lambda: of_host(2, 3, 4, 8, 14, 20, gpus=2), {("host", "r0-h0", 4)}),  # the first failure lasts for runs 2 to 4
         (lambda: of_part(2, 8, 14, 20, slot="", serial=""), {("host", "r0-h0", 4)}),
         (lambda: of_part(2, 8, 14, 20), {("part", "r0-h0-0", 4)}),
         (lambda: of_part(2, 8, 14, 20, slot="gpu=0,link=3"), {("part", "r0-h0-0", 4)}),
@@ -122,7 +122,7 @@ def of_rack(*numbers: int) -> Failures:
         (lambda: (item for at, number in enumerate((2, 5, 8, 11)) for item in of_part(
             number, host=f"r0-h{at}", slot=f"gpu={at}")), {("part", "r0-h0-0", 4)}),  # moved from host to host
         (lambda: of_rack(2, 8, 14, 20), {("rack", "r0", 4)}),
-        (lambda: of_part(2, 3, 4, 5, 6, 7, 8, 9), set()),  # waits for its replacement
+        (lambda: of_part(2, 3, 4, 5, 6, 7, 8, 9), set()),  # one failure: the part waits for its replacement
         (lambda: of_part(2, slot="hca=mlx5_0", serial=""), set()),
         (lambda: iter(()), set()),
     ],

@@ -25,7 +25,7 @@ def slow(record: Record) -> Record:
 
 
 def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
-    """Return the metrics and their text. Metric without prefix -> label values, sorted by label -> value."""
+    """Return the metrics (name without prefix -> label values in the order of the label names -> value) and their text."""
     done = rackproof("history", "metrics", "--history", history, *options)
     assert (done.returncode, done.stderr) == (0, "")
     families = {
