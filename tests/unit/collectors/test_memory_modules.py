@@ -143,7 +143,7 @@ def test_slots_beyond_the_maximum_are_ignored(tmp_path: Path) -> None:
     assert values["host.dimm.count host"] == MAX_SLOTS
 
 
-def test_usable_share_ignores_non_volatile_modules_and_needs_every_size(tmp_path: Path) -> None:
+def test_usable_share_ignores_non_volatile_modules_and_needs_the_size_of_every_module(tmp_path: Path) -> None:
     optane = replace(SLOTS[0], name="P1-DIMMA2", kind=dmi.NON_VOLATILE, size=512 * dmi.GIB)
     assert readings(tmp_path / "a", dmi.table([*SLOTS, optane]))["host.memory.usable_share host"] == 0.9841
     unknown = replace(SLOTS[0], size=None)

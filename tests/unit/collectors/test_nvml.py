@@ -538,7 +538,7 @@ def test_inactive_direct_link_affects_only_its_pair(reader: nvml.Reader) -> None
         ("gpu.2.NvLinkRemotePciInfo.7=!999", [(2, 0), (2, 1), (2, 3)]),
     ],
 )
-def test_unknown_link_end_makes_affected_pairs_errors(
+def test_pairs_are_errors_if_it_is_unknown_where_a_link_ends(
     reader: nvml.Reader, line: str, pairs: list[tuple[int, int]]
 ) -> None:
     assert peers(readings(reader, "direct-a100x4", line)) == {

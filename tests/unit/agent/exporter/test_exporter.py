@@ -247,7 +247,9 @@ def test_identity_is_in_one_info_series_per_scope(healthy: str) -> None:
     assert peer in reported
 
 
-def test_lost_gpu_is_not_in_the_scrape_and_the_other_gpu_is(library: Path, healthy: str, tmp_path: Path) -> None:
+def test_lost_gpu_is_missing_in_the_scrape_and_the_other_gpu_is_unchanged(
+    library: Path, healthy: str, tmp_path: Path
+) -> None:
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4", "gpu.1.*=!15")
     before, after = (series(VARIES.sub("", text)) for text in (healthy, scrape_machine(library, tmp_path, scenario)))
     gone = [dict(labels) for _, labels in before.keys() - after.keys()]
@@ -465,7 +467,7 @@ def test_failed_renaming_affects_only_the_dcgm_names(
     assert "metrics under the names of dcgm cannot be exported" in caplog.text
 
 
-def test_every_name_of_compat_is_an_option() -> None:
+def test_option_compat_has_a_value_for_every_set_of_compatible_names() -> None:
     assert sorted(exporter.COMPATIBLE_NAMES) == [*COMPATIBLE]
 
 

@@ -205,7 +205,7 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
 def publisher(
     tmp_path: Path, begun: dict[str, float], profile: str, span: live.Span | None = None
 ) -> live.LivePublisher:
-    """Return the publisher of a launch that began a minute ago. `begun`: benchmark -> its start, in s after that of the launch."""
+    """Return the publisher of a launch that began a minute ago. `begun`: benchmark -> its start, in s after the launch began."""
     plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
     stage = plan.stages[0]
     host_run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
@@ -362,7 +362,7 @@ def test_measured_figure_replaces_the_live_one() -> None:
 
 @pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
 def test_figures_with_different_settings_have_different_labels(run: str) -> None:
-    """Two kinds are left out: collectives, of which only the largest size is exported, and wrong results, which are summed."""
+    """Left out here: collectives, of which only the largest size is exported, and numbers of wrong results, which are summed."""
     (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
     document = documents.parse(path.read_bytes(), source=run)
     exported = [newest_figures([item])[0] for item in document["observations"]]

@@ -25,12 +25,12 @@ def exit_code(function: Callable[[], int | None]) -> int:
 
 
 @pytest.mark.parametrize("code", [0, 1, 77])
-def test_exit_code_of_the_rank_is_that_of_the_guard(code: int) -> None:
+def test_guard_exits_with_the_exit_code_of_the_rank(code: int) -> None:
     assert guard._end_like(code) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
-def test_guard_ends_by_the_signal_of_the_rank_even_if_it_ignores_it(number: signal.Signals) -> None:
+def test_guard_ends_by_the_signal_that_ended_the_rank_even_if_the_guard_ignores_it(number: signal.Signals) -> None:
     def end() -> int:
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_IGN)

@@ -322,7 +322,7 @@ def test_same_run_id_with_another_nonce_is_another_run(tmp_path: Path) -> None:
         lease.acquire(tmp_path / "runs" / "r1", other, claim_since(tmp_path, "r1", "05:00", **OTHER_OPERATOR))
 
 
-def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_stays_so(tmp_path: Path) -> None:
+def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_is_not_released(tmp_path: Path) -> None:
     """Two operators choose the same name for their runs."""
     acquire(tmp_path, "r1")
     nonce = make_plan("r1").nonce
@@ -337,7 +337,7 @@ def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_stays_so
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stage_whose_host_was_taken_by_a_run_of_the_same_id_does_not_release_it(
+def test_stage_does_not_release_a_host_that_was_taken_by_a_run_of_the_same_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "wait", lambda *_: "the stage has ended")
@@ -618,7 +618,7 @@ def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stop_without_a_run_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
+def test_stop_of_a_directory_that_is_no_run_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter")]) == lease.HELD
     assert supervisor.poll() is None
 

@@ -1,4 +1,4 @@
-"""Read a BMC by IPMI, from OpenIPMI's simulator; name errors, and read sensors and logs from values of pyghmi."""
+"""BMCs are read by IPMI: OpenIPMI's simulator, errors that name their cause, and sensors and logs from values of pyghmi."""
 
 from __future__ import annotations
 

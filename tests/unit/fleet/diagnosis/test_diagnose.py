@@ -217,7 +217,7 @@ def test_wrong_copies_of_a_gpu_with_wrong_memory_are_not_a_separate_cause() -> N
 
 
 @pytest.mark.parametrize("name", ["collective.all_reduce.wrong_elements", "checkpoint.identical"])
-def test_wrong_data_that_crossed_several_parts_names_them(name: str) -> None:
+def test_title_of_wrong_data_says_that_a_gpu_may_be_at_fault(name: str) -> None:
     (cause,) = diagnose([failed(name, "host", value=3, limit=0)], {})
     assert (cause.problem, "not known whether a GPU" in cause.title) == ("wrong-results", True)
 
@@ -653,6 +653,6 @@ def test_wrong_results_are_not_attributed_to_heat_or_called_slow(name: str) -> N
         assert "is slow" not in cause.title
 
 
-def test_every_count_of_something_wrong_must_be_zero() -> None:
+def test_every_observation_whose_name_begins_with_wrong_must_be_zero() -> None:
     last = {output.name.rpartition(".")[2] for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     assert {name for name in last if name.startswith("wrong_")} <= MUST_BE_ZERO
