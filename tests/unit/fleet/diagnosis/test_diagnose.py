@@ -72,7 +72,7 @@ def test_all_consequences_of_a_lost_gpu_are_one_cause() -> None:
     (cause,) = diagnose(verdicts, GANGS)
     assert (cause.problem, cause.part, cause.hosts, cause.action) == ("gpu-fell-off-bus", "gpu=1", ("a",), "reboot")
     assert cause.title == "GPU 1 of a fell off the PCIe bus (XID 79)"
-    assert verdicts[cause.verdicts[0]].name == "xid.count", "the leading evidence names the fault"
+    assert verdicts[cause.verdicts[0]].name == "xid.count", "the first verdict of the cause must name the fault"
     assert len(cause.verdicts) == len(verdicts)
 
 
