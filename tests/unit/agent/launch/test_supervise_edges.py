@@ -749,7 +749,7 @@ def test_unreadable_results_are_part_of_the_outcome(run: HostRun) -> None:
 def test_launch_whose_launcher_failed_early_has_no_ranks(
     run: HostRun, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a failure is attributed to no part of the host."""
+    """The record names no rank, since no part of the host is at fault."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     channel = PeerChannel(gang("h1", 2))

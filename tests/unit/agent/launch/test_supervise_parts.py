@@ -313,7 +313,7 @@ def test_unable_rank_is_reported_only_in_a_gang(tmp_path: Path, members: tuple[s
         ("cut_off", "h1", False, True),
     ],
 )
-def test_only_a_launcher_that_failed_before_its_ranks_has_no_ranks(
+def test_only_a_launch_whose_launcher_failed_before_its_ranks_started_has_no_ranks(
     tmp_path: Path, kind: str, host: str, any_rank_started: bool, has_ranks: bool
 ) -> None:
     found = culprit(kind, host)

@@ -58,7 +58,7 @@ def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
 
 
 def test_long_benchmark_that_ended_long_ago_and_short_benchmark_at_the_end_have_figures() -> None:
-    """The stress is followed by ten times as many samples as a log has; the training lasts for less than a second."""
+    """The stress is followed by ten times as many samples as a log can hold; `straggler` lasts for less than a second."""
     begun = {"stress": 0.0, "digest": 60.0, "straggler": 260.2, "collective": 261.0}
     telemetry = run_launch(
         begun,

@@ -86,7 +86,7 @@ def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1"
 
 
 def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path) -> None:
-    """Only the section `history` of the report differs. If the store is deleted, the report is the same as without `--history`."""
+    """Only the section `history` of the report differs. If the store is deleted, the report is that without `--history`."""
     run, store = tmp_path / "r5", tmp_path / "h"
     shutil.copytree(runs / "r5", run)
     shutil.copytree(runs / "h", store)
