@@ -574,9 +574,7 @@ CONTRADICTORY_READINGS = {
 
 
 def test_table_lists_every_run_of_real_hardware() -> None:
-    runs = {
-        path.parent.name for path in MEASURED_RUNS.glob("*/plan.json") if not (path.parent / "scaling.md").exists()
-    }
+    runs = {path.parent.name for path in MEASURED_RUNS.glob("*/plan.json") if not (path.parent / "scaling.md").exists()}
     assert set(KEPT_RUNS) == runs
 
 
