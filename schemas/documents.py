@@ -311,8 +311,9 @@ def _as_text(where: str, error: ValidationError) -> str:
     name = where.rpartition(".")[2]
     if text.lower() in ("true", "false") or text.isdecimal():
         return f": -e {name}={text} passes text; use -e '{{\"{name}\": {text.lower()}}}', or remove the quotes in YAML"
-    if re.fullmatch(r"[0-9.]+e[0-9]+", text):
-        return f": YAML reads it as text; write {text.replace('e', 'e+')}"
+    if number := re.fullmatch(r"([0-9]+)(\.[0-9]*)?[eE]([+-]?)([0-9]+)", text):
+        # YAML 1.1 needs both a dot and a sign.
+        return f": YAML reads it as text; write {number[1]}{number[2] or '.0'}e{number[3] or '+'}{number[4]}"
     return ""
 
 

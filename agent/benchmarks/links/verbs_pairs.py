@@ -255,7 +255,7 @@ class PairOfHosts:
         answers = self._store.wait(f"{key}/serve", self._other, run.test.limit_s + LISTEN_S)
         answers = answers if isinstance(answers, dict) else {}
         for port, slot in rails:
-            answer = answers.get(slot, f"{self._other} did not start a server")
+            answer = answers.get(slot, "did not start a server")
             if isinstance(answer, bool) or not isinstance(answer, int) or not 0 < answer < 1 << 16:
                 problems[port.slot] = f"{self._other}: {_one_line(answer)}"
             elif why := self._start(run, port, answer, self._address, sides):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,3 +199,12 @@ def test_pipe_is_not_replaced_by_a_document(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a regular file"):
         documents.write_text(pipe, "text")
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("text", ["1e9", "1E9", "1.5e9", "1e+9", "1e-3", "2.e8"])
+def test_remedy_for_a_number_that_yaml_reads_as_text_is_a_number(text: str) -> None:
+    assert yaml.safe_load(text) == text
+    with pytest.raises(documents.DocumentError) as error:
+        documents.validate({"rackproof_fabric_gbps": text}, "inventory", source="hosts.yml")
+    written = str(error.value).rpartition("write ")[2]
+    assert yaml.safe_load(written) == float(text)

@@ -324,7 +324,7 @@ def test_partner_that_starts_no_server_is_one_error(
     verbs.run(context, QUICK)  # type: ignore[arg-type]
     assert time.monotonic() - began < 20
     assert [item["status"] for item in context.observations] == ["error"]
-    assert context.observations[0]["reason"] == "h2: h2 did not start a server"
+    assert context.observations[0]["reason"] == "h2: did not start a server"
 
 
 PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}
