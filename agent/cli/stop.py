@@ -57,6 +57,9 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _stop_background(run_directories: Sequence[Path]) -> list[background.Stopped]:
-    """Stop the background processes of these runs. One that has just started is not in the lease, so `release` did not end it."""
+    """End the background processes of these runs.
+
+    `release` does not end a process that has just started, because it is not in the lease yet.
+    """
     paths = sorted(path for directory in run_directories for path in directory.glob("*.pid"))
     return [background.stop(path.parent, path.stem) for path in paths if background.is_running(path.parent, path.stem)]

@@ -36,7 +36,7 @@ class Diagnosis:
     readings: int
     """Number of readings in the second snapshot, including those that are absent with a reason."""
     seconds: float
-    """Time that the two snapshots took."""
+    """Time that the two snapshots took, without the wait between them."""
     findings: tuple[Verdict, ...]
     """Failed checks, the most severe action first."""
     not_reported: tuple[Verdict, ...]

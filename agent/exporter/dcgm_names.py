@@ -98,7 +98,7 @@ class DcgmRenamer:
         yield from _metric(XID, HELP[XID], self._xids(by_name, readings), readings, host)
 
     def _xids(self, by_name: Mapping[str, Family], readings: Readings) -> dict[str, float]:
-        """Return the last XID of each GPU, 0 if there was none. Of several since the previous scrape, return the highest."""
+        """Return the last XID of each GPU, or 0; if several are new since the previous scrape, the highest of them."""
         log = by_name.get("xid.last_seen")
         if log is None or any(isinstance(value, Absent) for _, value in log.readings):
             return {}

@@ -31,7 +31,7 @@ COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterabl
 """Value of `--compat` -> function that creates a converter from families to metrics with other names: those of dcgm-exporter, or
 those of Rackproof 1.0."""
 SCRAPE_DEADLINE_S = 8.0
-"""Below Prometheus' default scrape timeout of 10 s."""
+"""Time limit for all collectors of a scrape together, below Prometheus' default scrape timeout of 10 s."""
 
 
 class Source(Protocol):
@@ -50,7 +50,7 @@ class Exporter:
     def __init__(
         self, collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
     ) -> None:
-        """`compat`: keys of COMPATIBLE_NAMES. The metrics are also exported under these names."""
+        """`compat`: keys of COMPATIBLE_NAMES, each for a set of other names under which the metrics are exported too."""
         self._collectors, self._sources = collectors, sources
         self._compat = {name: COMPATIBLE_NAMES[name]() for name in compat}
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Exporter:
         yield from collector_metrics
 
     def _rename(self, name: str, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the families under other names. If this fails, only these names are missing."""
+        """Return the families under other names. If this fails, the metrics with the usual names are still exported."""
         try:
             return list(self._compat[name](families))
         except Exception as error:
@@ -155,7 +155,7 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """Return how many readings of each GPU, and of all other parts, are missing: a series that ends is easily overlooked."""
+    """Count the readings that are missing, by GPU and for all other parts together: the end of a series is easily overlooked."""
     missing = Counter(
         (labels.get("gpu", ""), value.status)
         for family in families

@@ -51,7 +51,7 @@ class RankFiles:
 
 
 def _read_observations(path: Path) -> list[Json]:
-    """Return the usable observations. The schema is not used: to validate a large file takes seconds of CPU time."""
+    """Return the usable observations. They are not validated with the schema: for a large file this takes seconds of CPU time."""
     with contextlib.suppress(documents.DocumentError, KeyError, TypeError):
         observations = documents.parse(path.read_bytes(), source=path.name)["observations"]
         return [item for item in observations if _is_usable(item)]
@@ -68,8 +68,8 @@ def _is_usable(item: Any) -> bool:
 def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) -> tuple[list[Json], int]:
     """Return the figure of each series, and the number of series beyond MAX_FIGURES, which are left out.
 
-    Wrong results are summed, and observations without a value are counted. Each other series has its newest figure. Of the
-    message sizes of an operation, only the largest is a series.
+    Wrong results are summed, and observations without a value are counted. Any other series has its newest figure. A collective
+    operation has a series for its largest message size only.
 
     Args:
         observations: in order of time.

@@ -55,7 +55,7 @@ class Span:
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
     def expected_end(self, round_ends: float, round_s: float) -> float:
-        """Return when the last round is expected to end: a round that began before `ends` is finished."""
+        """Return when the last round is expected to end: the round that runs at `ends` is completed."""
         return round_ends + math.ceil(max(0.0, self.ends - round_ends) / round_s) * round_s
 
 

@@ -70,7 +70,8 @@ RUN = (
         "(running, but not updated for 30 s)"),
     MetricSpec(name="rackproof_stage_progress_ratio", labels=("stage",),
         help="While the stage runs, the share of its expected duration that has passed (of a soak: of its planned time). "
-        "After it, and in a first rehearsal, the share of its expected observations that the ranks have made"),
+        "After its end, and if its duration is unknown (first rehearsal), the share of its expected observations that the ranks "
+        "have made"),
     MetricSpec(name="rackproof_stage_started_timestamp_seconds", labels=("stage",), help="When the stage last started"),
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),
@@ -99,7 +100,7 @@ BENCHMARK = (
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)", "(shape)"),
         help="Floating-point operations per second"),
     MetricSpec(name="rackproof_benchmark_step_time_seconds", labels=(*_AT, "(network)"),
-        help="Time of a training step: the latest during training, then the median"),
+        help="Time of a training step: during the training that of the latest step, after it the median of all steps"),
     MetricSpec(name="rackproof_benchmark_loss", labels=(*_AT, "(network)"), help="Latest loss of a training"),
     MetricSpec(name="rackproof_benchmark_accuracy_ratio", labels=(*_AT, "(network)"),
         help="Share of the test images that the trained network classifies correctly"),

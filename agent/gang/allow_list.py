@@ -39,7 +39,7 @@ def admit_only(channel: socket.socket, senders: Iterable[str]) -> None:
 def _filter_program(family: int, senders: Iterable[str]) -> list[Instruction]:
     """Return a filter program that compares the source with each address, word by word.
 
-    Addresses of the other IP version are left out.
+    Addresses whose IP version differs from that of the socket are left out.
     """
     version, source_offset = (
         {socket.AF_INET: 4, socket.AF_INET6: 6}[socket.AddressFamily(family)],

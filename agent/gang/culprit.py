@@ -23,7 +23,8 @@ UNSURE_S = 1.6
 """A host without a status, or a rank without a heartbeat, for this long may be silent. Until that is certain, a late status of
 a host delays every verdict; a late heartbeat of a rank delays only the verdict on ranks that ended."""
 SETTLE_S = 2.0
-"""When a rank ends, other ranks end as well. After this time all have reported their end, so the first one is known."""
+"""When a rank ends, other ranks end as a result. After this time all of these have reported their end, so it is known which rank
+ended first."""
 START_S = 60.0
 """A starting rank may send no heartbeat for this long: importing torch and initializing the driver block all threads."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -31,7 +32,7 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_MOMENT_S = 0.5
 """Ranks that end within this time count as simultaneous, because their reports may arrive in another order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""A rank never dies of these signals because another rank ended. (It may die of SIGABRT for that reason.)"""
+"""The end of one rank never makes another rank die of these signals. (It may make it die of SIGABRT.)"""
 WATCHERS = 2
 """The first WATCHERS hosts of a gang receive the statuses of all hosts. The other hosts receive statuses only from these."""
 MAX_TEXT, MAX_HOSTS = 2000, 20

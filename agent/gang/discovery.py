@@ -28,8 +28,8 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
 
     Args:
         gang: all expected members.
-        timeout_s: how long the first member waits for the others. Each other member tries to connect to it for this long; if it
-            fails, it tries the second member for as long. A connected member waits for the list for this long plus ANSWER_S.
+        timeout_s: how long the first member waits for the others. Each other member tries for this long to connect to the first
+            member, then for as long to the second one. Once connected, it waits for the list for this long plus ANSWER_S.
         report: receives a line of progress.
 
     Raises:
@@ -108,7 +108,7 @@ def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
             with socket.create_connection(address[:2], timeout=min(remaining, CONNECT_S)) as channel:
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 channel.sendall(gang.sign({"host": gang.me}))
-                # The other host may have started later, and it waits for its full time-out.
+                # The other host waits for the full time-out, and may have started later than this host.
                 if members := _receive_members(gang, channel, timeout_s + ANSWER_S):
                     return members
         except OSError:

@@ -67,7 +67,7 @@ class _MonitoredRank:
         self._heartbeat: dict[str, Any] = {}
         self._guard_pid = 0
         self._cpu_reference: tuple[float, float] | None = None
-        """Silence and CPU time when the silence was first checked."""
+        """At the first check of a silence: how long the rank had been silent, and the CPU time that its process had used."""
         self._ended_at: float | None = None
         self._end: dict[str, Any] = {}
         self._is_inferred = False

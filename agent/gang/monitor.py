@@ -47,9 +47,9 @@ class GangMonitor:
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
-        """How, with what last line of output, and when the launcher ended, if it failed without a signal from its supervisor."""
+        """How and when the launcher ended, and the last line of its output. Set if it failed before its supervisor ended it."""
         self._launcher_code: int | None = None
-        """Exit code of the launcher; None after a signal that no other host can cause."""
+        """Exit code of the launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Returns the processes of this launch."""
         if channel:

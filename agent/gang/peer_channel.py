@@ -111,9 +111,9 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides about the culprit: each watcher before it has finished, is silent or sent nothing.
+        """Return whether this host names the culprit: every watcher before it has finished, is silent or has sent nothing.
 
-        For a host that is no watcher, this applies to every watcher.
+        If this host is no watcher, all watchers come before it.
         """
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers

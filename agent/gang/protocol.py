@@ -34,7 +34,7 @@ class Gang:
     """First port of the statuses. The rendezvous uses the port before it."""
     nonce: str
     context: str
-    """Run, stage and gang. Messages of another context are not valid."""
+    """Run, stage, number of the launch, and gang. Messages of another context are not valid."""
     members_only: bool = False
     """Accept only connections from the members' addresses."""
 

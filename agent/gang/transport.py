@@ -134,7 +134,7 @@ class GangListener:
             self.connections.remove(connection)
 
     def drop_silent(self, member_timeout_s: float) -> None:
-        """Close connections without a message for PROOF_S, or for the given time if they are from members."""
+        """Close connections that are silent for too long: those of members after `member_timeout_s`, others after PROOF_S."""
         now = time.monotonic()
         for connection in list(self.connections):
             if now - connection.heard_at > (member_timeout_s if connection.host else PROOF_S):

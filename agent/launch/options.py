@@ -103,7 +103,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def publish_results(options: argparse.Namespace, run: HostRun) -> None:
-    """Copy the records of this host to `--results`, if it is given, and the plan if it is not there yet."""
+    """If `--results` is given, copy the records of this host to it, and also the plan unless it is there already."""
     if not options.results:
         return
     plan = RunDirectory(options.results).plan

@@ -27,7 +27,7 @@ from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 STORAGE = ("local_storage", "shared_storage")
-"""Keys of the request to the ranks: the directories that the inventory names, if any."""
+"""Keys of the request to the ranks for the storage directories that the inventory names; a key is missing if none is named."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address on which the ranks of a single host connect."""
 
@@ -118,7 +118,7 @@ def launcher_command(
 
 
 def common_domain(plan: Plan, members: Sequence[str]) -> str:
-    """Return the NVLink domain that the inventory names for all hosts of the launch; empty if they are not in one."""
+    """Return the NVLink domain that the inventory names for all of several hosts; empty if they differ, or for a single host."""
     domains = {plan.host(name).nvlink_domain for name in members}
     return domains.pop() if len(domains) == 1 and len(members) > 1 else ""
 
@@ -169,8 +169,8 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
     """Return the interface for gloo; empty: gloo's own choice.
 
-    gloo would use the interface of the address to which the host name resolves, which /etc/hosts often makes 127.0.1.1. gloo
-    connects only ranks on CPUs, so the interface of the planned address is fast enough.
+    gloo itself chooses the interface of the address to which the host name resolves, which is often 127.0.1.1 because of
+    /etc/hosts. gloo connects only ranks on CPUs, so the interface of the planned address is fast enough.
     """
     if len(gang.members) == 1:
         return LOOPBACK[0]

@@ -38,7 +38,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
         size = environment.get(name, "")
         if size.isdecimal() and int(size) > 1:
             raise PlacementError(
-                f"{name} is {size}: {PROGRAMS[other]} started {size} processes, and each would launch the whole host; "
+                f"{name} is {size}: {PROGRAMS[other]} started {size} processes, and each would start all ranks of the host; "
                 f"start this command without {PROGRAMS[other]}, or use `rackproof launch --launcher {other}`"
             )
     return None

@@ -19,7 +19,7 @@ def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlaceme
     """Return this host's name in the plan, from the names that launchers and the host itself use.
 
     Raises:
-        PlacementError: no name is in the plan.
+        PlacementError: none of these names is in the plan.
     """
     reported = [placement.host] if placement else []
     names = [*reported, *(environment.get(name, "") for name in HOST_VARIABLES), socket.gethostname()]

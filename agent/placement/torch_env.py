@@ -81,8 +81,8 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
         return {}
     if (rank, size) != (placement.rank, placement.size):
         raise PlacementError(
-            f"RANK is {rank} of {size}, but {PROGRAMS[placement.launcher]} set {placement.rank} of {placement.size}: two "
-            "launchers started this process; unset RANK and WORLD_SIZE, or use only one launcher"
+            f"RANK and WORLD_SIZE are {rank} and {size}, but {PROGRAMS[placement.launcher]} set {placement.rank} and "
+            f"{placement.size}: two launchers started this process; unset RANK and WORLD_SIZE, or use only one launcher"
         )
     return {key: value for key, value in _from_placement(placement, environment).items() if key not in environment}
 

@@ -25,7 +25,7 @@ from schemas.plans import Plan
 
 LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600
-"""The lease contains the nonce of the run."""
+"""Readable by the owner only, because the lease contains the nonce of the run."""
 HELD = HeldError.exit_code
 """Exit code if another run holds the host."""
 IDLE_S = 900.0

@@ -113,7 +113,7 @@ class HostRun:
         return run
 
     def path(self, gang: str = "") -> Path:
-        """Return the path of the host's own record, or with `gang` of its record for the gang."""
+        """Return the path of the record of this host's own stages, or with `gang` of its stages in the gang."""
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:

@@ -76,7 +76,10 @@ def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]
 
 
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
-    """Return how a rank ended, from its state file. What the file lacks comes from `last_state`, the last one observed."""
+    """Return how a rank ended, from its state file.
+
+    What the file lacks comes from `last_state`, the last state that the supervisor observed.
+    """
     try:
         state = _read_state(work, rank)
         phase, exit_code = str(state["phase"]), state["exit_code"]

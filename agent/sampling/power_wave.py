@@ -26,19 +26,19 @@ every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values.""
 VALUES_PER_PHASE = 2.0
 """New values of NVML that a phase needs, so that at least one lies completely within the plateau."""
 MIN_VALUES = 3
-"""Values on each plateau over all periods. With fewer, a single odd value would decide."""
+"""New values that each plateau needs, counted over all periods. With fewer, a single odd value would decide."""
 WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000
-"""For each GPU: 11 hours of 50 new values in a second."""
+"""Maximum number of values that are kept of a GPU: enough for 11 hours at 50 new values per second."""
 MAX_STRETCHES = 10_000
 """Maximum number of recorded time spans without a new value, and of time spans of failed readings. Under load, a GPU that works
 has none."""
 BLOCK = 1000
-"""Successive values that are kept or left out together, because a rise is the difference of two successive values. They take 20 s
-or more, so a block contains whole periods."""
+"""Number of successive values that are kept or left out together, because a rise is the difference of two successive values. NVML
+needs 20 s or more for so many values, so a block contains whole periods."""
 LAGS = 32
-"""Delays of NVML that are tried, evenly spread over half a period."""
+"""Number of possible delays of NVML that are tried, evenly spread over half a period."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,8 @@ class PowerWave:
     update_s: float
     """Time between two new values of NVML."""
     wave: str
-    """Mean power at WAVE_POINTS moments of one period, from the start of the load on, in whole W; `.`: no value."""
+    """Mean power in WAVE_POINTS equal parts of one period, in whole W; `.`: no value. The first part begins when the load is
+    switched on."""
 
     @property
     def amplitude(self) -> float:

@@ -16,7 +16,7 @@ from collectors.base import Absent
 from collectors.nvml import GpuSample
 
 MAX_SAMPLES = 20_000
-"""About 17 minutes at 20 samples per second. With eight GPUs they take 40 MB."""
+"""Enough for about 17 minutes at 20 samples per second. The samples of eight GPUs then take 40 MB."""
 
 GpuSamples = Mapping[int, GpuSample | Absent]
 """NVML index -> sample of the GPU at one moment."""
@@ -31,7 +31,7 @@ class Group(NamedTuple):
     """When the first sample was read."""
     last: float
     gap_s: float
-    """Longest time between two of the samples; 0 for a single one."""
+    """Longest time between two successive samples; 0 for a single one."""
     reads: int
     """Number of samples."""
     samples: GpuSamples
@@ -39,7 +39,7 @@ class Group(NamedTuple):
     for this replaces its kept sample."""
 
     def reads_between(self, begin: float, end: float) -> float:
-        """Return how many of the samples were read in a window that overlaps the group, if they were read at an even rate."""
+        """Estimate how many samples of the group were read in a window that overlaps it, assuming even intervals."""
         overlap_s = min(self.last, end) - max(self.first, begin)
         return self.reads * overlap_s / (self.last - self.first) if self.last > self.first else self.reads
 

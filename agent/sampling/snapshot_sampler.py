@@ -52,14 +52,15 @@ class SnapshotSampler(threading.Thread):
 
 
 class SnapshotSelector:
-    """Selects the snapshot under the highest load, and up to MAX_ALARMS snapshots with alarms, if possible with every alarm.
+    """Selects the snapshot under the highest load, and up to MAX_ALARMS others that together show every alarm, if possible.
 
     A throttled GPU draws less power, so the snapshot under the highest load may not show it. If more than
     MAX_ALARMS snapshots would be needed to show every alarm, the later ones are left out: one alarm already prevents acceptance.
     """
 
     MAX_ALARMS = 8
-    """A snapshot of four GPUs under load has 36 kB (docs/measurements/h200x4-burnin), a record at most `documents.MAX_BYTES`."""
+    """Maximum number of snapshots with alarms. They are few because a snapshot of four GPUs under load takes 36 kB
+    (docs/measurements/h200x4-burnin), and a record may have at most `documents.MAX_BYTES`."""
 
     def __init__(self) -> None:
         self._highest: Snapshot | None = None

@@ -19,7 +19,7 @@ class SampleSeries:
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Return half the 95 % confidence interval of the median, divided by the median.
+    """Return half the width of the 95 % confidence interval of the median, divided by the median.
 
     Return None for fewer than six values, or if a value is not positive.
 

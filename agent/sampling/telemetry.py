@@ -33,14 +33,14 @@ FAST_PERIOD_S = 0.005
 RUNNING_S = 1.0
 """Time between two checks of which benchmarks are running."""
 RECENT_S = 10.0
-"""Age of the oldest samples that are kept when such a check finds that a benchmark has begun."""
+"""When such a check finds that a benchmark has begun, the samples of the last RECENT_S are added to the log of the benchmark."""
 SAMPLED = frozenset(name for name, item in BENCHMARKS.items() if any(output.sampled for output in item.outputs))
 """The benchmarks that request samples."""
 PULSE = "pulse"
 """The benchmark that switches its load on and off during a window."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
-"""A window with a lower rate or a longer gap is not used: a slowdown could fall between two samples."""
+"""A window with fewer samples per second, or a longer gap between two, is not used: a slowdown could fall between the samples."""
 
 
 class NvmlPoller(threading.Thread):
@@ -175,7 +175,7 @@ class Telemetry(NvmlPoller):
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
     ) -> list[Observation]:
-        """Return, for each window that a rank requested, the sampled outputs of its benchmark on that GPU."""
+        """Return the sampled outputs of the benchmark and the GPU of each window that a rank requested."""
         with self._lock:
             return [
                 observation for window in windows for observation in self._window_observations(window, measured, stage)

@@ -32,7 +32,7 @@ COUNTERS = re.compile(
     r"|infiniband\.(link_\w+|symbol_error|port_rcv_errors|port_xmit_discards|local_link_integrity_errors)"
     r"|network\.(carrier_changes|rx_crc_errors)|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
-"""Names of counters. Each increase of such a counter is an event."""
+"""Pattern for the names of counters. Each increase of one of these counters is an event."""
 LOGGED = ("xid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
 

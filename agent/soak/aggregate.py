@@ -58,7 +58,7 @@ def figure_key(observation: Observation) -> FigureKey:
 def aggregate_rounds(
     before: Sequence[Observation], new: Sequence[Observation], recorder: Recorder, *, at_s: float, number: int
 ) -> list[Observation]:
-    """Return the observations of all rounds: `before` from the earlier rounds combined with `new` from round `number`."""
+    """Return the observations of all rounds: combine `before`, from the earlier rounds, with `new`, from round `number`."""
     by_key = {figure_key(observation): observation for observation in before}
     for observation in new:
         key = figure_key(observation)
@@ -118,7 +118,7 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
     """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets.
 
     `old` is the figure of the earlier rounds. If the supervisor was killed, the recorder continues from the last checkpoint,
-    which may lack the round with this value: then the value is added.
+    which may lack a round that `old` includes. So `old.value` is added if it lies outside the recorded values.
     """
     series = recorder.series(observation.name, observation.scope, identifying_params(observation))
     before = float(old.value or 0)
@@ -141,7 +141,8 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
 def _samples_of_two(old: Observation, new: float) -> Samples:
     """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value.
 
-    Mean and variance are updated as by Welford (1962). Samples that have a precision are of one round, which counts once.
+    Mean and variance are updated as by Welford (1962). If `old.samples` has a precision, it has the repetitions within a single
+    round, which counts as one value.
     """
     before = float(old.value or 0)
     samples = old.samples

@@ -35,7 +35,7 @@ PAUSE_S = 5.0
 TIME, FINDING, FAILURE = "time", "finding", "failure"
 """Why a soak ended."""
 MAX_STARTS = 3
-"""How many times one call of `wait_for_soak` starts the supervisor at most, if none is running."""
+"""Maximum number of times that one call of `wait_for_soak` starts the supervisor."""
 STILL_RUNNING, ENDED_EARLY = 4, 3
 """Exit codes of `wait_for_soak`."""
 

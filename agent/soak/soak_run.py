@@ -99,7 +99,7 @@ class SoakRun(HostRun):
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """Return the soak's start, its end and deadline unless it is interrupted, and its progress."""
+        """Return when the soak began, its progress, and its end and deadline, which become later if it is interrupted."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())

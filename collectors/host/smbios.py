@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 _ARRAY, _DEVICE, _END = 16, 17, 127
 _SYSTEM_MEMORY = 3
-"""Use of an array of memory modules; others are video memory, flash, cache."""
+"""Code for the use of an array of memory modules as system memory. Other arrays are video memory, flash memory or caches."""
 _HEADER, _LEAST_DEVICE = 4, 0x15
 """Bytes of a header, and of a memory device in SMBIOS 2.1."""
 _MIB, _KIB, _MEGA = 1 << 20, 1 << 10, 1_000_000
@@ -26,8 +26,8 @@ class MemorySlot:
     """A slot for a memory module, or memory that is soldered in. A text is empty, and a number None, if the firmware has none."""
 
     name: str
-    """Unique: the locator of the slot as printed on the board; if several slots share it, with the locator of the bank before it,
-    and if these are equal too, with a number after it."""
+    """Unique name: the locator of the slot as printed on the board. If several slots have the same one, the locator of the bank
+    precedes it; if these are the same too, a number is appended."""
     bank: str
     size: int | None
     """Bytes; 0 without a module, None if the size is unknown."""

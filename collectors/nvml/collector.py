@@ -187,7 +187,7 @@ class NvmlCollector:
         return GpuReadings(gpu=gpu, labels=labels, samples=samples)
 
     def _cached(self, index: int, uuid: str | Absent) -> CachedGpu:
-        """Return the cache of a GPU. It is empty for a full snapshot, and if another GPU or an unknown one has the index."""
+        """Return the cache of a GPU: empty for a full snapshot, for an unknown UUID, or if the index was that of another GPU."""
         cached = self._cache.get(index)
         if self._full_snapshot or isinstance(uuid, Absent) or cached is None or cached.uuid != uuid:
             self._forget(index)

@@ -31,7 +31,7 @@ class Denials:
         self._accepted: set[tuple[str, _Key]] = set()
 
     def find(self, families: Iterable[Family]) -> set[int]:
-        """Return the NVML indices of GPUs that deny a reading of their model, which another GPU has now or a GPU had earlier.
+        """Return the NVML indices of GPUs that deny a reading which a GPU of the same model has now or had earlier.
 
         GPUs with an error in any reading are left out.
         """
@@ -73,8 +73,9 @@ class Denials:
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
     """Replace readings by those in `again`, which were read later.
 
-    The readings of a GPU are replaced if `again` has more values of the GPU, those of the host if it has at least as many of the
-    host. A GPU whose UUID has changed keeps its readings: the driver may have lost a GPU and numbered the others anew.
+    The readings of a GPU are replaced if `again` has more values of this GPU; the readings of the host, if `again` has at least
+    as many values of the host. A GPU whose UUID has changed keeps its readings: the driver may have lost a GPU and numbered the
+    others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
     before, after = _counts(older), _counts(newer)
@@ -119,7 +120,7 @@ def _by_gpu(readings: Iterable[_Reading]) -> dict[str | None, list[_Reading]]:
 
 
 def _counts(families: Mapping[str, Mapping[str | None, list[_Reading]]]) -> Counter[str | None]:
-    """Return how many values each GPU has, and with the key None those of the host."""
+    """Return how many values each GPU has. The key None has the number of values of the host."""
     counts: Counter[str | None] = Counter()
     for readings in families.values():
         for gpu, own in readings.items():

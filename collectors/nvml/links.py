@@ -164,7 +164,7 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 
 
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
-    """Return the counter of each link; empty if the part lacks it, which the first link that is up shows."""
+    """Return the counter of each link; empty if no link up to the first active one has it, because then the part lacks it."""
     counts: dict[int, Value | Absent] = {}
     for link in links:
         counts[link] = try_read(lambda: int(gpu.query("NvLinkErrorCounter", link, counter)))  # noqa: B023

@@ -77,7 +77,7 @@ MEMORY_ROWS = (
     Row("gpu.memory.used", "B", VARIES, "Device memory in use", attribute("MemoryInfo", "used")),
     Row("gpu.memory.temperature", "Cel", VARIES, "Memory temperature", lambda gpu: field_value(gpu.field(MEMORY_TEMPERATURE))),
     Row("gpu.memory.bus_width", "1", CONSTANT, "Width of the memory bus in bits", count("MemoryBusWidth"), ONCE),
-    Row("gpu.bar1.total", "B", CONSTANT, "BAR1, the window to device memory",
+    Row("gpu.bar1.total", "B", CONSTANT, "Size of BAR1, the window to device memory",
         attribute("BAR1MemoryInfo", "bar1Total"), ONCE),
     Row("gpu.bar1.used", "B", VARIES, "BAR1 in use", attribute("BAR1MemoryInfo", "bar1Used"), SLOW),
     Row("gpu.ecc.enabled", "1", VARIES, "ECC is active", item("EccMode", 0, bool), SLOW),

@@ -80,7 +80,7 @@ def absent_samples(absent: Absent, full_snapshot: bool, counters: bool = False) 
 def with_required_reset(samples: list[Sample]) -> list[Sample]:
     """Return the samples of one GPU. If the driver refuses a reading until a reset, set the recovery action to a reset.
 
-    This is needed because drivers before R570 report no recovery action. Another action that a driver reports is kept.
+    This is needed because drivers before R570 report no recovery action. An action that the driver does report is kept.
     """
     if not any(isinstance(value, ResetRequired) for _, _, value in samples):
         return samples

@@ -40,7 +40,7 @@ LINK_READINGS = frozenset(
         "cable_speed",
     }
 )
-"""Readings of a port that ethtool does not have, or only by lane."""
+"""Readings of a port that ethtool does not have, or has for single lanes only."""
 
 
 class Ethtool:
@@ -97,7 +97,9 @@ class Ethtool:
 
 def _refused(output: CompletedProcess[str], *, has_link: bool) -> Absent:
     message = error_message(output)
-    no_module = any(text in message for text in _NO_MODULE)  # first, because one of them contains one of _CANNOT
+    no_module = any(
+        text in message for text in _NO_MODULE
+    )  # before _CANNOT, whose "No such device" is in one of these too
     if not no_module and any(text in message for text in _CANNOT):
         return Absent.unsupported(f"ethtool: {message}")
     if no_module and not has_link:

@@ -53,7 +53,7 @@ def parse_module(output: str) -> Module:
         except (ValueError, RecursionError) as error:
             raise ReadingError(Absent.error(f"ethtool -m: not JSON: {error}")) from error
         fields = document[0] if document and isinstance(document[0], dict) else {}
-        text = output.lstrip()[end:]  # an SFP has its measurements as text behind the JSON
+        text = output.lstrip()[end:]  # ethtool prints the measurements of an SFP as text after the JSON
     fields = {**fields, **_text_fields(text)}
     if "vendor_name" not in fields and "identifier_description" not in fields:
         if _HEX_DUMP.search(output):
@@ -64,7 +64,7 @@ def parse_module(output: str) -> Module:
 
 
 def _keep_readings(pairs: Iterable[tuple[str, Any]]) -> Fields:
-    """Return a JSON object. The key of a reading and that of its limits may be the same: the limits get `.limits`."""
+    """Return a JSON object. A reading and its limits may have the same key, so `.limits` is appended to that of the limits."""
     fields: Fields = {}
     for key, value in pairs:
         is_limits = isinstance(value, dict) and "high_alarm_threshold" in value

@@ -30,7 +30,7 @@ KINDS = {
     **{
         f"optics.{name}.{level}": (
             "1",
-            f"{_NAMES[name]}: which {level} limit of the module it exceeds: none, low or high",
+            f"{_NAMES[name]}: below (low), above (high) or within (none) the {level} limits of the module",
         )
         for level in ("alarm", "warning")
         for name in (*MODULE, *LANE)

@@ -15,7 +15,7 @@ from collectors.base import Absent, Value
 MAX_TEXT = 64
 NO_LINK = "the port has no link"
 NO_LIGHT_W = 1e-7
-"""Power up to which there is no light: tools print it as -40 dBm (0.0001 mW), as 0 mW or as -inf dBm."""
+"""Power up to which a lane counts as dark. Without light, tools print -40 dBm (0.0001 mW), 0 mW or -inf dBm."""
 MODULE, LANE = ("temperature", "voltage"), ("rx_power", "tx_power", "bias")
 """Quantities of the whole module, and of each lane."""
 FLAGS = ("rx_los", "tx_fault")
