@@ -193,7 +193,7 @@ class EventCounts:
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record as read so far."""
     _received: dict[Part, None] = field(default_factory=dict)
-    """Devices with a fatal error that a root port has received. The message about the error itself must not count again."""
+    """Devices for which a root port has reported a fatal error. The message about the error itself must not be counted again."""
     _pages: set[int] = field(default_factory=set)
     """Page frame numbers of bad memory."""
 

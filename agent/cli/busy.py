@@ -39,7 +39,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     parser.add_argument("--host", required=True, help="this host's name in the plan")
-    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
+    parser.add_argument(
+        "--claim", help="text of the lock.json of the run on the control node; it identifies the operator"
+    )
     parser.add_argument(
         "--because",
         action="append",

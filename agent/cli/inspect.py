@@ -27,7 +27,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--run-dir", type=run_directory, help="add the snapshot to the record of this run")
     parser.add_argument("--host", help="this host's name in the plan; required with --run-dir")
     parser.add_argument("--plan", help="plan to start the run with; - reads it from standard input")
-    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
+    parser.add_argument(
+        "--claim", help="text of the lock.json of the run on the control node; it identifies the operator"
+    )
     parser.add_argument(
         "--take-over", action="store_true", help="end another run that holds this host, and take the host"
     )

@@ -20,9 +20,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12 --end",
     )
     parser.add_argument("directory", type=Path, help="directory that was given to `export --detach`")
-    parser.add_argument("--run-dir", type=Path, help="release the host if this run holds it and no stage is running")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        help="run directory on this host: release the host if that run holds it and runs no stage",
+    )
     parser.add_argument("--end", action="store_true", help="end the stage or soak of the run of --run-dir")
-    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
+    parser.add_argument(
+        "--claim", help="text of the lock.json of the run on the control node; it identifies the operator"
+    )
     parser.add_argument(
         "--take-over", action="store_true", help="end the stage or soak of any run, and release the host"
     )

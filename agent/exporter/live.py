@@ -253,6 +253,6 @@ def _rank_fields(state: RankState) -> Json:
 
 
 def phase_label(phase: str) -> str:
-    """Return the benchmark of a rank's phase, or one of PHASES; the first of them if the phase is unknown."""
+    """Return the benchmark of a rank's phase, or the one of PHASES with which it begins; `start` if it is unknown."""
     word = re.split(r"[ ,:]", phase, maxsplit=1)[0]
     return word if word in BENCHMARKS else next((known for known in PHASES if phase.startswith(known)), PHASES[0])

@@ -107,7 +107,8 @@ BENCHMARK = (
     MetricSpec(name="rackproof_benchmark_mfu_ratio", labels=_AT, help="Model FLOP utilization of a training"),
     MetricSpec(name="rackproof_benchmark_items_per_second",
         labels=(*_AT, "item", "(gpu)", "(cpu)", "(network)", "(variant)", "(batch_size)", "(workers)", "(phase)"),
-        help="Throughput of a training, a data loader or inference (phase: prefill or decode): images or tokens"),
+        help="Throughput of a training, a data loader or inference (phase: prefill or decode), in items per second: images or "
+        "tokens"),
     MetricSpec(name="rackproof_benchmark_duration_seconds", labels=_AT, help="Duration of the benchmark"),
     MetricSpec(name="rackproof_benchmark_wrong_results", labels=(*_AT, "(gpu)", "(cpu)", "(directory)"),
         help="Wrong results in this stage: memory words, matrix products, elements of collective operations, digests, and data "

@@ -30,7 +30,7 @@ class RankState:
     silent_s: float = 0.0
     """Time since the last heartbeat; 0 before the first."""
     stopped: bool = False
-    """The process is stopped, as by SIGSTOP."""
+    """The process is stopped, for example by SIGSTOP."""
     busy: bool = False
     """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device; it is not silent."""
     failure: str = ""

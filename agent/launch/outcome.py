@@ -36,7 +36,7 @@ class RanksEnd:
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""
     any_rank_started: bool
     last_line: str = ""
-    """Last line of the launcher's output that names an error; without one, its last line."""
+    """Last line of the launcher's output that names an error; if no line does, its last line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,10 @@ def launcher_command(
 
 
 def common_domain(plan: Plan, members: Sequence[str]) -> str:
-    """Return the NVLink domain that the inventory names for all of several hosts; empty if they differ, or for a single host."""
+    """Return the NVLink domain to which all hosts of the launch belong according to the inventory.
+
+    Empty if they do not all belong to the same one, and for a launch on one host.
+    """
     domains = {plan.host(name).nvlink_domain for name in members}
     return domains.pop() if len(domains) == 1 and len(members) > 1 else ""
 

@@ -29,7 +29,7 @@ MODE = 0o600
 HELD = HeldError.exit_code
 """Exit code if another run holds the host."""
 IDLE_S = 900.0
-"""A lease is valid for the longest deadline of the run's stages plus this time: other hosts may be slower than this one."""
+"""A lease is valid for the longest deadline of the run's stages plus this time, because this host may wait for slower ones."""
 END_S = 30.0
 """Time for a supervisor to end its ranks after SIGTERM."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STUCK_S = 3.0
-"""A power value that stays the same for this time, or for two periods of the load if they are longer, is no measurement: GPUs
+"""A power value that stays the same for this time or for two periods of the load, whichever is longer, is no measurement: GPUs
 have a new value every 20 to 100 ms, as a mean over at most 1 s (NVML)."""
 UPDATE_S = 0.1
 """The longest time between two new values of a GPU (NVML)."""
@@ -32,8 +32,8 @@ GAP = "."
 MAX_VALUES = 2_000_000
 """Maximum number of values that are kept of a GPU: enough for 11 hours at 50 new values per second."""
 MAX_STRETCHES = 10_000
-"""Maximum number of recorded time spans without a new value, and of time spans of failed readings. Under load, a GPU that works
-has none."""
+"""Maximum number of recorded time spans without a new value, and of time spans of failed readings. A healthy GPU under load has
+neither."""
 BLOCK = 1000
 """Number of successive values that are kept or left out together, because a rise is the difference of two successive values. NVML
 needs 20 s or more for so many values, so a block contains whole periods."""

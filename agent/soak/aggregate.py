@@ -43,7 +43,7 @@ FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
 
 
 def identifying_params(observation: Observation) -> dict[str, Value]:
-    """Return the parameters that identify the same figure in two rounds."""
+    """Return the parameters by which the same figure is recognized in every round."""
     keys = next((keys for output, keys in _IDENTIFYING if output.makes(observation.name)), None)
     if keys is None:
         return dict(observation.params)

@@ -119,7 +119,7 @@ class SoakRun(HostRun):
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """Return the record with these parts of a round, if any, aggregated with the earlier rounds; its size stays bounded."""
+        """Return the record with these parts of a round aggregated with the earlier rounds, so that its size stays bounded."""
         before = tuple(observation for observation in record.observations if observation.stage == SOAK)
         others = tuple(observation for observation in record.observations if observation.stage != SOAK)
         with self._lock:

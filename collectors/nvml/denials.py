@@ -18,7 +18,7 @@ _PARTS = frozenset({"gpu", "uuid", "link", "peer"})
 """Labels that select a part. The others, such as the reason of a throttling, distinguish readings of one part."""
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
-"""Name of a reading, and its labels that are not in _PARTS. The state of a link has also the number of the link."""
+"""Name of a reading, and its labels that are not in _PARTS. For the state of a link, also the number of the link."""
 _Reading = tuple[Labels, Value | Absent]
 
 

@@ -97,9 +97,8 @@ class Ethtool:
 
 def _refused(output: CompletedProcess[str], *, has_link: bool) -> Absent:
     message = error_message(output)
-    no_module = any(
-        text in message for text in _NO_MODULE
-    )  # before _CANNOT, whose "No such device" is in one of these too
+    # Before _CANNOT: its "No such device" is also in a message of _NO_MODULE.
+    no_module = any(text in message for text in _NO_MODULE)
     if not no_module and any(text in message for text in _CANNOT):
         return Absent.unsupported(f"ethtool: {message}")
     if no_module and not has_link:

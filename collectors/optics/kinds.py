@@ -1,4 +1,4 @@
-"""The readings of modules and ports: unit, help, and which of them are of a lane."""
+"""The readings of modules and ports: unit, help, and which of them belong to a lane."""
 
 from __future__ import annotations
 
@@ -46,4 +46,4 @@ POWER_BOUNDS = (0.0, 1.0)
 OF_LANES = frozenset(f"optics.{name}{end}" for name in LANE for end in ("", ".alarm", ".warning")) | {
     *(f"optics.{name}" for name in FLAGS), *(f"port.{name}" for name in OF_LANE),
 }  # fmt: skip
-"""Readings of a lane; the others are of a module or a port."""
+"""Readings of a lane. The others belong to a module or a port."""
