@@ -1,7 +1,7 @@
 """Faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links that the kernel writes to its log.
 
 A firmware record (CPER) counts once, and so do the two messages about a fatal PCIe error and all messages about one bad page of
-memory. A message of EDAC counts as many times as it reports errors. Every other matching message counts once, so a fault with
+memory. A message of EDAC counts once for each error that it reports. Every other matching message counts once, so a fault with
 several messages counts several times. If the firmware, EDAC and the kernel each report an error, each report counts for the part
 that it names.
 
@@ -79,7 +79,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
     ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
     ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
-    # Only the driver of PCIe drives writes what it does next after `timeout`. Drives over a network come and go by design.
+    # After `timeout`, only the driver of PCIe drives writes what it does next. Drives over a network come and go by design, so
+    # their messages are not counted.
     ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
@@ -104,14 +105,14 @@ _MCE = re.compile(
     r"(?:mce: )?\[Hardware Error\]: CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{16})"
 )
 _UNCORRECTED_BIT = 61
-"""Bit of the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
+"""Bit of an uncorrected error in the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
 _FATAL_RECEIVED_LINE = re.compile(_FATAL_RECEIVED)
 _BAD_PAGE = re.compile(
     r"(?:mce: )?Uncorrected hardware memory error in user-access at (?P<address>[0-9a-f]+)"
     r"|Memory failure: 0x(?P<page>[0-9a-f]+): "
 )
 _PAGE_BITS = 12
-"""Bits of an address within its page, on x86; only x86 writes the message with an address."""
+"""Number of low bits of an address that select the byte in its page, on x86. Only x86 writes the message with an address."""
 _EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) (?:.*? )?on (?:(?:any|unknown) memory|(.+?))(?: \(|$)")
 """Some drivers, such as that of AMD processors, write no text before `on`. One error can be on `A or B`."""
 _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")

@@ -55,7 +55,7 @@ class StageProgress:
 
 
 def expected_counts(run: HostRun, stage: str) -> dict[str, int]:
-    """Return benchmark -> number of observations expected from the ranks of this host, without the supervisor's own."""
+    """Return benchmark -> number of observations expected from the ranks of this host, without those of the supervisor."""
     counts: dict[str, int] = {}
     for item in run.plan.expected_of(run.host):
         if item.stage == stage and not _is_sampled(item.name):

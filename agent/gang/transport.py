@@ -224,8 +224,8 @@ def check_addresses(gang: Gang) -> None:
     """Check how this host resolves the addresses of the hosts that it connects to.
 
     Raises:
-        GangError: one is a loopback address, and this host's own is not. This host would then connect to itself, and the others
-            would report it as lost.
+        GangError: one of them is a loopback address, and this host's own is not. This host would then connect to itself, and
+            the others would report it as lost.
     """
     for host in gang.watchers:
         address, own = gang.addresses[host], gang.addresses[gang.me]

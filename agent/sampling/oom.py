@@ -18,7 +18,7 @@ from collectors import kernel_log
 from schemas import documents
 
 NO_LIMIT = 1 << 60
-"""A higher value in cgroup v1 means that the group has no limit."""
+"""In cgroup v1, a limit above this value means that the group has no limit."""
 _OOM_KILL = "killed by the kernel's out-of-memory killer"
 _KERNEL_MESSAGE = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed process (\d+) \((.{1,64}?)\)")
 

@@ -1,6 +1,6 @@
 """Record figures over a launch or a soak, for seconds to days, in a bounded number of time buckets.
 
-When a value is later than the last bucket, each pair of neighbours is merged into one bucket.
+When a value is later than the last bucket, neighbouring buckets are merged in pairs.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class SoakRun(HostRun):
         return f"a round was interrupted; its {len(valid)} figures so far are kept"
 
     def begin_round(self) -> int:
-        """Return the number of the next round, and save it. After a kill it shows whether the record has this round."""
+        """Return the number of the next round, and save it. After a kill it tells whether the record has that round."""
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number

@@ -39,7 +39,7 @@ def load_average(text: str) -> float:
 
 
 def meminfo(text: str, key: str) -> int:
-    """Return one line of /proc/meminfo, in bytes. Raises ValueError if it is missing."""
+    """Return the value of one line of /proc/meminfo, in bytes. Raises ValueError if the line is missing."""
     match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
     if not match:
         raise ValueError(f"no {key}")

@@ -10,7 +10,7 @@ _ARRAY, _DEVICE, _END = 16, 17, 127
 _SYSTEM_MEMORY = 3
 """Code for the use of an array of memory modules as system memory. Other arrays are video memory, flash memory or caches."""
 _HEADER, _LEAST_DEVICE = 4, 0x15
-"""Bytes of a header, and of a memory device in SMBIOS 2.1."""
+"""Bytes of the header of a structure, and least number of bytes of a memory device (SMBIOS 2.1)."""
 _MIB, _KIB, _MEGA = 1 << 20, 1 << 10, 1_000_000
 _UNKNOWN, _IN_EXTENDED_SIZE = 0xFFFF, 0x7FFF
 MAX_TEXT = 64

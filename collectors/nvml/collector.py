@@ -71,8 +71,8 @@ class NvmlCollector:
         full_snapshot: read everything again, including slow readings.
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
-        pauses_s: as PAUSES_S. With `keep_open`, the GPU is not read again, because a scrape must not wait; a later collection has
-            the reading.
+        pauses_s: see PAUSES_S. With `keep_open`, a GPU is not read again after a denial, because a scrape must not wait; a later
+            collection has the reading.
     """
 
     name = "nvml"
