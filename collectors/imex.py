@@ -29,7 +29,7 @@ KINDS = {
     "fabric.imex.address": ("1", "Address of this host in the IMEX domain"),
     "fabric.imex.node_address": ("1", "Address of a host of the IMEX domain"),
     "fabric.imex.node_version": ("1", "Version of the IMEX daemon of a host of the domain"),
-    "fabric.imex.connection": ("1", "State of the connection from this host to another one of the IMEX domain"),
+    "fabric.imex.connection": ("1", "State of the connection from this host to another host of the IMEX domain"),
 }
 OF_NODES = ("fabric.imex.node_address", "fabric.imex.node_version", "fabric.imex.connection")
 """Readings of each host of the domain. Their label `imex` is the number of the host in the domain."""

@@ -84,7 +84,7 @@ def parse_text(text: str) -> ImexDomain:
 def _checked(state: object, nodes: dict[int, ImexNode]) -> ImexDomain:
     word = clean_text(state).lower()
     if word not in STATES or not 0 < len(nodes) <= _MAX_NODES:
-        raise ValueError(f"{len(nodes)} hosts in the state {word!r}")
+        raise ValueError(f"not an IMEX domain: {len(nodes)} hosts, state {word!r}")
     return ImexDomain(state=word, nodes=nodes)
 
 

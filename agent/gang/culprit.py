@@ -139,12 +139,12 @@ def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Cu
     statuses only from the watchers, and names them. If its own link failed, the watchers name this host, and their report counts.
     """
     if gang.me in gang.members[:WATCHERS]:
-        text = f"host {gang.me}: no messages from any other host {silence}; its own link failed, or all other hosts did"
-        return Culprit(kind=CUT_OFF, hosts=(gang.me,), text=f"{text}, or their links")
-    text = (
-        f"{_host_list(silent)}: no messages {silence}; check their links, hosts and supervisors, and if only one host"
-    )
-    return Culprit(kind=CUT_OFF, hosts=tuple(silent), text=f"{text} reports this, its own link")
+        text = (
+            f"host {gang.me}: no messages from any other host {silence}; either its own link failed, or all other hosts"
+        )
+        return Culprit(kind=CUT_OFF, hosts=(gang.me,), text=f"{text} or their links did")
+    text = f"{_host_list(silent)}: no messages {silence}; check their links, hosts and supervisors; if only one host"
+    return Culprit(kind=CUT_OFF, hosts=tuple(silent), text=f"{text} reports this, check the link of that host")
 
 
 def _find_absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit | None:

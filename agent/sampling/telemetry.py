@@ -339,7 +339,7 @@ def _why_unusable(window: Mapping[str, Any], selection: Selection) -> str:
     span = window["end"] - window["begin"]
     if selection.reads < MIN_HZ * span or selection.gap_s > MAX_GAP_S or not samples:
         return (
-            f"{selection.reads} samples in {span:.1f} s, longest gap {selection.gap_s:.1f} s: required are {MIN_HZ:g} per second "
-            f"without a gap of more than {MAX_GAP_S:g} s"
+            f"{selection.reads} samples in {span:.1f} s, longest gap {selection.gap_s:.1f} s: at least {MIN_HZ:g} per second are "
+            f"needed, without a gap of more than {MAX_GAP_S:g} s"
         )
     return ""

@@ -54,7 +54,7 @@ def memory_slots(table: bytes) -> list[MemorySlot]:
             others.add(handle)
         elif kind == _DEVICE:
             if len(data) < _LEAST_DEVICE:
-                raise ValueError(f"memory device of {len(data)} bytes")
+                raise ValueError(f"a memory device has only {len(data)} bytes")
             slots.append((_number(data, 4, 2), _slot(data, texts)))
     return _unique([slot for array, slot in slots if array not in others])
 

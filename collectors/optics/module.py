@@ -133,7 +133,7 @@ class Module:
         lanes = self._of_lanes
         if name not in lanes:
             return dict.fromkeys(_names(name), _NOT_REPORTED)
-        reason = self._reason_against(name, has_link=has_link)
+        reason = self._why_meaningless(name, has_link=has_link)
         readings: Readings = {}
         for index in range(self._lane_count):
             is_known = index < len(lanes[name]) and self._is_used(index) and not reason
@@ -143,7 +143,7 @@ class Module:
             readings |= {(name, lane): value} if name in FLAGS else self._with_sides(name, lane, value)
         return readings
 
-    def _reason_against(self, name: str, *, has_link: bool) -> str:
+    def _why_meaningless(self, name: str, *, has_link: bool) -> str:
         """Return why the values of the lanes mean nothing; empty if they do mean something."""
         if self._state in (LOW_POWER, FAULT):
             return f"the module is in the state {self._state}"

@@ -329,7 +329,7 @@ def test_telemetry_without_samples_reports_the_reason(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("pause", "lose", "why"),
     [
-        (0.3, False, "required are 10 per second"),
+        (0.3, False, "at least 10 per second are needed"),
         (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )

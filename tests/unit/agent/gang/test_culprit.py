@@ -219,14 +219,14 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LOST_STATUS_AGE_S}),
         "cut_off",
         ("h1",),
-        "host h1: no messages from any other host for 10 s; its own link failed, or all other hosts did, or their links",
+        "host h1: no messages from any other host for 10 s; either its own link failed, or all other hosts or their links did",
     ),
     "a host lost both watchers, the only hosts that it hears": (
         gang_snapshot(me="h3", hosts=5, ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
         "cut_off",
         ("h1", "h2"),
-        "hosts h1, h2: no messages for 10 s; check their links, hosts and supervisors, and if only one host reports this, "
-        "its own link",
+        "hosts h1, h2: no messages for 10 s; check their links, hosts and supervisors; if only one host reports this, "
+        "check the link of that host",
     ),
     "the third of three hosts lost both watchers": (
         gang_snapshot(me="h3", ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
