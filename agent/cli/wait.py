@@ -42,7 +42,7 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
     print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
     if stage == SOAK:
-        from agent.soak.soak_run import format_progress  # slow to import, and needed for a soak only
+        from agent.soak.soak_run import format_progress  # imported here, because only a soak needs it
 
         soak = run.record().soak
         print(format_progress(soak) if soak else "no soak was run")

@@ -138,7 +138,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
             _preempt(lease, by, take_over=False)
             lease = None
         if only_if_held and lease is None:
-            (state_directory(run_dir) / LEASE).unlink()  # `exclusive` has created the file
+            (state_directory(run_dir) / LEASE).unlink()  # `exclusive` has created the file if there was none
             raise HeldError(f"run {plan.run_id} was stopped on this host: resume it to continue")
         at = utc_now()
         lease = lease or _new_lease(plan, by, at)
