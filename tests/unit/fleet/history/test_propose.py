@@ -1,4 +1,4 @@
-"""Proposed limits have the stated rate of false alarms and power, and bad parts do not widen them. The pack passes the lint."""
+"""Proposed limits: false alarms and power are as stated, bad parts do not widen the limits, and the pack passes the lint."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_fewer_false_alarms_reduce_the_power(healthy: Path) -> None:
     assert lenient.finds > strict.finds
 
 
-def test_latency_gets_an_upper_limit_and_a_figure_of_few_parts_no_limit(healthy: Path) -> None:
+def test_latency_gets_an_upper_limit_and_a_figure_of_too_few_parts_gets_none(healthy: Path) -> None:
     proposal = propose(History(healthy), MODEL)
     limits = {item.name: item for item in proposal.floors}
     assert limits["collective.all_reduce.latency"].operator == "le"

@@ -95,13 +95,13 @@ def test_part_has_its_causes_and_values(store: Path) -> None:
     assert (last["percentile"], last["peers"]) == (0.0, 4)
 
 
-def test_host_has_a_history_as_a_part(store: Path) -> None:
+def test_history_of_a_host_is_shown_like_that_of_a_part(store: Path) -> None:
     document = json.loads(ask(store, "part", "h1", "--json").stdout)
     assert document["places"][0]["part"] == "host"
     assert [cause["slot"] for cause in document["causes"]] == ["gpu=0"]
 
 
-def test_figures_of_rejected_hosts_are_included_only_with_all(store: Path) -> None:
+def test_figures_of_rejected_hosts_are_included_only_with_the_option_all(store: Path) -> None:
     def values(*options: str) -> int:
         return int(
             json.loads(ask(store, "figure", "stress.throughput", "--json", *options).stdout)["figures"][0]["values"]
@@ -136,7 +136,7 @@ def test_invalid_arguments_are_explained(store: Path, question: list[str], messa
     assert message in done.stderr
 
 
-def test_equal_names_of_columns_keep_their_values(store: Path) -> None:
+def test_columns_with_the_same_name_keep_their_values(store: Path) -> None:
     query = "select 1 as a, 2 as a, 3 as a_2, 4 as a"
     assert ask(store, "sql", query).stdout.split() == ["a", "a", "a_2", "a", "1", "2", "3", "4"]
     assert ask(store, "sql", query, "--csv").stdout == "a,a,a_2,a\n1,2,3,4\n"

@@ -1,4 +1,7 @@
-"""Runs are added once and kinds are not mixed. Damage, locks and missing packages neither stop a report nor change a decision."""
+"""Runs are added once; real runs, rehearsals and simulations are kept apart.
+
+Damage, locks and missing packages neither stop a report nor change a decision.
+"""
 
 from __future__ import annotations
 
@@ -283,7 +286,7 @@ def test_killed_writer_leaves_the_earlier_history(tmp_path: Path, judged: dict[s
     assert orphan.exists(), "no index has listed it, so it may belong to another program"
 
 
-def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None:
+def test_serial_in_two_hosts_is_reported_and_left_out_of_trends(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1", change=swapped("h2", 1, "h1-0"))
     done = rackproof("history", "import", run, "--history", tmp_path / "h")
     assert "GPU serial h1-0 is in 2 places: h1 gpu=0, h2 gpu=1" in done.stderr
@@ -291,7 +294,7 @@ def test_serial_in_two_hosts_is_reported_and_in_no_trend(tmp_path: Path) -> None
     assert History(tmp_path / "h").rows("select count(*) from series where id = 'h1-0'") == [(0,)]
 
 
-def test_run_from_the_future_is_reported_and_in_no_trend(tmp_path: Path) -> None:
+def test_run_from_the_future_is_reported_and_left_out_of_trends(tmp_path: Path) -> None:
     ahead = run_directory(tmp_path / "r1", created="2099-01-01T00:00:00Z")
     done = rackproof("history", "import", ahead, "--history", tmp_path / "h")
     assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
@@ -470,7 +473,7 @@ def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: 
 
 
 def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -> None:
-    """Write the files of a table at the positions `chosen` without a column, as an older version of Rackproof did."""
+    """Rewrite some files of a table (`chosen`: their positions) without a column that older versions of Rackproof lacked."""
     place = home(history, REAL)
     with writer(history, REAL) as index:
         files = [item for item in index.files if item.table == table]

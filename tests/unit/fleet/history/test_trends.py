@@ -1,4 +1,4 @@
-"""A drift must remain if any one run is left out. This also applies to racks that are measured in separate runs."""
+"""A drift is reported only if it remains whichever run is left out, even if each rack is measured in runs of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str
     """Return racks, each measured in a separate run every month.
 
     Args:
-        per_year: drift of rack 0, as a change of the logarithm.
-        odd: change in one additional run of rack 0, on day FAR; 0 for no such run.
+        per_year: drift of rack 0: change of the logarithm of its figure in a year.
+        odd: change of the logarithm in one additional run of rack 0, on day FAR; 0: there is no such run.
         reference: what the figures are relative to; `run` if the peers of that run are no longer in the history.
     """
     generator = random.Random(7)  # noqa: S311

@@ -124,7 +124,7 @@ def test_the_text_names_version_fix_worst_vulnerability_and_newest_advisory() ->
     )
 
 
-def test_the_text_on_a_single_vulnerability_has_no_number() -> None:
+def test_the_text_on_a_single_vulnerability_does_not_count_others() -> None:
     assert str(missing_fixes(PRODUCTS["runc"], RUNC[:1], "1.1.12")) == (
         "update runc 1.1.12 to 1.3.6 or later: CVE-2026-7000 (severity not stated); NVIDIA 7 of 2026-07-01"
     )

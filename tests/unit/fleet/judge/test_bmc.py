@@ -36,7 +36,8 @@ def healthy(host: str) -> Readings:
     readings.add("bmc.readable", (), True)
     for number in (1, 2):
         readings.add("bmc.power_supply.health", (f"PSU{number}",), "OK")
-        readings.add("bmc.gpu.serial", (f"GPU{number}",), f"{host}-{2 - number}")  # in another order than the host's
+        # The BMC lists the GPUs in the reverse order of the host.
+        readings.add("bmc.gpu.serial", (f"GPU{number}",), f"{host}-{2 - number}")
     readings.add("bmc.power_supply.fitted", (), 2)
     readings.add("bmc.power_redundancy.health", ("PS_Redundancy",), "OK")
     readings.add("bmc.fan.health", ("FAN1",), "OK")
@@ -93,7 +94,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """If the record of a BMC is lost before a run is resumed, a new one begins. Entries logged before it would count as old."""
+    """If the record of a BMC is lost before a run is resumed, a new record begins, and would call earlier log entries old."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
@@ -294,7 +295,7 @@ def bmc_verdicts(
 
 
 def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Metric, ...]:
-    """Return readings with this many entries in the log, a text of each of the first `texts`, and a number of new entries."""
+    """Return readings of a log with `number` new entries, of which the first `texts` have a text; `new`: the stated number."""
     metrics = with_value(healthy("h1").metrics(), "log.new_entries", LOG, new)
     of_entries = {
         "bmc.event.severity": {f"{LOG},entry={at}": "OK" for at in range(number)},
@@ -328,7 +329,7 @@ NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
         (with_entries(199, new=201), [("bmc.log.new_entries", LOG, "is 201, but 199 new entries are listed")]),
         (with_value(healthy("h1").metrics(), "power_supply.fitted", "host", 3),
          [(FITTED, "host", "is 3, but 2 power supplies were read")]),
-        # A supply whose health was not read is fitted.
+        # A supply whose health was not read counts as fitted.
         (with_value(absent(healthy("h1").metrics(), "power_supply.health", "psu=PSU3", "host"), "power_supply.fitted", "host", 3),
          []),
     ],
@@ -513,7 +514,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
     ("serials", "reported", "expected"),
     [
         (("A-1", "A-2"), ("A-2", "a-1"), {"gpu=0": PASS, "gpu=1": PASS}),
-        # A BMC that reports fewer serials of the form may not know the GPU.
+        # A BMC that reports fewer serials of this form than the host has GPUs may not know the GPU.
         (("A-1", "A-2"), ("A-1",), {"gpu=0": PASS}),
         (("A-1", "A-2"), ("A-1", "A-3"), {"gpu=0": PASS, "gpu=1": FAIL}),
         (("A-1", "A-2"), ("A-1", "A-33"), {"gpu=0": PASS}), (("123", "124"), ("123", "A-3"), {"gpu=0": PASS}),
@@ -533,7 +534,7 @@ def test_serial_that_the_bmc_lacks_fails_only_if_it_reports_all_serials_of_the_f
     assert {item.scope: item.verdict for item in verdicts} == expected
 
 
-def test_failed_serial_lists_eight_others() -> None:
+def test_failed_serial_lists_eight_serials_that_the_bmc_reports() -> None:
     values = {f"processor=GPU{at}": f"A-{at}" for at in range(9)}
     metrics = tuple(
         replace(item, values=values) if item.name == "bmc.gpu.serial" else item for item in healthy("h1").metrics()

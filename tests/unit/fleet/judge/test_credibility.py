@@ -37,7 +37,7 @@ BOUNDS: list[tuple[str, str, Any, str]] = [
     ("gpu.temperature", "Cel", 150.5, HIGH.format(150.5, "Cel", 150)),
     ("gpu.temperature", "Cel", 2, ""),
     ("gpu.temperature", "Cel", 1.9, "1.9 Cel is not credible: the lowest possible value is 2"),
-    ("gpu.temperature", "Cel", 0, ""),  # a part without a sensor
+    ("gpu.temperature", "Cel", 0, ""),  # a part without a sensor reports 0
     ("gpu.temperature", "Cel", False, ""),
     ("gpu.temperature_margin", "Cel", -150, ""),
     ("gpu.temperature_margin", "Cel", -151, "-151 Cel is not credible: the lowest possible value is -150"),
@@ -73,7 +73,7 @@ def test_reading_must_be_within_the_bounds_of_its_unit(name: str, unit: str, val
 @pytest.mark.parametrize(
     ("name", "unit", "values", "expected"),
     [
-        # The bounds are possible. 0 is below the least temperature, but no problem: `impossible_readings` decides.
+        # Values at the bounds are possible. 0 °C is below its bound, so doubtful; `impossible_readings` accepts it (no sensor).
         ("network.mtu", "B", [68, 65536], False), ("network.mtu", "B", [67], True), ("network.mtu", "B", [65537], True),
         ("network.mtu", "B", [67, 65537], True), ("gpu.temperature", "Cel", [0], True), ("gpu.temperature", "Cel", ["x"], False),
         ("gpu.pcie.replays", "1", [7, 7.0], False), ("gpu.pcie.replays", "1", [7, 7.5], True),
@@ -145,7 +145,7 @@ def test_bmc_and_host_report_only_their_own_readings() -> None:
 
 
 def compared(id: str, name: str, unit: str, expected: float, datasheet: str = "", **fields: Any) -> Criterion:
-    """Return a criterion with a floor of half the figure `datasheet`, which is `expected`."""
+    """Return a criterion whose floor is half of `expected`, the value that the datasheet has for the figure `datasheet`."""
     return criterion(
         name, id=id, unit=unit, operator="ge", expected=expected, fraction=0.5, datasheet=datasheet, **fields
     )
@@ -200,7 +200,7 @@ def test_figure_must_not_be_far_above_the_datasheet(item: Observation, reason: s
 
 
 @pytest.mark.parametrize("value", ["fast", True])
-def test_value_that_is_no_number_has_no_amount(value: Any) -> None:
+def test_value_that_is_no_number_is_not_compared_with_the_datasheet(value: Any) -> None:
     assert problem_of(CRITERIA, figure("gemm.throughput", value, unit="GFLOP/s")) == ""
 
 

@@ -68,7 +68,7 @@ def pairs_of(*bad: int, gpus: int = 8) -> Pairs:
 
 
 def attributed_parts(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return scope of a pair -> part to which its failure is attributed, for pairs attributed to their peer."""
+    """Return scope of a pair -> peer GPU to which its failure is attributed, if it is."""
     return {verdict.scope: verdict.part for verdict in with_culprits(host_view(gpus), verdicts) if verdict.part}
 
 
@@ -95,11 +95,12 @@ def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, 
         (4, pairs_of(0, 1, gpus=4)),  # half of the GPUs
         # If GPU 1 is the only one of its socket, the link between the sockets may be the cause.
         (3, pairs_of(1, gpus=3)),
-        (3, pairs_of(0, 1, 2, gpus=3)),  # all of them
-        (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),  # two halves of a host
+        (3, pairs_of(0, 1, 2, gpus=3)),  # all GPUs
+        # every pair between three GPUs and the other five
+        (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),
         (8, {(a, b) for a, b in pairs_of(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),
         (8, {(0, 6), (6, 0)}),  # one link
-        (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven
+        (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven pairs
         (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
     ],
 )
@@ -220,7 +221,7 @@ def test_judge_attributes_slow_pairs() -> None:
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
 def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, covered: int) -> None:
-    """gpu=6 has 14 failed pairs: seven of its own scope, seven attributed from its neighbours."""
+    """gpu=6 has 14 failed pairs: seven have its scope, and seven have the scopes of other GPUs but are attributed to it."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in pair_verdicts(8, pairs_of(6)) if item.verdict == FAIL]
     verdicts = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(host_view(8), [*failed])]

@@ -38,7 +38,7 @@ Change = Callable[[int, Observation], Observation]
 
 
 def runs(change: Change = lambda number, item: item, count: int = 3, gpus: int = 4, first: str = "h") -> list[Run]:
-    """Return runs, each of another healthy host, with `change` applied to the figures of each."""
+    """Return runs, each of another healthy host; `change` is applied to every figure, with the number of its run."""
     result: list[Run] = []
     for number in range(count):
         plan = builders.plan(f"{first}{number}", gpu_count=gpus, profile="standard", rackproof_gang="none")
@@ -146,7 +146,7 @@ def test_repeated_runs_of_a_part_count_as_one_part() -> None:
     assert _fault(five_times, "ge", RELATIVE) == pytest.approx(_fault(once, "ge", RELATIVE))
 
 
-def test_spread_of_a_figure_gives_the_fault_of_its_criterion() -> None:
+def test_smallest_fault_that_a_criterion_finds_follows_from_the_spread_of_its_figure() -> None:
     found = detection(runs(spread("memory.bandwidth", 4.4e12, 2e10, op="copy")), PACKS)
     item = of(found, "hbm-copy", op="copy")
     assert (item.kind, item.parts, item.values, item.failed, item.key.model) == (RELATIVE, 12, 12, 0, "h200-sxm")

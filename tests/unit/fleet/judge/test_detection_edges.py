@@ -90,7 +90,7 @@ def test_temperature_is_compared_in_degrees() -> None:
     chosen = rule(name="stress.temperature", unit="Cel", operator="le", value=90.0)
     found = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
     assert (found.kind, found.unit, found.operator) == (ABSOLUTE, "Cel", "le")
-    # Mean 61.5, standard deviation 1.3229, of a further part sqrt(4/3) times that; t(0.99, 2) = 6.965.
+    # Mean 61.5; standard deviation 1.3229, times sqrt(4/3) for a further part; t(0.99, 2) = 6.965.
     assert found.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
 
 
@@ -118,14 +118,14 @@ def test_one_gpu_in_two_runs_is_one_part_with_two_values() -> None:
 
 
 def test_relative_fault_is_a_share_of_the_mean() -> None:
-    """Parts at 110, 111 and 112 of a floor of 100: mean 1.11, sigma of a further part 0.01 · sqrt(4/3), t(0.99, 2) = 6.965."""
+    """Parts at 1.10, 1.11 and 1.12 of the floor: mean 1.11, sigma of a further part 0.01 · sqrt(4/3), t(0.99, 2) = 6.965."""
     found = of([run(110.0, 111.0, 112.0)], rule(unit="B/s"))
     assert found.freedom == 2.0
     assert found.fault == pytest.approx((0.11 + 6.965 * 0.011547) / 1.11, rel=1e-3)
 
 
 def test_spread_between_runs_adds_to_that_of_the_parts() -> None:
-    """Means 110, 111, 112; each part varies by ±1 between two runs, a variance of 2, of which half is not in the means."""
+    """Means 110, 111, 112; each part varies by ±1 between two runs: variance 2, half of which is in the means."""
     found = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
     variance = 1 * (1 + 1 / 3) + 2 * (1 - 1 / 2)
     freedom = variance**2 / ((4 / 3) ** 2 / 2 + 1**2 / 3)
@@ -246,7 +246,10 @@ def test_part_of_a_gpu_keeps_its_scope_and_another_part_names_all_gpus() -> None
 
 
 def test_figure_of_several_spread_runs_weighs_parts_by_their_repetitions() -> None:
-    """Part 1 was measured three times, the others twice: the variances within parts are 1, 2 and 2 with 2, 1 and 1 degrees."""
+    """Part 1 was measured three times, the others twice.
+
+    The variances within the parts are 1, 2 and 2, with 2, 1 and 1 degrees of freedom.
+    """
     runs = [run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0), run(110.0)]
     found = of(runs)
     within = (1.0 * 2 + 2.0 + 2.0) / 4

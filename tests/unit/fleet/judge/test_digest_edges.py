@@ -188,7 +188,7 @@ def test_record_with_a_digest_and_other_figures_counts_as_one_with_digests() -> 
     assert digest_verdicts(view, *three_hosts()[1:])[0] == ("h1", "gpu=0", FAIL)
 
 
-def test_digest_in_a_snapshot_is_of_no_version() -> None:
+def test_digest_in_a_snapshot_is_compared_with_those_of_any_version() -> None:
     in_snapshot = reading(BAD, name="digest.value")
     views = [
         HostView(
@@ -222,7 +222,7 @@ def test_unmeasured_digest_is_not_compared(status: str) -> None:
     assert gpu_digests(host_view("h1"), PLANNED) == []
 
 
-def test_digest_counts_merge_from_parts() -> None:
+def test_digest_counts_of_groups_of_hosts_are_merged() -> None:
     views = three_hosts(BAD)
     parts = [DigestCounts(PLANNED, [one]) for one in views]
     parts[0].update(parts[1])

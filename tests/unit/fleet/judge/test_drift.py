@@ -281,7 +281,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
         # At least nine tenths of the rounds, less one, must have the figure.
         (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
         (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),
-        # A series without any sample ended at 0 s: here half a second more than two rounds before the end of the other.
+        # A series without samples ended at 0 s, the other one at 240 s: half a second more than two rounds later, or just two.
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 119.75}, ["gpu=1"]),
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 120.0}, []),
         ((*figures(10), *figures(5, name="memory.bandwidth", n=9)), {}, []),

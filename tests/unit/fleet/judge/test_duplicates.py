@@ -178,7 +178,7 @@ def test_locally_administered_addresses_and_zeros_identify_no_adapter(value: str
     assert bool(known(fleet).hosts()) is is_unique
 
 
-def test_all_gpus_of_one_of_two_hosts_are_of_one_machine() -> None:
+def test_hosts_are_one_machine_if_all_gpus_of_one_are_in_the_other() -> None:
     serials = ("A", "B", "C")
     fleet = {f"h{number}": machine(*serials) for number in (6, 2, 5, 1, 4, 3)}
     fleet |= {"one": machine("B"), "other": machine("A", "X"), "none": machine("Y")}
@@ -231,7 +231,7 @@ def test_records_of_one_machine_are_inconclusive_and_list_three_gpus(serials: st
         )
 
 
-def test_counts_of_parts_of_the_fleet_can_be_merged() -> None:
+def test_counts_from_groups_of_hosts_are_merged() -> None:
     fleet = {"h1": machine("A", "B"), "h2": machine("A", "C"), "h3": machine("A", "B"), "h4": machine("D")}
     whole, merged = known(fleet), DuplicateSerials()
     for part_of_fleet in (["h3", "h4"], ["h2"], ["h1"]):
@@ -291,8 +291,8 @@ def test_gang_record_of_another_machine_is_named_with_the_hosts_that_report_its_
     )
     lists = "hosts/h2.json lists the GPUs B; gangs/g/h2.json lists the GPUs A"
     machines = f"the records of this host are of different machines: {lists}"
-    assert verdict.reason.startswith(f"{machines}, which h1 reports too; a record of another host was delivered")
-    # Another host may report the part twice, or have a record of another machine too.
+    assert verdict.reason.startswith(f"{machines}, which h1 reports too: a record of another host was delivered")
+    # More hosts may report the part: h0 in its own record, h3 in a gang record of another machine.
     fleet |= {"h0": machine("A"), "h3": with_gang_record(machine("C"), machine("A"))}
     (of_h2,) = (item for item in verdicts(fleet) if item.host == "h2")
     assert of_h2.reason.startswith(f"{machines}, which h0 and h1 and h3 report too; ")
@@ -310,7 +310,7 @@ def test_gang_record_of_another_machine_is_named_with_the_hosts_that_report_its_
         (machine("A", guid="1"), machine("B"), True), (machine(guid="1"), machine("B"), False),
     ],
 )  # fmt: skip
-def test_gang_record_is_foreign_if_no_part_of_a_common_kind_is_the_same(
+def test_gang_record_is_foreign_if_it_differs_in_all_parts_of_the_kinds_that_both_records_have(
     own: Evidence, gang: Evidence, is_foreign: bool
 ) -> None:
     evidence = with_gang_record(own, gang)

@@ -454,7 +454,7 @@ def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], 
         ((0, 9, 10, 10), 2, "benchmark", "in stage benchmark"), ((0, 9, 0, 10, 0), 3, "benchmark", "in stage benchmark"),
     ],
 )  # fmt: skip
-def test_newest_event_is_that_of_the_first_reading_with_the_last_time(
+def test_stage_of_the_newest_event_is_that_of_the_first_reading_with_the_highest_time(
     values: tuple[float, ...], at: int, stage: str, when: str
 ) -> None:
     observed = counter_readings(*values, name="xid.last_seen")
@@ -796,7 +796,7 @@ def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launc
         "host",
         f"nothing was observed; {reason}",
     )
-    finished = launches == (benchmark_launch("finished"),)  # then the snapshots of the launch are missing
+    finished = launches == (benchmark_launch("finished"),)  # a finished launch has snapshots, and here they are missing
     assert {item.name for item in more} == ({"stage.benchmark"} if finished else set())
 
 
@@ -962,7 +962,7 @@ def test_causes_are_sorted_by_severity_without_duplicates() -> None:
     ]
 
 
-def test_limited_space_shows_each_host_before_a_second_cause_of_one() -> None:
+def test_limited_space_shows_a_cause_of_each_host_before_a_second_cause_of_any() -> None:
     many = [replace(FAILED, host=f"h{number}", action="none") for number in range(21)]
     assert cause_texts(many[:20], {})[-1] == "FAIL: GPU 1 of h19 fails a b (serial s1): bad [a.b]"
     assert cause_texts(many, {}, {"h20": REJECTED})[20:] == ["… and 1 more cause in the report", "Failed as well: h20"]
@@ -1272,7 +1272,7 @@ def test_figures_without_a_launch_are_inconclusive() -> None:
 # Fleet statistics
 
 
-def test_fleet_statistics_merge_from_parts() -> None:
+def test_fleet_statistics_of_groups_of_hosts_are_merged() -> None:
     plan = one_figure_plan("h1", "h2", "h3")
     figures = (
         builders.observation("straggler.compute", 0.02, scope="gpu=0"),

@@ -76,7 +76,7 @@ def _scopes(metric: Metric) -> list[str]:
 
 
 def not_on_this_host(name: str) -> Metric:
-    """Return a reading of a part that the host does not have, such as a bond, or that its adapters do not have."""
+    """Return the reading without a value: the host does not have the part, such as a bond, or its adapters lack the counter."""
     if name.startswith("infiniband."):
         absent = {f"hca={links.IB[0]},port=1": "unsupported: the adapter has no such counter"}
         return Metric(name=name, unit=READINGS[name].unit, values={}, absent=absent)
@@ -187,7 +187,7 @@ def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
 
 
 def with_healthy_values(metric: Metric) -> Metric:
-    """Return the reading with a healthy value: a boolean that a criterion prefers, else the host's, else `healthy_value`."""
+    """Return the reading with a healthy value: the boolean in `prefer` of a criterion, else the host's, else `healthy_value`."""
     preferred = [item.prefer for item in criteria_on(metric.name) if item.prefer is not None]
     if preferred and isinstance(preferred[0], bool):
         return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
@@ -224,7 +224,7 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 
 @dataclass(frozen=True)
 class Healthy:
-    """Hosts with one reading and its related readings (those that it is grouped by, other PORTS), and what does not pass."""
+    """Hosts with one reading and those that its criteria group by (one of PORTS: all of PORTS), and what does not pass."""
 
     metric: Metric
     readings: Mapping[str, Metric]
@@ -277,7 +277,10 @@ def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str
 
 
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
-    """Return groups of scopes that are faulty together: all, or for one part the first scope of each reason and event label."""
+    """Return groups of scopes that are faulty together.
+
+    One part: a group for the first scope of each `reason` and `event`. Otherwise: one group of all scopes.
+    """
     if extent != "one part":
         return [list(metric.values)]
     first: dict[str, str] = {}

@@ -437,7 +437,7 @@ def gang_record(
 
 
 def split(*members: Mapping[int, tuple[str, ...]], plan: Plan = GANGS, **fields: Any) -> list[Verdict]:
-    """Return the verdicts on the partition of a gang; `members` has number -> members of the launches of each host."""
+    """Return the verdicts on the partition of a gang; `members`: for each host, number of a launch -> its members."""
     evidence = {
         host: gang_record(host, *((number, of_launch, "finished") for number, of_launch in of_host.items()), **fields)
         for host, of_host in zip(ALL, members, strict=False)

@@ -490,7 +490,7 @@ def test_figures_of_a_benchmark_state_the_number_of_ranks_if_others_do() -> None
     assert reasons(items[0], absent(items[1])) == []
 
 
-def test_structures_of_pairs_are_shared_by_hosts_with_other_partners() -> None:
+def test_hosts_with_different_partners_share_the_structure_of_their_pairs() -> None:
     structures = PartnerStructures()
 
     def pairs(partner: str, value: float = 5e10, *, token: int = 5) -> list[Observation]:

@@ -1,4 +1,4 @@
-"""Statistics of a fleet get every host, and those of two groups of hosts are merged completely."""
+"""Each statistic of a fleet gets every host, and each is merged when two groups of hosts are merged."""
 
 from __future__ import annotations
 

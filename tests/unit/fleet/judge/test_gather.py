@@ -95,7 +95,7 @@ def gathered(
 
 
 def on_hosts(*changes: Change) -> dict[str, Evidence]:
-    """Return the evidence of the plan with a change of each host."""
+    """Return evidence of the plan, with one change for each host."""
     return fleet(PLAN, **dict(zip(ALL, changes, strict=True)))
 
 
@@ -233,13 +233,13 @@ def test_modules_are_compared_with_those_of_their_model() -> None:
 
 
 def bandwidth(*values: Any, transport: str = "SHM/direct", of_launch: str = "", size: int = 8, **over: Any) -> Change:
-    """Return a change that adds a bandwidth, repeated with these values, over a transport.
+    """Return a change that adds a bandwidth over a transport to the record of a host.
 
     Args:
-        values: its values.
+        values: one value for each repetition of the measurement.
         transport: the transport that the figure reports.
         of_launch: the transport that the launch reports.
-        size: bytes.
+        size: size of the message in bytes.
         over: fields of the observation.
     """
     name = "collective.all_reduce.busbw"

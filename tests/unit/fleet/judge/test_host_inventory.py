@@ -123,7 +123,7 @@ def test_adapter_is_ethernet_if_a_port_is_and_none_is_infiniband(layers: dict[st
         ("nic=a,port=1", {"a", "0000:2a:00.0"}),
     ],
 )
-def test_module_may_be_ordered_under_each_name_of_its_port(scope: str, slots: set[str]) -> None:
+def test_module_may_be_ordered_under_any_name_of_its_port(scope: str, slots: set[str]) -> None:
     named: dict[str, dict[str, Value]] = {
         HCA_ADDRESS: {"hca=a": "00000000:1A:00.0", "hca=b": "error: lost"},
         NIC_ADDRESS: {"nic=a": "0000:2a:00.0"},
@@ -149,7 +149,7 @@ def test_port_whose_module_is_not_reported_has_the_reason(why: str, is_error: bo
     assert [part for part in found.parts if part.name == MODULE_SERIAL] == []
 
 
-def test_module_with_a_serial_of_zeros_is_no_part_but_its_port_was_read() -> None:
+def test_module_with_a_serial_of_zeros_is_no_part_but_its_port_counts_as_read() -> None:
     found = inventory({MODULE_SERIAL: {PORT: "000"}})
     assert (parts(MODULE_SERIAL, {MODULE_SERIAL: {PORT: "000"}}), found.unread_ports) == ([], ())
 

@@ -1139,7 +1139,7 @@ def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
     assert [item for item in findings(plan, evidence) if item.criterion == "xid-during-run"] == []
 
 
-def test_figure_below_several_floors_does_not_fail_by_looser_derived_ones() -> None:
+def test_figure_below_several_floors_does_not_also_fail_by_the_looser_derived_floors() -> None:
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(plan)
 
@@ -1190,7 +1190,7 @@ def test_verdicts_of_each_step_are_returned(step: str, monkeypatch: pytest.Monke
     assert judge(ONE_FIGURE, evidence, [pack()]).count(verdict) == 1
 
 
-def test_host_without_a_record_has_one_verdict_that_names_its_user() -> None:
+def test_host_without_a_record_has_one_verdict_that_states_who_uses_the_host() -> None:
     for user, kind in (("job 7", "in_use"), ("", "missing")):
         (verdict,) = judge(ONE_FIGURE, {"h1": Evidence(problem="busy", user=user)}, [pack()])
         assert (verdict.name, verdict.verdict, verdict.reason, verdict.criterion) == (

@@ -28,7 +28,7 @@ SCOPES = {
     "directory": "directory=data",
     "numa": "numa=0",
 }
-"""Scope of an output -> the scope of one of its figures. Figures of outputs with any other scope are of the host or the gang."""
+"""Scope of an output -> scope of one of its figures. Outputs with any other scope have figures of the host or the gang."""
 
 
 def selecting() -> Iterator[tuple[Criterion, Output]]:

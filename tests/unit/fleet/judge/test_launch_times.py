@@ -48,7 +48,7 @@ YEARS = 10 * 365 * 86400
         ((0, 302, 0), ["h2"]),
         ((0, 300, 0), []),
         ((0, YEARS), ["h1", "h2"]),
-        ((0, 0, YEARS, YEARS), []),  # two pairs: each may be right
+        ((0, 0, YEARS, YEARS), []),  # two groups of two hosts: either may be right
         ((0, 250, 500, 750), []),
     ],
 )

@@ -34,7 +34,7 @@ def test_figures_of_pairs_are_separate_and_keep_their_order() -> None:
     assert split_pairs([pair]) == ([], [pair])
 
 
-def test_kind_is_the_token_or_else_all_but_scope_and_value() -> None:
+def test_kind_of_an_observation_is_its_token_or_else_all_fields_but_scope_and_value() -> None:
     assert kind_of(figure(1.0)) == kind_of(figure(2.0, "gpu=1"))
     different = [
         figure(name="memory.bandwidth"), figure(dtype="bf16"), replace(figure(), unit="1"), replace(figure(), stage="gang"),
@@ -88,7 +88,7 @@ def test_all_planned_pairs_must_be_measured_without_an_error(
     assert host.expected_pair_count == len(PAIRS)
 
 
-def test_host_without_planned_pairs_has_all_of_them() -> None:
+def test_host_without_planned_pairs_lacks_none() -> None:
     assert values(plan=PLAN).has_all_pairs()
     assert values(plan=PLAN).expected_pair_count == 0
 
@@ -142,7 +142,7 @@ def test_only_whole_and_floating_numbers_are_numbers(items: list[Any], expected:
 
 
 def regular(change: Callable[[Record], Record], plan: Any = GANG_PLAN, gang: bool = True) -> bool:
-    """Return whether h1 is regular with a change of the record of its gang, or of its own record."""
+    """Return whether h1 is regular after a change of its gang record, or if `gang` is false of its own record."""
     records = tuple(change(item) if bool(item.gang) == gang else item for item in builders.records(plan, "h1"))
     return is_regular(HostView(plan, plan.hosts[0], Evidence(records=records), ()))
 

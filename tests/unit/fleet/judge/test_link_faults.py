@@ -75,7 +75,7 @@ def test_other_verdicts_stay_the_same(verdict: Verdict) -> None:
     assert attributed(verdict) is verdict
 
 
-def test_other_gpu_of_the_host_with_the_dead_link_follows_too() -> None:
+def test_xid_145_of_another_gpu_of_the_host_with_the_dead_link_follows_from_it_too() -> None:
     assert attributed(failure(host="h2")).params["follows_part"] == "gpu=1"
 
 
@@ -88,7 +88,9 @@ def test_other_gpu_of_the_host_with_the_dead_link_follows_too() -> None:
         ((), False),
     ],
 )
-def test_time_of_the_last_xid_follows_only_if_the_log_has_no_other_cause(codes: tuple[str, ...], follows: bool) -> None:
+def test_changed_time_of_the_last_xid_follows_from_a_dead_link_only_if_the_log_has_no_other_cause(
+    codes: tuple[str, ...], follows: bool
+) -> None:
     log = Metric(
         name="xid.count",
         unit="1",

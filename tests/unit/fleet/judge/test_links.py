@@ -109,7 +109,7 @@ def test_interface_of_an_adapter_has_two_scopes(
         ({"switch": "leaf", "switch_id": "0xab:cd", "port": "swp1"}, "AB-CD", "swp1", True),
     ],
 )
-def test_port_of_an_operator_is_found_by_name_label_or_id(
+def test_port_that_the_operator_names_is_found_by_name_label_or_id(
     fields: dict[str, str], switch: str, port: str, is_there: bool
 ) -> None:
     assert link(**fields).is_at(switch, port) is is_there

@@ -325,7 +325,7 @@ def test_nic_is_identified_by_guid_or_mac_address(serial: str, slot: str) -> Non
     assert [(item.scope, item.verdict) for item in verdicts] == [("hca=mlx5_0", PASS)]
 
 
-def test_ethernet_port_is_identified_by_mac_and_other_ports_are_not_extra() -> None:
+def test_ethernet_port_is_identified_by_mac_and_ethernet_ports_not_ordered_are_ignored() -> None:
     plan = ordered_plan([nic_line("5c:25:73:00:00:01", slot="eth0")])
     evidence = with_nics(plan, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
     assert [(item.name, item.scope, item.verdict) for item in manifest_verdicts(plan, evidence)] == [

@@ -52,7 +52,7 @@ def judged(parts: list[Part], *hosts: Ports) -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize("slot", ["mlx5_0", "mlx5_0/1", "ens1np0", "0000:1a:00.0", ""])
-def test_module_in_its_port_passes_under_each_name_of_the_port(slot: str) -> None:
+def test_module_in_its_port_passes_under_any_name_of_the_port(slot: str) -> None:
     verdicts = judged([line("mt26-01", slot), line("X2", "mlx5_1")], {FIRST: "MT26-01", SECOND: "X2"})
     assert [(scope, verdict) for _, scope, verdict, _ in verdicts] == [(FIRST, PASS), (SECOND, PASS)]
 
@@ -72,7 +72,7 @@ def test_replaced_module_is_named_with_its_replacement() -> None:
 
 
 def test_module_in_another_port_is_not_named_as_the_replacement() -> None:
-    """The ports are read in the order of their names: the module of the first port is not in place of that of the second."""
+    """Y1 is at the first port and Z9 at the second: only Z9 is named as the module in place of X2, ordered for the second."""
     missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
     assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is there instead")
 

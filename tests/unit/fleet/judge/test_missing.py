@@ -380,7 +380,7 @@ def test_gpu_reported_lost_keeps_its_index() -> None:
         ]  # fmt: skip
 
 
-def test_no_index_is_beyond_the_driver_if_indices_do_not_start_at_0() -> None:
+def test_no_index_counts_as_higher_than_those_of_the_driver_if_those_do_not_start_at_0() -> None:
     evidence = change_gpus(host_with_slots("h2", ALL), lambda gpu: gpu if gpu.index else None)
     assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 

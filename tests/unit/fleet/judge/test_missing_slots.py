@@ -243,13 +243,13 @@ def test_more_gpus_on_the_bus_than_are_missing_name_nothing() -> None:
 @pytest.mark.parametrize(
     ("host", "value"),
     [(view((0, 2, 3)), 2), (on(1), 2), (view((0, 2, 3), on_bus=(1,)), 4)],
-    ids=["fewer than listed", "fewer than listed, with the bus", "more than listed"],
+    ids=["fewer than listed", "fewer than listed, and the bus was read", "more than listed"],
 )
 def test_count_that_contradicts_the_list_names_nothing(host: HostView, value: int) -> None:
     assert result(host, value=value, limit=value + 1) == ("", "reseat")
 
 
-def test_nothing_is_named_if_not_all_gpus_are_tested_or_have_an_address() -> None:
+def test_nothing_is_named_if_a_gpu_is_not_tested_or_has_no_address() -> None:
     partly = replace(PLAN, hosts=tuple(replace(host, devices=(0, 1, 2, 5)) for host in PLAN.hosts))
     slots = slot_map(view(host="h2", plan=partly), view(host="h3", plan=partly))
     assert result(view((0, 2, 3), plan=partly), slots) == ("", "reseat")
@@ -290,7 +290,7 @@ NO_SPACE = "has no address space (BAR): enable Above 4G Decoding, or enlarge the
         (logged("message=other_driver"), "is in use by another driver, such as nouveau", "configure"),
     ],
 )
-def test_cause_in_the_kernel_log_is_named_and_a_setting_is_configured(
+def test_cause_in_the_kernel_log_is_named_and_a_setting_has_the_action_configure(
     log: dict[str, dict[str, Any]], cause: str, action: str
 ) -> None:
     listed = "on the PCI bus, but not listed by the driver: 0000:01:00.0"
@@ -356,7 +356,7 @@ def test_line_of_the_log_counts_only_if_the_gpu_did_not_answer_since(
 @pytest.mark.parametrize(
     ("driver", "is_bound"), [("vfio-pci", True), ("nouveau", True), ("nvidia", False), ("none", False)]
 )
-def test_gpu_that_is_bound_to_another_driver_is_named_and_configured(driver: str, is_bound: bool) -> None:
+def test_gpu_that_is_bound_to_another_driver_is_named_with_the_action_configure(driver: str, is_bound: bool) -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": driver, f"pci={ADDRESSES[0]}": "vfio-pci"}}
     detail, action = result(on(1, snapshots=({**drivers, **logged("message=init_failed")},)))
     assert (f"the GPU at PCI 0000:01:00.0 is bound to the driver {driver}" in detail) is is_bound
@@ -382,7 +382,7 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
     assert result(on(*on_bus, snapshots=(drivers,)), **fields)[1] == action
 
 
-def test_more_silent_gpus_on_the_bus_than_settings_explain_are_not_configured() -> None:
+def test_action_is_not_to_configure_if_more_gpus_on_the_bus_are_silent_than_settings_explain() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
     unread = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": "many"}}

@@ -46,17 +46,17 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
         ({"t0": {"t1": BAD}, "t1": {}}, ("t1",), {"t1": {"t0": BAD}}),
         ({"t0": {"t1": BAD, "t2": BAD}, "t1": {}, "t2": {}}, (), {"t0": {"t1": BAD, "t2": BAD}}),
         ({"t0": {"t2": BAD}, "t1": {"t2": BAD}, "t2": {}}, (), {"t2": {"t0": BAD, "t1": BAD}}),
-        # A host whose daemon does not work counts first, even if another one has more broken connections.
+        # A host whose daemon does not work is at fault before any other, even if another one has more broken connections.
         (
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t1": {}, "t2": {}, "t3": {}}, ("t3",),
             {"t3": {"t0": BAD}, "t0": {"t1": BAD, "t2": BAD}},
         ),
-        # After the host with most of them, the next one counts.
+        # The host with most broken connections is at fault, then the host with most of those that remain.
         (
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}, "t1": {}, "t5": {}}, (),
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}},
         ),
-        # Of two hosts with equally many, the one with the lower address counts, in whichever order the hosts were added.
+        # Of two hosts with equally many, the one with the lower address is at fault, in whichever order the hosts were added.
         (
             {"t3": {"t2": BAD}, "t2": {"t1": BAD}, "t1": {"t0": BAD}, "t0": {}}, (),
             {"t1": {"t0": BAD, "t2": BAD}, "t2": {"t3": BAD}, "t3": {"t2": BAD}},
@@ -64,7 +64,7 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
         # Of two ends with one broken connection each, the one that is not in the run is at fault.
         ({"t0": {"t1": BAD}}, (), {}),
         ({"t6": {"t1": BAD}}, (), {}),
-        # `invalid` is the state that an end could not read: the state from the other end counts.
+        # `invalid` means that this end could not read the state: the state that the other end reports counts.
         (
             {"t0": {"t1": INVALID, "t2": BAD}, "t1": {"t0": "version_mismatch"}, "t2": {"t0": INVALID}}, (),
             {"t0": {"t1": "version_mismatch", "t2": BAD}},
@@ -123,7 +123,7 @@ def test_host_whose_state_of_imex_is_unknown_is_not_at_fault() -> None:
     assert not domains.has_imex(NAME)
 
 
-def test_host_that_is_added_later_counts() -> None:
+def test_host_that_is_added_later_changes_the_attribution() -> None:
     domains, views = domain_of({"t0": {"t1": BAD}})
     assert domains.host_at_fault(NAME, HOSTS) == "", "the other end is not in the run"
     domains.add(member("t1", {}))

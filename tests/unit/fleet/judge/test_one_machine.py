@@ -58,7 +58,7 @@ def slow(name: str = "host_copy.bandwidth", **fields: Any) -> Verdict:
 
 
 def annotated(verdict: Verdict, *views: HostView) -> Verdict:
-    """Return the verdict after those of one machine are annotated. The machines are merged in another order."""
+    """Return the verdict with a note if its host shares a machine. The groups are merged in the reverse order of the hosts."""
     machines = Machines()
     for each in reversed(views):
         part = Machines()
@@ -95,14 +95,14 @@ def test_long_list_of_hosts_is_cut() -> None:
     assert annotated(slow(), *views).user == "h1, h2, h3, h4, h5, h6, h7, h8 and 2 more"
 
 
-def test_processors_affect_all_benchmarks_except_these() -> None:
+def test_only_these_benchmarks_do_not_depend_on_the_processors() -> None:
     """Pulses and trainings are not among them: the processors begin each pulse and launch each kernel."""
     names = {name for name, benchmark in BENCHMARKS.items() if benchmark.gpu_bound}
     assert names == {"gemm", "gemm_shapes", "memory", "integrity", "stress"}
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_every_speed_is_annotated_except_that_of_the_gpu_alone(benchmark: str) -> None:
+def test_every_speed_that_the_processors_affect_is_annotated(benchmark: str) -> None:
     views = view("h1"), view("h2")
     for output in BENCHMARKS[benchmark].outputs:
         for name in (output.name.replace("{op}", "all_reduce"), f"drift.{output.name}"):
@@ -185,7 +185,7 @@ def test_launches_must_overlap(own: Sequence[Launch], other: Sequence[Launch], e
 @pytest.mark.parametrize(
     ("ended", "began_s", "expected"),
     [("", 50, True), ("", 110, False), (at(200), 150, True), (at(200), 210, False)],
-    ids=["within the time so far", "after it", "before its end", "after its end"],
+    ids=["within the time soaked so far", "after it", "before its end", "after its end"],
 )
 def test_soak_is_one_measurement(ended: str, began_s: float, expected: bool) -> None:
     soak = Soak(began=at(0), planned_s=300, soaked_s=100, ended=ended)

@@ -138,7 +138,7 @@ MEMORY = criterion(name="memory.bandwidth", where={"op": "copy"}, unit="B/s", fl
 
 @pytest.mark.parametrize("hosts", [2, 3, 6, 40])
 def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
-    """The second part number is 3 % slower; of each, one GPU is 3 % slower than its equals."""
+    """GPUs of the second part number are 3 % slower; of each part number, one GPU is 3 % slower than the others."""
     first = normal_factors(hosts)
     second = {f"slower-{host}": (one * 0.97, two * 0.97) for host, (one, two) in first.items()}
     numbers = {**dict.fromkeys(first, "692-2G520-0282-001"), **dict.fromkeys(second, "692-2G520-0282-000")}
@@ -339,7 +339,7 @@ def view(*observations: Observation, metrics: tuple[Metric, ...] = (), packs: tu
     return host_view(PLAN, "h1", *metrics, observations=observations, packs=packs)
 
 
-def test_last_number_of_each_part_counts() -> None:
+def test_last_finite_value_of_each_part_counts() -> None:
     lost = replace(figure(1.0, scope="gpu=1"), status=ERROR, value=None, reason="lost")
     host = view(figure(5.0), figure(6.0), figure(math.inf), figure("text"), figure(7.0, scope="gpu=1"), lost)
     found = FleetFigures(Planned(PLAN)).figures(host, "stress.throughput")
@@ -369,7 +369,7 @@ def test_parts_are_compared_with_parts_of_the_same_model(item: Observation, mode
     assert [*figures.latest(host, item.name)] == ([] if model == "an unknown model" else [(key, item.scope)])
 
 
-def test_peers_are_all_parts_or_those_in_one_position_if_they_are_eight() -> None:
+def test_peers_are_all_parts_or_those_in_the_same_position_if_there_are_eight() -> None:
     figures, by_position = FleetFigures(Planned(PLAN)), criterion(fleet_fraction=0.9, by_position=True)
     figures.add_figures(KEY, "gpu=0", [3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0])
     other = FleetFigures(Planned(PLAN))

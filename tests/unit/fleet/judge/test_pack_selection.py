@@ -71,7 +71,7 @@ def test_two_packs_for_one_model_are_ambiguous() -> None:
 
 
 @pytest.mark.parametrize("judges_ports", [False, True])
-def test_rehearsal_has_its_own_pack_and_the_ports_if_they_are_judged(judges_ports: bool) -> None:
+def test_rehearsal_has_its_own_pack_and_the_criteria_on_ports_if_ports_are_judged(judges_ports: bool) -> None:
     plan = replace(builders.with_benchmarks(PLAN, benchmark={"verbs": {}}), rehearsal=True)
     host = replace(HOST, verbs_required=judges_ports)
     found, why = select_packs(plan, host, GPUS, PACKS)
@@ -103,7 +103,7 @@ def replaced(*packs: Pack) -> dict[str, list[str]]:
     return {name: [item.id for item in items] for name, items in resolve(packs).replaced.items()}
 
 
-def test_replaced_criteria_are_the_shipped_ones_also_over_two_packs() -> None:
+def test_replaced_criteria_are_the_shipped_ones_even_if_two_packs_replace_one_after_the_other() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     first, second = pack("site", rule("mine", 2, "x"), chosen=True), pack("rack", rule("ours", 3, "mine"), chosen=True)
     assert replaced(shipped, first) == {"mine": ["x"]}

@@ -261,7 +261,7 @@ def test_differing_readings_are_evaluated_until_one_host_passes(rule: Criterion)
     assert again.evaluated == {("h1", rule.id): 1, ("h2", rule.id): 1}
 
 
-def test_verdicts_of_a_failed_reading_are_kept_once() -> None:
+def test_verdicts_of_a_failed_reading_are_kept_for_the_first_host_that_has_it() -> None:
     counted = count(THING, evidence=fleet(PLAN, h2=with_constant_readings(thing=2), h3=with_constant_readings(thing=2)))
     assert counted.left() == {"h2": ["thing"], "h3": ["thing"]}
     assert counted.evaluated == {("h1", "thing"): 1, ("h2", "thing"): 1}
@@ -492,7 +492,7 @@ def test_figures_of_gangs_are_counted_with_the_scope_of_each_gang() -> None:
     assert scopes == {"gang=g0", "gang=g1"}
 
 
-def test_limit_of_a_position_is_not_one_of_all_gangs() -> None:
+def test_gangs_that_are_compared_by_position_share_no_limit() -> None:
     rule = replace(BUSBW_FLOOR, value=None, fleet_fraction=0.5, by_position=True)
     plan = gang_plan(3, 1)
     evidence = gang_fleet(plan)
@@ -579,7 +579,7 @@ def test_value_must_meet_each_check(value: Any, fields: dict[str, Any], is_passe
         (None, "ge", "ge", False), (1.0, "eq", "eq", False), (1.0, "ge", "le", False),
     ],
 )  # fmt: skip
-def test_row_counts_numbers_alone_if_the_limit_is_a_number_to_compare(
+def test_row_counts_passes_by_their_numbers_alone_if_the_limit_is_a_number_to_compare_with(
     limit: Any, operator: str, of_row: str, is_number: bool
 ) -> None:
     assert passes._counts_numbers(row(operator=of_row), criterion(operator=operator), limit) is is_number

@@ -90,7 +90,7 @@ def test_repetitions_are_scaled_to_the_share_of_a_workload_in_the_time_of_the_pr
               figure("digest.mismatches", 0, "gpu=1", workload="gemm", repetitions=40),
               figure("digest.wrong_peer_copies", 0, "gpu=0,peer=1", copy="copy", repetitions=8))  # fmt: skip
     found = of_run(*counts)
-    # 40 repetitions in a third of 6 s are 20 in a second; the profile has a third of 12 s for each.
+    # GPU 1: 40 repetitions in 2 s (a third of 6 s) are 20 per second; the profile gives each workload 4 s (a third of 12 s).
     assert found["gemm"].repetitions == pytest.approx(81)
     assert found["copy"].repetitions == pytest.approx(8 / 2 * 4 + 1)
     assert found["copy to each other GPU"].repetitions == pytest.approx(16)

@@ -1,4 +1,4 @@
-"""`rackproof power --planted-faults`: repetitions are those of earlier runs, in proportion to the time budget of the profile."""
+"""`rackproof power --planted-faults`: repetitions of earlier runs are scaled to the time that the profile gives each test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
 
 
 def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_budget() -> None:
-    standard = measured("standard", gemm=1000)  # half of them on GPU 1, in two thirds of a second
+    standard = measured("standard", gemm=1000)  # 500 on GPU 1, in two thirds of a second
     assert standard["digest gemm"].repetitions == pytest.approx(501)
     smoke = measured("smoke", gemm=1000)  # 1 s for three workloads
     assert smoke["digest gemm"].repetitions == pytest.approx(251)

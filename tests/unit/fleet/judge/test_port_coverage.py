@@ -201,7 +201,7 @@ def test_reasons_excuse_pairs_ports_and_hosts() -> None:
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # The partners measured a port with this host, so that a reason of one port does not explain their figures.
+        # A reason for the port excuses its figures, but not that the partners measured it; a reason for the host excuses both.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
@@ -219,7 +219,7 @@ def test_failed_partner_is_reported_once_on_the_first_port() -> None:
     ]
 
 
-def test_partner_that_measured_more_ports_than_this_host_states_is_uneven() -> None:
+def test_host_that_states_fewer_ports_than_its_partner_measured_is_inconclusive() -> None:
     def two_ports(host: str, items: list[Observation]) -> list[Observation]:
         return [*items, *pair_figures(host, 1)] if host == "h1" else items
 

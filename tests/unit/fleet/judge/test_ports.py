@@ -113,7 +113,7 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
         (0, [], None),
         (120 * HOURS_UP, [], None),
         (120 * HOURS_UP + 1, [H5], None),
-        (120 * 24, [], 60.0),  # the counters were cleared a minute ago: the rate is over a day at least
+        (120 * 24, [], 60.0),  # the counters were cleared a minute ago: the rate is taken over at least a day
         (120 * 24 + 1, [H5], 60.0),
         (120 * 48, [], 48 * 3600.0),
         (120 * 48 + 1, [H5], 48 * 3600.0),
@@ -153,9 +153,8 @@ def test_counter_that_increases_fails_in_its_stage() -> None:
     (failed,) = verdicts(evidence, RATE, RISING)
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    assert (
-        "changed by 22 422 an hour" in reason
-    )  # 2000 in five minutes (the minimum) are 24 000, less three standard deviations
+    # 2000 in five minutes (the shortest time) are 24 000 an hour; three standard deviations are subtracted.
+    assert "changed by 22 422 an hour" in reason
     assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
 
 
@@ -168,7 +167,7 @@ def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: 
 
 @pytest.mark.parametrize("count", [5, 22, 121, 1000])
 def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
-    """At this mean, so many events or more have a probability of 0.00135, that of three standard deviations."""
+    """At this mean, `count` or more events have the probability 0.00135: that of exceeding three standard deviations."""
     mean = least_rate(count, hours=1.0)
     fewer = sum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(count))
     assert mean < count

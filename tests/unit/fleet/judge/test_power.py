@@ -126,7 +126,7 @@ def test_floor_far_below_the_noise_detects_no_slowdown() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
-def test_robust_sigma_is_unbiased_and_of_eight_values_ignores_one_outlier(count: int) -> None:
+def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_values(count: int) -> None:
     draw = random.Random(count)  # noqa: S311 - not used for security
     samples = [[draw.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
     assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)
@@ -152,7 +152,7 @@ def test_noise_is_measured_on_the_judged_value() -> None:
 @pytest.mark.parametrize(
     ("values", "sigma"),
     [
-        ([100.0, 100.1, 80.0], 13.0),  # one slow run of three: the median deviation alone would give 0.22
+        ([100.0, 100.1, 80.0], 13.0),  # one slow run of three: sigma from the median deviation alone would be 0.22
         ([100.0, 100.0, 100.0, 90.0], 5.4),
         ([79.0, 80.0, 81.0], 2.2),  # the median deviation is larger than the standard deviation
         ([100.0, 100.0], 0.0),

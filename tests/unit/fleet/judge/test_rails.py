@@ -29,7 +29,7 @@ def host(number: int, *switches: str, **fields: Any) -> HostLinks:
 
 
 def verdicts(hosts: Sequence[HostLinks], **excluded: str) -> dict[tuple[str, str], Verdict]:
-    """Return host and scope -> verdict. `excluded`: host -> scope that is judged otherwise."""
+    """Return host and scope -> verdict. `excluded`: host -> scope of a port that another check judges."""
     compared = compare_rails(hosts, frozenset(excluded.items()))
     assert compared.hosts == sum(any(item.switch_id for item in each.links) for each in hosts)
     found = {(item.host, item.scope): item for item in compared.verdicts}
@@ -112,7 +112,9 @@ def test_two_of_three_hosts_must_use_the_switches_of_a_rail(right: int, wrong: i
 
 
 @pytest.mark.parametrize(("count", "fails"), [(1, True), (2, False)])
-def test_second_switch_of_a_rail_is_used_by_two_hosts_and_a_quarter_as_many(count: int, fails: bool) -> None:
+def test_second_switch_of_a_rail_needs_two_hosts_and_a_quarter_of_the_number_at_the_first(
+    count: int, fails: bool
+) -> None:
     hosts = [host(number, "a", "b") for number in range(8)] + [host(8 + number, "a2", "b") for number in range(count)]
     assert bool(states(verdicts(hosts)).get(FAIL)) is fails
     many = [host(number, "a", "b") for number in range(9)] + [host(20 + number, "a2", "b") for number in range(2)]
@@ -175,7 +177,7 @@ def test_host_without_any_switch_is_inconclusive_if_two_of_three_hosts_have_one(
         assert {item.reason for item in found} == {text}
 
 
-def test_ports_that_are_judged_otherwise_have_no_verdict() -> None:
+def test_ports_that_another_check_judges_have_no_verdict() -> None:
     hosts = [*STRAIGHT, host(6, "a", "x"), host(7, "", "")]
     found = verdicts(hosts, h6="nic=eth1", h7="nic=eth0", h1="nic=eth0")
     assert {("h6", "nic=eth1"), ("h7", "nic=eth0"), ("h1", "nic=eth0")}.isdisjoint(found)

@@ -89,7 +89,7 @@ def test_counts_of_groups_of_hosts_are_merged(others: tuple[Metric, ...], count:
     ],
     ids=["same driver", "other driver", "virtual machine", "not a virtual machine"],
 )
-def test_gpus_of_one_kind_have_the_same_driver_and_are_all_virtual_or_none(
+def test_gpus_of_one_kind_have_the_same_driver_and_are_all_in_virtual_machines_or_none_is(
     other: list[Metric], is_same_kind: bool
 ) -> None:
     first = host("h1", NO_POWER, metric("driver.version", {"host": "570"}))
@@ -104,7 +104,7 @@ def test_only_planned_gpus_and_unsupported_readings_count() -> None:
     assert verdicts(host("h1", NO_POWER, plan=rehearsal), host("h2", POWER, plan=rehearsal), name="gpu.power") == []
 
 
-def test_readings_of_nvlink_are_required_of_gpus_with_links_only() -> None:
+def test_readings_of_nvlink_are_required_only_of_gpus_with_links() -> None:
     links = metric("gpu.nvlink.active_links", {"gpu=0": 18, "gpu=1": 18})
     first = metric("gpu.nvlink.active_links", {"gpu=0": 0}, gpu1=NO)
     assert verdicts(host("h1", first), host("h2", links), name="gpu.nvlink.active_links") == []
@@ -128,7 +128,7 @@ def test_readings_of_nvlink_are_required_of_gpus_with_links_only() -> None:
         ({"value": None, "baseline": VsBaseline(), "optional": True}, False),
     ],
 )
-def test_readings_of_gpus_of_optional_criteria_with_a_limit_are_compared(
+def test_reading_of_gpus_is_compared_if_an_optional_criterion_with_a_limit_judges_it(
     rule: dict[str, Any], is_compared: bool
 ) -> None:
     rules = (criterion("gpu.power", **rule),)
@@ -164,7 +164,9 @@ def test_reading_of_a_host_is_required_if_half_of_the_hosts_of_its_kind_have_it(
         ({"value": None, "baseline": VsBaseline(), "optional": True}, False),
     ],
 )
-def test_readings_of_hosts_of_optional_criteria_are_compared(rule: dict[str, Any], is_compared: bool) -> None:
+def test_reading_of_hosts_is_compared_if_an_optional_criterion_judges_it(
+    rule: dict[str, Any], is_compared: bool
+) -> None:
     rules = (criterion("host.bios.version", scope="host", **rule),)
     views = [host("h1", rules=rules), host("h2", metric("host.bios.version", {"host": "1"}), rules=rules)]
     assert bool(verdicts(*views)) is is_compared

@@ -64,11 +64,11 @@ def matrix(
     Args:
         size: number of hosts.
         rails: number of rails.
-        shares: share of the normal bandwidth of slow parts.
-        latencies: factor of the normal latency of slow parts.
-        failed: reason of parts whose pairs failed.
+        shares: slow part -> its share of the normal bandwidth.
+        latencies: slow part -> how many times the normal latency it has.
+        failed: part -> why its pairs failed.
         unmeasured: parts whose pairs were not measured.
-        gbps: port rate of hosts whose ports differ from 400 Gbit/s.
+        gbps: host -> rate of its ports in Gbit/s, if it is not 400.
     """
     names = string.ascii_lowercase[:size]
     result = []
@@ -100,13 +100,13 @@ def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return links at `share` of the speed: all links between the hosts in `fast`, such as "ab cd", except a - b and c - d."""
+    """Return the links between the hosts in `fast`, slow with `share`, except the links that it lists ("ab cd": a - b, c - d)."""
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 
 
 def slow_rail_1(share: float) -> dict[Any, float]:
-    """Return the links of ten hosts on rail 1: at `share` of the speed if host b is an end, and at half of it otherwise."""
+    """Return the links of ten hosts on rail 1: host b's at `share` of the normal speed, the others at half the normal speed."""
     return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
 
 
@@ -127,8 +127,8 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-# A host is judged by its best pair, with eight partners or more by its second best pair. Names such as "the best of seven
-# counts" say by which pair host b is judged.
+# A host is judged by its best pair, but a host with eight partners or more by its second best. Cases such as "the best of
+# seven counts" say which of the pairs of host b decides.
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -1024,7 +1024,7 @@ def test_host_that_completed_the_launch_is_not_a_culprit_by_the_record_of_anothe
     assert forged.culprits() == {}
     failed_too = attempt_of(launch(outcome="failed", culprit=report), launch(outcome="failed"), observations=DONE)
     assert [*failed_too.culprits()] == ["h2"]
-    if kind != "cut_off":  # a host that hears no other host cannot know
+    if kind != "cut_off":  # a host that hears no other host cannot tell which of them is cut off
         incomplete = attempt_of(launch(outcome="failed", culprit=report), launch(), observations=DONE[:1])
         assert [*incomplete.culprits()] == ["h2"], "a rank that ends early completes no benchmark"
 
@@ -1068,7 +1068,7 @@ def test_lost_contact_makes_no_healthy_host_certain(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "certain"), [(3, []), (4, []), (5, ["h1", "h2"]), (8, ["h1", "h2"])])
-def test_survivors_of_both_watchers_name_the_watchers(size: int, certain: list[str]) -> None:
+def test_survivors_name_both_watchers_if_both_are_lost(size: int, certain: list[str]) -> None:
     states = {f"h{number}": "dead" if number <= 2 else "" for number in range(1, size + 1)}
     attempt = lost_contact_attempt(size, states)
     assert [*attempt.culprits()] == ["h1", "h2"]
@@ -1076,7 +1076,7 @@ def test_survivors_of_both_watchers_name_the_watchers(size: int, certain: list[s
     assert len({launch.culprit for launch in attempt.launches.values()}) == 1, "every survivor records the same text"
 
 
-def test_failed_fabric_is_searched_for_by_probes() -> None:
+def test_probes_search_for_the_fault_if_no_host_can_reach_another() -> None:
     assert is_stuck(lost_contact_attempt(6, {f"h{number}": "cut" for number in range(1, 7)}))
 
 
@@ -1299,7 +1299,7 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
         ("rank_lost", {"serial": "other"}, "gpu=0"),
     ],
 )
-def test_rank_without_a_device_names_the_host_if_the_index_changed_its_gpu(
+def test_rank_without_a_device_names_the_host_if_its_gpu_index_now_means_another_gpu(
     kind: str, change: dict[str, str], scope: str
 ) -> None:
     failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
@@ -1659,14 +1659,15 @@ def test_minimum_speed_is_that_of_the_fastest_comparable_kind() -> None:
 def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
     plan = plan_of_racks("aBc", rails=1, fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=200.0) if host.name == "c" else host for host in plan.hosts)
-    mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
+    # a - b: across racks, 400 Gbit/s; a - c: within a rack, 200 Gbit/s; b - c: across racks, 200 Gbit/s
+    mixed = replace(plan, hosts=hosts)
     assert pair_verdicts(mixed, matrix(3, 1, {"ab": 0.3})) == []
     (fabric, *_) = pair_verdicts(mixed, matrix(3, 1), SLOW)
     assert "no pair of hosts could be compared" in fabric.reason
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """On GPU hosts, the mean counts; in a rehearsal, the slower end, since the other may only have filled a socket buffer."""
+    """GPU hosts: the mean of both ends. Rehearsal: the slower end, because the other may only have filled a socket buffer."""
 
     def figures_of_a(plan: Plan, device: str) -> list[Any]:
         values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
@@ -1698,7 +1699,7 @@ def test_best_process_pair_counts_for_a_link_in_rehearsal() -> None:
 def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], failing: str) -> None:
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
     alone = failed_verdict("b", "gemm.throughput", "cpu=0", "benchmark")
-    for before in ((), (alone,)):  # a CPU that is slow alone is no evidence against a part
+    for before in ((), (alone,)):  # that a CPU is slow in tests without other hosts is no evidence
         verdicts = not_passed(pair_verdicts(as_rehearsal(plan_of_racks("abcde"[:size], 1)), pairs, *before))
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]
 
@@ -1726,7 +1727,7 @@ def test_invalid_speed_fails_its_pair_and_speed_of_an_unplanned_scope_is_ignored
     ):
         assert not_passed(verdicts_on_speed(1.0, **over)) == []
     assert not_passed(verdicts_on_speed(1.0, stage="benchmark")) == []
-    # A host that reports itself as partner.
+    # A host that reports itself as its partner is ignored, too.
     values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
     values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
     assert not_passed(pair_verdicts(plan_of_racks(rails=1), values)) == []

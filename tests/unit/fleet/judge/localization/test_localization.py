@@ -32,7 +32,7 @@ from tests import builders
 NOISE = 0.03
 RATE, TIME = 48e9, 6e-6
 SIZES = (3, 4, 8, 16, 64, 512, 4096)
-"""Fleets of two hosts have separate tests, because the evidence cannot tell which of the two is slow."""
+"""Numbers of hosts. Fleets of two have tests of their own, because no measurement shows which of the two is slow."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
 
 def possible(size: int, part: str, rails: int) -> int:
     """Return how many parts may be bad at once, at most 5: fewer than half of the hosts, at most half of the rails, and so few
-    links that no end seems bad."""
+    links that no host seems bad."""
     limit = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
     return min(5, limit)
 
@@ -390,7 +390,7 @@ def suspected(conclusion: ProbeConclusion) -> Faults:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_bad_hosts_are_found_if_the_job_cannot_form_and_a_single_one_in_few_launches(size: int) -> None:
+def test_bad_hosts_that_prevent_a_launch_are_found_and_a_single_one_in_few_launches(size: int) -> None:
     for hosts in range(1, min(5, (size - 1) // 2) + 1):
         most = 0
         for seed in range(20 if size <= 64 else 3):
@@ -451,7 +451,7 @@ def test_tournament_has_every_pair_once_and_every_host_once_per_round(count: int
         assert sorted(tournament.partners(hosts, host)) == sorted(set(hosts) - {host})
 
 
-def test_partial_tournament_gives_each_host_as_many_partners_and_connects_all_in_four_steps() -> None:
+def test_partial_tournament_gives_all_hosts_equally_many_partners_and_connects_them_in_four_steps() -> None:
     hosts = [f"h{number}" for number in range(512)]
     rounds = tournament.tournament(hosts, 16)
     assert len(rounds) == 16
@@ -487,7 +487,7 @@ def views(
 
 
 def record(plan: Plan, host: PlannedHost, *observations: Observation) -> Record:
-    """Return the host record, or the gang record if there are observations."""
+    """Return a gang record with these observations; without observations, the host record."""
     return Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
@@ -631,7 +631,7 @@ def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
 
 
 def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
-    """The data that a host sends may only reach a socket buffer, so its own measurement looks as fast as the others."""
+    """What a slow host sends may only reach a socket buffer: its own measurements then look as fast as those of other hosts."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
     host_views = views(plan_of(fleet, "rehearsal"), fleet)
     (slow,) = (view for view in host_views if view.host.name == "h2")

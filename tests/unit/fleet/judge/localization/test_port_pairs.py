@@ -1,4 +1,4 @@
-"""Slow RDMA ports, cables and switches are located below NCCL, and each layer states what the other one shows."""
+"""Slow RDMA ports, cables and switches are located without NCCL. Verdicts on ports and on pairs of GPUs refer to each other."""
 
 from __future__ import annotations
 
@@ -261,11 +261,11 @@ def test_figures_without_a_valid_partner_rail_or_port_are_ignored() -> None:
 
 
 SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
-    "one of four": (4, {"s1r2": 0.5}, {("switch", "s1r2")}),
-    "of most hosts": (9, {"s0r2": 0.5}, {("switch", "s0r2")}),
-    "of all hosts, which is the rail": (16, {"s0r2": 0.5}, {("rail", "rail 2")}),
-    "all of a rail": (8, {"s0r2": 0.5, "s1r2": 0.5}, {("rail", "rail 2")}),
-    "with a slow NIC at it and another elsewhere": (
+    "one of the four switches of a rail": (4, {"s1r2": 0.5}, {("switch", "s1r2")}),
+    "the one of most hosts": (9, {"s0r2": 0.5}, {("switch", "s0r2")}),
+    "the only one of a rail, so the rail is named": (16, {"s0r2": 0.5}, {("rail", "rail 2")}),
+    "both of a rail, so the rail is named": (8, {"s0r2": 0.5, "s1r2": 0.5}, {("rail", "rail 2")}),
+    "one, with a slow NIC at it and another elsewhere": (
         4, {"s1r2": 0.5, "h5/2": 0.3, "h9/0": 0.5}, {("switch", "s1r2"), ("nic", "h9 rail 0")},
     ),
     "none, but all four hosts at it are slow": (
@@ -275,7 +275,7 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip
-"""Case -> hosts per leaf switch, slow switches, hosts and NICs, expected suspects."""
+"""Which switches are slow -> hosts per leaf switch; slow switches, hosts and NICs; expected suspects."""
 
 
 @pytest.mark.parametrize("case", SLOW_SWITCHES)

@@ -1,4 +1,4 @@
-"""What readings of ports add to a suspect: its switch, its rate, and how it is in loopback."""
+"""What a suspected port gets from other figures and readings: the name of its switch, its rate, and its speed in loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def port(rail: int) -> str:
 
 
 def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
-    """Return a pack that requires of each port a share of its rate: `best` with other ports, `alone` with itself."""
+    """Return a pack that requires of each port a share of its rate: `best` with its best partner, `alone` in loopback."""
     rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
     return pack(
         *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
@@ -35,7 +35,7 @@ def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
 
 
 def alone(share: Any, rail: int = 1, *, stage: str = "benchmark", **params: Any) -> Observation:
-    """Return the bandwidth of a port to itself, as a share of its rate."""
+    """Return the bandwidth of a port in loopback, as a share of its rate."""
     default = {"op": "write", "direction": "one_way", "memory": "host", "sharing": "alone"}
     return builders.observation("verbs.rate_ratio", share, scope=port(rail), stage=stage, **{**default, **params})
 
@@ -55,12 +55,12 @@ def judged(
     """Return the verdicts on ports that are not passes.
 
     Args:
-        slow: whether a pair of ports has half of the bandwidth.
+        slow: returns whether a pair of ports has only half of the normal bandwidth.
         size: number of hosts.
-        rails: number of ports of each.
+        rails: number of ports of each host.
         of_h2: further figures of h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
-        switches: number of a host and rail -> ID and name of the switch.
+        switches: returns ID and name of the switch, given the number of a host and a rail.
         is_roce: whether the switch is a reading of the network interface of the port.
         verdicts: verdicts of the criteria.
         packs: the criteria.
@@ -135,7 +135,7 @@ def test_loopback_without_a_limit_says_nothing(packs: list[Pack]) -> None:
 
 
 def leaf(number: int, rail: int) -> tuple[str, str]:
-    """Return ID and name of the leaf switch of four hosts and a rail."""
+    """Return ID and name of the leaf switch of a host on a rail; four hosts share one."""
     return f"00{number // 4}{rail}", f"leaf{number // 4}-{rail}"
 
 
@@ -190,7 +190,7 @@ def test_ports_of_unknown_switches_are_suspected_alone() -> None:
     assert not any(item.part.startswith("switch") for item in found)
 
 
-def test_port_of_another_number_is_not_found_by_the_name_of_its_adapter() -> None:
+def test_port_does_not_get_the_switch_of_another_port() -> None:
     fleet = judged(at_leaf, size=12, switches=lambda number, rail: leaf(number, rail) if rail == 0 else ("", ""))
     assert not any(item.part.startswith("switch") for item in fleet)
 
