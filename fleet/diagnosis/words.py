@@ -76,6 +76,7 @@ _FIGURES = {
     "pairs.bandwidth": "bandwidth between hosts",
     "straggler.compute": "computing time of a step",
     "bmc.power_supply.fitted": "number of power supplies",
+    "host.dimm.speed_rated": "rated speed",
     "optics.rx_power": "received light",
     "optics.temperature": "module temperature",
     "port.fec_uncorrectable": "uncorrectable FEC blocks",
@@ -150,7 +151,7 @@ _SHOWN = {
     "gpu.memory.unrepairable": ("has memory that cannot be repaired",),
     "gpu.inforom.valid": ("has an InfoROM with wrong checksums",),
     "collective.transport": ("is without NVLink between hosts: NCCL uses {value} instead of {limit}",),
-    "fabric.imex.state": ("has the IMEX daemon, which joins the hosts of an NVLink domain, in the state {value}",),
+    "fabric.imex.state": ("has the IMEX daemon (it joins the hosts of an NVLink domain) in the state {value}",),
     "fabric.imex.node_count": ("has {value} of the {limit} hosts of its NVLink domain in the configuration of IMEX",),
     "fabric.imex.connection": (
         "is not connected by IMEX to {value} other host of its NVLink domain",

@@ -154,10 +154,11 @@ def _bounds_of_figure(name: str, unit: str) -> tuple[str, float]:
 
 
 def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
+    shown = f"{value:g}" if unit == "1" else f"{value:g} {unit}"
     if value < least:
         why = "it cannot be negative" if least == 0 else f"the lowest possible value is {least:g}"
-        return f"{value:g} {unit} is not credible: {why}"
-    return f"{value:g} {unit} is not credible: the highest possible value is {most:g}" if value > most else ""
+        return f"{shown} is not credible: {why}"
+    return f"{shown} is not credible: the highest possible value is {most:g}" if value > most else ""
 
 
 def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> str:

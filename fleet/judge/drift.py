@@ -122,7 +122,7 @@ def rate_course(series: Series, soak: Soak) -> RateCourse | None:
 
 
 def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it is a failed drift, add when the rate was low: `from 04:12 on, 3.1 % under its first hour`.
+    """Return the verdict. If it is a failed drift, add when the rate was low: `from 04:12 on, 3.1 % below its level in the first hour`.
 
     The times are of the first drop, the share is of the lowest level of the soak.
     """
@@ -142,7 +142,7 @@ def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
 
 def _describe_drift(course: RateCourse, soak: Soak, limit: float) -> str:
     start_s, end_s = course.first_drop(limit)
-    under = f"{(1 - course.lowest) * 100:.1f} % under its {reference_name(soak)}"
+    under = f"{(1 - course.lowest) * 100:.1f} % below its level in the {reference_name(soak)}"
     if end_s is None:
         return f"from {format_clock(start_s)} on, {under}"
     return f"from {format_clock(start_s)} to {format_clock(end_s)}, {under}"

@@ -345,7 +345,7 @@ def _wrong_replicas(view: HostView, item: Observation) -> str:
         return f"{replicas} replicas and {left_out} ranks without one are not whole numbers"
     hosts = len(view.plan.gangs().get(view.host.gang, ())) if item.stage == GANG else 1
     if ranks != 2 * replicas + left_out or left_out > hosts:
-        return f"{replicas} replicas of two ranks each, and {left_out} ranks without one, are not the {ranks} ranks"
+        return f"{replicas} replicas of two ranks each, and {left_out} ranks without one, cannot be the {ranks} ranks"
     return ""
 
 

@@ -277,7 +277,9 @@ class GangPairs:
             identity = ", ".join(filter(None, known))
             note = f"; it is the NIC that {describe_scope(scope)}{f' ({identity})' if identity else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
-        title = f"suspect {self._kind_name(suspect)} {suspect.where}".strip()
+        kind = self._kind_name(suspect)
+        is_in_name = suspect.where.startswith(f"{kind} ")  # the name of a rail is `rail 1`
+        title = f"suspect {suspect.where}" if is_in_name else f"suspect {kind} {suspect.where}".strip()
         names_part = bool(part) or scope != self._scope
         quantity = suspect.quantity
         return Verdict(

@@ -694,7 +694,7 @@ def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
     assert result[0].reason.startswith("found 0.94")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
     assert "04:03" <= since <= "04:21"  # in 24 hours a bucket is 8.5 minutes
-    assert result[0].reason.endswith(" % under its first hour")
+    assert result[0].reason.endswith(" % below its level in the first hour")
     assert float(result[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
     assert {(item.host, item.scope) for item in not_passed(plan, evidence)} == {("h1", "gpu=1")}
 
@@ -717,7 +717,7 @@ def test_only_a_gpu_that_slows_more_than_the_fleet_fails(plan: Plan) -> None:
     result = not_passed(plan, evidence_of_soak(plan, **one_gpu))
     assert [(item.host, item.scope, item.criterion) for item in result] == [("h2", "gpu=1", "drift-stress-vs-fleet")]
     assert "of the fleet's median" in result[0].reason
-    assert "under its first hour" in result[0].reason
+    assert "below its level in the first hour" in result[0].reason
 
 
 def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:

@@ -182,11 +182,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "negative figure": (
         change_figures(lambda item: replace(item, value=-1.0), "stress.wrong_products"),
-        "-1 1 is not credible: it cannot be negative",
+        "-1 is not credible: it cannot be negative",
     ),
     "share above 1": (
         change_figures(lambda item: replace(item, value=970.0), "integrity.tested_share"),
-        "970 1 is not credible: the highest possible value is 1",
+        "970 is not credible: the highest possible value is 1",
     ),
     "rates of all GPUs far above the datasheet": (
         change_figures(lambda item: replace(item, value=item.value * 100), "gemm."),  # type: ignore[operator]
@@ -355,12 +355,12 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
     "replicas": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 1000}),
-        "1000 replicas of two ranks each, and 0 ranks without one, are not the 2 ranks",
+        "1000 replicas of two ranks each, and 0 ranks without one, cannot be the 2 ranks",
     ),
     "ranks that all lack a replica": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 0, "left_out": 2}),
-        "0 replicas of two ranks each, and 2 ranks without one, are not the 2 ranks",
+        "0 replicas of two ranks each, and 2 ranks without one, cannot be the 2 ranks",
     ),
     "replicas without the ranks that have none": (
         "model_parallel.step_time",

@@ -163,16 +163,16 @@ def drift_failure(**over: Any) -> Verdict:
 
 def test_failing_drift_states_when_it_began() -> None:
     result = with_drift_time(soaked_host(None, FALLING), drift_failure(detail="5 %"))
-    assert result.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
-    assert result.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
+    assert result.detail == "from 3 min 00 s on, 10.0 % below its level in the first tenth; 5 %"
+    assert result.reason == "found 0.9; from 3 min 00 s on, 10.0 % below its level in the first tenth"
     assert (
         with_drift_time(soaked_host(FALLING), drift_failure()).detail
-        == "from 3 min 00 s on, 10.0 % under its first tenth"
+        == "from 3 min 00 s on, 10.0 % below its level in the first tenth"
     )
     again = soak(series(*(100, 99, 90, 90, 99, 99, 99), dtype="x"))
     assert (
         with_drift_time(soaked_host(again), drift_failure()).detail
-        == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
+        == "from 2 min 00 s to 4 min 00 s, 10.0 % below its level in the first tenth"
     )
 
 

@@ -92,7 +92,7 @@ def test_module_with_a_lower_rated_speed_explains_the_speed_of_the_host() -> Non
     assert (cause.part, cause.action, len(cause.verdicts)) == (SLOT, "inspect_hardware", 2)
     (cause,) = causes({"h1": SLOW})
     assert (cause.part, cause.title) == (
-        SLOT, "memory slot P2-DIMMA1 of h1 has dimm speed rated 4400 MT/s, most have 4800 MT/s",
+        SLOT, "memory slot P2-DIMMA1 of h1 has rated speed 4400 MT/s, most have 4800 MT/s",
     )  # fmt: skip
 
 

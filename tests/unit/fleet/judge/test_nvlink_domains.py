@@ -160,8 +160,7 @@ def test_host_with_imex_down_is_named_once(host: str) -> None:
     assert cause.hosts == (host,)
     assert (cause.problem, cause.action) == ("nvlink-domain", "recover_imex_domain")
     assert (
-        cause.title
-        == f"{host} has the IMEX daemon, which joins the hosts of an NVLink domain, in the state unavailable"
+        cause.title == f"{host} has the IMEX daemon (it joins the hosts of an NVLink domain) in the state unavailable"
     )
 
 

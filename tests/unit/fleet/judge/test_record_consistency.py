@@ -379,7 +379,7 @@ def test_only_a_metric_without_a_problem_is_marked_as_sound() -> None:
         replace(item, metrics=(metric,))
         for item, metric in zip(HEALTHY.snapshots, (sound, negative, of_host), strict=True)
     ]
-    problem = (name, "gpu=0", "-1 1 is not credible: it cannot be negative", HEALTHY.snapshots[1].stage)
+    problem = (name, "gpu=0", "-1 is not credible: it cannot be negative", HEALTHY.snapshots[1].stage)
     assert problem in found(replace(HEALTHY, snapshots=tuple(shots)))
     assert [metric.is_sound for metric in (sound, negative, of_host)] == [True, False, False]
 

@@ -1582,7 +1582,7 @@ def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pai
             [(name, verdict) for name in "abcd"] if verdict else []
         )
         assert {item.scope for item in verdicts} == {"gang=r1"}
-        assert all(item.reason.startswith("suspect rail rail 1 ") for item in verdicts if item.verdict != PASS)
+        assert all(item.reason.startswith("suspect rail 1 ") for item in verdicts if item.verdict != PASS)
 
 
 def test_failed_pair_of_two_hosts_is_inconclusive() -> None:
