@@ -122,9 +122,9 @@ def rate_course(series: Series, soak: Soak) -> RateCourse | None:
 
 
 def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it is a failed drift, add when the rate was low: `from 04:12 on, 3.1 % below its level in the first hour`.
+    """Return the verdict. If it is a failed drift, add `from 04:12 on, 3.1 % below its level in the first hour`.
 
-    The times are of the first drop, the share is of the lowest level of the soak.
+    The times are those of the first drop; the percentage is that of the lowest level of the soak.
     """
     if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
         return verdict
