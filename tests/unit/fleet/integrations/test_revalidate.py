@@ -538,7 +538,7 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert simulated["text"].startswith("SIMULATED incomplete: run r1")
 
 
-def test_gang_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
+def test_missing_gang_records_of_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
     def without_gang_records(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         for path in directory.glob("gangs/*/*.json"):
@@ -788,9 +788,8 @@ def test_incomplete_second_run_of_a_day_is_resumed(scheduled: ScheduledRevalidat
     assert scheduled.start() == 0
     assert scheduled.played() == ["revalidate r-1", "revalidate r-1-0000"]
     scheduled.start()
-    assert (
-        scheduled.played().count("revalidate r-1-0000") == 1
-    )  # this run is accepted now, so the next one has another ID
+    # This run is accepted now, so the next one has another ID.
+    assert scheduled.played().count("revalidate r-1-0000") == 1
 
 
 @pytest.mark.parametrize(("length", "code"), [(57, 0), (58, 64)])

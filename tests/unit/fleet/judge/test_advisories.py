@@ -69,7 +69,7 @@ def test_versions_are_ordered_by_their_numbers(older: str, newer: str) -> None:
         ("driver", DRIVER, "580.95.05", "580.159.03"),
         ("driver", DRIVER, "580.159.03", None),
         ("driver", DRIVER, "580.159.04", None),
-        # A fixed older branch is not affected. A branch without a fix needs a later branch. A later branch has all fixes.
+        # An older branch may have its own fix. A branch without one needs that of a later branch. Newer branches have all fixes.
         ("driver", DRIVER, "535.309.01", None),
         ("driver", DRIVER, "535.288.01", "535.309.01"),
         ("driver", DRIVER, "570.211.01", "580.159.03"),
@@ -97,7 +97,7 @@ def test_a_version_needs_the_fixes_of_its_branch(
     ("product", "version"),
     [
         ("nic_firmware", "229.2.48.0"),  # Broadcom
-        ("nic_firmware", "14.32.1010"),  # ConnectX-4 Lx has its own line
+        ("nic_firmware", "14.32.1010"),  # ConnectX-4 Lx has firmware versions of its own
         ("driver", "580.95.05-grid"),
         ("driver", ""),
         ("runc", "unknown"),

@@ -420,7 +420,7 @@ def test_rank_that_computes_far_longer_is_not_a_contradiction() -> None:
 
     assert contradicted(0.014 * 100) == []
     assert contradicted(0.014 / 100) == ["gpu=0"]
-    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # also below the lowest credible value
+    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # twice: it is also below the lowest credible value
 
 
 def test_rates_of_half_of_the_gpus_are_credible_if_the_other_half_is_slow() -> None:

@@ -321,8 +321,8 @@ def test_boundary_limit_is_accepted(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
-def test_each_dtype_of_the_standard_profile_is_judged_unknown_or_lacking(name: str) -> None:
-    """Each dtype is in the data sheet of the model, unknown, or lacking. No dtype of the data sheet is lacking."""
+def test_each_dtype_of_the_standard_profile_is_in_the_datasheet_or_listed_as_lacking_or_unknown(name: str) -> None:
+    """Each dtype is in the datasheet of the pack or in `lacks`, never in both; figures in `unknown` may leave dtypes out."""
     pack = read_pack(name)
     planned = {"gemm": set(), "stress": set()}
     for stage in read_profile("standard")["stages"].values():
@@ -440,7 +440,7 @@ SHARE_OF_DATASHEET: dict[str, Any] = {"value": None, "datasheet": "memory_bandwi
         ),
     ],
 )
-def test_share_of_the_datasheet_that_finds_no_fault_is_reported(changes: dict[str, Any], why: str) -> None:
+def test_wrong_share_of_the_datasheet_is_reported(changes: dict[str, Any], why: str) -> None:
     assert any(why in text for text in lint_changed(**{**SHARE_OF_DATASHEET, **changes}))
 
 

@@ -1010,7 +1010,7 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
 def test_link_is_the_cause_if_nccl_uses_host_memory_because_peer_access_is_missing(access: bool, action: str) -> None:
-    """With peer access, a slow path through host memory is the configuration of NCCL; without, it is the link."""
+    """If GPUs with peer access use a slow path through host memory, the cause is NCCL's configuration; without it, the link."""
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":

@@ -38,7 +38,7 @@ def host_with_slots(
     product: str = "SYS-821GE-TNHR",
     plan: Plan = PLAN,
 ) -> Evidence:
-    """Return evidence of a host with GPUs in these slots; the GPUs in the slots `on_bus` are missing in the driver."""
+    """Return evidence of a host whose driver lists the GPUs in these slots; those in the slots `on_bus` are only on the bus."""
     devices = range(len(slots))
     gpus = tuple(
         replace(builders.gpu(name, slot), index=index, pci_bus_id=address(slot)) for index, slot in enumerate(slots)

@@ -559,7 +559,7 @@ def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion
     cpus = replace(PLAN, rehearsal=True)
     rehearsed = [pack(FLOOR, name="rehearsal"), chosen[1]]
     hosts = hosts_with_findings(fleet(cpus), plan=cpus, packs=rehearsed)
-    assert hosts in (NAMES, [])  # the unmatched criterion may not apply in a rehearsal
+    assert hosts in (NAMES, [])  # in a rehearsal, the unmatched criterion need not apply
 
 
 def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:

@@ -75,7 +75,7 @@ def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None
 
 @pytest.mark.parametrize(("name", "after"), [("rate", of_ports(rate=RATE / 2)), ("width", of_ports(width=2))])
 def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list[Metric]) -> None:
-    """Even without figures, which would contradict one of the two rates."""
+    """The hosts have no figures here: those would contradict one of the two rates."""
     changed_link = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
     assert changed_link in findings({}, of_ports(), of=f"infiniband.{name}", last=after)
     assert changed_link not in findings({}, of_ports(), of=f"infiniband.{name}")

@@ -48,7 +48,7 @@ def problems(*snapshots: Snapshot, gpus: Sequence[Gpu] = (GPU,)) -> list[tuple[s
         ("collector.version", False), ("version", True),
     ],
 )  # fmt: skip
-def test_readings_are_known_to_be_constant_or_not(name: str, constant: bool) -> None:
+def test_constant_readings_are_known_by_name(name: str, constant: bool) -> None:
     assert is_constant(name) is constant
 
 
@@ -133,7 +133,7 @@ def test_time_that_is_not_valid_limits_nothing() -> None:
     assert problems(first, replace(second, at="later")) == []
 
 
-def test_time_before_the_previous_snapshot_is_written_as_zero() -> None:
+def test_negative_time_between_two_snapshots_is_stated_as_zero() -> None:
     first, second = (
         snapshot(100, {THROTTLED[0]: {THROTTLED[1]: 1.0}}),
         snapshot(0, {THROTTLED[0]: {THROTTLED[1]: 999.0}}),

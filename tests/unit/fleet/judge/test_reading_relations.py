@@ -66,17 +66,17 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "pci=1",
         "but pcie.kind was not",
     ),
-    "no reading of an adapter that the host does not have": (
+    "missing reading of an adapter that the host does not have": (
         [metric("network.operstate", nic_eth0="up"), replace(metric("network.speed"), absent={"nic=eth1": "error: x"})],
         "nic=eth1",
         "but network.operstate was not",
     ),
-    "no reading of a GPU that the host does not have": (
+    "missing reading of a GPU that the host does not have": (
         [replace(metric("gpu.fan.speed"), absent={"gpu=7": "unsupported: x"})],
         "gpu=7",
         "the record does not list this GPU",
     ),
-    "no reading in a scope of another kind": (
+    "missing reading in a scope of another kind": (
         [replace(metric("clock.source"), absent={"gpu=0": "unsupported: x"})],
         "gpu=0",
         "this is a reading of the host",

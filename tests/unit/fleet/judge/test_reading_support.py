@@ -135,7 +135,7 @@ def fleet_with_ports(change: Callable[[Metric], Metric | None], of: Plan = PLAN)
 
 
 def unsupported(name: str, *scopes: str) -> Callable[[Metric], Metric]:
-    """Return a change that makes a reading unsupported in these scopes, or without scopes in all that it has."""
+    """Return a change that makes a reading unsupported in these scopes; if none are given, in all its scopes."""
 
     def change(metric: Metric) -> Metric:
         if metric.name != name:
@@ -148,7 +148,7 @@ def unsupported(name: str, *scopes: str) -> Callable[[Metric], Metric]:
 
 
 def removed(name: str, *scopes: str) -> Callable[[Metric], Metric | None]:
-    """Return a change that removes the values in these scopes, or without scopes the whole reading."""
+    """Return a change that removes the values in these scopes; if none are given, the whole reading."""
 
     def change(metric: Metric) -> Metric | None:
         if metric.name != name:
