@@ -522,7 +522,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
         (("A-1", ""), ("A-1",), {"gpu=0": PASS}), (("000", "A-2"), ("000", "A-3"), {"gpu=1": FAIL}),
     ],
 )  # fmt: skip
-def test_serial_that_the_bmc_lacks_fails_only_if_it_reports_all_serials_of_the_form(
+def test_serial_that_the_bmc_lacks_fails_only_if_the_bmc_reports_enough_serials_of_its_form(
     serials: Sequence[str], reported: Sequence[str], expected: dict[str, str]
 ) -> None:
     values = {f"processor=GPU{at}": serial for at, serial in enumerate(reported)}

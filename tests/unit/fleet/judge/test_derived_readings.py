@@ -149,7 +149,7 @@ def test_reading_that_another_one_proves_must_be_there(
     ("power", "sides"),
     [
         (0.9e-4, ["low"]), (1.1e-4, ["none"]), (1e-3, ["none"]), (2.9e-3, ["none"]), (3.1e-3, ["high"]),
-        # Six digits are compared with six digits: near a limit either side is possible.
+        # Power and limit are known to six digits: near a limit, two alarms are possible.
         (1e-4, ["low", "none"]), (1.000005e-4, ["low", "none"]), (0.999995e-4, ["low", "none"]), (1.00002e-4, ["none"]),
         (3e-3, ["none", "high"]), (3.000015e-3, ["none", "high"]), (3.00006e-3, ["high"]),
     ],
@@ -225,7 +225,7 @@ def test_all_readings_of_a_collector_cannot_be_left_out(shown: dict[str, dict[st
         assert (name, HOST) not in judged(failed)[1]
 
 
-def test_fabric_manager_without_nvswitches_need_not_match() -> None:
+def test_fabric_manager_without_nvswitches_need_not_match_the_driver() -> None:
     readings = software()
     name = "software.fabric_manager.matches"
     none = {"fabric.nvswitch.probed": _metric("fabric.nvswitch.probed", {HOST: 0})}

@@ -183,7 +183,7 @@ def test_detectable_fault_is_not_stated_for_too_few_parts() -> None:
     assert row.cells == {"h200-sxm": "too few: 2"}
 
 
-def test_high_false_alarm_rate_is_stated_in_the_cell() -> None:
+def test_high_false_alarm_rate_is_stated_in_the_cell_of_the_table() -> None:
     found = detection(runs(spread("stress.temperature", 80.0, 4.0, dtype="bf16")), PACKS)
     (row,) = [row for row in rows(found, {}) if row.criterion == "stress-temperature"]
     assert "; false alarms " in row.cells["h200-sxm"]

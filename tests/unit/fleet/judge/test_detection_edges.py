@@ -19,7 +19,7 @@ from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_fig
 def run(
     *values: Any, name: str = "memory.bandwidth", unit: str = "B/s", change: Any = lambda item: item, **fields: Any
 ) -> Run:
-    """Return a run of one host for each value, with this figure of its GPU."""
+    """Return a run with one host for each value: the figure of its GPU has this value."""
     names = [f"h{at}" for at in range(1, len(values) + 1)]
     plan = one_figure_plan(*names, **fields)
     evidence = {
@@ -236,7 +236,7 @@ def test_false_alarm_of_values_that_do_not_vary_between_few_parts_is_not_stated(
     assert found.failed == failed
 
 
-def test_part_of_a_gpu_keeps_its_scope_and_another_part_names_all_gpus() -> None:
+def test_two_links_of_a_gpu_and_a_fan_of_the_host_are_three_parts() -> None:
     plan = one_figure_plan("h1")
     links = {"gpu=0,link=0": 1.5, "gpu=0,link=1": 1.6, "fan=0": 1.7}
     metric = replace(reading(1), values=links, unit="V")

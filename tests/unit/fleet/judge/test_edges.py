@@ -380,7 +380,7 @@ WITHIN = "in stage benchmark between its snapshots"
         ((1, 1, 2, 5, 5), 4, 3, "benchmark", f"4 {WITHIN} during and after", ""),
         ((1, 1, 2, 2, 9), 8, 4, "", "7 before stage gang, 1 in stage benchmark", ""),
         ((1, 9, 9, 9, 9), 8, 1, "", "8 before stage benchmark, 0 in stage benchmark", ""),
-        # Two increases in one stage are more than one larger increase.
+        # The sum in a stage decides: 2 + 3 in benchmark are more than 4 before gang.
         ((1, 1, 3, 6, 10), 9, 3, "benchmark", f"5 {WITHIN} during and after, 4 before stage gang", ""),
         ((5, 5, 2, 2), 2, 2, "benchmark", f"2 {WITHIN} before and during",
          "fell from 5 to 2 in stage benchmark"),
@@ -946,7 +946,7 @@ def test_fleet_decision_follows_its_worst_host(hosts: list[str], decision: str) 
 
 
 @pytest.mark.parametrize(("value", "limit"), [(0.3, 0.1 * 3), (216.49999e9, 216.5e9), (1.0 - 1e-16, 1.0)])
-def test_value_below_its_limit_is_printed_differently(value: float, limit: float) -> None:
+def test_value_below_its_limit_is_printed_with_enough_digits_to_differ_from_it(value: float, limit: float) -> None:
     result, wanted = format_pair(value, limit, "B/s")
     assert result != wanted
 

@@ -484,7 +484,7 @@ def test_every_rate_of_every_model_and_count_has_a_floor(model: str, count: int)
 
 
 def _fails_at_half(item: Observation, links: int) -> bool:
-    """Return whether the floors of a figure lie above half of a healthy one."""
+    """Return whether a floor of a figure lies above half of its healthy value."""
     if item.name == "stress.throughput":
         return False
     if item.name == "host_copy.bandwidth":

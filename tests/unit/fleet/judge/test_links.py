@@ -185,7 +185,7 @@ def test_link_has_all_readings_of_its_port() -> None:
     } == {("", "", "", False, True)}
 
 
-def test_ports_without_a_rate_or_state_are_equal_and_have_a_link() -> None:
+def test_ports_without_a_rate_or_state_count_as_fastest_and_as_having_a_link() -> None:
     links = links_of(
         {"network.switch_id": {"nic=eth0": "a", "nic=eth1": "b"}, "network.speed": {"nic=eth1": "unknown"}}
     )

@@ -40,7 +40,7 @@ def view(
         host: its name.
         modules: slot -> module number; None: the number of the slot plus 1.
         plan: the plan of the run.
-        on_bus: further slots in which the bus has a GPU; with any, the bus is read.
+        on_bus: further slots in which the bus has a GPU; if there are none, the bus is not read.
         snapshots: for each snapshot, name -> values of further readings.
     """
     of_slot = {slot: slot + 1 for slot in range(4)} if modules is None else modules

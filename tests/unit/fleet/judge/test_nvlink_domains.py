@@ -240,7 +240,7 @@ def test_two_broken_hosts_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("faulty", [*itertools.combinations(HOSTS, 1), *itertools.combinations(HOSTS[:5], 2)])
-def test_only_hosts_at_fault_are_named_if_statistics_are_merged_in_another_order(faulty: tuple[str, ...]) -> None:
+def test_only_hosts_at_fault_are_named_whatever_the_order_of_merging(faulty: tuple[str, ...]) -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host in faulty:
             with_imex_down(host)(readings)

@@ -144,7 +144,7 @@ def test_only_hosts_with_the_same_boot_id_are_one_machine(boots: Sequence[Any], 
     assert machines.shared() == ([("h1", "h2")] if expected else [])
 
 
-def test_record_without_the_reading_is_judged_as_before() -> None:
+def test_record_without_a_boot_id_gets_no_note() -> None:
     assert not is_annotated(slow(), host_view(PLAN, "h1"), host_view(PLAN, "h2"))
 
 

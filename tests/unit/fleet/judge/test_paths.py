@@ -86,7 +86,7 @@ def test_net_without_gpudirect_rdma_is_a_slow_path_between_hosts(transport: str,
     assert ("check NCCL_* in the environment" in verdict.reason) == bool(expected_text)
 
 
-def test_observed_path_precedes_the_previous_detail() -> None:
+def test_observed_path_is_stated_before_the_previous_detail() -> None:
     assert explain(slow_collective(detail="5 %"), path_by("SHM")).detail.endswith("; 5 %")
     assert not explain(slow_collective(), path_by("SHM")).detail.endswith("; ")
 

@@ -80,7 +80,7 @@ def fleet_of(healthy: Any, odd: Any) -> dict[str, Evidence]:
 
 
 def verdicts(evidence: dict[str, Evidence], *rules: Criterion) -> list[Verdict]:
-    """Return the failed verdicts by the rules."""
+    """Return the failed verdicts of these criteria."""
     ids = {rule.id for rule in rules}
     return [item for item in judge(PLAN, evidence, [pack(*rules)]) if item.criterion in ids and item.verdict == FAIL]
 

@@ -212,7 +212,7 @@ def test_host_without_peers_may_not_share_a_switch_between_rails_that_others_sep
     assert FAIL not in states(verdicts([*apart, host(2, "x", "x"), host(3, "y", "y")]))
 
 
-def test_switches_that_were_not_read_are_not_shared() -> None:
+def test_switches_that_were_not_read_do_not_count_as_shared() -> None:
     apart = [host(number, f"a{number}", f"b{number}", f"c{number}") for number in range(3)]
     unread = HostLinks(host="h9", has_record=True, links=(link("h9", 0, "x"), link("h9", 1, ""), link("h9", 2, "")))
     assert FAIL not in states(verdicts([*apart, unread]))

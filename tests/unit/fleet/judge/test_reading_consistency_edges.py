@@ -244,7 +244,7 @@ def test_missing_values_are_in_the_order_of_their_scopes() -> None:
     assert found == [("gpu.power", gpu, WHEN.format("after")) for gpu in gpus]
 
 
-def test_disk_with_other_readings_is_there_and_its_reading_is_missing() -> None:
+def test_reading_of_a_disk_is_missing_if_the_snapshot_has_other_readings_of_the_disk() -> None:
     full = {
         "storage.disk.size": {"disk=sda": 1, "disk=sdb": 1},
         "storage.disk.rotational": {"disk=sda": 1, "disk=sdb": 1},

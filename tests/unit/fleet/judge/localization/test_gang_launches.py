@@ -100,7 +100,7 @@ def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return the links between the hosts in `fast`, slow with `share`, except the links that it lists ("ab cd": a - b, c - d)."""
+    """Return links at `share` of the normal speed: all between the hosts in `fast` but those it lists ("ab cd": a - b, c - d)."""
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 

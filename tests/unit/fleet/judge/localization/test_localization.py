@@ -242,7 +242,7 @@ def test_host_with_one_rail_is_suspected_with_its_gpu_or_nic() -> None:
 
 
 def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
-    """GB/s between four H200 of one machine over sockets, each run as a host. Another process used the GPU of h2."""
+    """Measured in GB/s between four H200 of one machine, each run as a host, over sockets. Another process used the GPU of h2."""
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
     result = only(find_suspects(pairs))
@@ -319,7 +319,7 @@ def test_nic_that_is_slow_with_most_partners_is_one_suspect() -> None:
     ]
     suspect = only(find_suspects(pairs))
     assert (suspect.kind, suspect.where) == ("nic", "h1 rail 1")
-    assert suspect.confidence == pytest.approx(9 / 17)  # with 8 of 15
+    assert suspect.confidence == pytest.approx(9 / 17)  # slow with 8 of 15 partners
 
 
 def test_slow_pairs_without_a_common_part_suspect_the_fabric() -> None:

@@ -43,7 +43,7 @@ def port_figures(host: str, partner: str, rail: int, share: float, **params: Any
 
 
 def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lambda *_: 1.0) -> list[HostView]:
-    """Return the hosts with the pairs of GPUs of one fleet, and the pairs of ports of another."""
+    """Return the hosts of a fleet with its pairs of GPUs (`nccl`) and these pairs of ports."""
     both = views(plan, nccl)
     figures: dict[str, list[Observation]] = {host: [] for host in nccl.names}
     for pair in ports:
