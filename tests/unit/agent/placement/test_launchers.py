@@ -131,7 +131,7 @@ WRONG_LAUNCHER_VARIABLES = [
     (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST has 3 hosts but SLURM_STEP_NUM_NODES is 2"),
     (SLURM, srun(SLURM_STEP_TASKS_PER_NODE="many"), "SLURM_STEP_TASKS_PER_NODE is 'many'"),
     (SLURM, srun() | open_mpi(), "OMPI_COMM_WORLD_SIZE is set: mpirun started this process"),
-    (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would launch"),
+    (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would start all ranks"),
     (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes"),
     (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "this command would start torchrun again"),
 ]

@@ -291,7 +291,7 @@ def test_gang_record_of_another_machine_is_named_with_the_hosts_that_report_its_
     )
     lists = "hosts/h2.json lists the GPUs B; gangs/g/h2.json lists the GPUs A"
     machines = f"the records of this host are of different machines: {lists}"
-    assert verdict.reason.startswith(f"{machines}, which h1 reports too: a record of another host was delivered")
+    assert verdict.reason.startswith(f"{machines}, which h1 reports too; a record of another host was delivered")
     # More hosts may report the part: h0 in its own record, h3 in a gang record of another machine.
     fleet |= {"h0": machine("A"), "h3": with_gang_record(machine("C"), machine("A"))}
     (of_h2,) = (item for item in verdicts(fleet) if item.host == "h2")

@@ -326,7 +326,7 @@ def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
     for item in of_layer(verdicts, "verbs"):
         if item.verdict != "pass":
             _, kind, *name = item.reason.partition(" (confidence")[0].split(" ", 2)
-            text = " ".join(name)
+            text = f"rail {name[0]}" if kind == "rail" else " ".join(name)
             parts.add((kind.lower(), " - ".join(sorted(text.split(" - "))) if kind == "link" else text))
     return parts
 
