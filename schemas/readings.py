@@ -55,7 +55,7 @@ PROMETHEUS_NAMES: Mapping[str, str] = {
     "sxid.count": "sxid_errors",
     "xid.count": "xid_errors",
 }
-"""Reading -> its name in Prometheus, if that differs: only histograms and summaries may end in `_count`."""
+"""Reading -> another name for Prometheus, where only the names of histograms and summaries may end in `_count`."""
 
 
 def metric_name(name: str) -> str:

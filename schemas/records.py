@@ -41,8 +41,8 @@ class Samples:
     max: float
     cv: float
     precision: float | None = None
-    """Half the 95 % confidence interval of the median, divided by the median. None for fewer than six repetitions, or if one of
-    them is not positive."""
+    """Half the 95 % confidence interval of the median, divided by the median. None for fewer than six repetitions, or if a
+    value is not positive."""
     stopped: str = ""
     """Why the repetitions stopped: `precision` reached, or `time` spent; empty if their number was fixed."""
 
@@ -196,11 +196,13 @@ class Culprit:
 
     kind: str
     """`rank_silent`, `rank_ended`, `rank_absent` (it did not start), `rank_behind` (it failed first, or the others wait for it),
-    `host_silent`, `host_absent`; `cut_off`: a host reports that it lost contact with every host that sends it messages, and
-    names itself or them; `rank_unable`: a host reports that one of its ranks has no working device; `rank_raised`: ranks ended
-    with an exception that a device cannot cause, for example because a network interface does not exist."""
+    `host_silent`, `host_absent`; `cut_off`: a host no longer receives a message from any of its senders; it names itself if all
+    other hosts are its senders, and otherwise the senders; `rank_unable`: a host reports that one of its ranks has no working
+    device; `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does
+    not exist."""
     hosts: tuple[str, ...]
-    """More than one if several became silent, did not join or raised the same exception, or if two lost contact."""
+    """Several if several hosts became silent, did not join or raised the same exception, or if two hosts lost contact with each
+    other."""
     text: str
     scope: str = ""
     """The device of the rank: `gpu=3`. Empty if the launcher of the rank exited, because a device cannot cause that."""

@@ -60,7 +60,7 @@ class VerdictKind:
     IN_USE = "in_use"
     """Not measured, because the host is in use."""
     SHARED_MACHINE = "shared_machine"
-    """A speed was compared with a limit, and hosts of the run are one machine and were measured at the same time."""
+    """A speed was compared with a limit, but several hosts of the run are the same machine and were measured at the same time."""
     UNFINISHED = "unfinished"
     """A launch, a stage or a soak did not finish."""
     TOO_FEW_PEERS = "too_few_peers"
@@ -433,7 +433,8 @@ class PartHistory:
     part: str
     """Scope of the part: `gpu=3`, `host`."""
     percentile: float | None = None
-    """Percent of the accepted parts with a lower value, equal ones counted half; None with too few of them."""
+    """Percentage of the accepted parts that have a lower value; parts with an equal value count half. None if too few parts are
+    accepted."""
     values: tuple[float, ...] = ()
     """Its values in the last former runs, the oldest first, and then that of this run; empty if no former run has it."""
 
@@ -451,7 +452,7 @@ class FigureHistory:
     accepted: int = 0
     """Number of accepted parts in former runs; each counts once, with its newest value."""
     median: float | None = None
-    """Of these values; None with too few of them."""
+    """Median of the newest values of the accepted parts; None if there are too few."""
     parts: tuple[PartHistory, ...] = ()
 
 

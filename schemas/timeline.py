@@ -52,7 +52,7 @@ class Timeline:
     series: tuple[Series, ...] = ()
     events: tuple[Event, ...] = ()
     left_out: int = 0
-    """Number of events, and of values of further series, that were dropped because a limit was reached."""
+    """Number of dropped events and values: a timeline has a maximum number of events and of series."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ FIGURES = {
     "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
     "held_percent": ("gpu.throttle.active", "reason=other", "1", 0.01),
 }
-"""Name in the record -> name of the series, its scope below the GPU, its unit, and how much of that unit a 1 in a word is."""
+"""Name in the record -> name of the series, its scope below the GPU, its unit, and the amount that 1 in a word means."""
 HELD = "held_percent"
 """Percentage of the samples with throttling for a reason other than the power limit. Omitted if there was no such sample."""
 

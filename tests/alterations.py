@@ -116,18 +116,20 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/gpu\.(memory\.)?temperature.*": _LIKE,
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have started together",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
-    r"scale snapshots/preflight before/metrics/host\.uptime/values/host": "the clock may be corrected; a fall shows a reboot",
+    r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
+        "the clock may be corrected; if the first uptime is too high, the next one is lower, which shows a reboot"
+    ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
     r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
-    r"remove snapshots/[^/]+ during": "a launch of less than a minute may have none; longer ones must (`sequence.py`)",
+    r"remove snapshots/[^/]+ during": "only a launch of less than a minute may lack this snapshot (`sequence.py`)",
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
-    r"remove observations/collective\..*/params/moved_bytes": "the size is taken instead",
+    r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
-    r"scale observations/.*\.loss_ratio/value": "a training that learned more; no datasheet says how much is too much",
-    r"scale observations/checkpoint\..*_time/value": "faster storage; no datasheet says how fast that of a site is",
+    r"scale observations/.*\.loss_ratio/value": "the network learned more; no datasheet says how much is too much",
+    r"scale observations/checkpoint\..*_time/value": "the storage is faster; no datasheet knows the storage of a site",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
@@ -146,7 +148,7 @@ Readings and figures without a criterion need no entry: `fleet/judge/information
 
 ALLOWED_IN_REHEARSALS: Mapping[str, str] = {
     r"swap (snapshots|launches)(/.*)?": "the hosts of a rehearsal may be one machine",
-    r"scale observations/fashion_mnist\..*/params/epochs": "it ends after a few steps, in less than one epoch",
+    r"scale observations/fashion_mnist\..*/params/epochs": "the training ends after a few steps, in less than one epoch",
     r"(negate|scale) (snapshots/.*/values/.*|observations/.*/value)": "a rehearsal judges the pipeline and not the machine",
 }
 """Further entries for rehearsals, which accept no hardware."""
@@ -404,7 +406,8 @@ class AcceptedRun:
             raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
 
     def alterations(self, count: int, seed: int, kind_prefix: str = "") -> Iterator[Alteration]:
-        """Yield alterations of random elements: first each operation and place in the schema, then each operation and kind.
+        """Yield alterations of random elements: one for each operation at each place in the schema, then repeatedly one for each
+        operation on each kind of element.
 
         `kind_prefix`: beginning of the kinds of the elements.
         """
@@ -597,7 +600,8 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Tokens for the metrics that PartReader reads; whole records have other ones. Metrics without a token are judged slowly."""
+"""Tokens for the metrics that PartReader reads; `quick.Reader` assigns other tokens to metrics of whole records. Without tokens,
+the judge would be slow."""
 
 
 def _metric(document: Json) -> Metric | None:

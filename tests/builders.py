@@ -327,7 +327,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation. If it is a bandwidth or latency of this collective, its value becomes that of a rate of 1 GB/s."""
+    """Return the observation. A bandwidth or latency of this collective gets the value that it has at a rate of 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":

@@ -28,10 +28,10 @@ gc.disable()  # little becomes garbage while pytest collects the tests
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each worker starts with one of these. The very first installs the agent on lab hosts; other labs wait for that.
+    # Each worker starts with one of these files. The first file installs the agent on lab hosts, and all other labs wait for it.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
-    # In this order, workers that took one of the longest files above get a short one next.
+    # The order is such that a worker that ran one of the longest files above runs a short one next.
     *("lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),

@@ -19,7 +19,7 @@ HOSTS_PER_RACK = 8
 NOISY_UNITS = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "FLOP/J", "FLOP/cycle")
 NETWORK_PROFILE: dict[str, Any] = {
     "schema": "rackproof.profile/1",
-    "summary": "what a slow network slows, and HBM, which it does not slow",
+    "summary": "benchmarks that a slow network makes slower, and GPU memory, which it does not affect",
     "device": "gpu",
     "stages": {
         "benchmark": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"memory": {}}},

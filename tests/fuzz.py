@@ -136,7 +136,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Return the document with one change of its bytes, or one to three of its JSON values, at times followed by one of bytes."""
+    """Return the document after one change of its bytes, or after one to three changes of its JSON values; seldom after both."""
     if rng.random() < 0.8:
         return _mutate_bytes(rng, whole)
     document = json.loads(whole)
@@ -227,9 +227,9 @@ def _random_container(rng: random.Random, document: Any) -> Any:
 def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
     """Return why a run must not be accepted, or an empty string. Uses no code of the judge.
 
-    Checks: strict JSON; the schema; run, nonce, host and gang; the last value of every planned observation is measured; the last
-    launch finished; GPU model and unique serials; every absolute criterion on everything it applies to; counters that rose during
-    the run; no collector error for a reading that a criterion needs.
+    Checks: strict JSON; the schema; run, nonce, host and gang; every planned observation was measured (the last one of several
+    counts); the last launch of each stage finished; GPU model and unique serials; the limits of all absolute criteria; no counter
+    rose by more than its limit; no collector error for a reading that a criterion needs.
     """
     parts: dict[tuple[str, int, str], set[str]] = {}
     slots: dict[str, set[tuple[str, int]]] = {}

@@ -80,7 +80,7 @@ def gang_snapshot(
 
 
 def timed_out_ranks(*exceptions: RankState) -> dict[str, RankState]:
-    """Return the states of six ranks: those in `exceptions`, and timed out for the other ranks."""
+    """Return the states of six ranks: those in `exceptions` as given, and the others timed out."""
     states = {f"r{number}": rank_state(number, **TIMED_OUT_FIELDS) for number in range(6)}
     return states | {f"r{state.rank}": state for state in exceptions}
 

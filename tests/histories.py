@@ -56,11 +56,11 @@ class Planted:
     """The faults that must be found. Nothing else may be found."""
 
     drifts: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Level and id -> shape."""
+    """`gpu` and serial, or `rack` and name -> `drift` or `step`."""
     lemons: set[tuple[str, str]] = field(default_factory=set)
-    """Kind and id."""
+    """Kind (`part`, `slot`, `host`, `rack`) and id."""
     effects: set[tuple[str, str, str]] = field(default_factory=lambda: set(DRIVER_EFFECTS))
-    """Figure, old and new driver."""
+    """Figure, old driver, new driver."""
 
 
 class FleetHistory:
@@ -116,7 +116,7 @@ class FleetHistory:
         return self._levels[key]
 
     def _driver(self, rack: int, month: int) -> str:
-        """Return the driver of a rack: half of the racks change one month later."""
+        """Return the driver of a rack. Every second rack gets a new driver one month later than the others."""
         late = rack % 2
         return DRIVERS[(month >= self.months // 3 + late) + (month >= 2 * self.months // 3 + late)]
 

@@ -77,7 +77,7 @@ def with_trace(evidence: Evidence, gpus: int) -> Evidence:
 
 
 def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """Return the evidence. The rates of one part whose names begin with `name` are multiplied by `factor`."""
+    """Return the evidence with the rates of one part multiplied by `factor`, if their names begin with `name`."""
 
     def change(observation: Observation) -> Observation:
         is_affected = (

@@ -42,7 +42,7 @@ def slots(sockets: int = 2, channels: str = "ABCDEFGH", **options: Any) -> list[
 
 
 def without(chosen: Iterable[Slot], *names: str) -> list[Slot]:
-    """Return the slots, with these empty as firmware reports it."""
+    """Return the slots. Those with these names have the values that firmware reports for an empty slot."""
     empty = {
         "size": 0,
         "rate": 0,

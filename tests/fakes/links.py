@@ -19,7 +19,7 @@ NVSWITCHES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x05, 0x06, 0x07, 0x08))
 ROCE_NIC, PLAIN_NIC = "0000:a1:00.0", "0000:a2:00.0"
 ROOT_PORTS = tuple(f"0000:{0x15 + 0x10 * number:02x}:01.0" for number in range(8))
 GPU_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:00.0" for number in range(8))
-"""The port of the switch above each GPU."""
+"""The port of a PCIe switch above each GPU."""
 HCA_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:01.0" for number in range(8))
 IB, ROCE = tuple(f"mlx5_{number}" for number in range(8)), "mlx5_8"
 ROCE_INTERFACE, PLAIN_INTERFACE = "enp161s0np0", "enp162s0"

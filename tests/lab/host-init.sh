@@ -16,8 +16,8 @@ hostname "$name"
 mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
 cd "$stage"
 layers=0
-# Argument: a directory, which gets the same path in the host. The layers have relative paths, because that of the stage may
-# contain commas.
+# Argument: a directory, which gets the same path in the host. The layers have relative paths, because the path of the stage
+# may contain commas, which separate mount options.
 copy_on_write() {
   layers=$((layers + 1))
   mkdir -p "up$layers" "work$layers" "$root$1"

@@ -50,7 +50,7 @@ def smallest_profile(seconds: float) -> dict[str, Any]:
 
 
 def profile_without_figures() -> dict[str, Any]:
-    """Return a profile without torch and without gangs. On hosts without RDMA ports, it only measures its duration."""
+    """Return a profile without torch and without gangs. On a host without RDMA ports, its only figure is its own duration."""
     return _profile({"benchmark": {"verbs": {}}})
 
 

@@ -89,9 +89,10 @@ class Limit:
             lab.on(host, "sh", "-c", f"echo {pid} >{self.path}/cgroup.procs")
 
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
-        """Exhaust the memory by another process, so that the kernel kills the victim, and then that process.
+        """Start a process that exhausts the memory. The kernel kills the victim first, and then that process.
 
-        The kernel adds oom_score_adj to the memory share of a process in units of 1/1000; a launcher has up to 600.
+        The kernel kills the process with the highest sum of memory share (in 1/1000) and oom_score_adj. The share of a launcher,
+        which must survive, is up to 600.
         """
         self.set(self.used() + 64_000_000)
         hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"

@@ -39,9 +39,9 @@ healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, r
 """Healthy and slow links are limited: on busy processors the rates of unlimited transfers vary tenfold, those of limited ones
 little. The burst of the slow link is small, because a burst could otherwise contain a whole exchange."""
 lossy = partial(links.lossy, lost=0.15)
-"""With a share of 0.05, TCP recovers so quickly in one of 15 exchanges of 32 KiB that the pair is fast (measured: 2 of 30 ran at
-1.7 and 9.9 MB/s, the others below 0.1 MB/s). If one of four pairs of a host is fast, there is too little evidence against the
-host. With 0.15, none of 30 exchanges was above 0.14 MB/s."""
+"""With a lost share of 0.05, 2 of 30 exchanges of 32 KiB were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; the others
+were below 0.1 MB/s. If one of the four pairs of a host is fast, there is too little evidence against the host. With 0.15, none
+of 30 exchanges was above 0.14 MB/s."""
 
 
 @pytest.fixture(scope="module")

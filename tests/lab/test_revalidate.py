@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
 RATE, SLOW_RATE = "100mbit", "4mbit"
-"""Rate limits of the links, and of the slow link after the maintenance. Both are below what busy
-processors reach, so that the rates hardly vary."""
+"""Rate limit of each link, and that of the slow link after the maintenance. Both are below what busy processors reach, so that
+the measured rates hardly vary."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 RACKPROOF = (sys.executable, ROOT / "rackproof")

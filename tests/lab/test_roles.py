@@ -486,7 +486,7 @@ def test_driver_and_toolkit_are_installed_in_the_wanted_version(
         assert "libcuda.so.580.126.20" in site.lab.on(host, "cat", "/etc/cdi/nvidia.yaml").stdout
 
 
-def test_second_run_changes_nothing_and_respects_the_serial_of_the_inventory(
+def test_second_run_changes_nothing_and_takes_as_many_hosts_at_a_time_as_the_inventory_says(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     again = site.install(nvidia_driver_serial=2)

@@ -2,7 +2,7 @@
 
     python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
 
-LOST_SHARE is the share of 1500 B units that are lost, evenly spread; the frame of such a unit is lost. Long frames are
+Each time that 1500 B / LOST_SHARE have passed, the current frame is lost: with 0.01, one frame in every 150 kB. Long frames are
 therefore lost more often than short ones, and no exchange of many frames avoids losses by chance. TCP may repair one loss within
 milliseconds; several losses in one exchange make it wait for a timeout.
 

@@ -32,7 +32,7 @@ VERBS = {
     "size_bytes": 8448,
     "seconds": 8,
 }
-"""`size_bytes`: perftest counts messages of more than 8 KiB one by one, and smaller ones by the hundred."""
+"""`size_bytes` is above 8 KiB: perftest counts such messages one by one, but smaller ones only by the hundred."""
 STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
 NOT_CALIBRATED = "verbs.bandwidth is 0"

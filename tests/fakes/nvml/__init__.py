@@ -1,8 +1,8 @@
 """Build a fake NVML: a real `libnvidia-ml.so.1` that answers from a scenario file, without a GPU.
 
 nvidia-ml-py loads it by name, so tests run the same code as a GPU host, unpatched. `nvml_stub.c` documents the scenario format;
-`scenarios/` has healthy machines and one file per fault. The dynamic loader reads its path when a program starts, so the program
-under test is a separate process. Its scenario may change while it runs.
+`scenarios/` has healthy machines and one file per fault. The dynamic loader reads LD_LIBRARY_PATH only when a program starts, so
+the program under test is a separate process. Its scenario may change while it runs.
 """
 
 from __future__ import annotations

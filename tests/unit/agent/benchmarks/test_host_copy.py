@@ -1,4 +1,4 @@
-"""Which NUMA node holds the host memory of copies: the GPU's own one and another one, or none that this process may use."""
+"""The NUMA nodes whose memory `host_copy` uses: the GPU's own node and another one, if this process may use them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def place(monkeypatch: pytest.MonkeyPatch, node: int | str, cpus: set[int]) -> N
         ("damaged", {0, 4}, (None, None, "unknown")),
     ],
 )
-def test_memory_is_on_the_gpus_node_and_on_another_usable_one(
+def test_copies_use_the_node_of_the_gpu_and_another_usable_node(
     nodes: Path,
     monkeypatch: pytest.MonkeyPatch,
     node: int | str,

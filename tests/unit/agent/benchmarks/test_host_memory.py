@@ -76,7 +76,7 @@ def test_nodes_with_processors_and_memory_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "farthest"), [(0, 17), (8, 0), (17, 8)])
-def test_distances_belong_to_the_nodes_that_are_online(tmp_path: Path, number: int, farthest: int) -> None:
+def test_farthest_node_is_found_if_node_numbers_have_gaps(tmp_path: Path, number: int, farthest: int) -> None:
     distances = {0: "10 20 30", 8: "40 10 20", 17: "20 30 10"}
     root = write(tmp_path, {f"{NODES}/node{node}/distance": f"{text}\n" for node, text in distances.items()})
     assert numa._farthest(number, [0, 8, 17], root) == farthest
@@ -112,7 +112,7 @@ def test_memory_limit_is_that_of_host_or_container(tmp_path: Path, files: Mappin
     ("cache", "free", "limit", "expected"),
     [
         (0, 64 * GIB, 64 * GIB, 32 * MIB),
-        (24 * MIB, 64 * GIB, 64 * GIB, 48 * MIB),  # four times the cache of a node, for two threads
+        (24 * MIB, 64 * GIB, 64 * GIB, 48 * MIB),  # four times the cache of a node, divided among two threads
         (10 * GIB, 64 * GIB, 64 * GIB, 128 * MIB),
         (0, 240 * MIB, 64 * GIB, 10 * MIB),
         (0, 64 * GIB, 240 * MIB, 5 * MIB),
@@ -162,7 +162,7 @@ def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("op", ["copy", "triad"])
-def test_operation_that_does_nothing_leaves_only_wrong_elements(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_operation_that_writes_nothing_has_only_wrong_elements(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setattr(host_memory, "_operation", lambda *_: lambda: None)
     nodes = [node(cpus=(CPUS[0],))]
     test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)

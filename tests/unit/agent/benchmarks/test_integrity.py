@@ -78,9 +78,9 @@ def test_modulo_pattern_is_that_of_its_definition(seed: int) -> None:
         assert words.tolist() == expected
 
 
-def test_all_other_words_of_whole_groups_are_rewritten() -> None:
+def test_complete_groups_are_rewritten_except_their_first_words() -> None:
     words = torch.zeros(65, dtype=torch.int64)
-    patterns.rewrite_others(words, 3, offset=5, value=77)  # groups begin at words 2, 22 and 42
+    patterns.rewrite_others(words, 3, offset=5, value=77)  # groups of 20 words begin at 2, 22 and 42
     assert [index for index, word in enumerate(words.tolist()) if word] == [
         index for index in range(2, 62) if index not in (2, 22, 42)
     ]
@@ -203,7 +203,7 @@ def test_neighbours_finds_a_word_that_changes_when_its_neighbours_are_inverted(
 
 
 class Fading:
-    """Memory that loses a bit of one word during `time.sleep` or a matrix product, and not earlier."""
+    """Memory that loses bit 63 of one word each time that `fade` is called: during `time.sleep` or a matrix product."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: list[MemoryUnderTest] = []
@@ -215,7 +215,7 @@ class Fading:
         self.memory[-1].chunks[0][5] &= ~(1 << 63) & (1 << 64) - 1
 
     def check(self, rank: Context) -> None:
-        """Check that bit 63 was lost once: only one of the pattern and its inverse has this bit set."""
+        """Check that the loss of bit 63 was found once: either the pattern or its inverse has this bit, not both."""
         (count,) = named(rank, "wrong_words")
         (error,) = named(rank, "error")
         assert self.waits

@@ -52,16 +52,18 @@ def values(context: Context, name: str) -> list[Any]:
 
 def test_interval_is_derived_from_order_statistics() -> None:
     assert interval([1.0] * 5) is None
-    # The interval of six values ends at the smallest and the largest of them.
+    # With six values, the interval extends from the smallest to the largest.
     assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx((6 - 1) / 2 / 3.5)
     hundred = [float(value) for value in range(1, 101)]
-    assert interval(hundred) == pytest.approx((61 - 40) / 2 / 50.5)  # ranks 40 and 61 (Conover, table A3)
+    assert interval(hundred) == pytest.approx(
+        (61 - 40) / 2 / 50.5
+    )  # from the 40th to the 61st value (Conover, table A3)
 
 
 def test_interval_contains_the_median_in_95_percent_of_cases() -> None:
     torch.manual_seed(1)
     covered = 0
-    for sample in torch.randn(2000, 30).exp():  # skewed, as times are; the median is 1
+    for sample in torch.randn(2000, 30).exp():  # a skewed distribution, like that of times; its median is 1
         summary = summarize(sample.tolist())
         ordered = sorted(sample.tolist())
         covered += ordered[9] <= 1.0 <= ordered[20]

@@ -25,7 +25,7 @@ from tests.unit.agent.benchmarks.test_measuring import context, values
 
 CPU = torch.device("cpu")
 SIZE, TRIALS, REPETITIONS = 16, 400, 5
-"""Without a time budget, a digest is computed once and repeated four times."""
+"""Without a time budget, a result is computed REPETITIONS times: once for the digest, and four times to compare."""
 
 Pattern = Callable[[torch.Tensor, random.Random], None]
 
@@ -100,7 +100,7 @@ def found_by_digest(
 
 
 def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
-    """Return the digests of the least number of repetitions."""
+    """Compute the result as often as without a time budget, and return the digests."""
     digests = digest.Digests()
     digest._repeat(rank, computation, 0.0, digests)
     return digests
@@ -189,7 +189,7 @@ def test_wrong_pass_over_the_memory_is_found_as_often_as_computed(
 
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
 @pytest.mark.parametrize("size", [64, 256])
-def test_number_of_elements_is_that_of_the_results(workload: str, size: int) -> None:
+def test_assumed_number_of_elements_is_that_of_the_result(workload: str, size: int) -> None:
     assert digest_workloads.WORKLOADS[workload](size, CPU).compute().numel() == digest_elements(workload, size)
 
 
@@ -197,7 +197,7 @@ def test_stress_compares_as_often_as_assumed() -> None:
     assert stress.BLOCK_S == planted_faults.STRESS_BLOCK_S
 
 
-def test_smallest_rate_is_found_with_99_percent() -> None:
+def test_fault_at_the_smallest_rate_is_found_with_99_percent_probability() -> None:
     gate = comparison(repetitions=1872.0, elements=1 << 24)
     for per_element in (True, False):
         rate = gate.smallest_rate(per_element)

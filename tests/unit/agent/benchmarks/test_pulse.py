@@ -1,4 +1,4 @@
-"""Pulsed load on CPUs: work of each phase, periods, wrong products, and a start in common of hosts whose clocks differ."""
+"""Pulsed load on CPUs: work of each phase, periods, wrong products, and the common start of hosts whose clocks differ."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         def multiply_wrongly() -> torch.Tensor:
             product = multiply()
-            if (call := next(calls)) == wrong_at or call > 20:  # the first product, or all of a phase
+            if (call := next(calls)) == wrong_at or call > 20:  # one early product, and all after number 20
                 product[0, 0] += 1
             return product
 
@@ -175,7 +175,7 @@ def test_wrong_products_count_although_the_gpu_fails_later(tmp_path: Path, monke
 
 
 class HungEvent:
-    """An event that a GPU that hangs does not reach."""
+    """An event that the GPU never reaches, because it hangs."""
 
     def record(self) -> None:
         """Do nothing."""
@@ -185,14 +185,14 @@ class HungEvent:
         return False
 
     def synchronize(self) -> None:
-        """Wait as a GPU that hangs makes the host wait: for longer than the test."""
+        """Wait for longer than the test may take, as CUDA does if the GPU hangs."""
         time.sleep(60)
 
 
 def test_gpu_that_hangs_ends_the_benchmark_in_time_and_its_wrong_products_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first wave is complete, and has a wrong product in each period; the GPU hangs in the second one."""
+    """The load of all GPUs together ends, with a wrong product in each period. Then the GPU hangs under the load of it alone."""
     measure_alone = pulse._measure_alone
 
     def hang(rank: Context, load: pulse.Load, *arguments: Any) -> None:

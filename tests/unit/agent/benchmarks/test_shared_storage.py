@@ -137,17 +137,17 @@ def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path)
 
 
 def test_scopes_of_a_host_that_measures_alone_are_valid(tmp_path: Path) -> None:
-    """A result with another scope would lose all results of the rank."""
+    """If one result had an invalid scope, all results of the rank would be lost."""
     scope = f"directory={str(tmp_path / 'shared')[1:].replace('/', ':')}"
     observed = measure(tmp_path, hosts=("h1",), scope="host")
     assert {item["scope"] for item in observed["h1"]} == {scope}
     assert values(observed, "aggregate_bandwidth", op="read") == {"h1": 2e9}
 
 
-def test_host_that_collects_may_enter_a_step_late_and_wait_for_one_that_is_lost(
+def test_collecting_host_may_be_late_and_then_wait_for_a_lost_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """h1 enters after 50 s, within the limit of 60 s, and waits 60 s for h3. Meanwhile h2 must not give up."""
+    """h1 collects. It begins the step after 50 s (the limit is 60 s) and then waits 60 s for h3. h2 must wait all 110 s."""
     now, store = [0.0], HashStore()
 
     def sleep(seconds: float) -> None:

@@ -90,7 +90,7 @@ def test_wrong_product_of_gemm_is_counted(
 
 @pytest.mark.parametrize("wrong_at", [0, 1 << 20])
 def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
-    """Later products are compared with the first one. In one case the first product is wrong, in the other one none."""
+    """Later products are compared with the first one, which is wrong in one case. In the other case all products are right."""
     make_products_wrong(monkeypatch, stress, lambda call: call == wrong_at)
     rank = context(tmp_path)
     stress.run(rank, STRESS)
@@ -257,7 +257,7 @@ def test_wrong_elements_before_a_hang_are_reported(tmp_path: Path, monkeypatch: 
 
 
 class EndlessEvent:
-    """An event that a hanging device does not reach."""
+    """An event that the device never reaches, because it hangs."""
 
     def record(self, stream: object = None) -> None:
         """Do nothing."""
