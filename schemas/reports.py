@@ -269,7 +269,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Distribution of the numbers of a row. For many values, quantiles have errors of up to 0.01 %; `min` and `max` are exact."""
+    """Distribution of numeric values. If they are many, quantiles have errors of up to 0.01 %; `min` and `max` are exact."""
 
     n: int
     min: float
@@ -371,7 +371,7 @@ class NotJudged:
     name: str
     stage: str
     host: str = ""
-    """Host and scope of the part; empty if the figure is judged on no part at all."""
+    """Host and scope of the part, if the figure is judged on other parts; empty if it is judged on no part."""
     scope: str = ""
 
     def __str__(self) -> str:
@@ -411,7 +411,7 @@ class Replaced:
     pack: str
     """The shipped pack that defines it."""
     old: str
-    """Its observation, its limit, and severity and action of a failure, in words."""
+    """Observation, limit, severity and action of the shipped criterion, in words."""
     by: str
     """Id of the criterion that replaces it."""
     by_pack: str
@@ -427,7 +427,7 @@ class Replaced:
 
 @dataclass(frozen=True, kw_only=True)
 class PartHistory:
-    """A figure of one part beside the former runs."""
+    """A figure of one part, compared with former runs."""
 
     host: str
     part: str
@@ -441,7 +441,7 @@ class PartHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureHistory:
-    """A figure over the parts of one model and driver, beside the accepted parts of former runs."""
+    """A figure of the parts of one model and driver, compared with the accepted parts of former runs."""
 
     name: str
     stage: str
@@ -513,9 +513,9 @@ class FleetReport:
     judged: tuple[Judged, ...] = ()
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
-    """`all` or `exceptions`. With `exceptions`, a report on more than 16 hosts leaves out passing verdicts, and other verdicts
-    beyond 20 000. A report on more than 64 hosts also leaves out the measurements of accepted hosts, and those of all but 64 of
-    the other hosts. `rackproof report RUN_DIR --host NAME` shows what is left out."""
+    """`all` or `exceptions`. With `exceptions`, a report on more than 16 hosts has no passing verdicts, and at most 20 000
+    others. A report on more than 64 hosts has the measurements of at most 64 hosts, none of them accepted. `rackproof report
+    RUN_DIR --host NAME` shows what is left out."""
     left_out: int = 0
     """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
     site: str = ""

@@ -34,7 +34,7 @@ class Event:
     """An event: a counter rose, a GPU was throttled or did not respond, a round did not finish."""
 
     at_s: float
-    """Seconds since the soak began."""
+    """Seconds from the beginning of the soak to the event."""
     until_s: float
     """Seconds from the beginning of the soak to the last repetition. A repetition after a long gap is a separate event."""
     name: str

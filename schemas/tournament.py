@@ -15,7 +15,7 @@ Round = list[tuple[str, str]]
 
 
 def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
-    """Return the rounds, each with disjoint pairs. All rounds together have every pair of hosts once; `rounds` limits them."""
+    """Return the rounds, each with disjoint pairs: at most `rounds` of them, or all (0), which have every pair of hosts once."""
     return [pairs_of(hosts, number) for number in select_rounds(len(hosts), rounds)]
 
 

@@ -44,7 +44,7 @@ SMALL_BENCHMARKS = ("memory", "host_copy", "stress")
 
 
 def nonce(run_id: str) -> str:
-    """Return a nonce that differs for run ids that differ in their first 16 characters."""
+    """Return the first 16 characters of the run id in hexadecimal, as a nonce."""
     return run_id.encode().hex().ljust(32, "0")[:32]
 
 

@@ -84,7 +84,7 @@ UNITS = sorted(
     | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
 )
 NAMED_BY = {"metrics": ("name",), "observations": ("name",), "snapshots": ("stage", "phase"), "launches": ("stage",)}
-"""List -> fields of its items that name their kind."""
+"""Name of a list in a record -> fields of its items that tell one kind of item from another."""
 SIMULATED = {
     "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
     "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
@@ -95,7 +95,8 @@ SIMULATED = {
 MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
-"""Run -> its weight; 1 for the others. Small runs get more alterations: they are judged faster and have the same elements."""
+"""Run -> weight of its number of alterations; other runs: 1. Small runs get more: they are judged faster, and their records have
+the same kinds of elements."""
 
 _EXTRA = "adds a part or a name that is not required, and removes nothing"
 _DRAWN = "the report draws the timeline of a launch and does not judge it"
@@ -554,7 +555,7 @@ class PartReader:
         self._metrics: dict[int, Metric] = {}
         self._observations: dict[int, Observation] = {}
         self._lists: dict[int, tuple[Metric, ...]] = {}
-        """`id` of the metrics of a snapshot, if all are valid -> the metrics."""
+        """`id` of the list of metrics of a snapshot in JSON, if all are valid -> the decoded metrics."""
         equal: dict[str, Metric | None] = {}
         for document in documents:
             for snapshot in document.get("snapshots", ()):

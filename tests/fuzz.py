@@ -727,7 +727,7 @@ class VerbTrial:
 
 
 def corrupt(rng: random.Random, whole: bytes) -> bytes:
-    """Return a corrupt copy: truncated in half of the cases, else mutated; files that are not JSON as bytes."""
+    """Return a corrupt copy: in half of the cases truncated, otherwise mutated (only by bytes if it is not JSON)."""
     if rng.random() < 0.5:
         return whole[: rng.randrange(len(whole))]
     try:

@@ -242,7 +242,7 @@ def make_certificate(directory: Path, name: str = "127.0.0.1") -> Path:
 
 
 Answer = Callable[[BaseHTTPRequestHandler], bool]
-"""Answers a request in its own way and returns True, or returns False."""
+"""Function that answers a request and returns True, or returns False to let the service answer it."""
 
 
 class Service:
@@ -255,7 +255,7 @@ class Service:
         self.port = 0
 
     def target(self, certificate: Path, **changed: Any) -> BmcTarget:
-        """Return the target that reads this service."""
+        """Return this service as the BMC of host h1; `changed` replaces fields."""
         fields: dict[str, Any] = {
             "host": "h1",
             "address": f"127.0.0.1:{self.port}",

@@ -127,7 +127,7 @@ class Played:
     peak_bytes: int
     """Largest resident memory of any process of the control node."""
     total_bytes: int
-    """Largest sum of the memory of all its processes, shared pages counted once."""
+    """Largest memory of all processes of the control node together, shared pages counted once."""
     new_files: list[str]
     """New files and directories below the directory of the control node, except those in the run directory."""
     seconds: float

@@ -38,7 +38,7 @@ PORT_KBITS = 500
 """Rate of each port. At this low rate the 64 packets that Soft-RoCE has in flight last for a second, so a machine that waits up
 to a second for a processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
-"""tc(8): the queue holds all packets in flight."""
+"""Arguments of tc(8). The queue has room for all packets in flight: 5 s at this rate."""
 QP_TIMEOUT = 20
 """Exponent of the time until Soft-RoCE sends a packet again: 4 s, instead of 67 ms."""
 INIT = """#!/bin/busybox sh

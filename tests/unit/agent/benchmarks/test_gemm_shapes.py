@@ -71,7 +71,7 @@ def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) 
 def test_product_with_another_last_bit_is_counted_unless_the_next_one_replaces_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int
 ) -> None:
-    """The wrong product is the first one, a timed one, or one after the timing."""
+    """The wrong product is number 0 (the first), 1 (a timed one) or 12 (one after the timing)."""
     build = gemm_shapes.build
 
     def build_wrong(*arguments: Any, **options: Any) -> Any:

@@ -107,7 +107,7 @@ def measure(
 
 
 def values(observed: Observed, name: str, **params: Any) -> dict[str, Any]:
-    """Return host -> value of a figure that is measured."""
+    """Return host -> value of this figure, without hosts that did not measure it."""
     return {
         host: item["value"]
         for host, items in observed.items()

@@ -331,7 +331,7 @@ PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}
 
 
 @pytest.mark.parametrize("posted", [{}, PARTNERS_PORT, {**PARTNERS_PORT, "1/round/h2": "here", "1/round/h2/gone": ""}])
-def test_partner_that_does_not_take_part_costs_one_error_and_no_round(
+def test_partner_that_does_not_take_part_is_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, posted: dict[str, Any]
 ) -> None:
     """The partner never starts, hangs in an earlier round, or gave up waiting for this host."""
