@@ -46,7 +46,7 @@ class WatchedPage:
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[WatchedPage]:
-    """Return a page of 1280 × 900. After the test, it must have no console messages, and requests of local HTML files only."""
+    """Return a page of 1280 × 900. In the test it must print nothing to the console and request only local HTML files."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     watched_page = WatchedPage(context.new_page())
     yield watched_page

@@ -168,7 +168,7 @@ def test_options_without_a_verb_run_the_acceptance_and_print_the_summary(contain
     assert "Training" in done.stdout
 
 
-def test_validation_only_skips_the_training(container: str) -> None:
+def test_option_validation_only_skips_the_training(container: str) -> None:
     done = run(container, "rackproof", "--profile", "rehearsal", "--validation-only", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])

@@ -65,13 +65,13 @@ benchmark.fill = broken
 
 @dataclass(frozen=True)
 class Burnin:
-    """A burn-in that was killed twice and resumed."""
+    """A burn-in that was resumed after its control node and the supervisor of one host were killed."""
 
     site: Site
     code: int
     output: str
     before: dict[str, Any]
-    """The record of the host KILLED after its first round, before its supervisor was killed."""
+    """The record of host KILLED, read after its first round and before its supervisor was killed."""
 
     def soak(self, host: str) -> dict[str, Any]:
         """Return the progress of the soak in the record on the control node."""
@@ -153,9 +153,7 @@ def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin:
         "node2": "accepted",
         "node3": "rejected",
     }
-    assert (
-        burnin.code == 2
-    )  # exit code of ansible-playbook for a failed task: the report task, because the rack is rejected
+    assert burnin.code == 2, "the report task fails because a host is rejected"
     lines = report["acceptance"]["summary"]
     assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s, the shortest ") for line in lines), lines
     assert any("FAIL: process 0 of node3 has memory that returns wrong data" in line for line in lines)

@@ -1,8 +1,8 @@
 """Test a run over SSH in which two of three hosts are hostile. They must not decide what the control node reads, writes or runs.
 
-Their Python adds facts to every module result: the variables of the roles, each with the path of a program. One has a record
-whose serials contain markup, shell and terminal codes, and later a record of 300 MB. The other also sends 300 MB,
-but reports a smaller size.
+Their Python adds facts to every module result: the variables of the roles, each with the path of a program. One of them
+has a record whose serials contain markup, shell and terminal codes, and later a record of 300 MB. The other one sends 300 MB
+too, but reports a smaller size.
 """
 
 from __future__ import annotations
