@@ -192,7 +192,7 @@ class HungEvent:
 def test_gpu_that_hangs_ends_the_benchmark_in_time_and_its_wrong_products_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The load of all GPUs together ends, with a wrong product in each period. Then the GPU hangs under the load of it alone."""
+    """All GPUs are loaded together, with a wrong product in each period. The GPU hangs later, when it is loaded alone."""
     measure_alone = pulse._measure_alone
 
     def hang(rank: Context, load: pulse.Load, *arguments: Any) -> None:
