@@ -127,7 +127,7 @@ def test_probe_has_its_own_deadline_and_any_ranks() -> None:
         ({"ranks": (), "outcome": "failed", "reason": "no"}, False),
     ],
 )
-def test_launch_with_the_time_number_outcome_and_members_of_another_is_a_duplicate(
+def test_launch_is_a_duplicate_if_another_has_its_time_number_outcome_and_members(
     second: dict[str, Any], is_twice: bool
 ) -> None:
     reason = f"2 launches began at {builders.WHEN}: the record has a launch twice"
@@ -296,7 +296,7 @@ GANG = builders.records(GANG_PLAN, "h1")
 
 
 def of_gang(change: Change, *, gang: bool = True) -> list[Problem]:
-    """Return the contradictions in versions of libraries, and new ones on records, after a change of one of the records of h1."""
+    """Change the gang record of h1, or its host record. Return the contradictions in library versions, and new ones in records."""
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)
     return [item for item in changed if (item not in healthy and item[0] == "record") or item[0].startswith("launch.")]
@@ -349,7 +349,7 @@ def test_records_of_a_host_have_the_same_versions_of_libraries() -> None:
     assert of_gang(lambda record: replace(record, software=newer)) == [("launch.nccl", "host", reason, "")]
 
 
-def test_figures_are_checked_with_and_without_lists_of_them() -> None:
+def test_figures_are_checked_as_those_of_the_record_or_as_a_given_list() -> None:
     wrong = replace(HEALTHY.observations[0], unit="GB/s")
     record = replace(HEALTHY, observations=(wrong, *HEALTHY.observations[1:]))
     view = HostView(PLAN, PLAN.hosts[0], Evidence(records=(record,)), ())

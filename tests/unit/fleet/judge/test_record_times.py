@@ -1,4 +1,4 @@
-"""A record of another time than its run makes the host incomplete, and names the clock; no part is called faulty."""
+"""If the times of a record do not fit its run, the host is incomplete: the cause is its clock, and no part is called faulty."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report(evidence: dict[str, Evidence]) -> FleetReport:
 
 
 def with_clock(hours: float) -> Evidence:
-    """Return the evidence of a host whose clock is ahead by these hours, or behind."""
+    """Return the evidence of a host whose clock is ahead by these hours, or behind if they are negative."""
     records = tuple(shifted_by(record, timedelta(hours=hours)) for record in HEALTHY["h2"].records)
     return replace(HEALTHY["h2"], records=records, received={"": RECEIVED})
 
@@ -76,7 +76,7 @@ def test_record_is_received_when_its_file_was_written(tmp_path: Path) -> None:
         os.utime(tmp_path / record_name(host), (RECEIVED, RECEIVED))
     run = load(tmp_path)
     assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
-    # A file server whose clock is behind: its time of the plan shows by how much.
+    # The clock of a file server is an hour behind: the time that it gave to the file of the plan shows this.
     os.utime(paths.plan, (PLANNED - 3600, PLANNED - 3600))
     for host in HEALTHY:
         os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))

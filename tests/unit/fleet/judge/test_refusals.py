@@ -23,7 +23,7 @@ def metric(name: str = POWER, why: str = "error: Unknown Error", scope: str = "g
 def refused(
     *snapshots: Metric, packs: tuple[Pack, ...] = (), more: tuple[Metric, ...] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict. Each of the `snapshots` has one of the metrics; all have `more`."""
+    """Return name, scope and reason of each verdict. Each metric in `snapshots` gets its own snapshot; all also have `more`."""
     shots = [
         Snapshot(stage=f"stage{at}", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(item, *more))
         for at, item in enumerate(snapshots)
@@ -106,7 +106,7 @@ def test_refusal_of_a_reading_that_a_shipped_criterion_judges_is_not_reported(
     assert refused(metric(), packs=(shipped,)) == (REFUSED if is_reported else [])
 
 
-def test_criterion_of_the_operator_does_not_replace_the_verdict() -> None:
+def test_refusal_is_reported_even_if_a_criterion_of_the_operator_judges_the_reading() -> None:
     own = criterion(POWER, origin="site")
     assert refused(metric(), packs=(pack(), pack(own, name="site", chosen=True))) == REFUSED
 

@@ -1,4 +1,4 @@
-"""A rehearsal judges RDMA ports and their cables only on hosts whose inventory requires the ports, and if it measures them."""
+"""A rehearsal judges RDMA ports and their cables only if it measures the ports and the inventory requires them on the host."""
 
 from __future__ import annotations
 

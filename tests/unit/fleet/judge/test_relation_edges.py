@@ -1,4 +1,4 @@
-"""Scopes, counts, lists of parts and wholes of readings: each rule at its boundary."""
+"""Each rule on a reading's scope, and on its relation to readings that count or list its parts, or are its upper bound."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
         (metric("xid.count", {"xid=79": 1, "pci=0000:01:00.0,xid=79": 1}), []),
     ],
 )  # fmt: skip
-def test_reading_is_of_the_parts_of_its_kind(given: Metric, expected: list[tuple[str, str, str]]) -> None:
+def test_scope_of_a_reading_names_the_parts_that_its_kind_is_read_for(
+    given: Metric, expected: list[tuple[str, str, str]]
+) -> None:
     assert [item for item in problems([given]) if "read in the scope" in item[2]] == expected
 
 
@@ -75,7 +77,7 @@ def test_path_of_a_gpu_to_itself_is_named() -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(2, False), (3, True), (1, True)])
-def test_number_of_links_is_that_of_the_links_that_were_read(stated: int, is_wrong: bool) -> None:
+def test_link_count_equals_the_number_of_links_that_were_read(stated: int, is_wrong: bool) -> None:
     links = metric("gpu.nvlink.active", {"gpu=0,link=0": True, "gpu=0,link=1": True})
     count = metric("gpu.nvlink.link_count", {"gpu=0": stated, "gpu=1": 18})
     reason = f"is {stated}, but gpu.nvlink.active was read for 2 links"
@@ -91,7 +93,7 @@ UUIDS = metric("gpu.uuid", {"gpu=0": "a"})
     [(2, ""), (1, "is 1, but gpu.uuid was read for 2"), (3, "is 3, but gpu.uuid was read for 2"),
      ("two", "is two, but gpu.uuid was read for 2")],
 )  # fmt: skip
-def test_count_is_the_number_of_parts_with_or_without_a_value(stated: Any, reason: str) -> None:
+def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
     uuids = Metric(
         name="gpu.uuid", unit="1", values={"gpu=0": "a"}, absent={"gpu=1": "error: lost", "host": "error: x"}
     )
@@ -100,7 +102,9 @@ def test_count_is_the_number_of_parts_with_or_without_a_value(stated: Any, reaso
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
-def test_attachable_parts_may_be_more_in_a_snapshot_without_them(stated: int, is_wrong: bool) -> None:
+def test_count_of_attachable_parts_may_be_higher_in_a_snapshot_that_does_not_list_them(
+    stated: int, is_wrong: bool
+) -> None:
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])
     assert found == (
         [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2")] if is_wrong else []
@@ -108,7 +112,7 @@ def test_attachable_parts_may_be_more_in_a_snapshot_without_them(stated: int, is
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, True), (1, False), (2, False), (3, True)])
-def test_other_parts_are_as_many_as_in_some_snapshot_with_them(stated: int, is_wrong: bool) -> None:
+def test_count_of_other_parts_is_that_of_a_snapshot_that_lists_them(stated: int, is_wrong: bool) -> None:
     two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})
     found = problems([UUIDS], [two], [metric("gpu.count", {"host": stated})])
     assert found == ([("gpu.count", "host", f"is {stated}, but gpu.uuid was read for 1 or 2")] if is_wrong else [])
@@ -129,7 +133,7 @@ def test_count_without_its_parts_is_not_checked() -> None:
         ({"gpu=0": 9, "gpu=1": 9}, {"gpu=0": "much", "gpu=1": 8}, [("gpu=1", "is 9, but gpu.memory.total is 8")]),
     ],
 )
-def test_value_does_not_exceed_its_whole(
+def test_used_memory_does_not_exceed_total_memory(
     used: dict[str, Any], total: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     found = problems([metric("gpu.memory.used", used), metric("gpu.memory.total", total)])
@@ -137,7 +141,7 @@ def test_value_does_not_exceed_its_whole(
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, False), (2, False), (3, True), ("many", False)])
-def test_gpus_on_the_bus_are_not_more_than_the_bus_lists(stated: Any, is_wrong: bool) -> None:
+def test_count_of_gpus_on_the_bus_does_not_exceed_the_gpus_that_the_bus_lists(stated: Any, is_wrong: bool) -> None:
     kinds = metric("pcie.kind", {"pci=0000:01:00.0": "gpu", "pci=0000:02:00.0": "gpu", "pci=0000:03:00.0": "network"})
     found = problems([kinds, metric("gpu.pci_count", {"host": stated})])
     assert found == ([("gpu.pci_count", "host", f"is {stated}, but pcie.kind lists 2 GPUs")] if is_wrong else [])
@@ -157,7 +161,7 @@ def test_gpus_on_the_bus_are_not_more_than_the_bus_lists(stated: Any, is_wrong: 
         (metric("network.bond.member_up", {"bond=bond0,nic=eth9": True}), []),
     ],
 )
-def test_part_of_a_reading_is_in_the_list_of_parts(given: Metric, expected: list[str]) -> None:
+def test_reading_of_a_part_that_is_not_in_the_list_of_parts_is_named(given: Metric, expected: list[str]) -> None:
     found = [item for item in problems([NICS], [given]) if "was read for" in item[2]]
     assert found == [(given.name, scope, f"was read for {scope}, but network.operstate was not") for scope in expected]
     assert [item for item in problems([given]) if "was read for" in item[2]] == []
@@ -171,7 +175,7 @@ def test_part_of_a_reading_is_in_the_list_of_parts(given: Metric, expected: list
         ("storage.nvme.wear", "storage.disk.rotational"), ("gpu.power", ""),
     ],
 )  # fmt: skip
-def test_readings_of_parts_have_a_reading_that_lists_the_parts(name: str, listing: str) -> None:
+def test_reading_that_lists_the_parts_of_another_reading(name: str, listing: str) -> None:
     assert list_of(name) == listing
 
 
@@ -186,16 +190,14 @@ def test_readings_of_parts_have_a_reading_that_lists_the_parts(name: str, listin
         ("xid.count", "nic=eth0,xid=79", False),
     ],
 )
-def test_port_may_be_of_an_adapter_or_an_interface_and_an_event_of_no_part(
-    name: str, scope: str, is_right: bool
-) -> None:
+def test_port_needs_an_adapter_or_interface_but_an_event_needs_no_part(name: str, scope: str, is_right: bool) -> None:
     labels = READINGS[name].labels
     scope = ",".join(label for label in scope.split(",") if label.split("=")[0] != "port" or "port" in labels)
     found = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
     assert bool(found) is not is_right
 
 
-def test_gpu_that_is_planned_but_not_listed_is_no_problem_of_its_readings() -> None:
+def test_readings_of_a_planned_gpu_are_no_problem_if_the_record_does_not_list_it() -> None:
     view = host_view(PLAN, gpus=host_view(PLAN).gpus[:1], snapshots=())
     shot = Snapshot(
         stage="benchmark", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1,
@@ -205,6 +207,6 @@ def test_gpu_that_is_planned_but_not_listed_is_no_problem_of_its_readings() -> N
 
 
 @pytest.mark.parametrize("name", ["gpu.nvlink.active", "gpu.nvlink.link_count"])
-def test_links_without_their_number_are_not_counted(name: str) -> None:
+def test_links_and_their_count_are_compared_only_if_both_were_read(name: str) -> None:
     scope = "gpu=0,link=0" if name.endswith("active") else "gpu=0"
     assert problems([metric(name, {scope: 7})]) == []

@@ -302,7 +302,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
 
 
 def two_launches(seconds: float, *, later: str = LATER) -> Change:
-    """Return a change: the launch of a gang takes this long; another begins at `later`, by default 10 s after the first began."""
+    """Return a change: the first launch of a gang takes `seconds`; a second one begins at `later`, by default after 10 s."""
     return lambda record: replace(
         record,
         launches=(
@@ -409,7 +409,7 @@ def test_gpus_that_a_record_lacks_are_in_the_order_of_their_indexes() -> None:
     assert [scope for _, scope, *_ in sequence_problems(view, without)] == ["gpu=1", "gpu=8"]
 
 
-def test_gpus_are_not_compared_if_an_index_changed_its_gpu() -> None:
+def test_gpus_are_not_compared_if_an_index_is_later_that_of_another_gpu() -> None:
     def other_gpu(record: Record) -> Record:
         return replace(record, gpus=(replace(record.gpus[0], serial="other"),))
 

@@ -1,4 +1,4 @@
-"""Which verdicts another process on a GPU explains: failed speeds of a GPU that had a process outside of a launch."""
+"""Another process on a GPU explains a failed speed of this GPU, if a snapshot outside of the launches has the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts of one layout share the readings of a step of the judge until a host has another value of one of them."""
+"""Hosts with the same layout share a step of the judge until one of them has another value of a reading that the step uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = {"first": ("gpu.a",), "second": ("gpu.b", "gpu.c"), "third": ("gpu.c",)}
 
 
 def values(**tokens: int) -> HostValues:
-    """Return the values of a host; `tokens`: last component of a reading -> its token, 0 for a reading without a token."""
+    """Return the values of a host; `tokens`: last component of a reading -> token of its value, 0 if it has none."""
     metrics = []
     for name, token in tokens.items():
         metric = reading(1, name=f"gpu.{name}")
@@ -20,11 +20,11 @@ def values(**tokens: int) -> HostValues:
     return HostValues(host_view(PLAN, "h1", *metrics))
 
 
-def test_step_with_a_reading_that_has_no_key_is_not_shared() -> None:
+def test_step_with_a_reading_that_has_no_token_is_not_shared() -> None:
     assert SharedReadings(values(a=1, b=0, c=3), NAMES).steps == {"first": ("gpu.a",), "third": ("gpu.c",)}
 
 
-def test_nothing_is_removed_while_the_readings_are_equal() -> None:
+def test_no_step_is_removed_while_the_readings_are_equal() -> None:
     shared = SharedReadings(values(a=1, b=2, c=3), NAMES)
     assert shared.remove_changed(values(a=1, b=2, c=3)) == []
     assert shared.steps == NAMES
@@ -38,7 +38,7 @@ def test_steps_with_a_changed_reading_are_removed_once() -> None:
     assert shared.remove_changed(values(a=1, b=2, c=4)) == ["third"]
 
 
-def test_reading_of_two_steps_removes_both() -> None:
+def test_changed_reading_of_two_steps_removes_both() -> None:
     assert SharedReadings(values(a=1, b=2, c=3), NAMES).remove_changed(values(a=1, b=2, c=9)) == ["second", "third"]
 
 

@@ -37,7 +37,7 @@ def metric(name: str, values: Mapping[str, Any], unit: str = "1") -> Metric:
 def failures(
     plan: Plan, pack: Pack, readings: Mapping[str, tuple[Metric, ...]], **over: Any
 ) -> list[tuple[str, str, str]]:
-    """Return host, criterion and scope of what fails on hosts with these readings."""
+    """Return host, criterion and scope of each failed verdict on hosts with these readings."""
     evidence: dict[str, Evidence] = {}
     for host, metrics in readings.items():
         evidence[host] = host_evidence(plan, host, *metrics, **over)
@@ -144,7 +144,7 @@ def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) 
 
 @pytest.mark.parametrize("missing", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
 def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
-    """One reading is bad on all ports, as in an edited record."""
+    """Only one of the three readings is bad, and it is bad on all ports, as in an edited record."""
     bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[missing]
     readings = tuple(
         replace(item, values=dict.fromkeys(item.values, bad)) if item.name == missing else item for item in ports()
@@ -194,7 +194,7 @@ def test_vbios_must_be_the_one_that_the_inventory_states() -> None:
         ("network.address", "02:42:ac:11:00:02", False),  # locally administered, as in a container or a virtual machine
     ],
 )
-def test_adapter_of_two_hosts_fails_on_both(name: str, value: str, is_found: bool) -> None:
+def test_adapter_address_that_two_hosts_report_fails_on_both(name: str, value: str, is_found: bool) -> None:
     label = "hca" if "hca" in name else "nic"
     plan = one_figure_plan("h1", "h2", "h3")
     own = {host: f"b8:ce:f6:00:00:0{host[1]}" for host in ("h1", "h2", "h3")}

@@ -45,7 +45,7 @@ def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
     ],
     ids=["the same", "other directory", "other operation", "other stage"],
 )
-def test_total_counts_only_for_its_directory_operation_and_stage(other: Observation, count: int) -> None:
+def test_total_of_another_directory_operation_or_stage_does_not_count(other: Observation, count: int) -> None:
     assert len(silent(figure(), other)) == count
 
 
@@ -54,5 +54,5 @@ def test_total_counts_only_for_its_directory_operation_and_stage(other: Observat
     [figure(op="write"), replace(figure(), status=SKIPPED, value=None, reason="left out")],
     ids=["no floor", "client left out"],
 )
-def test_no_total_is_required_without_a_floor_or_a_figure_of_this_client(client: Observation) -> None:
+def test_total_is_required_only_with_a_floor_and_a_figure_of_this_client(client: Observation) -> None:
     assert silent(client) == []

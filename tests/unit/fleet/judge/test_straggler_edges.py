@@ -236,7 +236,7 @@ def test_only_measured_numbers_are_figures_of_a_rank() -> None:
     ]
 
 
-def test_rank_figures_can_be_merged() -> None:
+def test_figures_of_ranks_have_the_same_medians_if_they_are_merged_from_parts() -> None:
     views = [host_view(name, compute=value) for name, value in (("h1", 1.0), ("h2", 2.0), ("h3", 4.0))]
     kind = ("NVIDIA H200", "benchmark")
     whole, parts, filled_by_value = RankFigures(views), [RankFigures([one]) for one in views], RankFigures()

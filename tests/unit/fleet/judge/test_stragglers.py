@@ -45,7 +45,7 @@ FIGURES: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 """Name -> (unit, value), measured on four healthy H200."""
 SCATTER = {"gpu=0": 1.012, "gpu=1": 0.988}
-"""Scope -> factor of the compute time; constant over runs."""
+"""Scope -> factor of the compute time. Fixed, so that every run of the tests has the same values."""
 
 
 def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:

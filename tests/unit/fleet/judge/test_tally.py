@@ -156,7 +156,7 @@ def test_add_repeated_counts_as_many_passes_as_given() -> None:
     assert judged.spread.n == 2
 
 
-def test_parts_are_named_only_if_values_differ_or_one_fails() -> None:
+def test_row_names_parts_only_if_their_values_differ_or_one_fails() -> None:
     for values, named in (
         ((1.0, 1.0), False),
         ((1.0, 2.0), True),
@@ -451,7 +451,7 @@ def test_tallies_merge() -> None:
 
 
 @pytest.mark.parametrize(("part", "serial"), [("", "S1"), ("rail=1", "")])
-def test_serial_of_a_verdict_is_left_out_if_another_part_is_at_fault(part: str, serial: str) -> None:
+def test_serial_of_a_gpu_is_left_out_if_another_part_is_at_fault(part: str, serial: str) -> None:
     (judged,) = tally_of(verdict(verdict=FAIL, value=1.0, serial="S1", part=part)).judged()
     (worst,) = judged.farthest
     assert worst.serial == serial
@@ -463,9 +463,7 @@ def test_host_that_is_not_planned_precedes_planned_hosts_with_the_same_value() -
 
 
 @pytest.mark.parametrize(("operator", "lowest_first"), [("ge", True), ("gt", True), ("le", False), ("lt", False)])
-def test_number_on_the_wrong_side_of_the_others_is_the_worst_for_each_operator(
-    operator: str, lowest_first: bool
-) -> None:
+def test_lowest_or_highest_number_is_the_worst_depending_on_the_operator(operator: str, lowest_first: bool) -> None:
     tally = Tally(PLANNED, {"h1": 0})
     row = tally.row(verdict(operator=operator))
     for position in range(2 * MAX_FARTHEST):

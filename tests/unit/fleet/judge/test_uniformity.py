@@ -134,7 +134,7 @@ def test_most_common_value_is_the_reference_even_without_a_majority() -> None:
     assert [(host, verdict) for host, _, verdict, _ in not_passing(verdicts)] == [("h3", FAIL), ("h4", FAIL)]
 
 
-def test_single_host_has_no_comparison() -> None:
+def test_reading_of_a_single_host_is_not_compared() -> None:
     plan = uniform_plan("h1")
     assert uniformity_verdicts(plan, evidence_with(plan, "driver.version", {"h1": "580.159.04"})) == []
 
@@ -550,7 +550,7 @@ def test_summary_counts_hosts_that_were_not_compared(gangs: dict[str, str], unco
     assert uncompared_hosts(replace(plan, rehearsal=True), reports) == []
 
 
-def test_groups_that_share_memory_keep_their_own_values() -> None:
+def test_equal_groups_that_share_one_object_in_memory_can_still_change_separately() -> None:
     def part(gang: str, value: Value) -> PartValue:
         return PartValue(key=("id", "a", "H200", gang, "gpu,"), what="GPU", value=value, kind=("id", "H200", gang))
 

@@ -47,7 +47,7 @@ def metric(name: str, readings: Mapping[str, Value]) -> Metric:
 
 
 def view(host: str, criterion: Criterion, *snapshots: Readings, plan: Plan = PLAN, **fields: Any) -> HostView:
-    """Return a host with these readings, one mapping for each snapshot, which the criterion judges."""
+    """Return a host that the criterion judges. `snapshots`: the readings of each snapshot."""
     taken = tuple(
         Snapshot(
             stage="benchmark",
@@ -62,7 +62,7 @@ def view(host: str, criterion: Criterion, *snapshots: Readings, plan: Plan = PLA
 
 
 def views_of(criterion: Criterion, values: Mapping[str, Value], plan: Plan = PLAN) -> list[HostView]:
-    """Return the hosts, each with one value of the reading that the criterion compares."""
+    """Return a view of each host; `values`: host -> value of the reading that the criterion compares, or None if it has none."""
     return [
         view(host, criterion, {criterion.name: {"host": value}} if value is not None else {}, plan=plan)
         for host, value in values.items()
@@ -128,7 +128,7 @@ def test_reference_of_a_group_changes_when_a_part_is_added() -> None:
     assert values.plural == "hosts"
 
 
-def test_merged_group_has_the_counts_of_both_and_distinguishes_a_flag_from_a_number() -> None:
+def test_merged_group_has_the_counts_of_both_groups_and_counts_true_and_1_separately() -> None:
     first, second = group((1, 1), ("a", 2)), group((True, 4), (1, 2))
     merged = first.merged(second)
     assert [(value, type(value), count) for value, count in merged.by_count()] == [
@@ -167,7 +167,7 @@ def test_merged_group_has_the_counts_of_both_and_distinguishes_a_flag_from_a_num
         (True, 1, {"operator": "le"}, False),
     ],
 )
-def test_value_is_alike_if_it_is_near_the_reference_or_better(
+def test_value_agrees_if_it_is_within_the_tolerance_of_the_reference_or_is_better(
     value: Value, reference: Value, fields: dict[str, Any], expected: bool
 ) -> None:
     assert is_alike(rule(**fields), value, reference) == expected
@@ -222,7 +222,7 @@ def test_part_in_another_group_keeps_the_rest_of_its_key() -> None:
 @pytest.mark.parametrize(
     ("name", "scope", "expected"), [(NAME, "host", True), ("host.other", "host", False), (NAME, "nic=eth0", False)]
 )
-def test_host_has_an_observation_of_the_criterion(name: str, scope: str, expected: bool) -> None:
+def test_whether_a_host_has_an_observation_that_a_criterion_judges(name: str, scope: str, expected: bool) -> None:
     assert has_observation(view("h1", rule(), {name: {scope: 1}}), rule()) == expected
 
 
@@ -239,7 +239,7 @@ def test_readings_of_drives_are_not_compared_by_slot() -> None:
     ("fields", "counted"),
     [({}, 2), ({"among": "rack"}, 2), ({"among": "host"}, 0), ({"among": "device"}, 0), ({"same_as_fleet": False}, 0)],
 )
-def test_values_are_counted_unless_they_are_compared_within_the_host(fields: dict[str, Any], counted: int) -> None:
+def test_values_are_counted_only_if_they_are_compared_between_hosts(fields: dict[str, Any], counted: int) -> None:
     compared = rule(**fields)
     views = views_of(compared, {"h1": "a", "h2": "b"})
     groups = ValueGroups(views)
@@ -247,7 +247,7 @@ def test_values_are_counted_unless_they_are_compared_within_the_host(fields: dic
     assert groups.has_value(views[0], compared) == bool(counted)
 
 
-def test_updated_groups_have_the_values_of_both() -> None:
+def test_updated_groups_also_have_the_values_of_the_other_groups() -> None:
     views = views_of(rule(), {"h1": "a", "h2": "a", "h3": "b"})
     groups = ValueGroups(views[:1])
     other = rule("host.other", id="other")
@@ -264,7 +264,7 @@ def adapters(host: str, *names: str) -> HostView:
     return view(host, COMPLETE, {"hca.thing": {f"hca={name}": "x" for name in names}})
 
 
-def test_common_parts_are_those_of_more_than_half_of_the_hosts_and_follow_the_values_added() -> None:
+def test_common_parts_are_on_more_than_half_of_the_hosts_added_so_far() -> None:
     views = [adapters("h1", "a", "b", "c"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4", "a")]
     groups = ValueGroups(views[:2])
     assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
@@ -276,7 +276,7 @@ def test_common_parts_are_those_of_more_than_half_of_the_hosts_and_follow_the_va
     assert groups.common_parts(views[0], rule(id="unknown")) == {}
 
 
-def test_common_parts_of_each_gang_are_its_own() -> None:
+def test_each_gang_has_its_own_common_parts() -> None:
     gangs = {"h1": "g1", "h2": "g2"}
     plan = replace(PLAN, hosts=tuple(replace(host, gang=gangs.get(host.name, "")) for host in PLAN.hosts))
     scopes = {"h1": "hca=a", "h2": "hca=b"}
@@ -296,7 +296,7 @@ def test_common_parts_of_each_gang_are_its_own() -> None:
         ({"h1": None}, None),
     ],
 )
-def test_majority_has_the_reference_and_whether_there_are_two_parts(
+def test_majority_states_the_reference_and_whether_one_part_or_several_have_a_value(
     values: Mapping[str, Value], required: tuple[int, type, Value] | None
 ) -> None:
     views = views_of(rule(), values)
@@ -523,7 +523,7 @@ def test_kind_of_a_port_may_be_that_of_its_adapter() -> None:
     ("fields", "stated", "count"),
     [({"prefer": "a"}, 0, 4), ({"prefer": "a"}, 3, 0), ({}, 3, 4), ({"prefer": "a", "group_by": ()}, 3, 4)],
 )
-def test_ports_may_be_down_if_the_inventory_states_how_many_must_be_up(
+def test_ports_with_a_preferred_state_are_not_judged_if_the_inventory_states_how_many_must_be_up(
     fields: dict[str, Any], stated: int, count: int
 ) -> None:
     compared = replace(GROUPED, among="host", **fields)
@@ -532,7 +532,7 @@ def test_ports_may_be_down_if_the_inventory_states_how_many_must_be_up(
     assert len(judged(compared, ports("aaab", compared, plan, port__kind=kinds))) == count
 
 
-def test_ports_of_a_kind_are_compared_with_other_hosts_if_there_are_any() -> None:
+def test_port_is_compared_with_that_of_other_hosts_rather_than_with_ports_of_its_kind() -> None:
     kinds: dict[str, Value] = {f"hca={number},port=1": "k" for number in range(4)}
     first = ports("aaab", GROUPED, port__kind=kinds)
     verdicts = judged(GROUPED, first, view("h2", GROUPED, {"port.thing": {"hca=3,port=1": "b"}}))

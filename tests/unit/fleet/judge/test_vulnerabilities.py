@@ -1,4 +1,4 @@
-"""A criterion of the site rejects hosts whose versions have published vulnerabilities; without one they change no decision."""
+"""A criterion of the site can reject hosts whose versions have known vulnerabilities; without it they change no decision."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ TOOLKIT = "container.toolkit.version"
 WITH_TOOLKIT = Metric(
     name="container.cdi.gpus", unit="1", values={}, absent={"host": "unsupported: no CDI specification"}
 )
-"""The agent reports it together with the version of the toolkit."""
+"""A reading that the agent always reports together with the version of the toolkit."""
 OLD_DRIVER = reading(DRIVER, "580.95.05")
 
 
@@ -117,7 +117,9 @@ def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: t
 
 
 @pytest.mark.parametrize("key", [key for key, product in PRODUCTS.items() if product.reading])
-def test_version_that_also_differs_from_other_hosts_is_one_cause_for_its_own_product_only(key: str) -> None:
+def test_vulnerable_version_that_differs_from_other_hosts_is_one_cause_but_other_products_have_their_own(
+    key: str,
+) -> None:
     def failed(name: str, kind: str = "") -> Verdict:
         return Verdict(
             host="h1", scope="host", name=name, verdict=FAIL, criterion="site", kind=kind, value=9.0, limit=7.0,
@@ -192,7 +194,7 @@ def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
     assert report(checked_packs([str(path)]), OLD_DRIVER, *runc).decision == decision
 
 
-def test_score_of_an_unknown_product_stays_as_it_is() -> None:
+def test_verdict_on_an_unknown_product_stays_as_it_is() -> None:
     """A criterion and a record may name a product that the judge does not know."""
     plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
     view = HostView(plan, plan.hosts[0], builders.evidence(plan)["h1"], [])

@@ -194,7 +194,7 @@ def test_invalid_waiver_is_refused(line: dict[str, object], message: str, tmp_pa
     assert message in str(refused.value)
 
 
-def test_day_needs_no_quotes(tmp_path: Path) -> None:
+def test_last_day_of_a_waiver_needs_no_quotes(tmp_path: Path) -> None:
     path = write_waivers(tmp_path / "w.yml", {"host": "h1"})
     path.write_text(path.read_text().replace('"2026-12-31"', "2026-12-31"))
     assert [waiver.until for waiver in read_waivers(str(path), {"h1"})] == ["2026-12-31"]

@@ -94,7 +94,7 @@ def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cab
 
 
 def links(cables: Mapping[tuple[str, int], tuple[str, str]], **reasons: str) -> list[HostLinks]:
-    """Return the ports of all hosts. An empty switch was not read, for the reason in `reasons` (host -> reason)."""
+    """Return the ports of all hosts. A port with an empty switch was not read; `reasons`: host -> why."""
     of_host: dict[str, list[PortLink]] = {}
     for (host, rail), (switch, port) in cables.items():
         of_host.setdefault(host, []).append(
@@ -387,7 +387,9 @@ def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("other_domain", "is_named"), [("a", True), ("b", False)])
-def test_cable_at_a_switch_of_the_same_name_in_another_domain_has_no_owner(other_domain: str, is_named: bool) -> None:
+def test_port_of_a_switch_in_another_domain_is_not_taken_for_that_of_its_namesake(
+    other_domain: str, is_named: bool
+) -> None:
     ordered = {("h01", 0): ("leaf1.a", "swp1"), ("h01", 1): (f"leaf1.{other_domain}", "swp2")}
     wiring = compare_with_manifest(ordered, {("h01", 0): ("leaf1.a", "swp2"), ("h01", 1): ("leaf9", "swp2")})
     assert ("the manifest has port ens1np0 of h01 there" in wiring.verdicts[0].detail) == is_named
@@ -554,7 +556,7 @@ def test_cause_of_firmware_or_a_gpu_names_no_cable(name: str, scope: str) -> Non
     assert [part.cable for part in cause.parts] == [""]
 
 
-def test_interfaces_of_an_adapter_with_two_ports_have_the_names_of_its_ports() -> None:
+def test_each_interface_of_an_adapter_with_two_ports_has_the_name_of_its_own_port() -> None:
     """Otherwise the line of the manifest for `mlx5_0`, the first port, would also match the second port."""
     plan = plan_of(hosts=1)
     readings = [

@@ -56,7 +56,7 @@ def test_earlier_times_are_used_only_for_the_same_settings_and_devices() -> None
     assert durations["benchmark"]["gemm"] == 2.0
 
 
-def test_estimate_of_a_soak_is_its_duration_and_that_of_a_rehearsal_its_deadlines() -> None:
+def test_soak_is_estimated_by_its_duration_and_a_rehearsal_by_its_deadlines() -> None:
     soak = replace(PLAN.stages[0], duration_s=3600.0)
     assert estimate_duration(replace(PLAN, stages=(soak,)), None).stages_s == {soak.name: LAUNCH_S + 3600.0}
     rehearsal = estimate_duration(replace(PLAN, rehearsal=True), None)
@@ -102,7 +102,9 @@ def test_extended_takes_the_duration_of_the_inventory(
     assert expected_total_s(plan) == pytest.approx(seconds, rel=0.01)
     stage, usual = plan.stage("benchmark"), extended(gpu_count, None, gang).stage("benchmark")
     slack = stage.deadline_s - stage_s(expected_durations(plan, plan.hosts[0], stage))
-    assert slack == pytest.approx(usual.deadline_s - 3600, rel=0.4), "the deadline changes by as much as the stage"
+    assert slack == pytest.approx(usual.deadline_s - 3600, rel=0.4), (
+        "the deadline must change by as many seconds as the duration of the stage"
+    )
     assert slack > 900
 
 
@@ -152,7 +154,7 @@ def test_profile_that_scales_a_setting_other_than_a_time_budget_is_refused(scale
         read_profile(str(file))
 
 
-def test_profile_with_a_duration_must_scale_something() -> None:
+def test_profile_with_a_duration_must_have_a_setting_that_scales_with_it() -> None:
     profile = read_profile("standard") | {"duration_s": 600}
     with pytest.raises(UsageError, match="scales no setting"):
         make_plan(

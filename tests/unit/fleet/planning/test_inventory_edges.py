@@ -113,7 +113,7 @@ def test_names_of_rackproof_are_valid() -> None:
     check_names(["rackproof_gpu_count", "ansible_host"])
 
 
-def test_listing_with_a_misspelt_further_name_is_refused() -> None:
+def test_misspelt_name_in_a_listing_is_refused_even_without_a_value() -> None:
     listing = {"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {"h1": {}}, "names": ["rackproof_gpu_cont"]}}
     with pytest.raises(UsageError, match="unknown variable rackproof_gpu_cont"):
         check_listing(listing)
@@ -167,7 +167,7 @@ def test_address_or_port_that_is_a_template_is_refused(variable: str) -> None:
 
 
 def caused(cause: str, origin: str, *more: str) -> str:
-    """Return the message of an error with this cause, and with further causes of the same origin."""
+    """Return the message of an error with these causes, all of the same origin."""
     return "".join(f"<<< caused by >>> {each} Origin: {origin} " for each in (cause, *more))
 
 

@@ -431,8 +431,8 @@ def test_probe_with_a_missing_device_excludes_only_that_host(host: str, since: i
     assert faults(gang.report()) == {(host, "gpu=1", "inconclusive")}
 
 
-def test_launch_without_measurements_does_not_count_as_measured_together() -> None:
-    """On hosts with all of their devices, the launch finishes without measurements."""
+def test_hosts_of_a_launch_without_measurements_do_not_count_as_measured_together() -> None:
+    """In each launch one host lacks a device. The other hosts finish the launch without measurements."""
     for names, unable in ((("h1", "h2"), {"h2": 1}), (("h1", "h2", "h3"), {"h3": 1, "h2": 2})):
         gang = SimulatedGang(plan(*names), unable=unable)
         gang.run_all()
@@ -466,7 +466,7 @@ def test_launch_interrupted_by_the_control_node_excludes_no_host() -> None:
     assert gang.report().decision == "accepted"
 
 
-def test_host_absent_twice_is_excluded() -> None:
+def test_host_that_is_absent_from_two_launches_is_excluded() -> None:
     absent = culprit_of("host_absent", "h3")
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
     for _ in range(2):

@@ -92,7 +92,7 @@ def test_cheaper_benchmark_is_preferred_at_equal_findings() -> None:
     assert chosen(pick(26, history_)) == [(BENCHMARK, "memory")]
 
 
-def test_part_already_covered_counts_less() -> None:
+def test_benchmark_of_a_part_that_another_one_covers_comes_later() -> None:
     order = chosen(pick(10_000, past(1)))
     assert order.index((BENCHMARK, "memory")) < order.index((BENCHMARK, "gemm"))  # stress already covers compute
 
@@ -122,7 +122,9 @@ def test_cost_under_the_same_profile_takes_precedence() -> None:
 
 
 @pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
-def test_selection_fits_the_budget_or_is_one_benchmark_in_either_order_of_the_history(budget_s: float) -> None:
+def test_selection_fits_the_budget_or_is_one_benchmark_and_does_not_depend_on_the_order_of_runs(
+    budget_s: float,
+) -> None:
     runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
     choice = pick(budget_s, *runs)
     assert choice == pick(budget_s, *reversed(runs))
@@ -369,7 +371,7 @@ def test_burn_in_refuses_a_budget() -> None:
 
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
 def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
-    """So the baseline of the acceptance has every figure. Only settings for the amount of work may differ."""
+    """The baseline of the acceptance then has every figure of the revalidation. Only settings of the amount of work may differ."""
     both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
     revalidated, accepted = (
         {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both

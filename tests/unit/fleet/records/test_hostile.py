@@ -32,7 +32,7 @@ def deadline() -> Iterator[None]:
     """Fail after ten minutes: reading an empty pipe blocks forever."""
 
     def fail(*_: object) -> None:
-        pytest.fail("deadline exceeded")  # not an Exception, so that no handler of the product catches it
+        pytest.fail("deadline exceeded")  # a BaseException, which no handler of Rackproof catches
 
     previous = signal.signal(signal.SIGALRM, fail)
     signal.alarm(600)
@@ -570,7 +570,7 @@ def test_mutations_share_no_list_or_object() -> None:
 
 
 def test_check_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
-    """The check that the fuzzer uses must reject each of these changes of a valid run, and give the reason."""
+    """`rejection_reason` must name the reason why a run with one of these changes may not be accepted."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
     valid, host_record, gang_record = trial.originals, "hosts/h1.json", "gangs/r1/h1.json"

@@ -45,7 +45,7 @@ def test_error_counter_states_the_devices_that_were_not_checked(render: Callable
     assert "not checked on 1 device" in render(report)
 
 
-def test_error_counter_counts_the_errors_that_do_not_fit() -> None:
+def test_error_counter_lists_twenty_errors_and_counts_the_others() -> None:
     report = with_measurements(accepted(), lambda item: item)
     errors = tuple(measured("integrity.wrong_words", 1, "1", f"gpu={index}", pattern="zeros") for index in range(25))
     first, *others = report.hosts

@@ -46,7 +46,7 @@ ALL_PANELS = [pytest.param(name, panel, id=f"{name} {panel['title']}") for name 
 
 
 def overrides(panel: dict[str, Any], key: str) -> list[Any]:
-    """Return the values of a property that overrides set for single fields."""
+    """Return the values that the overrides of single fields give to this property."""
     properties = (item for override in panel["fieldConfig"]["overrides"] for item in override["properties"])
     return [item["value"] for item in properties if item["id"] == key]
 
@@ -171,7 +171,7 @@ def test_colours_are_from_the_palette() -> None:
         assert set(colours) <= palette, name
 
 
-def test_texts_match_the_panels() -> None:
+def test_every_panel_has_its_texts() -> None:
     written = yaml.safe_load((HERE / "texts.yml").read_text())
     assert {f"rackproof-{name}" for name in written} == set(FILES)
     for name, texts in written.items():

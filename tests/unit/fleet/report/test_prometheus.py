@@ -69,7 +69,7 @@ def test_accepted_fleet_has_decision_and_no_failures(report: FleetReport) -> Non
         assert counts["expected"] == counts["measured"] == host.coverage.expected > 0
 
 
-def test_failures_have_part_and_action_most_severe_first(report: FleetReport) -> None:
+def test_failures_have_part_and_action_and_the_most_severe_comes_first(report: FleetReport) -> None:
     failures = (failure(action="monitor", criterion="efficiency-vs-fleet"), failure(), failure())
     metrics = series(render_prometheus(replace(report, decision="rejected", verdicts=(*report.verdicts, *failures))))
     labels = {"host": "h2", "rack": "r1", "gpu": "1", "scope": "gpu=1", "serial": "h2-1"}

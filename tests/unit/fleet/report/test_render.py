@@ -882,7 +882,7 @@ def test_times_are_shown_for_fleet_and_hosts() -> None:
 
 
 def test_time_of_a_soak_is_that_of_all_its_rounds() -> None:
-    """The record has the median duration of a benchmark, and few of the launches of the rounds."""
+    """A record has only the median duration of a benchmark in all rounds, and launches of only some of the rounds."""
     report = accepted()
     host = report.hosts[0]
     stress = replace(
@@ -1163,7 +1163,10 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    for at, partner in ((0, 1), (3, 0)):  # whether the first or the second host of the pair fails
+    for at, partner in (
+        (0, 1),
+        (3, 0),
+    ):  # the lost rate is in the record of the first host of the pair, or of the second
         lost = pair_rate(names[at], names[partner], 0, None)
         host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
         [matrix] = pairs.pair_matrices(replace(report, hosts=(*hosts[:at], host, *hosts[at + 1 :])))

@@ -136,7 +136,7 @@ def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit reports on more than four hosts: only exceptions, and no measurements of accepted hosts."""
+    """Let reports on more than four hosts list only exceptions, and omit the measurements of accepted hosts."""
     monkeypatch.setattr(hosts, "FULL_HOSTS", 4)
     monkeypatch.setattr(hosts, "MEASURED_HOSTS", 4)
 
@@ -263,7 +263,7 @@ def test_report_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("case", ["only logs", "rejected by the manifest"])
-def test_same_hosts_have_measurements_with_any_number_of_processes(
+def test_report_has_measurements_of_the_same_hosts_with_any_number_of_processes(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (hosts, merge_module):

@@ -54,7 +54,7 @@ def test_hosts_with_the_same_version_are_one_line() -> None:
     assert lines == [f"Vulnerable version: {TEXT} [h1, h2]"]
 
 
-def test_the_most_severe_is_first_and_parts_of_a_host_are_compared_one_by_one() -> None:
+def test_most_severe_version_is_first_and_each_part_of_a_host_has_its_own_version() -> None:
     parts = {
         "infiniband.hca.firmware_version[hca=mlx5_0]": "28.43.1014",
         "infiniband.hca.firmware_version[hca=mlx5_1]": "28.43.8002",

@@ -368,7 +368,7 @@ def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
     return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
 
-def test_parts_are_those_of_the_causes_without_gangs() -> None:
+def test_failed_parts_are_those_of_the_causes_but_a_gang_is_not_a_part() -> None:
     verdicts = [
         failed("gpu=1,link=3", "monitor"),
         failed("gpu=1"),
@@ -384,8 +384,8 @@ def test_parts_are_those_of_the_causes_without_gangs() -> None:
     ]
 
 
-def test_consequence_of_a_cause_does_not_change_its_action() -> None:
-    """A lost GPU also fails checks whose actions are an inspection and a return. The action remains a reboot."""
+def test_checks_that_fail_because_of_a_lost_gpu_do_not_change_its_action() -> None:
+    """Some of these checks ask for an inspection or a return of the part. The action remains a reboot."""
     verdicts = [failed("gpu=1,xid=79", "reboot"), failed("gpu=1", "inspect_hardware"), failed("gpu=1,peer=2", "rma")]
     verdicts[0] = replace(verdicts[0], name="xid.count")
     (part,) = failed_parts(diagnose(verdicts, {}), verdicts)

@@ -180,7 +180,7 @@ class SimulatedHosts:
     plan: Plan
     unreachable: set[str] = field(default_factory=set)
     change: Callable[[int, str, Launch], Launch | None] = lambda number, host, launch: launch
-    """Function that changes the launch that a host records, or returns None if the host has no record of it."""
+    """Returns the launch as the host records it, or None if the host does not record it."""
     begun: list[int] = field(default_factory=list)
     launches: dict[str, list[Launch]] = field(default_factory=dict)
 
@@ -267,7 +267,9 @@ def test_cell_with_limited_cpus_is_compared_with_that_with_all_cpus(tmp_path: Pa
     assert render_lines(results, "").endswith(", 33 % of the images/s of cell 7")
     block = {"gpus": [2], "batch_size": [64]}
     rows = SimulatedHosts(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
-    assert rows[1].unconfined == 1, "a cell with other epochs must do: the rate does not depend on them"
+    assert rows[1].unconfined == 1, (
+        "a cell with another number of epochs can be compared: the rate does not depend on it"
+    )
     rows = (
         SimulatedHosts(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}]))
         .run_study()
@@ -386,7 +388,7 @@ def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> No
     assert simulated.begun == [1, 2, 7, 8, 3, 4]
 
 
-def test_relaunched_cell_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
+def test_cell_that_was_launched_again_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
     """The host of the failed first launch was unreachable when the study continued on another host. Now both have records."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study

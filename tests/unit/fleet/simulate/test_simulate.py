@@ -100,7 +100,9 @@ def test_assumed_figures_name_their_source() -> None:
 def test_simulated_values_are_within_the_measured_range_without_outliers() -> None:
     values = values_by_level([100.0, 97.0, 101.0, 2.0])
     assert (min(values), max(values)) == (97.0, 101.0)
-    assert 98.5 < sum(values) / len(values) < 100.0  # the median is closer to the maximum
+    assert (
+        98.5 < sum(values) / len(values) < 100.0
+    )  # between the middle of the range and 100, because the median is nearer to the maximum
 
 
 # --- healthy fleets
@@ -143,7 +145,7 @@ def test_healthy_fleet_passes_the_standard_profile_with_all_readings(tmp_path: P
 
 
 @pytest.mark.parametrize(("hosts", "gpus"), [(1, 1), (1, 2), (1, 3), (1, 8), (2, 1), (2, 2), (2, 8), (3, 1), (3, 3)])
-def test_small_healthy_fleet_is_accepted_and_one_in_which_all_are_slow_is_rejected(
+def test_small_fleet_is_accepted_if_healthy_and_rejected_if_all_its_parts_are_equally_slow(
     tmp_path: Path, hosts: int, gpus: int
 ) -> None:
     gang = "none" if hosts == 1 else "rack"
@@ -394,7 +396,7 @@ def test_fault_is_one_cause_with_the_right_part(
         "slow_disk": "directory=data2",
         "slow_storage_client": "directory=mnt:shared",
         "storage_wrong_byte": "directory=mnt:shared",
-        "swapped_cables": "hca=mlx5_0",  # the first of the two
+        "swapped_cables": "hca=mlx5_0",  # the first of the two adapters
         "bmc_psu_lost": f"psu={FAULTY_SUPPLY}",
         "bmc_event": f"log={LOG}",
         "missing_dimm": FAULTY_SLOT,
@@ -482,10 +484,10 @@ EXPECTED_PACKAGES = {
     "bmc_event": "inspect_hardware",
     "serial_mismatch": "inspect_hardware",
 }
-"""Fault -> action of its package. Other faults need no work on a part, but a reset, a reboot, another version or evidence."""
+"""Fault -> action in its RMA package. Other faults have none: they need a reset, a reboot, another version or evidence."""
 
 
-def test_rma_has_the_causes_parts_and_actions_of_the_report(
+def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
     faulty_run: tuple[dict[str, str], Path],
     faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport],
     capsys: pytest.CaptureFixture[str],
@@ -505,7 +507,10 @@ def test_rma_has_the_causes_parts_and_actions_of_the_report(
         for part in cause.parts
     }
     actions = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] != "identity"}
-    of_serials = ("identity", "bmc-serial")  # the BMC has the correct serial if two hosts report the same one
+    of_serials = (
+        "identity",
+        "bmc-serial",
+    )  # of the two hosts with the serial, this is the one whose BMC reports another
     duplicates = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] in of_serials}
     for kind, host in host_of_fault.items():
         assert (duplicates if kind == "duplicate_serial" else actions).get(host) == EXPECTED_PACKAGES.get(kind), kind

@@ -87,7 +87,7 @@ def with_port_down(evidence: Evidence) -> Evidence:
 
 
 def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: str) -> tuple[Observation, ...]:
-    """Return the observations with a reason in place of the figures of a port or pair, in each stage that has them."""
+    """Replace the figures of a port or pair, in each stage that has them, by one observation with the reason."""
     of_scope = [item for item in items if item.name.startswith("verbs.") and item.scope.startswith(scope)]
     reasons = [
         Observation(name="verbs.bandwidth", scope=scope, stage=stage, unit="B/s", status=status, reason=reason)
@@ -97,7 +97,7 @@ def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: st
 
 
 def test_port_that_is_down_is_the_only_cause_in_a_gang_of_two(tmp_path: Path) -> None:
-    """The healthy port cannot be measured without its partner. Even if it must be measured, it is not reported as a cause."""
+    """The healthy port cannot be measured without its partner. It is no cause, even if the inventory requires its measurement."""
     fleet = Fleet(hosts=2, gpus=2, profile="standard", readings=JUDGED)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, [], plan)

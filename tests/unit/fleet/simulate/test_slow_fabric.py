@@ -83,7 +83,7 @@ def test_slow_network_is_not_attributed_to_gpus(
 def test_slow_path_between_two_hosts_is_one_cause_without_a_part_to_return(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collectives are slow too. The other hosts are measured again without these two, and accepted."""
+    """The collectives are slow too. The other hosts are measured again without these two hosts, and accepted."""
     report = judged(tmp_path / "run", monkeypatch, {HOST: ("slow_path", share)})
     (cause,) = report.causes
     assert (cause.problem, cause.verdict, cause.hosts) == ("slow-path", FAIL, (HOST, "r01-h04"))
@@ -102,7 +102,7 @@ def test_slow_path_is_not_a_network_cause_if_a_slow_host_explains_the_collective
 
 
 def test_slow_pair_of_two_slow_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a healthy partner each is above the floor of a pair. With each other they are below it."""
+    """Each of the two hosts is above the floor with a healthy partner, and below it with the other one."""
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [
         ("r01-h02", "host"),
