@@ -286,8 +286,8 @@ def test_missing_package_is_reported_with_the_remedy(run: Path, monkeypatch: pyt
     assert "pip install 'rackproof[upload]'" in done.stderr
 
 
-def test_object_of_another_checksum_is_replaced(run: Path, store: Any, server: str) -> None:
-    """With SSE-KMS or SSE-C no ETag is the MD5 checksum, so each file is uploaded again, not skipped."""
+def test_object_with_the_same_size_but_another_checksum_is_replaced(run: Path, store: Any, server: str) -> None:
+    """With SSE-KMS or SSE-C, ETags are not MD5 checksums, so every file is uploaded again."""
     plan = (run / "plan.json").read_bytes()
     store.put_object(Bucket=BUCKET, Key="site-a/2026/r1/plan.json", Body=b"x" * len(plan))
     uploaded(run, server)
@@ -303,7 +303,7 @@ def test_playbook_uploads_the_run_before_it_shows_the_decision(endpoint: str, op
     by_name = {task["name"]: task for task in tasks}
     names = list(by_name)
     assert names.index("Judge the run") < names.index("Upload the run") < names.index("Show the decision")
-    assert names[-1] == "Check that the run was uploaded", "if the upload fails, the decision has already been shown"
+    assert names[-1] == "Check that the run was uploaded", "the decision must be shown even if the upload fails"
     values = {"_rackproof_command": ["rackproof"], "_rackproof_run_dir": "runs/r1", "rackproof_upload": URL}
     template = NativeEnvironment().from_string(by_name["Upload the run"]["ansible.builtin.command"]["argv"])
     rendered: Any = template.render(**values, rackproof_upload_endpoint=endpoint)

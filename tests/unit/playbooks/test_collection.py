@@ -171,7 +171,7 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(site: Path) -> No
         "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
     }
-    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # needs a third of the time of the default
+    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # modules run in a third of the time
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -68,8 +68,8 @@ def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, p
     assert json.loads((run_dir / "report.json").read_text())["decision"] == "incomplete", done.stdout
 
 
-def test_report_of_the_last_play_is_not_written_twice(tmp_path: Path, run_dir: Path) -> None:
-    """The last play of this test writes no report, so a report.json would be that of the plugin."""
+def test_plugin_writes_no_report_if_the_last_play_of_the_run_did(tmp_path: Path, run_dir: Path) -> None:
+    """The last play of this test only prints a message, so a report.json would be that of the plugin."""
     done = play(
         playbook_of_plays(
             tmp_path, run_dir, measuring_play({"ansible.builtin.debug": {"msg": "measured"}}), report_play()
@@ -107,7 +107,7 @@ def test_failures_of_every_playbook_of_a_command_are_recorded(tmp_path: Path, ru
 
 
 def test_failure_has_the_name_of_the_task_without_its_role(tmp_path: Path, run_dir: Path) -> None:
-    """The play already says where the host failed."""
+    """The event also names the play, which says where the host failed."""
     tasks = tmp_path / "roles" / "preflight" / "tasks"
     tasks.mkdir(parents=True)
     (tasks / "main.yml").write_text(yaml.safe_dump([{**FAIL, "name": "Check the host"}]))

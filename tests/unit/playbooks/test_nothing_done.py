@@ -33,9 +33,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
     inventory.write_text(yaml.safe_dump(groups))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / f"{playbook}.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(
-        CONTROL_SHELL
-    )  # modules on the control node need half the time of the default
+    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # local modules run in half the time
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 

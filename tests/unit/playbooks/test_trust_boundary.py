@@ -48,7 +48,7 @@ def variables_of_the_playbooks() -> set[str]:
 
 @pytest.fixture
 def bait(tmp_path: Path) -> Path:
-    """Return the directory that every returned fact names. Nothing may be written there or removed from there."""
+    """Return the directory that the facts of the hostile host name. Nothing may be written there or removed from there."""
     directory = tmp_path / "bait"
     directory.mkdir()
     (directory / "file").write_text("kept", encoding="utf-8")
@@ -113,7 +113,7 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
             "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
             "ANSIBLE_HOME": str(directory / "home"),
             "ANSIBLE_PIPELINING": "1",  # as in the ansible.cfg of the checkout
-            "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # modules on the control node need half the time of the default
+            "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # local modules run in half the time
         },
         capture_output=True,
         text=True,
@@ -168,7 +168,7 @@ def test_cached_fact_with_the_name_of_a_variable_is_refused(tmp_path: Path, inve
     assert not (tmp_path / "runs" / "r2").exists()
 
 
-def test_limit_of_a_fetched_record_is_that_of_the_reader() -> None:
+def test_record_is_fetched_up_to_the_size_that_the_reader_accepts() -> None:
     action = (ROOT / "playbooks" / "action_plugins" / "fetch_record.py").read_text(encoding="utf-8")
     assert f"\nMAX_BYTES = {MAX_BYTES:_}\n" in action
 
@@ -178,7 +178,7 @@ ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_tex
 
 
 def test_every_role_with_defaults_sets_its_variables_as_facts() -> None:
-    """The role `schedule` connects to no host."""
+    """Only the role `schedule` does not: it connects to no host."""
     roles = {path.parts[-3] for path in (ROOT / "roles").glob("*/defaults/main.yml")}
     assert roles - set(ROLES) == {"schedule"}
 

@@ -1,4 +1,4 @@
-"""Packages are installed into the agent's environment although pip is configured otherwise; a broken configuration is named."""
+"""Packages are installed into the agent's environment whatever target pip.conf sets. A broken configuration is named."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SETTINGS = (
     ("global", "constraint = /no/such/constraints.txt"),
     ("global", "python = /no/such/python"),
 )
-"""Section and setting of pip.conf. Each of them alone prevents the installation below."""
+"""Section and setting of pip.conf. Each setting alone would prevent the installation in the next test."""
 
 
 @pytest.mark.parametrize("source", ["file", "variable"])

@@ -168,7 +168,7 @@ def test_install_and_main_of_a_role_have_the_same_argument_specs(role: str) -> N
 
 
 @pytest.mark.parametrize("distribution", ["debian12", "ubuntu2404", "rhel9"])
-def test_packages_that_are_installed_are_in_the_test_data(distribution: str) -> None:
+def test_driver_packages_of_each_distribution_are_in_the_test_data(distribution: str) -> None:
     index = yaml.safe_load((ROOT / "tests" / "data" / "packages.yml").read_text())[distribution]
     driver = DRIVERS[distribution]
     assert {*driver["open"], *driver["proprietary"], "nvidia-fabricmanager"} <= set(index["packages"])
@@ -261,7 +261,7 @@ def test_environment_of_another_python_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "is_replaced"), [("3.9.2", True), (PYTHON_VERSION, False)])
 def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, is_replaced: bool) -> None:
-    (tmp_path / "venv.py").touch()  # replaces the module of the standard library, so that no environment is built
+    (tmp_path / "venv.py").touch()  # hides the module `venv` of the standard library, so that no environment is built
     prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, version)
     done = make_environment(prefix, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "created\n" if is_replaced else "")

@@ -65,7 +65,7 @@ def test_truncated_record_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
-def test_record_with_a_changed_character_raises_only_a_document_error(position: int, character: str) -> None:
+def test_record_with_a_changed_character_is_read_or_raises_a_document_error(position: int, character: str) -> None:
     text = TEXT[:position] + character + TEXT[position + 1 :]
     try:
         document = documents.parse(text, source="r")
@@ -180,7 +180,7 @@ def test_similar_names_are_suggested(word: str, suggested: str) -> None:
     assert documents.nearest(word, MODELS) == (f" (did you mean {suggested}?)" if suggested else "")
 
 
-def test_same_letters_limits_suggestions_to_names_with_the_same_letters() -> None:
+def test_suggestions_can_be_limited_to_names_with_the_same_letters() -> None:
     assert documents.nearest("h2000", ["gh200", "baseline"]) == " (did you mean gh200?)"
     assert documents.nearest("h2000", ["gh200", "baseline"], same_letters=True) == ""
     assert documents.nearest("h2000", ["gh200", "h200-sxm"], same_letters=True) == " (did you mean h200-sxm?)"

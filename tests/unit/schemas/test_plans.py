@@ -56,13 +56,13 @@ def test_host_without_a_gang_has_its_own_rate() -> None:
     assert alone.slowest_fabric(alone.hosts[0], ("h1", "h2")) == 100e9
 
 
-def test_hosts_with_fewer_gpus_have_a_slower_fabric_with_the_same_ports() -> None:
+def test_host_with_fewer_gpus_slows_the_fabric_even_if_its_ports_are_as_fast() -> None:
     plan = with_rates(400.0, 400.0, 400.0, gpus=(4, 2, 2))
     assert plan.slowest_fabric(plan.hosts[0], ("h1", "h2")) == 100e9
     assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 50e9
 
 
-def test_number_of_ranks_is_that_of_the_devices_of_the_planned_hosts() -> None:
+def test_number_of_ranks_is_the_number_of_devices_of_the_given_hosts_that_are_planned() -> None:
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
     assert plan.ranks(("h1", "h3")) == 5
     assert plan.ranks(("h1", "h1", "unknown")) == 4
@@ -103,7 +103,7 @@ def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
     assert plan.scopes_of(alone, expected("pairs.bandwidth", "peers", "gang")) == ()
 
 
-def test_fewer_rounds_have_fewer_partners() -> None:
+def test_with_fewer_rounds_of_pairs_a_host_has_fewer_partners() -> None:
     stages = tuple(
         replace(stage, benchmarks={**stage.benchmarks, "pairs": {"rounds": 1}}) if stage.name == "gang" else stage
         for stage in PLAN.stages
@@ -136,7 +136,7 @@ def test_ports_of_a_rehearsal_are_judged_only_if_they_are_measured_and_required(
     assert plan.judges_ports(replace(plan.hosts[0], verbs_required=required)) is judged
 
 
-def test_part_of_a_fleet_has_the_hosts_in_the_given_order_and_no_manifest() -> None:
+def test_plan_of_some_hosts_has_them_in_the_given_order_and_no_manifest() -> None:
     part = PLAN.only(["h3", "h1"])
     assert [host.name for host in part.hosts] == ["h3", "h1"]
     assert part.manifest == ()
@@ -144,7 +144,7 @@ def test_part_of_a_fleet_has_the_hosts_in_the_given_order_and_no_manifest() -> N
     assert PLAN.gangs() == {"r1": ("h1", "h2", "h3")}
 
 
-def test_first_host_of_a_name_and_unknown_names() -> None:
+def test_first_host_of_a_name_is_returned_and_an_unknown_name_raises_key_error() -> None:
     twice = replace(PLAN, hosts=(*PLAN.hosts, replace(PLAN.hosts[0], rack="other")))
     assert twice.host("h1").rack == "r1"
     with pytest.raises(KeyError):
@@ -154,13 +154,13 @@ def test_first_host_of_a_name_and_unknown_names() -> None:
         PLAN.stage("soak")
 
 
-def test_longest_time_of_a_stage_includes_one_more_round() -> None:
+def test_longest_time_of_a_soak_is_its_duration_plus_the_deadline_of_one_round() -> None:
     stage = Stage(name="soak", deadline_s=60.0, collective_timeout_s=1.0, benchmarks={}, duration_s=600.0)
     assert stage.longest_s == 660.0
     assert replace(stage, duration_s=0.0).longest_s == 60.0
 
 
-def test_directories_of_a_kind() -> None:
+def test_directories_are_those_of_the_given_kind() -> None:
     host = replace(PLAN.hosts[0], local_storage=("/a",), shared_storage=("/b", "/c"))
     assert host.directories("local_storage") == ("/a",)
     assert host.directories("shared_storage") == ("/b", "/c")
@@ -199,7 +199,7 @@ def test_cell_of_a_study_has_its_gpus_and_settings() -> None:
 
 
 @pytest.mark.parametrize(("rehearsal", "device"), [(True, "cpu"), (False, "gpu")])
-def test_figures_of_a_rehearsal_are_those_of_processes(rehearsal: bool, device: str) -> None:
+def test_rehearsal_expects_figures_of_processes_instead_of_gpus(rehearsal: bool, device: str) -> None:
     assert expectations(PLAN.stages, rehearsal=rehearsal) == tuple(
         item
         for stage in PLAN.stages

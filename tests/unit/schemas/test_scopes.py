@@ -53,7 +53,7 @@ def test_scope_contains_itself_and_its_parts() -> None:
     assert not gpu.contains("host")
 
 
-def test_scope_moves_to_another_device() -> None:
+def test_device_of_a_scope_can_be_replaced() -> None:
     assert Scope.parse("pci=0000:1b:00.0,xid=79").on("gpu=3") == "gpu=3,xid=79"
     assert Scope.parse("pci=0000:1b:00.0").on("gpu=3") == "gpu=3"
 

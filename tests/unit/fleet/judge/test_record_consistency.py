@@ -107,7 +107,7 @@ def test_ranks_of_a_launch_that_did_not_finish_may_be_fewer(outcome: str) -> Non
     assert problems(launches({"ranks": ranks((0, 0)), "outcome": outcome, "reason": "rank 1 ended"})) == []
 
 
-def test_probe_has_its_own_deadline_and_any_ranks() -> None:
+def test_probe_has_its_own_deadline_and_may_have_any_number_of_ranks() -> None:
     probe = {"stage": "probe", "ranks": (), "deadline_s": 1e6, "duration_s": 1.0, "members": ("h1", "h2")}
     assert problems(launches({}, probe)) == []
     late = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
@@ -222,7 +222,7 @@ def test_index_and_address_belong_to_one_gpu(fields: dict[str, Any], expected: l
     ] == expected
 
 
-def test_gpus_without_an_address_share_none() -> None:
+def test_gpus_without_an_address_do_not_share_one() -> None:
     assert (
         problems(lambda record: replace(record, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in record.gpus))) == []
     )
@@ -296,7 +296,7 @@ GANG = builders.records(GANG_PLAN, "h1")
 
 
 def of_gang(change: Change, *, gang: bool = True) -> list[Problem]:
-    """Change the gang record of h1, or its host record. Return the contradictions in library versions, and new ones in records."""
+    """Change the gang record or the host record of h1. Return all contradictions in library versions, and new ones in records."""
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)
     return [item for item in changed if (item not in healthy and item[0] == "record") or item[0].startswith("launch.")]

@@ -55,9 +55,7 @@ def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
         (metric("xid.count", {"xid=79": 1, "pci=0000:01:00.0,xid=79": 1}), []),
     ],
 )  # fmt: skip
-def test_scope_of_a_reading_names_the_parts_that_its_kind_is_read_for(
-    given: Metric, expected: list[tuple[str, str, str]]
-) -> None:
+def test_scope_of_a_reading_names_parts_of_its_kind(given: Metric, expected: list[tuple[str, str, str]]) -> None:
     assert [item for item in problems([given]) if "read in the scope" in item[2]] == expected
 
 

@@ -215,7 +215,7 @@ def host_view(*packs: Pack) -> HostView:
     return HostView(PLAN, PLAN.host("h1"), host_evidence(PLAN), packs)
 
 
-def test_lacks_in_a_pack_of_the_operator_has_no_effect() -> None:
+def test_key_lacks_has_no_effect_in_a_pack_of_the_operator() -> None:
     (expected,) = PLAN.expected
     lacks = {"memory.bandwidth": {"op": ("copy",)}}
     for chosen in (True, False):
@@ -238,7 +238,7 @@ def test_criterion_of_the_operator_does_not_hide_a_refused_reading() -> None:
     assert refusals(pack(shipped)) == []
 
 
-def test_criterion_of_the_operator_does_not_change_credible_bounds() -> None:
+def test_replacing_a_criterion_does_not_change_which_values_are_credible() -> None:
     sheet = {"memory_bandwidth": {"value": 4.8e12}, "nvlink": {"links": 18, "bandwidth": 9e14}}
     common = {"name": "memory.bandwidth", "unit": "B/s", "operator": "ge", "fraction": 0.5}
     shipped = criterion(**common, id="shipped", datasheet="memory_bandwidth")
@@ -260,7 +260,7 @@ def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any)
     return Verdict(criterion=criterion_id, limit=limit, basis=basis, **{**fields, **over})
 
 
-def test_closer_floor_of_lower_severity_does_not_hide_the_failure() -> None:
+def test_failure_of_a_stricter_floor_hides_that_of_a_looser_one_only_if_it_is_as_severe() -> None:
     def remaining(*verdicts: Verdict) -> list[str]:
         return [one.criterion for one in without_looser_floors(verdicts)]
 

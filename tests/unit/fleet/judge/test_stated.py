@@ -21,7 +21,7 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 MIB = 1 << 20
 GB_PER_S = 1e9
 PORT = 50 * GB_PER_S
-"""Rate of a port of 400 Gb/s."""
+"""Rate of a port of 400 Gb/s, in B/s."""
 MODELS = [name for name in shipped_packs() if read_pack(name).gpu_names]
 MEMORY_MIB = {
     "a10": 22731, "a100-pcie-40": 40536, "a100-pcie-80": 81251, "a100-sxm-40": 40536, "a100-sxm-80": 81251, "b200": 183359,

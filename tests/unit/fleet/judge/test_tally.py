@@ -295,7 +295,7 @@ def test_rounded_and_exact_rows_merge() -> None:
     assert 100.12345 not in many.numbers
 
 
-def test_pending_values_are_counted_before_they_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_values_are_counted_once_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.judge.row.MAX_BUFFERED", 4)
     row = new_row()
     row.add_limit(0.0)

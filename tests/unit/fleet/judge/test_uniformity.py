@@ -28,7 +28,7 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Compared readings that all hosts of `builders` have. Their verdicts are ignored: tests add other readings."""
+"""Readings of every host of `builders` that are compared. Their verdicts are left out: each test adds a reading and tests its."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")

@@ -489,7 +489,7 @@ def test_gpus_of_a_host_are_compared_if_there_are_two() -> None:
     assert judged(compared, view("h1", compared, {"gpu.thing": {"gpu=0": 1}})) == []
 
 
-def test_links_are_compared_within_their_device_or_at_the_same_position() -> None:
+def test_links_are_compared_with_those_of_their_gpu_or_with_the_same_link_of_other_gpus() -> None:
     states = {f"gpu={gpu},link={link}": "x" if gpu == 0 and link == 0 else "y" for gpu in range(2) for link in range(4)}
     for among, failing in (("device", 1), ("host", 0)):
         compared = rule("gpu.link.thing", scope="link", among=among)
