@@ -68,7 +68,7 @@ def test_port_that_was_measured_with_one_partner_is_measured() -> None:
     assert reasons(port(0), port(1, partner="h2"), port(1, "skipped", partner="h3")) == {}
 
 
-def test_port_with_an_error_has_its_own_verdict() -> None:
+def test_port_with_an_error_is_left_to_the_verdict_on_the_error() -> None:
     assert reasons(port(0), port(1, "timed out", ERROR)) == {}
     assert reasons(port(0), port(1, "timed out", ERROR), port(1, "no cable")) == {}
 
@@ -79,7 +79,7 @@ def test_only_the_host_is_named_if_it_is_not_known_which_port_should_have_been_m
     assert reasons(*figures) == {"host": reason}
 
 
-def test_more_missing_ports_than_reasons_are_named_on_the_host_too() -> None:
+def test_host_is_named_too_if_more_ports_are_missing_than_have_a_reason() -> None:
     assert reasons(port(0, "no cable"), wanted=2) == {
         names(0): f"{PORT}: no cable",
         "host": f"0 of 2 RDMA ports were measured, {WHY}: the host has no other RDMA port",

@@ -31,7 +31,7 @@ def verdicts(plan: Plan = RUN.plan, change: Callable[[Record], Record] = lambda 
 
 
 def with_processes(count: int) -> Callable[[Record], Record]:
-    """Return a change of a record: this many processes are on each GPU in every snapshot, except during launches."""
+    """Return a change of a record: `count` processes are on each GPU in every snapshot that is not taken during a launch."""
 
     def metric(item: Metric) -> Metric:
         return replace(item, values=dict.fromkeys(item.values, count)) if item.name == "gpu.processes" else item

@@ -74,7 +74,7 @@ def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> 
         "passes",
         "inconclusive",
         "a result",
-        "a ceiling of a count",
+        "an upper limit of a count",
         "a reading",
         "accuracy",
         "a setting",

@@ -104,7 +104,7 @@ def test_disks_are_compared_only_with_disks_of_their_model() -> None:
     assert causes(one_other_model) == []
 
 
-def test_directories_that_share_a_disk_are_not_compared_with_a_whole_disk() -> None:
+def test_directories_that_share_a_disk_are_not_compared_with_one_that_has_a_disk_alone() -> None:
     def halved_by_sharing(host: str, item: Observation) -> Observation:
         if host != "h2" or item.name.endswith("wrong_blocks"):
             return item
@@ -160,8 +160,8 @@ def shared_causes(
     """Return the causes on four hosts that share a directory.
 
     Args:
-        together: bandwidth of all clients together in B/s.
-        without: figure of all clients that is missing in the records.
+        together: bandwidth of all clients together, in B/s.
+        without: the figure of all clients together that the records lack.
     """
     named = {"rackproof_shared_storage": ["/mnt/shared"], **variables}
     hosts = (*HOSTS, "h4")

@@ -368,7 +368,7 @@ def test_whole_numbers_below_2_to_the_53_have_no_decimal_point() -> None:
         assert str(spread.min) == expected
 
 
-def test_description_of_a_merged_row_is_deterministic() -> None:
+def test_description_of_a_merged_row_does_not_depend_on_the_order() -> None:
     expected = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
     for order in (expected, expected[::-1]):
         row = new_row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
@@ -430,7 +430,7 @@ def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
         ]  # fmt: skip
 
 
-def test_descriptions_of_two_packs_do_not_depend_on_order() -> None:
+def test_row_of_criteria_with_different_descriptions_does_not_depend_on_the_order() -> None:
     for source, operator in (("a", "gt"), ("a", "ge"), ("b", "gt")):
         two = [
             verdict(source="b", operator="ge"),

@@ -28,7 +28,7 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Readings of every host of `builders` that are compared. Their verdicts are left out: each test adds a reading and tests its."""
+"""Readings that are compared on every host of `builders`. Tests ignore their verdicts, because each test adds a reading."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
@@ -274,7 +274,7 @@ MEMORY = 2_164_126_347_264
         ({"h2": MEMORY * 31 // 32}, ["h2"]),  # one module of 32
         ({"h2": MEMORY - (1 << 30)}, []),  # the kernel reserves more
         ({"h2": MEMORY * 2}, []),  # more memory than the others is no fault
-        (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # the only host with more memory
+        (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # one host with more memory is not the reference
         (dict.fromkeys(("h3", "h4"), MEMORY // 2), ["h3", "h4"]),  # of two equally common sizes, the larger is right
     ],
 )

@@ -253,7 +253,7 @@ def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() ->
 
 
 def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Evidence]:
-    """Return the evidence of a fleet in which one host has no switch, with this status and reason."""
+    """Return the evidence of a fleet in which one host read no switch; `why`: status and reason."""
     of_host = {
         metric.name: replace(metric, values={}, absent=dict.fromkeys(metric.values, why))
         if ".switch" in metric.name
@@ -309,7 +309,7 @@ def test_order_of_the_hosts_does_not_matter() -> None:
     assert not_passing(compare_hosts(dict(shuffled))) == not_passing(expected)
 
 
-def test_rehearsal_judges_no_cable() -> None:
+def test_rehearsal_that_requires_no_ports_judges_no_cable() -> None:
     cables = swap(HEALTHY["rails"], ("h04", 1), ("h04", 6))
     assert judge_links(replace(plan_of(*lines_of(cables)), rehearsal=True), links(cables)) == Wiring()
 
@@ -433,7 +433,7 @@ def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_sw
 
 
 @pytest.mark.parametrize("ordered", ["00:1f:46:ab:cd:ef", "12"])
-def test_port_that_the_manifest_names_as_the_switch_does_is_compared(ordered: str) -> None:
+def test_port_is_compared_if_manifest_and_switch_name_it_in_the_same_form(ordered: str) -> None:
     cables = {("h01", 0): ("leaf01", ordered)}
     others = {"00:1f:46:ab:cd:00", "7"} - {"7" if ":" in ordered else "00:1f:46:ab:cd:00"}
     assert not_passing(compare_with_manifest(cables, cables)) == set()
@@ -458,7 +458,9 @@ def test_port_that_the_manifest_names_as_the_switch_does_is_compared(ordered: st
         ("", "swp1s0", False),
     ],
 )
-def test_names_of_switch_and_port_are_compared_as_operators_write_them(switch: str, port: str, matches: bool) -> None:
+def test_switch_and_port_match_in_each_form_in_which_operators_write_them(
+    switch: str, port: str, matches: bool
+) -> None:
     link = PortLink(
         host="h01", scope="nic=a", slot="a", names=frozenset({"a"}), is_fastest=True, switch="leaf01.fab.example",
         switch_id="9c:05:91:aa:01:00", port="swp1s0", label="etp3b",
@@ -466,7 +468,7 @@ def test_names_of_switch_and_port_are_compared_as_operators_write_them(switch: s
     assert link.is_at(switch, port) is matches
 
 
-def test_ports_of_the_manifest_are_not_compared_a_second_time() -> None:
+def test_port_that_the_manifest_lists_is_not_also_compared_with_other_hosts() -> None:
     cables = rail_optimized(8, rails=2)
     found = swap(cables, ("h01", 0), ("h01", 1))
     wiring = judge_links(plan_of(*lines_of(cables), hosts=8), links(found))
@@ -691,7 +693,7 @@ def test_port_of_an_adapter_may_be_named_in_several_ways() -> None:
             assert [item.verdict for item in cable_verdicts(report)] == [PASS], (kind, name)
 
 
-def test_cable_that_was_moved_during_the_run_is_not_verified() -> None:
+def test_port_whose_switch_changed_during_the_run_is_inconclusive() -> None:
     plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
     of_fleet = evidence(plan, cables)
     (record,) = of_fleet["h02"].records

@@ -166,7 +166,7 @@ def culprit_of(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culpr
 
 
 def stopped_by(culprit: Culprit) -> Callable[[LaunchPlan], Culprit | None]:
-    """Return a function that reports the culprit for every launch with its hosts."""
+    """Return a function that reports the culprit for every launch that has one of its hosts."""
     return lambda start: culprit if set(culprit.hosts) & set(start.members) else None
 
 
@@ -314,7 +314,7 @@ def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
     assert max_probes <= math.log2(size) + 3
 
 
-def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
+def test_only_one_host_of_a_bad_link_is_excluded_but_both_fail() -> None:
     gang = SimulatedGang(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
     gang.run_all()
     assert gang.full_launches() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
@@ -325,7 +325,7 @@ def test_one_host_of_a_bad_link_is_excluded_and_both_fail() -> None:
 
 @pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
 def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
-    """A gang of two hosts has no probes."""
+    """In a gang of two hosts, which has no probes, it is repeated too."""
     gang = SimulatedGang(plan(*names), flaky=1)
     assert gang.run_all().excluded == {}
     assert gang.full_launches() == [names] * 2

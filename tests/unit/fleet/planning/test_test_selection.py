@@ -78,7 +78,7 @@ def test_skipped_benchmark_states_its_cost() -> None:
 
 
 def test_benchmark_with_findings_comes_first() -> None:
-    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # stress covers three kinds of parts at the same cost
+    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # without findings: it covers three kinds of parts
     failed = past(1, findings={(BENCHMARK, "peer_copy"): 4})
     assert chosen(pick(26, failed)) == [(BENCHMARK, "peer_copy")]
 

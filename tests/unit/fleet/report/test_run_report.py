@@ -125,10 +125,10 @@ def with_two_faulty_ports(record: Record) -> Record:
 
 def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
     """Write and load a fleet of `count` hosts, one of them with the fault, unless it is "none"."""
-    plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # a gang has two hosts or more
+    plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # no gangs if one would have a single host
     name, change = plan.hosts[min(5, count - 1)].name, FAULTS[fault]
     fleets.write(directory, plan, {name: change})
-    if change in (with_duplicate_serial, without_gpu):  # host record and gang record both list the GPUs
+    if change in (with_duplicate_serial, without_gpu):  # its gang record must list the same GPUs
         record = change(fleets.records(plan, name)[1])  # type: ignore[misc]
         documents.write_text(directory / "gangs" / record.gang / f"{name}.json", fleets.text(record))
     return load(directory)
