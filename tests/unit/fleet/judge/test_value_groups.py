@@ -124,7 +124,7 @@ def test_reference_of_a_group_changes_when_a_part_is_added() -> None:
     values.add("a", 2)
     assert (values.reference(rule()), values.by_count(), values.total) == (("a", 3), (("a", 3), ("b", 2)), 5)
     values.add("b")
-    assert values.by_count() == (("a", 3), ("b", 3)), "equally common values are in the order of their text"
+    assert values.by_count() == (("a", 3), ("b", 3)), "equally common values must be in the order of their text"
     assert values.plural == "hosts"
 
 

@@ -86,7 +86,7 @@ def test_driver_version_is_not_required_if_the_driver_is_ignored() -> None:
     assert [host.driver_version for host in plan_of(hosts).hosts] == ["580.95.05", ""]
 
 
-def test_line_rate_of_a_host_is_that_of_all_its_ports() -> None:
+def test_line_rate_of_a_host_is_that_of_all_its_ports_together() -> None:
     (host, _) = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_fabric_gbps=400)).hosts
     assert host.fabric == 2 * 400 / 8 * 1e9
 
@@ -189,7 +189,7 @@ def test_run_wide_variable_that_only_one_host_has_is_refused(key: str) -> None:
         plan_of(hosts)
 
 
-def test_epochs_change_only_training_and_validation_only_omits_training_and_the_straggler_test() -> None:
+def test_epochs_apply_to_training_only_and_rackproof_validation_only_omits_training_and_straggler() -> None:
     plan = builders.plan(profile="smoke", rackproof_epochs=7)
     assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
     assert "epochs" not in plan.stage("gang").benchmarks["collective"]

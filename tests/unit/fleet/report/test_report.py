@@ -245,7 +245,7 @@ def test_links_between_gpus_are_in_the_report(run: Path) -> None:
             (link,) = [metric for metric in snapshot["metrics"] if metric["name"] == "gpu.peer.link"]
             link["values"]["gpu=0,peer=1"] = "NV17"
         path.write_text(json.dumps(record))
-    assert rackproof("report", run).returncode == 1, "the other hosts have 18 links there"
+    assert rackproof("report", run).returncode == 1, "a path with 17 links must fail, because the other hosts have 18"
     report = documents.read(run / "report.json", "report", max_bytes=10_000_000)
     assert [host["links"]["gpu=0,peer=1"] for host in report["hosts"]] == ["NV17", "NV18", "NV18"]
     assert {host["links"]["gpu=1,peer=0"] for host in report["hosts"]} == {"NV18"}

@@ -209,7 +209,7 @@ def full_report(run: Run) -> FleetReport:
 
 
 def launch_together(directory: Path, plan: Plan, members: dict[str, tuple[str, ...]]) -> None:
-    """Change the members of the launches of these hosts."""
+    """Give the launches in the gang records of these hosts other members; `members`: host -> members."""
     for name, together in members.items():
         for record in (record for record in fleets.records(plan, name) if record.gang):
             launches = tuple(replace(launch, members=together) for launch in record.launches)

@@ -194,7 +194,7 @@ class SimulatedHosts:
         present = [host.name for host in self.plan.hosts if host.name not in self.unreachable]
         while launches := next_cell(self.plan, self.evidence(), present).launches:
             (start,) = launches
-            assert start.number not in self.begun, "no cell is measured twice"
+            assert start.number not in self.begun, "no cell may be measured twice"
             assert self.plan.study
             self.begun.append(start.number)
             cell = self.plan.study.cells[start.number - 1]
@@ -418,7 +418,7 @@ def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) ->
         assert render(plan, cut, "").count(message) == len(cut.rows) - cut.count(SKIPPED)
 
 
-def test_launch_without_the_reporting_host_is_ignored(tmp_path: Path) -> None:
+def test_launch_that_does_not_have_the_host_of_its_record_as_a_member_is_ignored(tmp_path: Path) -> None:
     plan = study(tmp_path)
     assert plan.study
     reported = launched(1, ("h2",), plan.study.cells[0])
@@ -482,7 +482,7 @@ def test_page_has_every_cell_and_escapes_text_from_hosts(run: Path) -> None:
     assert "default-src &#39;none&#39;" in page
     assert "REHEARSAL" not in page
     assert page.count("<figure>") == 3
-    assert "characters)" not in page, "no text of Rackproof is truncated"
+    assert "characters)" not in page, "no text of Rackproof may be truncated"
     assert all(note in page for note in (COLUMN_NOTES, GKE_NOTES))
     markdown = (run / "scaling.md").read_text()
     assert "‹script›alert(1)‹/script› ¦ red" in markdown
@@ -625,7 +625,7 @@ def test_local_run_measures_each_cell_once_without_a_playbook(
     first = document["cells"][0]
     assert first["wall_s"] > first["hookup_s"] > first["train_s"] > 0
     assert main(arguments) == 2
-    assert "finished" not in capfd.readouterr().err, "no cell is measured twice"
+    assert "finished" not in capfd.readouterr().err, "no cell may be measured again"
     assert json.loads((tmp_path / "s1" / "scaling.json").read_text()) == document
 
 
@@ -654,7 +654,7 @@ def test_ranks_get_separate_processors_on_separate_cores(tmp_path: Path) -> None
         (directory / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
     assert [select_cpus(range(8), 1, local_rank, tmp_path) for local_rank in range(5)] == [[0], [1], [2], [3], [4]]
     assert select_cpus(range(8), 3, 1, tmp_path) == [3, 4, 5]
-    assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], "cores 1 and 2 come before the second thread of 1"
+    assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], "every core must come before the second thread of core 1"
     assert select_cpus(range(4), 2, 1, tmp_path / "none") == [2, 3], (
         "without a core topology, processors must be taken in order"
     )

@@ -329,7 +329,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     assert verify(run)[0] == 0, "the signer's packs are still at their paths, so verify uses them"
     pack.write_text(PACK.replace("LIMIT", "5.1e+14"))
     code, output = verify(run)
-    assert code == 2, "the report has another limit"
+    assert code == 2, "the changed pack has another limit than the report"
     assert f"packs and waivers that differ in path or content from the signed ones: {pack}" in output
     assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
     assert ": gemm-site: pass, with other details" in output
