@@ -60,7 +60,7 @@ def write_pack(path: Path, *criteria: dict[str, Any], **fields: Any) -> str:
 
 
 def item(criterion_id: str = "hbm-copy", **changes: Any) -> dict[str, Any]:
-    """Return the criterion SHIPPED with this id and these changes, for a pack file."""
+    """Return SHIPPED, a criterion of a pack file, with this id and these changes."""
     return {"id": criterion_id, **SHIPPED, **changes}
 
 

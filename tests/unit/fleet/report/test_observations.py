@@ -237,7 +237,7 @@ def test_report_writes_csv_and_names_what_parquet_needs(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["report", str(tmp_path / "r1"), "--parquet"]) == 64
     assert "install rackproof with the extra `parquet`" in capsys.readouterr().err
-    assert not (tmp_path / "r1" / "observations.csv").exists(), "without pyarrow, --parquet writes nothing"
+    assert not (tmp_path / "r1" / "observations.csv").exists(), "without pyarrow, --parquet must write nothing"
     assert main(["report", str(tmp_path / "r1")]) == 0
     assert len(table((tmp_path / "r1" / "observations.csv").read_bytes().decode())) > 500
 
