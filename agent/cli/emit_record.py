@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from agent.cli.common import fail
@@ -42,7 +42,7 @@ def _emit_record(options: argparse.Namespace) -> int:
     return fail(f"{options.run_dir} has no record of {host} yet: run `rackproof run-host` first", NO_RECORD)
 
 
-def emit_records(run: HostRun, environment: Mapping[str, str] = os.environ) -> int:
+def emit_records(run: HostRun) -> int:
     """Print the records of this host; return the number of records.
 
     Raises:
@@ -55,7 +55,7 @@ def emit_records(run: HostRun, environment: Mapping[str, str] = os.environ) -> i
         documents.validate(document, "record", source=str(path))
         if document["host"] != run.host.name:
             raise documents.DocumentError(f"{path}: a record of {document['host']}, not of {run.host.name}")
-        node = environment.get(NODE_VARIABLE, "")
+        node = os.environ.get(NODE_VARIABLE, "")
         for line in frames.lines(text, run_id=run.plan.run_id, host=run.host.name, gang=gang, node=node):
             sys.stdout.flush()
             _write_line(f"{line}\n".encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agent.sampling.snapshot import take_snapshot
@@ -56,7 +56,6 @@ def examine(
     host: str,
     gpu_count: int | None,
     wait_s: float,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Diagnosis:
     """Take two snapshots; return the diagnosis of their readings and of the changes between them.
 
@@ -65,7 +64,7 @@ def examine(
         wait_s: seconds between the two snapshots.
     """
     first, _ = take_snapshot(collectors, stage=STAGE, phase="before")
-    sleep(wait_s)
+    time.sleep(wait_s)
     second, gpus = take_snapshot(collectors, stage=STAGE, phase="after")
     plan = build_plan(host, _detected_gpu_count(second) if gpu_count is None else gpu_count, first.at)
     verdicts = list(_excuse_idle_links(judge_snapshots(plan, (first, second), gpus, packs), packs))

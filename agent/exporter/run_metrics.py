@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class RunSource:
 
     name = "run"
 
-    def __init__(self, state_directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._clock = state_directory / RUNS / FILE, clock
+    def __init__(self, state_directory: Path) -> None:
+        self._path = state_directory / RUNS / FILE
         self._version: object = None
         self._document: Mapping[str, Any] = {}
 
@@ -47,7 +47,7 @@ class RunSource:
         if version != self._version:
             self._document = documents.read(self._path, "live", max_bytes=MAX_BYTES)
             self._version = version
-        return families(self._document, self._clock())
+        return families(self._document, time.time())
 
 
 def families(live: Mapping[str, Any], now: float) -> list[Metric]:

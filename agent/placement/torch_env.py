@@ -27,7 +27,7 @@ class NotPossibleError(RackproofError):
     """The command is not possible on this host at present; the message says why and what to do."""
 
 
-def prepare_environment(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:
+def prepare_environment(arguments: Sequence[str]) -> None:
     """Set the variables that torch reads, or exit with a message. Exit codes: 64 wrong usage, 2 not possible on this host.
 
     Do nothing with `--request`: the supervisor that started this rank has set the variables.
@@ -40,7 +40,7 @@ def prepare_environment(arguments: Sequence[str] = (), root: Path = Path("/")) -
         return
     try:
         os.environ |= torch_variables(os.environ)
-        check_gpu_count(os.environ, root)
+        check_gpu_count(os.environ)
         if options.results:
             check_writable(options.results)
         if os.environ.get("RANK") == "0" and TORCHRUN_VARIABLE not in os.environ:

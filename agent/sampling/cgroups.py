@@ -1,4 +1,4 @@
-"""The control groups of a process (cgroup v1 and v2)."""
+"""The control groups of this process (cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def cgroup_chains(controller: str, root: Path = Path("/"), process: str = "self") -> Iterator[list[Path]]:
-    """Yield a list for each hierarchy that may have this controller: the group of the process, then its parent groups.
+def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:
+    """Yield a list for each hierarchy that may have this controller: the group of this process, then its parent groups.
 
-    If the process is in a group outside this mount (its path contains `..`), the list has only the root of the mount.
+    If this process is in a group outside this mount (its path contains `..`), the list has only the root of the mount.
     """
     try:
-        lines = (root / f"proc/{process}/cgroup").read_text(errors="replace").splitlines()
+        lines = (root / "proc/self/cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return
     tree = root / "sys/fs/cgroup"

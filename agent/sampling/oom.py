@@ -36,10 +36,10 @@ class ControlGroup:
     """In bytes."""
 
 
-def read_groups(root: Path = Path("/"), process: str = "self") -> list[ControlGroup]:
-    """Return the control groups of the process that count kills, from its own group upwards, and last the machine."""
+def read_groups(root: Path = Path("/")) -> list[ControlGroup]:
+    """Return the control groups of this process that count kills, from its own group upwards, and last the machine."""
     groups: list[ControlGroup] = []
-    for chain in cgroup_chains("memory", root, process):
+    for chain in cgroup_chains("memory", root):
         groups = [group for path in chain if (group := _read_group(path))]
         if groups:
             break

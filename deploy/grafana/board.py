@@ -88,9 +88,9 @@ def _runbook(url: str) -> dashboard.VariableModel:
     )
 
 
-def to_host(value: str = "${__value.raw}") -> tuple[str, str]:
+def to_host() -> tuple[str, str]:
     """Return title and URL of a link from a table cell to the dashboard of its host."""
-    return "The host", f"/d/rackproof-host?{_SHARED_PARAMETERS}&${{rack:queryparam}}&var-host={value}"
+    return "The host", f"/d/rackproof-host?{_SHARED_PARAMETERS}&${{rack:queryparam}}&var-host=${{__value.raw}}"
 
 
 POSITION = {

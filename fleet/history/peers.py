@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.history.database import History
-from fleet.history.rows import clean_text, settings_text
 from fleet.history.tables import WEIGHT, WITHIN_KIND
 
 _GROUP = "name, settings, stage, model, driver, within, is_gpu"
@@ -52,7 +51,7 @@ class Percentile:
 
 
 _LOOSE = f"""select nonce, name, settings, stage, model, driver, {WITHIN_KIND} as within, serial <> '' as is_gpu, value, host,
-  serial from loose_figures where accepted and not duplicate and nonce <> $without and within"""
+  serial from loose_figures where accepted and not duplicate and within"""
 _QUERY = f"""
 with asked as (
   select unnest($name) as name, unnest($settings) as settings, unnest($stage) as stage, unnest($model) as model,
@@ -81,7 +80,7 @@ select number, least(1.0, sum(below) / sum(count)), round(sum(count))::bigint, m
 from found group by number"""
 
 
-def percentiles(history: History, figures: Sequence[PeerFigure], *, without_run: str = "") -> list[Percentile | None]:
+def percentiles(history: History, figures: Sequence[PeerFigure]) -> list[Percentile | None]:
     """Return the place of each figure among the values of accepted hosts; None with fewer than MIN_PARTS parts.
 
     Values of merged months are known as 200 quantiles, so shares have errors of up to 0.25 %.
@@ -89,7 +88,6 @@ def percentiles(history: History, figures: Sequence[PeerFigure], *, without_run:
     Args:
         history: the history of the kind of the run.
         figures: the figures; `settings_text` makes their settings comparable.
-        without_run: nonce of the run of `figures`, which is left out unless its month is merged.
     """
     if not figures:
         return []
@@ -98,13 +96,10 @@ def percentiles(history: History, figures: Sequence[PeerFigure], *, without_run:
         for name in ("name", "settings", "stage", "model", "driver", "value", "is_gpu")
     }
     columns["within"] = [_NAME_WITHIN.sub("=*", figure.within) for figure in figures]
-    rows = history.rows(_QUERY, {**columns, "without": without_run})
+    rows = history.rows(_QUERY, columns)
     by_number = {
         number: Percentile(below=below, values=count, parts=parts, median=median)
         for number, below, count, parts, median in rows
         if parts >= MIN_PARTS
     }
     return [by_number.get(number) for number in range(len(figures))]
-
-
-__all__ = ["PeerFigure", "Percentile", "clean_text", "percentiles", "settings_text"]

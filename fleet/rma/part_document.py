@@ -151,7 +151,7 @@ class _SiblingFigures:
     """Figures of the other parts of the same kind in the host."""
 
     def __init__(self, part: FailedPart, planned: Planned, evidence: Evidence) -> None:
-        self._part, self._planned = part, planned
+        self._planned = planned
         self._serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self._observations: dict[str, list[Observation]] = {}
         index = Scope.parse(part.scope).index

@@ -25,7 +25,7 @@ MARGIN_S = 20.0
 HELP_S = 10.0
 END_S = 5.0
 """How long to wait for a process that was killed."""
-LATENCY_BYTES, LATENCY_ITERATIONS = 8, 1000
+LATENCY_ITERATIONS = 1000
 MESSAGE_BYTES = 8
 """Size of the messages whose rate is measured."""
 LISTEN_STATE = "0A"
@@ -85,9 +85,8 @@ class VerbsTest:
 class Installation:
     """The perftest programs of this host, and what they were built for."""
 
-    def __init__(self, search: str | None = None) -> None:
-        """`search`: directories to search; default: PATH."""
-        self.paths = {name: shutil.which(name, path=search) for name in (*PROGRAMS.values(), LATENCY_PROGRAM)}
+    def __init__(self) -> None:
+        self.paths = {name: shutil.which(name) for name in (*PROGRAMS.values(), LATENCY_PROGRAM)}
         self._help: str | None = None
 
     def path(self, program: str) -> str | None:
@@ -195,12 +194,12 @@ def free_tcp_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _listening_ports(root: Path = Path("/")) -> set[int]:
+def _listening_ports() -> set[int]:
     """Return the TCP ports on which processes of this network namespace listen."""
     ports = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in (root / "proc/net" / name).read_text(encoding="ascii").splitlines()[1:]:
+            for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
                 if len(fields) > 3 and fields[3] == LISTEN_STATE:
                     ports.add(int(fields[1].rpartition(":")[2], 16))

@@ -51,7 +51,7 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def pin_to_cpus(cpus: int, local_rank: int, root: Path = Path("/")) -> None:
+def pin_to_cpus(cpus: int, local_rank: int) -> None:
     """Limit this process and its children to `cpus` processors that no other rank of the host uses.
 
     It uses one thread of each core first, because two ranks on the two threads of one core would share that core.
@@ -60,7 +60,7 @@ def pin_to_cpus(cpus: int, local_rank: int, root: Path = Path("/")) -> None:
         ValueError: there are not enough processors. With fewer, the results would state more processors than the rank had.
     """
     available = sorted(os.sched_getaffinity(0))
-    own = select_cpus(available, cpus, local_rank, root)
+    own = select_cpus(available, cpus, local_rank)
     if len(own) < cpus:
         raise ValueError(
             f"too few processors: this process may use {len(available)}; rank {local_rank} needs {cpus} of its own, "

@@ -60,7 +60,7 @@ class CheckpointShards:
         unread = set(clients.hosts)
         for number in count():
             readers = dict(zip((*clients.hosts[1:], *clients.hosts[:1]), clients.hosts, strict=True))
-            owner = clients.next_host(1)
+            owner = clients.next_host()
             read = self._read(owner, range(self._sizes[owner][0])) if owner in unread else {}
             if not number:
                 self._rate("read", read, self._sizes[owner][1] * self._sizes[owner][0])

@@ -113,10 +113,9 @@ class Clients:
         """Return the path of a file of that host."""
         return f"{self.target.path}/{self._works[host]}/{name}"
 
-    def next_host(self, distance: int, hosts: Sequence[str] = ()) -> str:
-        """Return the host that follows this one at that distance, cyclically; this host itself if it is alone."""
-        order = list(hosts or self.hosts)
-        return order[(order.index(self.host) + distance) % len(order)]
+    def next_host(self) -> str:
+        """Return the host that follows this one, cyclically; this host itself if it is alone."""
+        return self.hosts[(self.hosts.index(self.host) + 1) % len(self.hosts)]
 
     def run(self, commands: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, dict[str, Any]]:
         """Run programs of ours at the same time; return key -> answer. A failure becomes the problem of the directory."""

@@ -176,7 +176,7 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
     for action in ("create", "stat", "remove"):
         # All files are removed, so a server that removes slowly gets more time.
         action_limit_s = limit_s + (10 * seconds if action == "remove" else 0)
-        owner = clients.host if action != "stat" else clients.next_host(1)
+        owner = clients.host if action != "stat" else clients.next_host()
         most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count
         folder = clients.file_of(owner, "files")
         command = [sys.executable, "-I", "-S", shard.__file__, action, folder, str(seconds), str(most)]

@@ -324,14 +324,14 @@ def _wanted(criterion: Criterion) -> str:
     return f"wanted: {words[criterion.operator]}{text}" + (f" in {WINDOW}" if criterion.delta else "")
 
 
-def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK, groups: Sequence[AlertGroup] | None = None) -> str:
+def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK) -> str:
     """Return the rule file as YAML; `runbook` is the URL of docs/alerts.md. Raise UsageError like `rules_of`."""
     criteria = criteria_of(packs)
     parts = AlertGroup(name="parts", record={part.series: part.recording for part in PARTS.values()})
     document = {
         "groups": [
             {"name": f"rackproof-{group.name}", "rules": list(_rules(group, criteria, runbook))}
-            for group in (parts, *(groups or read_table()))
+            for group in (parts, *read_table())
         ]
     }
     text: str = yaml.dump(

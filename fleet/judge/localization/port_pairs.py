@@ -35,11 +35,9 @@ class VerbsPairs(GangPairs):
     benchmark = "verbs"
     is_one_way = True
 
-    def __init__(
-        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
-    ) -> None:
+    def __init__(self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict]) -> None:
         self._scopes: dict[End, str] = {}
-        super().__init__(attempt, views, verdicts, collective_slow)
+        super().__init__(attempt, views, verdicts, collective_slow=False)
         self._failed_alone = set()
         self._below_rate = {(item.host, item.scope) for item in verdicts if item.name == BEST and item.verdict == FAIL}
         """Host and scope of each port that is slow with every partner."""

@@ -41,7 +41,7 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
         for attempt, last_hosts in with_last_hosts(attempts):
             collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
             of_nccl = GangPairs(attempt, members, verdicts, collective_slow)
-            of_ports = VerbsPairs(attempt, members, verdicts, collective_slow=False)
+            of_ports = VerbsPairs(attempt, members, verdicts)
             compared = compare_layers(of_nccl, of_ports)
             gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts
