@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.plans import Plan
+from schemas import documents
+from schemas.plans import Plan, plan_from_json
 
 PLAN, REPORT, PAGE = "plan.json", "report.json", "report.html"
 EVENTS, PROGRESS, JOURNAL, LOCK = "events.jsonl", "progress.jsonl", "journal.jsonl", "lock.json"
 HOSTS, GANGS, BMCS, PAGES = "hosts", "gangs", "bmcs", "pages"
 RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*", f"{BMCS}/*")
 """Patterns of the records of hosts alone, of hosts in gangs, and of BMCs."""
+PLAN_BYTES = 64_000_000
+"""Maximum size of a plan."""
 
 
 def record_name(host: str, gang: str = "") -> str:
@@ -61,6 +64,10 @@ class RunDirectory:
     @property
     def plan(self) -> Path:
         return self.root / PLAN
+
+    def read_plan(self) -> Plan:
+        """Return the plan. Raises documents.DocumentError."""
+        return plan_from_json(documents.read(self.plan, "plan", max_bytes=PLAN_BYTES))
 
     @property
     def report(self) -> Path:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from agent.cli.common import fail
 from agent.placement.membership import find_host
-from agent.run.record import PLAN_BYTES, HostRun
+from agent.run.record import HostRun
 from schemas import documents, frames
-from schemas.plans import plan_from_json
 from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
@@ -35,8 +34,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _emit_record(options: argparse.Namespace) -> int:
     host = options.host
     if not host:
-        document = documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES)
-        host = find_host(plan_from_json(document), os.environ)
+        host = find_host(RunDirectory(options.run_dir).read_plan(), os.environ)
     if emit_records(HostRun(options.run_dir, host)):
         return 0
     return fail(f"{options.run_dir} has no record of {host} yet: run `rackproof run-host` first", NO_RECORD)

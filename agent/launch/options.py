@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.placement.rank_placement import PlacementError
-from agent.run.record import PLAN_BYTES, STANDARD_INPUT, HostRun, read_plan_text
+from agent.run.record import STANDARD_INPUT, HostRun, read_plan_text
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
-from schemas.run_directory import RunDirectory, record_name
+from schemas.run_directory import PLAN_BYTES, RunDirectory, record_name
 
 LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 
@@ -80,8 +80,7 @@ def read_plan(options: argparse.Namespace) -> GivenPlan:
     """
     path = getattr(options, "plan", None)
     if not path:
-        document = documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES)
-        return GivenPlan(plan=plan_from_json(document), text="")
+        return GivenPlan(plan=RunDirectory(options.run_dir).read_plan(), text="")
     if path == STANDARD_INPUT and options.detach:
         raise PlacementError(
             "--plan - with --detach: the background process has no standard input; give the plan as a file"

@@ -18,11 +18,10 @@ from agent.sampling.snapshot import utc_now
 from schemas import VERSION, documents
 from schemas.decode import record_from_json
 from schemas.locks import exclusive
-from schemas.plans import Plan, PlannedHost, plan_from_json
+from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu, Launch, Observation, Record, Snapshot, to_json
-from schemas.run_directory import RunDirectory, own_record
+from schemas.run_directory import PLAN_BYTES, RunDirectory, own_record
 
-PLAN_BYTES = 64_000_000
 STANDARD_INPUT = "-"
 OWNER_FILE = "host"
 """File in the run directory with the host's name. Two hosts must not share a directory: they would overwrite the record."""
@@ -71,7 +70,7 @@ class HostRun:
 
     def __init__(self, directory: Path, host: str) -> None:
         self.directory = directory
-        self.plan: Plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+        self.plan: Plan = RunDirectory(directory).read_plan()
         try:
             self.host: PlannedHost = self.plan.host(host)
         except KeyError:

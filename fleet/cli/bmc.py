@@ -16,10 +16,9 @@ from fleet.bmc.read_fleet import read_all
 from fleet.bmc.readings import READABLE
 from fleet.bmc.record import add_snapshot, is_damaged, marks, now, read_record
 from fleet.bmc.target import REDFISH, BmcTarget
-from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import RunError, UsageError
-from schemas.plans import Plan, plan_from_json
+from schemas.plans import Plan
 from schemas.records import Record, Snapshot
 from schemas.run_directory import BMCS, RunDirectory
 
@@ -115,7 +114,7 @@ def _variables() -> Mapping[str, Any]:
 
 def _plan(directory: Path) -> Plan:
     try:
-        return plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+        return RunDirectory(directory).read_plan()
     except documents.DocumentError as error:
         raise RunError(f"{error}: give the directory of a run") from None
 

@@ -14,10 +14,9 @@ from fleet.quantities import counted
 from fleet.records import run_lock
 from fleet.records.collect import FIRST, LAST, CollectionResult, RecordCollector
 from fleet.records.collect_sources import read_source
-from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import TROUBLE, RunError, printable
-from schemas.plans import Plan, plan_from_json
+from schemas.plans import Plan
 from schemas.run_directory import RunDirectory
 
 
@@ -72,7 +71,7 @@ def call(options: argparse.Namespace) -> int:
 
 def _plan(directory: Path) -> Plan:
     try:
-        return plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+        return RunDirectory(directory).read_plan()
     except documents.DocumentError as error:
         raise RunError(f"{error}: give the directory that `rackproof plan --run-dir` created") from None
 

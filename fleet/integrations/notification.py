@@ -10,11 +10,11 @@ from typing import Any
 
 from fleet.integrations import scheduler
 from fleet.quantities import counted
-from fleet.records.load import PLAN_BYTES, REPORT_BYTES, require_run
+from fleet.records.load import REPORT_BYTES, require_run
 from fleet.report.formatting import cause_action
 from schemas import documents
 from schemas.errors import RunError, UsageError
-from schemas.plans import Plan, plan_from_json
+from schemas.plans import Plan
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, PASS, REJECTED, LineKind, VerdictKind, mark
 from schemas.run_directory import PAGE, RunDirectory
 from schemas.stages import GANG
@@ -31,7 +31,7 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     require_run(directory)
     try:
         report = documents.read(RunDirectory(directory).report, "report", max_bytes=REPORT_BYTES)
-        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+        plan = RunDirectory(directory).read_plan()
     except documents.DocumentError as error:
         raise RunError(f"{directory} has no valid report ({error}): run rackproof report {directory}") from None
     return report, plan

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.records import run_lock
-from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import RunError, UsageError
-from schemas.run_directory import RunDirectory
+from schemas.run_directory import PLAN_BYTES, RunDirectory
 
 
 def begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:

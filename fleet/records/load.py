@@ -20,14 +20,23 @@ from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, Expectation, settings, value_problem
 from schemas.decode import record_from_json
 from schemas.errors import RunError
-from schemas.plans import Plan, Stage, expectations, plan_from_json
+from schemas.plans import Plan, Stage, expectations
 from schemas.records import Record
 from schemas.reports import Quarantined
-from schemas.run_directory import EVENTS, RunDirectory, bmc_record_names, is_run, record_name, record_names, runs_in
+from schemas.run_directory import (
+    EVENTS,
+    PLAN_BYTES,
+    RunDirectory,
+    bmc_record_names,
+    is_run,
+    record_name,
+    record_names,
+    runs_in,
+)
 from schemas.stages import GANG
 from schemas.times import epoch_seconds
 
-PLAN_BYTES = JOURNAL_BYTES = 64_000_000
+JOURNAL_BYTES = 64_000_000
 REPORT_BYTES = 4_000_000_000
 """Maximum size of a report.json. The report of a large fleet has up to 20 000 verdicts, and a few kB for each host."""
 MAX_CACHED_HOSTS = 16
@@ -240,7 +249,7 @@ def load(directory: Path, *, only_gangs: bool = False, study: bool = False) -> R
         RunError: the plan is missing or invalid, or the run is a study and `study` is false.
     """
     try:
-        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+        plan = RunDirectory(directory).read_plan()
     except documents.DocumentError as error:
         raise RunError(f"{error}: {plan_advice(directory, error)}") from None
     if reason := _invalid_reason(plan):

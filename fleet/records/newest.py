@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.plans import Plan, plan_from_json
+from schemas.plans import Plan
 from schemas.run_directory import RunDirectory, runs_in
 
 RUNS = Path("runs")
@@ -62,7 +61,7 @@ def _newest_first() -> list[Path]:
 
 def _read_plan(run: Path) -> Plan | None:
     try:
-        return plan_from_json(documents.read(RunDirectory(run).plan, "plan", max_bytes=PLAN_BYTES))
+        return RunDirectory(run).read_plan()
     except documents.DocumentError:
         return None
 

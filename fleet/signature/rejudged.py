@@ -10,14 +10,14 @@ from typing import Any
 
 from fleet.history.former_runs import history_from_json
 from fleet.judge.criteria import PACKS, shipped_packs
-from fleet.records.load import PLAN_BYTES, REPORT_BYTES
+from fleet.records.load import REPORT_BYTES
 from fleet.report.rejudge import changed_verdicts
 from fleet.signature.sums import digest
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import FleetReport
-from schemas.run_directory import RunDirectory
+from schemas.run_directory import PLAN_BYTES, RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from fleet.planning.duration import estimate_duration
 from fleet.quantities import counted
 from fleet.records import run_lock
-from fleet.records.load import PLAN_BYTES, plan_advice
+from fleet.records.load import plan_advice
 from fleet.watch.exporters import Exporters, StageReport
 from fleet.watch.findings import LiveFindings, LiveJudge, ReportSummary, read_report
 from fleet.watch.progress import (
@@ -32,7 +32,7 @@ from fleet.watch.tail import Tail, parse_time
 from fleet.watch.view import HostStatus, StageCell, View, expected_s
 from schemas import documents
 from schemas.errors import RunError
-from schemas.plans import Plan, PlannedHost, plan_from_json
+from schemas.plans import Plan, PlannedHost
 from schemas.run_directory import PROGRESS, RunDirectory
 from schemas.stages import GANG
 
@@ -55,7 +55,7 @@ class Watcher:
             RunError: the directory has no valid plan.
         """
         try:
-            self._plan: Plan = plan_from_json(documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES))
+            self._plan: Plan = RunDirectory(run_dir).read_plan()
         except documents.DocumentError as error:
             raise RunError(f"{error}: {plan_advice(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
