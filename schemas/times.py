@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import math
+from datetime import datetime, timezone
+
+
+def utc_now() -> str:
+    """Return the current time, as records have it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def epoch_seconds(text: str) -> float:
     """Return the seconds since 1970-01-01 of an ISO 8601 time in UTC. Raises ValueError if the text is no time."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def seconds_or_nan(text: str) -> float:
+    """Do the same as `epoch_seconds`, but return NaN if the text is no time."""
+    try:
+        return epoch_seconds(text)
+    except ValueError:
+        return math.nan

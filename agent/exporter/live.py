@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from agent.exporter.figures import Json, RankFiles, newest_figures
@@ -28,6 +27,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import Launch, Observation, Record, to_json
 from schemas.stages import SOAK
 from schemas.timeline import Soak
+from schemas.times import epoch_seconds
 
 FILE, RUNS = "live.json", "runs"
 SCHEMA = "rackproof.live/1"
@@ -204,7 +204,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
             "device": run.host.device,
             "rehearsal": run.plan.rehearsal,
             "rackproof": VERSION,
-            "began": _seconds(records[0].began),
+            "began": epoch_seconds(records[0].began),
         },
         "stages": stages,
     }
@@ -212,11 +212,11 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
 
 def _soak_fields(soak: Soak, round_s: float) -> Json:
     """Return the fields that describe a whole soak. They replace those of its last round, which ends earlier."""
-    fields: Json = {"began": _seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
+    fields: Json = {"began": epoch_seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
         deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s
         return fields | {"state": "running", "deadline": deadline}
-    ended = _seconds(soak.ended)
+    ended = epoch_seconds(soak.ended)
     return fields | {"state": "failed" if soak.reason else "finished", "deadline": ended, "ended": ended}
 
 
@@ -225,7 +225,7 @@ def _stage_fields(name: str, launches: Sequence[Launch], observations: Sequence[
         return {"name": name, "state": "planned"}
     last, items = launches[-1], [to_json(item) for item in observations]
     figures, left_out = newest_figures(items)
-    began = _seconds(last.began)
+    began = epoch_seconds(last.began)
     return {
         "name": name,
         "state": last.outcome,
@@ -236,10 +236,6 @@ def _stage_fields(name: str, launches: Sequence[Launch], observations: Sequence[
         "figures": figures,
         "left_out": left_out,
     } | ({"progress": min(1.0, count(items) / expected)} if expected else {})
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
 def _rank_fields(state: RankState) -> Json:

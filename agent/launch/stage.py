@@ -22,11 +22,12 @@ from agent.launch.request import LaunchRequest
 from agent.run import background, lease
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
-from agent.sampling.snapshot import take_snapshot, utc_now
+from agent.sampling.snapshot import take_snapshot
 from collectors.base import Absent, Collector
 from schemas import documents
 from schemas.records import Gpu, Launch, Record, Snapshot
 from schemas.stages import CELL, GANG, PROBE
+from schemas.times import utc_now
 
 log = logging.getLogger(__name__)
 

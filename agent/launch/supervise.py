@@ -27,13 +27,14 @@ from agent.gang.rank_state import RankState
 from agent.launch.outcome import LaunchOutcome, RanksEnd, conclude
 from agent.launch.process_tree import GRACE_S, ProcessTree
 from agent.run import work_directory
-from agent.sampling.snapshot import take_snapshot, utc_now
+from agent.sampling.snapshot import take_snapshot
 from agent.sampling.snapshot_sampler import SnapshotSampler
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Collector
 from schemas.plans import PlannedHost
 from schemas.records import RAISED, Culprit, Gpu, Launch, Snapshot
 from schemas.stages import CELL, PROBE, SOAK
+from schemas.times import utc_now
 
 CULPRIT_GRACE_S = 1.0
 """Time between SIGTERM and SIGKILL if a culprit is known. torchrun may wait for a lost host and never handle SIGTERM."""

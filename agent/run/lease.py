@@ -17,11 +17,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from agent.sampling.snapshot import utc_now
 from schemas import documents
 from schemas.errors import HeldError
 from schemas.locks import Claim, boot_id, claim, claim_from_json, exclusive, process_start_time, read_line, write_line
 from schemas.plans import Plan
+from schemas.times import utc_now
 
 LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from agent.sampling.snapshot import utc_now
 from schemas import VERSION, documents
 from schemas.decode import record_from_json
 from schemas.locks import exclusive
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu, Launch, Observation, Record, Snapshot, to_json
 from schemas.run_directory import PLAN_BYTES, RunDirectory, own_record
+from schemas.times import utc_now
 
 STANDARD_INPUT = "-"
 OWNER_FILE = "host"

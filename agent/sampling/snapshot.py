@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -13,17 +12,13 @@ from collectors.base import Absent, Collector, Family, Value, scope
 from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.semantic_validation import LEAST, MOST
+from schemas.times import utc_now
 
 COLLECT_DEADLINE_S = 20.0
 """A collector that has not returned within this time is reported as an error, because a hung driver may block forever."""
 
 Stuck = dict[str, PendingCall[Any]]
 """Collector -> its call that has exceeded the deadline."""
-
-
-def utc_now() -> str:
-    """Return the current time in UTC, ISO 8601 with `Z`."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def collect(

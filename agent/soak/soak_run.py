@@ -8,13 +8,11 @@ import shutil
 import threading
 import time
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from agent.exporter.live import Span
 from agent.run.record import HostRun
 from agent.run.work_directory import archive_logs, read_results
-from agent.sampling.snapshot import utc_now
 from agent.sampling.timeline import Recorder
 from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from schemas import documents
@@ -22,6 +20,7 @@ from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapsh
 from schemas.semantic_validation import soak_problems
 from schemas.stages import SOAK
 from schemas.timeline import Soak, soak_from_json
+from schemas.times import epoch_seconds, utc_now
 
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
 ROUND_FILE = "soak.round"
@@ -44,7 +43,7 @@ class SoakRun(HostRun):
         self._base_s = self._state.soaked_s
         self._recorder = Recorder(self._state.timeline)
         self._lock = threading.Lock()
-        self._began_at = _seconds(self._state.began)
+        self._began_at = epoch_seconds(self._state.began)
         self._started: float | None = None
         self._offset_s = 0.0
 
@@ -209,10 +208,6 @@ def _is_valid_despite_interruption(observation: Observation) -> bool:
     if observation.status == ERROR:
         return not CAUSED_BY_INTERRUPTION.search(observation.reason)
     return observation.status == MEASURED
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
 def format_progress(soak: Soak) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.bmc.readings import READABLE
@@ -53,11 +52,6 @@ def marks(record: Record | None) -> dict[str, str] | None:
 def is_readable(taken: Snapshot) -> bool:
     """Return whether the BMC could be read."""
     return any(metric.name == READABLE and metric.values for metric in taken.metrics)
-
-
-def now() -> str:
-    """Return the current time in UTC, as records have it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def add_snapshot(directory: Path, plan: Plan, host: str, taken: Snapshot) -> Record:

@@ -14,13 +14,14 @@ from typing import Any
 
 from fleet.bmc.read_fleet import read_all
 from fleet.bmc.readings import READABLE
-from fleet.bmc.record import add_snapshot, is_damaged, marks, now, read_record
+from fleet.bmc.record import add_snapshot, is_damaged, marks, read_record
 from fleet.bmc.target import REDFISH, BmcTarget
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan
 from schemas.records import Record, Snapshot
 from schemas.run_directory import BMCS, RunDirectory
+from schemas.times import utc_now
 
 DURING, DELAY_S = "during", 30.0
 """Seconds that a reading during a stage waits before it starts, so that the stage has load."""
@@ -64,10 +65,10 @@ def call(options: argparse.Namespace) -> int:
         if options.phase == DURING and any(_is_over(record, options.stage) for record in known.values()):
             print("the stage is over")
             return 0
-        began = now()
+        began = utc_now()
         jobs = [(target, marks(known[target.host])) for target in targets if target.host in known]
         for target, metrics, duration_s in read_all(jobs):
-            at = began if options.phase == "before" else now()
+            at = began if options.phase == "before" else utc_now()
             taken = Snapshot(
                 stage=options.stage, phase=options.phase, at=at, duration_s=round(duration_s, 3), metrics=metrics
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from schemas.records import MEASURED, Metric, Record, Snapshot, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
 from schemas.stages import PREFLIGHT
-from schemas.times import epoch_seconds
+from schemas.times import seconds_or_nan
 
 READABLE, SEVERITY, MESSAGE, NEW = "bmc.readable", "bmc.event.severity", "bmc.event.message", "bmc.log.new_entries"
 GPU_SERIAL, HOST_SERIAL = "bmc.gpu.serial", "host.system.serial"
@@ -104,13 +103,13 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
-        if not _seconds(later) >= _seconds(earlier) - CLOCK_TOLERANCE_S:  # not a number: no time
-            yield READABLE, HOST, f"has the time {later}, although the time before it is {earlier}", stage
+        if not seconds_or_nan(later) >= seconds_or_nan(earlier) - CLOCK_TOLERANCE_S:  # not a number: no time
+            yield READABLE, HOST, f"has the time {later}, although the entry before it has {earlier}", stage
     if len({*times[2:]}) < len(times[2:]):
         yield READABLE, HOST, "two readings have the same time", ""
     read = [item.at for item in record.snapshots if _is_readable({metric.name: metric for metric in item.metrics})]
     began = [launch.began for launch in view.evidence.launches()]
-    if read and any(_seconds(read[0]) > _seconds(at) + CLOCK_TOLERANCE_S for at in began):
+    if read and any(seconds_or_nan(read[0]) > seconds_or_nan(at) + CLOCK_TOLERANCE_S for at in began):
         yield (
             READABLE,
             HOST,
@@ -119,13 +118,6 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
         )
     if record.snapshots and record.ended != record.snapshots[-1].at:
         yield READABLE, HOST, f"the last reading has the time {times[-1]}, but the record ended at {record.ended}", ""
-
-
-def _seconds(text: str) -> float:
-    try:
-        return epoch_seconds(text)
-    except ValueError:
-        return math.nan
 
 
 def _is_readable(readings: Mapping[str, Metric]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +15,7 @@ from fleet.quantities import counted
 from schemas.records import Launch, Record, Snapshot
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.timeline import Soak
-from schemas.times import epoch_seconds
+from schemas.times import epoch_seconds, seconds_or_nan
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -87,13 +86,6 @@ def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
             yield f"stage.{stage}", "host", f"the snapshots of the stage are not in order: {', '.join(phases)}", stage
 
 
-def _seconds(moment: str) -> float:
-    """Return the seconds since 1970; NaN for a text that is not a time, which another check reports."""
-    with contextlib.suppress(ValueError):
-        return epoch_seconds(moment)
-    return math.nan
-
-
 def _is_earlier(moment: str, other: str) -> bool:
     """Return whether a moment is earlier than another; False for a text that is not a time, which another check reports.
 
@@ -108,7 +100,7 @@ def _is_earlier(moment: str, other: str) -> bool:
 
 def _launch_order_problems(record: Record) -> Iterator[Problem]:
     for earlier, later in itertools.pairwise(record.launches):
-        if _seconds(later.began) < _seconds(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
+        if seconds_or_nan(later.began) < seconds_or_nan(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
             first = f"began at {earlier.began} and took {earlier.duration_s:.0f} s"
             reason = f"a launch {first}, but the next one began at {later.began}"
             yield f"stage.{later.stage}", "host", reason, later.stage

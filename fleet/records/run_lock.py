@@ -12,13 +12,13 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas import documents
 from schemas.errors import HeldError
 from schemas.locks import Claim, claim, claim_from_json, exclusive, process_start_time, read_line, write_line
 from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
+from schemas.times import utc_now
 
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
 """Name of a file that documents.write_text is still writing."""
@@ -43,14 +43,14 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
     try:
         with exclusive(RunDirectory(directory).lock) as file:
             old = _parse_claim(read_line(file, "lock"))
-            mine = claim(directory.name, directory.parent, pid, _now())
+            mine = claim(directory.name, directory.parent, pid, utc_now())
             if old and old.process != mine.process:
                 _refuse_active_holder(directory, old, take_over)
                 state = "has exited" if old.is_running() is False else "its lock was taken over"
                 note = f"{old.who()} held the lock of this run since {old.since} and {state}"
             write_line(file, _json(mine))
             # Write our lock before listing the other runs: if two runs start together, at least one of them sees the other.
-            mine = claim(directory.name, directory.parent, pid, _now(), _active_runs(directory))
+            mine = claim(directory.name, directory.parent, pid, utc_now(), _active_runs(directory))
             write_line(file, _json(mine))
             resumed = RunDirectory(directory).plan.exists()
             if resumed:
@@ -193,14 +193,10 @@ def _drop_partial_line(path: Path) -> None:
 
 def _append_to_journal(directory: Path, what: str, by: Claim, note: str) -> None:
     """Append one line to the journal."""
-    event = {"at": _now(), "what": what, "user": by.user, "host": by.host, "pid": by.pid}
+    event = {"at": utc_now(), "what": what, "user": by.user, "host": by.host, "pid": by.pid}
     if note:
         event["note"] = note
     documents.validate(event, "journal", source=JOURNAL)
     _drop_partial_line(RunDirectory(directory).journal)
     with RunDirectory(directory).journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

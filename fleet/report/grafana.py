@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from urllib.parse import urlencode
 
 from schemas.reports import FleetReport
+from schemas.times import epoch_seconds
 
 DASHBOARD = "rackproof-run"
 MARGIN_S = 60
@@ -25,6 +25,6 @@ def run_dashboard(report: FleetReport, grafana_url: str) -> str:
 
 def _seconds(when: str) -> int | None:
     try:
-        return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
+        return int(epoch_seconds(when))
     except ValueError:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -28,6 +27,7 @@ from schemas.reports import (
     Verdict,
 )
 from schemas.scopes import Scope
+from schemas.times import seconds_or_nan
 
 MAX_FAILURES = 500
 """Maximum number of series of failures. The most severe actions come first; inconclusive verdicts are only counted."""
@@ -66,7 +66,7 @@ class _ReportCollector:
             [((report.profile, *flags, report.rackproof), 1.0)],
         )
         yield self._family(
-            "end_timestamp_seconds", "When the last record of the run ended", (), [((), _seconds(report.ended))]
+            "end_timestamp_seconds", "When the last host's record ended", (), [((), seconds_or_nan(report.ended))]
         )
         yield self._family("decision", "1 for the decision on the fleet", ("decision",), self._decisions())
         yield self._family(
@@ -171,11 +171,3 @@ class _ReportCollector:
 
 def _action_rank(action: str) -> int:
     return ACTIONS.index(action) if action in ACTIONS else len(ACTIONS)
-
-
-def _seconds(time: str) -> float:
-    """Return the seconds since 1970; NaN if the text is not a time."""
-    try:
-        return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return float("nan")

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from agent.diagnose.doctor import build_plan, judge_snapshots
-from agent.sampling.snapshot import utc_now
 from fleet.judge.criteria import Pack, read_pack, read_packs
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.times import utc_now
 from tests.fakes import dmi, host, links, nvml, optics, whole
 
 Change = Callable[[Path], object]

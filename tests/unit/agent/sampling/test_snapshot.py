@@ -13,11 +13,12 @@ import pytest
 
 from agent.sampling import snapshot as snapshot_module
 from agent.sampling import snapshot_sampler
-from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot, utc_now
+from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot
 from collectors.base import HOST_LABELS, Absent, Family
 from schemas import documents
 from schemas.decode import record_from_json
 from schemas.records import Record, Snapshot, to_json
+from schemas.times import utc_now
 from tests.fakes import host, nvml
 
 NONCE = "0123456789abcdef" * 2

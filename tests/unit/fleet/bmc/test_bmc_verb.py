@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from fleet.bmc.readings import unreadable
-from fleet.bmc.record import add_snapshot, is_readable, marks, now, read_record
+from fleet.bmc.record import add_snapshot, is_readable, marks, read_record
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
 from schemas.records import Record, Snapshot, to_json
+from schemas.times import utc_now
 from tests import ROOT, accepted
 from tests.fakes import bmc
 from tests.fakes.bmc import SEL
@@ -32,7 +33,7 @@ def run(tmp_path: Path) -> Path:
     """Return the directory of a run of one healthy host, whose plan has a BMC."""
     directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",), change=began_a_minute_ago)
     plan = plan_of(directory)
-    changed = replace(plan, created=now(), hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
+    changed = replace(plan, created=utc_now(), hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
     documents.write(directory / "plan.json", to_json(changed))
     return directory
 
@@ -130,7 +131,7 @@ def test_invalid_input_is_refused_and_not_printed(run: Path) -> None:
 def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
     metric = unreadable("no answer")[0]
     metrics = (replace(metric, values={"host": True}, absent={}),) if readable else (metric,)
-    return Snapshot(stage=stage, phase=phase, at=now(), duration_s=1.0, metrics=metrics)
+    return Snapshot(stage=stage, phase=phase, at=utc_now(), duration_s=1.0, metrics=metrics)
 
 
 def test_resumed_run_replaces_only_failed_readings(run: Path) -> None:
