@@ -548,3 +548,8 @@ class FleetReport:
 def mark(*, simulated: bool, rehearsal: bool) -> str:
     """Return the mark that precedes every decision; an empty string if hardware was tested."""
     return "SIMULATED" if simulated else "REHEARSAL" if rehearsal else ""
+
+
+def action_rank(action: str) -> int:
+    """Return a number for sorting: the most severe action has the lowest."""
+    return ACTIONS.index(action) if action in ACTIONS else len(ACTIONS)

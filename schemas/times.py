@@ -22,3 +22,10 @@ def seconds_or_nan(text: str) -> float:
         return epoch_seconds(text)
     except ValueError:
         return math.nan
+
+
+def format_span(seconds: float) -> str:
+    """Return a duration in words: `23 h 12 min`, `45 min 10 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

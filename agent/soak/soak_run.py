@@ -20,7 +20,7 @@ from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapsh
 from schemas.semantic_validation import soak_problems
 from schemas.stages import SOAK
 from schemas.timeline import Soak, soak_from_json
-from schemas.times import epoch_seconds, utc_now
+from schemas.times import epoch_seconds, format_span, utc_now
 
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
 ROUND_FILE = "soak.round"
@@ -213,13 +213,7 @@ def _is_valid_despite_interruption(observation: Observation) -> bool:
 def format_progress(soak: Soak) -> str:
     """Return the progress on one line for people."""
     rounds = f"round {soak.rounds}" + (f", {soak.failed} failed" if soak.failed else "")
-    progress = f"{_duration(soak.soaked_s)} of {_duration(soak.planned_s)}"
+    progress = f"{format_span(soak.soaked_s)} of {format_span(soak.planned_s)}"
     if not soak.ended:
         return f"soak: {progress}, {rounds}"
     return f"soak: ended after {progress}, {rounds}" + (f": {soak.reason}" if soak.reason else "")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -14,7 +14,7 @@ from fleet.judge.localization.gang_pairs import LINK_PARAM
 from fleet.judge.required_ports import PARTNER_PARAM
 from fleet.judge.wiring.cables import Cables, cable_of
 from fleet.scope_text import describe_scope
-from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind
+from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, PASS, Cause, CausePart, Verdict, VerdictKind, action_rank
 from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
@@ -384,8 +384,7 @@ def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...
 
     Ties are sorted by action, by the order in which the problem lists its readings, and by distance to the limit.
     """
-    rank = ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
-    urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", rank)
+    urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", action_rank(verdict.action))
     reading = (problem.reading_rank(verdict),) if problem else ()
     what = (verdict.name, verdict.scope, verdict.criterion, verdict.stage)
     # The rest only makes the order of the causes independent of the order of the verdicts.
@@ -396,11 +395,10 @@ def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...
 
 
 def _urgency(cause: Cause) -> tuple[bool, bool, bool, int, int]:
-    rank = ACTIONS.index(cause.action) if cause.action in ACTIONS else len(ACTIONS)
     return (
         cause.waiver is not None,
         cause.verdict != FAIL,
         cause.severity != CRITICAL,
-        rank,
+        action_rank(cause.action),
         _CONFIDENCES.index(cause.confidence),
     )

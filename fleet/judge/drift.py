@@ -19,6 +19,7 @@ from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.stages import SOAK
 from schemas.timeline import RATES, Series, Soak
+from schemas.times import format_span
 
 DRIFT = "drift"
 """First component of the names of these observations."""
@@ -235,10 +236,3 @@ def _series_name(series: Series) -> str:
 def rates_without_drift(soak: Soak) -> list[str]:
     """Return the names of the rates with too few values to evaluate drift: expected in a soak of less than an hour."""
     return sorted({series.name for series in soak.timeline.series if is_rate(series) and not rate_course(series, soak)})
-
-
-def format_span(seconds: float) -> str:
-    """Return a duration in words: `23 h 12 min`, `45 min 10 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

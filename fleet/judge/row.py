@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.records import Value
-from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Spread
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Spread, action_rank
 from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
@@ -265,4 +265,4 @@ def _value_at(ordered: Sequence[tuple[float, int]], rank: float) -> float:
 
 
 def more_severe(first: str, second: str) -> str:
-    return min(first, second, key=lambda action: ACTIONS.index(action) if action in ACTIONS else len(ACTIONS))
+    return min(first, second, key=action_rank)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from fleet.judge.drift import format_span
 from fleet.planning.history import history
 from fleet.planning.test_selection import PastRun
 from schemas.durations import END_S, START_S, expected_durations, stage_s
 from schemas.plans import Plan, Stage
 from schemas.stages import GANG
+from schemas.times import format_span
 
 _MAX_RUNS = 3
 """Number of earlier runs to read, the newest first; reading one takes up to a second."""

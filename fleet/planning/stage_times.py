@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.inventory.ansible import Variables
-from fleet.judge.drift import format_span
 from schemas.catalogue import BENCHMARKS
 from schemas.durations import expected_durations, stage_s
 from schemas.errors import UsageError
 from schemas.plans import Plan, PlannedHost, Stage
+from schemas.times import format_span
 
 SOAK_DURATION, EXTENDED_DURATION = "rackproof_soak_duration", "rackproof_extended_duration"
 MAX_DURATION_S = 31 * 86400

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from fleet.quantities import counted
 from schemas.catalogue import BENCHMARKS
 from schemas.durations import END_S, START_S, Size, expected_s
 from schemas.errors import UsageError
@@ -73,13 +74,9 @@ class _Candidate:
 
     def reason(self) -> str:
         """Return the history as text."""
-        when = f"last run {_count(round(self.age_s / 86400), 'day')} ago" if self.has_run else "never run"
-        findings = f"{_count(self.findings, 'finding')} in {_count(self.measured, 'measurement')}"
+        when = f"last run {counted(round(self.age_s / 86400), 'day')} ago" if self.has_run else "never run"
+        findings = f"{counted(self.findings, 'finding')} in {counted(self.measured, 'measurement')}"
         return f"{findings}, {when}; covers {', '.join(self.parts)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def select_tests(
@@ -214,7 +211,7 @@ def selection_summary(plan: Plan) -> list[SummaryLine]:
 
 def selection_table(choice: BudgetSelection) -> str:
     """Return the selection as text, one line per benchmark."""
-    runs = _count(choice.runs, "earlier run")
+    runs = counted(choice.runs, "earlier run")
     lines = [f"selected for {choice.budget_s:.0f} s by the history of {runs} (takes about {choice.cost_s:.0f} s):"]
     for item in choice.items:
         mark = "run     " if item.chosen else "skip    "

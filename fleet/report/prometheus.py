@@ -16,7 +16,6 @@ from fleet.quantities import finite
 from fleet.report.formatting import clean, params_text
 from schemas.reports import (
     ACCEPTED,
-    ACTIONS,
     ALL,
     FAIL,
     INCOMPLETE,
@@ -25,6 +24,7 @@ from schemas.reports import (
     REJECTED,
     FleetReport,
     Verdict,
+    action_rank,
 )
 from schemas.scopes import Scope
 from schemas.times import seconds_or_nan
@@ -134,7 +134,7 @@ class _ReportCollector:
         """Return the failures with their counts, the most severe action first."""
         counts = Counter(self._failure(verdict) for verdict in self._failed() if (verdict.waiver is not None) == waived)
         samples = ((labels, float(count)) for labels, count in counts.items())
-        return sorted(samples, key=lambda item: (_action_rank(item[0][-1]), item[0]))
+        return sorted(samples, key=lambda item: (action_rank(item[0][-1]), item[0]))
 
     def _unlisted(self) -> int:
         """Return the number of failed verdicts that are only counted in the report."""
@@ -147,7 +147,7 @@ class _ReportCollector:
     def _figures(self, kind: str) -> Iterator[tuple[tuple[str, ...], float]]:
         """Yield the value or the limit of each failure that is a number, in the order of `_failures`."""
         effective = [verdict for verdict in self._failed() if verdict.waiver is None]
-        ordered = sorted(effective, key=lambda verdict: (_action_rank(verdict.action), self._failure(verdict)))[
+        ordered = sorted(effective, key=lambda verdict: (action_rank(verdict.action), self._failure(verdict)))[
             :MAX_FAILURES
         ]
         samples: dict[tuple[str, ...], float] = {}
@@ -167,7 +167,3 @@ class _ReportCollector:
             verdict.criterion, verdict.action,
         )  # fmt: skip
         return tuple(clean(text, LABEL_LIMIT) for text in texts)
-
-
-def _action_rank(action: str) -> int:
-    return ACTIONS.index(action) if action in ACTIONS else len(ACTIONS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
-from fleet.judge.drift import DRIFT, REFERENCE_S, format_span
+from fleet.judge.drift import DRIFT, REFERENCE_S
 from fleet.judge.manifest import manifest_summary
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
@@ -39,6 +39,7 @@ from schemas.reports import (
 )
 from schemas.scopes import Scope, pci_address
 from schemas.stages import SOAK
+from schemas.times import format_span
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"

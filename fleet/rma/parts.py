@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.records import MEASURED, Observation
-from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Cause, CausePart, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, Cause, CausePart, Verdict, action_rank
 from schemas.scopes import Scope
 
 PART_ACTIONS = ("rma", "inspect_hardware", "reseat")
@@ -92,7 +92,7 @@ class FailedPart:
     def action(self) -> str:
         """Return the most severe action of the causes. Waived causes count only if all are waived."""
         blocking = [cause for cause in self.causes if cause.waiver is None] or self.causes
-        return min((cause.action for cause in blocking), key=_action_rank)
+        return min((cause.action for cause in blocking), key=action_rank)
 
     @property
     def needs_part_work(self) -> bool:
@@ -136,7 +136,7 @@ def _findings(causes: Iterable[Cause], verdicts: Sequence[Verdict], host: str, s
         others = {part.scope for part in cause.parts if part.host == host} - {scope}
         of_host = (verdicts[position] for position in cause.verdicts if verdicts[position].host == host)
         findings += [item for item in of_host if item.verdict == FAIL and item.part_scope not in others]
-    return sorted(findings, key=lambda verdict: _action_rank(verdict.action))
+    return sorted(findings, key=lambda verdict: action_rank(verdict.action))
 
 
 def is_within(scope: str, part_scope: str) -> bool:
@@ -169,7 +169,3 @@ def _failed_ports(part: FailedPart) -> list[str]:
     scopes = (Scope.parse(finding.scope) for finding in part.findings)
     ports = [f"{scope.device},port={scope.get('port')}" for scope in scopes if scope.get("port")]
     return ports or [part.scope]
-
-
-def _action_rank(action: str) -> int:
-    return ACTIONS.index(action) if action in ACTIONS else len(ACTIONS)

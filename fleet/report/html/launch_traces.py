@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.drift import format_span
 from fleet.quantities import NONE, number, scale
 from fleet.report.charts.spark import HEIGHT, THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.tables.figure import detailed_hosts, serial_of
@@ -15,6 +14,7 @@ from schemas.records import Launch
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
 from schemas.timeline import Series, Timeline
+from schemas.times import format_span
 from schemas.trace import Trace
 
 CLOCK = "gpu.clock.sm"

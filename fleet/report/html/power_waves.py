@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.drift import format_span
 from fleet.quantities import NONE, number, quantity
 from fleet.report.charts.spark import HEIGHT, WIDTH, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.html.launch_traces import MAX_GPUS, MAX_STAGES, MIN_RANGE, GpuTrace, LaunchTrace
@@ -16,6 +15,7 @@ from schemas.records import MEASURED, Observation
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope
 from schemas.timeline import Series
+from schemas.times import format_span
 
 WAVE, AMPLITUDE, SLEW = "pulse.wave", "pulse.amplitude", "pulse.slew"
 ENDS = "one period"

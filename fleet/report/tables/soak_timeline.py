@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.drift import DRIFT, format_clock, format_span, is_rate, reference_name
+from fleet.judge.drift import DRIFT, format_clock, is_rate, reference_name
 from fleet.quantities import NONE, counted, finite, number, scale
 from fleet.report.charts.spark import THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.formatting import params_text
@@ -18,6 +18,7 @@ from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
 from schemas.scopes import Scope, pci_address
 from schemas.timeline import Event, Series, Soak
+from schemas.times import format_span
 
 MAX_EVENTS = 12
 STRESS = "stress.throughput"

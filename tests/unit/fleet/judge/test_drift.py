@@ -11,7 +11,6 @@ from fleet.judge.drift import (
     RateCourse,
     ended_early,
     format_clock,
-    format_span,
     is_rate,
     judge_soak,
     rate_course,
@@ -28,6 +27,7 @@ from schemas.records import Launch
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import Series, Soak, Timeline
+from schemas.times import format_span
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack
 
