@@ -78,6 +78,11 @@ def finite(value: Value) -> float | None:
     return as_float if math.isfinite(as_float) else None
 
 
+def number_or_zero(value: Value) -> float:
+    """Return the value as a float, or 0 if `finite` returns None."""
+    return finite(value) or 0.0
+
+
 def scale(value: float, unit: str) -> tuple[float, str]:
     """Return the divisor that makes the value readable, and the resulting unit."""
     if unit == "B":

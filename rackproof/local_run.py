@@ -11,13 +11,13 @@ import os
 import re
 import secrets
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from agent.cli.common import fail, print_progress
 from agent.launch import stage as stages
 from agent.launch.request import LaunchRequest
 from agent.placement.detect import detect_placement
@@ -47,8 +47,6 @@ from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 MAX_GPUS = 128
 MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
-STATE_DIRECTORY = Path("/var/lib/rackproof")
-"""Default state directory of playbook runs on this host, which has the lease of the run that holds the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,7 @@ def call(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except KeyboardInterrupt:
-        return _complain("interrupted; to resume the run, start it again with the same --run-dir", INTERRUPTED)
+        return fail("interrupted; to resume the run, start it again with the same --run-dir", INTERRUPTED)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -110,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
     _check_options(options, profile)
     machine = inspect_machine()
     if not cpu and (reason := readiness.reason_without_gpus(machine.gpus)):
-        return _complain(reason, TROUBLE)
+        return fail(reason, TROUBLE)
     plan = single_host_plan(options, profile, machine, now)
     host = plan.hosts[0]
     problems = readiness.problems(
@@ -124,12 +122,12 @@ def _run(options: argparse.Namespace) -> int:
     )
     if problems:
         for problem in problems:
-            _complain(problem, TROUBLE)
+            fail(problem, TROUBLE)
         return TROUBLE
     if not cpu and (note := machine.gpus.disagreement()):
-        _say(f"note: {note}")
+        print_progress(f"note: {note}")
     if other := _other_lease(plan):
-        return _complain(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
+        return fail(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
     past = None if plan.study else past_run(plan, options.run_dir.parent, options.run_dir)
     plan = replace(plan, durations_s=earlier_durations(plan, past))
     document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
@@ -231,7 +229,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
 
 def _other_lease(plan: Plan) -> lease.Lease | None:
     try:
-        return lease.held_by_other(STATE_DIRECTORY, plan.run_id, plan.nonce)
+        return lease.held_by_other(lease.STATE, plan.run_id, plan.nonce)
     except OSError:  # no permission to read the lease
         return None
 
@@ -244,14 +242,14 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
     record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
         if stages.find_earlier_launch(record.launches, BENCHMARK, [host], 0):
-            _say("the benchmarks have already run: nothing is measured again")
+            print_progress("the benchmarks have already run: nothing is measured again")
             return
         count = len(run.host.devices)
         devices = f"{count} process{'' if count == 1 else 'es'} on CPUs" if plan.rehearsal else counted(count, "GPU")
-        _say(f"run {plan.run_id}: {plan.profile} on {devices} of {host}, {estimate_duration(plan, None)}")
+        print_progress(f"run {plan.run_id}: {plan.profile} on {devices} of {host}, {estimate_duration(plan, None)}")
         record = stages.run_launch(run, LaunchRequest(stage=planned, members=(host,)))
         for launch in record.launches[-1:]:
-            _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())
+            print_progress(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())
     finally:
         documents.write_text(RunDirectory(directory).record(host), run.path().read_text(encoding="utf-8"))
 
@@ -279,11 +277,11 @@ def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
             raise RunError(
                 f"{run.path(STUDIED)} has cell {number}, but the records in {directory} do not: choose another --run-dir"
             )
-        _say(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
+        print_progress(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
         cell = run.for_cell(number)
         request = LaunchRequest(stage=cell.plan.stage(CELL), members=(host,), number=number)
         record = stages.run_launch(cell, request)
-        _say(f"cell {number}: {record.launches[-1].outcome} {record.launches[-1].reason}".rstrip())
+        print_progress(f"cell {number}: {record.launches[-1].outcome} {record.launches[-1].reason}".rstrip())
 
 
 def _run_verb(verb: str, options: argparse.Namespace) -> int:
@@ -291,12 +289,3 @@ def _run_verb(verb: str, options: argparse.Namespace) -> int:
     from rackproof.main import main
 
     return main([verb, str(options.run_dir), *(["--json"] if options.json else [])])
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"rackproof: {message}", file=sys.stderr)
-    return code

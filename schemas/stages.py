@@ -14,3 +14,5 @@ SOAK = "soak"
 """Benchmarks that are repeated in rounds, for hours or days."""
 CELL = "cell"
 """One cell of a scaling study. The number of its launch is the number of the cell, from 1."""
+STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
+"""States of a stage on a host, as the exporter reports them."""

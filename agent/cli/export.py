@@ -19,6 +19,7 @@ from agent.cli.common import fail, print_progress
 from agent.exporter.defaults import COMPATIBLE, FRESH_S, MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from agent.run import background, lease
+from agent.run.lease import STATE
 from schemas import documents
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 MAX_PORT = 65535
 WRITE_S = 15.0
 MAX_INTERVAL_S = 3600.0
-STATE = Path("/var/lib/rackproof")
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

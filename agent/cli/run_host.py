@@ -13,11 +13,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 from agent.cli.common import fail, print_progress
-from agent.cli.emit_record import emit_records
+from agent.cli.emit_record import NO_RECORD, emit_records
 from agent.gang.discovery import discover_members
 from agent.gang.protocol import Gang, GangError
 from agent.launch import options as launch_options
@@ -31,8 +30,6 @@ from schemas import documents
 from schemas.plans import Plan
 from schemas.stages import GANG, SOAK
 
-NO_RECORD = 2
-STATE = Path("/var/lib/rackproof")
 HOST_VARIABLE = "RACKPROOF_HOST"
 DISCOVERY_TIMEOUT_S = 900.0
 MAX_DISCOVERY_TIMEOUT_S = 86400.0
@@ -69,7 +66,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--host", help=f"this host's name in the plan (default: {HOST_VARIABLE}, or matched with this machine's names)"
     )
     parser.add_argument(
-        "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {STATE}/runs/RUN_ID)"
+        "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {lease.STATE}/runs/RUN_ID)"
     )
     parser.add_argument(
         "--interface", default="", help="network interface for NCCL and gloo (default: their own choice)"
@@ -111,7 +108,7 @@ def _run_host(options: argparse.Namespace) -> int:
         options.host = options.host or os.environ.get(HOST_VARIABLE) or find_host(given.plan, os.environ)
     except PlacementError as error:
         return fail(str(error))
-    options.run_dir = (options.run_dir or STATE / lease.RUNS / given.plan.run_id).absolute()
+    options.run_dir = (options.run_dir or lease.STATE / lease.RUNS / given.plan.run_id).absolute()
     if note := use_all_processors() if _environment().keys() < os.environ.keys() else "":
         print_progress(note)
     return HostRunner(options, given.plan, given.text).run()

@@ -21,6 +21,7 @@ from pathlib import Path
 from agent.exporter.figures import Json, RankFiles, newest_figures
 from agent.exporter.stage_progress import StageProgress, count, expected_counts
 from agent.gang.rank_state import RankState
+from agent.run.lease import RUNS
 from agent.run.record import HostRun
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS
@@ -29,7 +30,7 @@ from schemas.stages import SOAK
 from schemas.timeline import Soak
 from schemas.times import epoch_seconds
 
-FILE, RUNS = "live.json", "runs"
+FILE = "live.json"
 SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
 """If the file is not written for SILENT_S while a stage runs, the supervisor of the stage is considered lost."""

@@ -87,7 +87,6 @@ RUN = (
     MetricSpec(name="rackproof_rank_waiting_seconds", labels=("rank", "(gpu)", "(cpu)"),
         help="Time that a rank has been waiting in a collective operation; 0: it is not waiting"),
 )  # fmt: skip
-STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
 
 _AT = ("stage", "benchmark")
 BENCHMARK = (

@@ -11,10 +11,12 @@ from typing import Any
 from prometheus_client import Metric
 from prometheus_client.core import InfoMetricFamily
 
-from agent.exporter.live import FILE, RUNS, SILENT_S
-from agent.exporter.metric_names import BENCHMARK, EVERY, GAUGE, RUN, STATES
+from agent.exporter.live import FILE, SILENT_S
+from agent.exporter.metric_names import BENCHMARK, EVERY, GAUGE, RUN
+from agent.run.lease import RUNS
 from schemas import documents
 from schemas.scopes import Scope
+from schemas.stages import STATES
 
 LINGER_S = 300.0
 """Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""

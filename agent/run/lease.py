@@ -23,6 +23,8 @@ from schemas.locks import Claim, boot_id, claim, claim_from_json, exclusive, pro
 from schemas.plans import Plan
 from schemas.times import utc_now
 
+STATE = Path("/var/lib/rackproof")
+"""Default state directory of a host."""
 LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600
 """Readable by the owner only, because the lease contains the nonce of the run."""

@@ -14,12 +14,11 @@ from dataclasses import replace
 
 from agent.sampling.snapshot_sampler import SnapshotSelector
 from agent.sampling.timeline import Recorder
+from fleet.judge.evidence import DISTINGUISHING_PARAMS
 from schemas.catalogue import BENCHMARKS, counts_wrong_results
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
-EXTRA_KEYS = ("numa", "world_size", "number")
-"""Parameters that identify a figure although the catalogue does not list them."""
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
@@ -47,7 +46,7 @@ def identifying_params(observation: Observation) -> dict[str, Value]:
     keys = next((keys for output, keys in _IDENTIFYING if output.makes(observation.name)), None)
     if keys is None:
         return dict(observation.params)
-    return {key: value for key, value in observation.params.items() if key in keys or key in EXTRA_KEYS}
+    return {key: value for key, value in observation.params.items() if key in keys or key in DISTINGUISHING_PARAMS}
 
 
 def figure_key(observation: Observation) -> FigureKey:

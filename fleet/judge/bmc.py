@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from fleet.judge.credibility import Problem, impossible_readings
 from fleet.judge.host_view import HostView
+from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S
 from schemas.readings import BMC, READINGS
 from schemas.records import MEASURED, Metric, Record, Snapshot, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
@@ -19,8 +20,6 @@ from schemas.times import seconds_or_nan
 READABLE, SEVERITY, MESSAGE, NEW = "bmc.readable", "bmc.event.severity", "bmc.event.message", "bmc.log.new_entries"
 GPU_SERIAL, HOST_SERIAL = "bmc.gpu.serial", "host.system.serial"
 FITTED, SUPPLIES = "bmc.power_supply.fitted", "bmc.power_supply.health"
-CLOCK_TOLERANCE_S = 300.0
-"""Times may go back by this many seconds, because the system clock may be corrected during a run."""
 CRITERION = "bmc-serial"
 SOURCE = "a host and its BMC are one machine: the serials that both report are the same"
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")

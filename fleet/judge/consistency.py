@@ -14,7 +14,7 @@ from fleet.judge.figure_consistency import Figures, Problem, figure_problems, fi
 from fleet.judge.host_view import HostView
 from fleet.judge.memory_locality import locality_problems
 from fleet.judge.port_consistency import port_problems
-from fleet.judge.reading_consistency import FULL_PHASES, reading_problems
+from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S, FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import has_wrong_scope, relation_problems
 from fleet.judge.sequence import sequence_problems
 from fleet.quantities import counted
@@ -31,9 +31,6 @@ FIRST_READING_S = LAST_READING_S = 3600.0
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
 """Software whose versions ranks on GPUs report."""
 CLOCK = "record.clock"
-CLOCK_TOLERANCE_S = 300.0
-"""Two times may contradict each other by this much, because the system clock may be corrected during a run. Criteria judge the
-clock itself."""
 
 
 def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:

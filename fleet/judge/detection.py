@@ -20,6 +20,7 @@ from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
+from fleet.judge.power import DETECTION_PROBABILITY, MAX_FALSE_ALARM
 from fleet.judge.student import t_cdf, t_quantile
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.plans import Plan
@@ -27,7 +28,6 @@ from schemas.records import Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
-DETECTION_PROBABILITY, MAX_FALSE_ALARM = 0.99, 0.001
 MIN_PARTS = 3
 """With two parts, one in a thousand lies more than 318 standard deviations above the mean: nothing useful can be stated."""
 

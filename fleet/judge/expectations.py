@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from fleet.judge.absence import with_absence
+from fleet.judge.change import number
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import Attempt, gang_attempts
@@ -62,14 +63,10 @@ def identity_changes(view: HostView) -> Iterator[Verdict]:
                     reason = f"changed during the run: {', then '.join(map(str, values))}"
                     source = "the identity of a part does not change"
                     yield _identity_verdict(view, name, scope, "identity-constant", values[-1], reason, False, source)
-    uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
+    uptimes = [number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
     if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
         reason = "the host rebooted during the run: its counters were reset"
         yield view.inconclusive("host.uptime", "host", reason, kind=VerdictKind.CONTRADICTORY)
-
-
-def _number(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _identity_verdict(
@@ -253,11 +250,11 @@ def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Itera
         for attempt in gang_attempts(plan, evidence, gang):
             if attempt.number:  # 0: not numbered, so attempts cannot be matched
                 launches[(attempt.number, attempt.stage)].append(attempt)
-        for (number, stage), attempts in launches.items():
+        for (numbered, stage), attempts in launches.items():
             for one, other in itertools.combinations(attempts, 2):
                 if set(one.members) & set(other.members):
-                    lists = f"({', '.join(one.members)}) and ({', '.join(other.members)})"
-                    reason = f"the records of its hosts list different members of launch {number}: {lists}"
+                    lists = f"{', '.join(one.members)} and {', '.join(other.members)}"
+                    reason = f"the records of its hosts list different members of launch {numbered}: {lists}"
                     for host in (*one.launches, *other.launches):
                         yield Verdict(
                             host=host,

@@ -13,13 +13,14 @@ from dataclasses import replace
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.evidence import Evidence
+from fleet.quantities import number_or_zero
 from schemas.records import ERROR, Metric, Snapshot, Value
 
 TOTALS = "fabric_ports."
 """Prefix of the names of the totals. A host without InfiniBand and RoCE ports has no totals."""
 ACTIVE, RATE = f"{TOTALS}active", f"{TOTALS}rate"
 _UP: Mapping[str, Value] = {"infiniband.state": "ACTIVE", "infiniband.phys_state": "LinkUp", "infiniband.active": True}
-_INFINIBAND = "InfiniBand"
+INFINIBAND = "InfiniBand"
 _READINGS = frozenset({*_UP, "infiniband.link_layer", "infiniband.rate", "network.speed"})
 
 
@@ -78,10 +79,8 @@ def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) 
     """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:
-        by_layer[readings["infiniband.link_layer"][scope] == _INFINIBAND] += _number(readings["infiniband.rate"][scope])
-    ethernet = sum(map(_number, readings.get("network.speed", {}).values()))
+        by_layer[readings["infiniband.link_layer"][scope] == INFINIBAND] += number_or_zero(
+            readings["infiniband.rate"][scope]
+        )
+    ethernet = sum(map(number_or_zero, readings.get("network.speed", {}).values()))
     return max(by_layer[True], by_layer[False], ethernet)
-
-
-def _number(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

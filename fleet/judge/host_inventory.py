@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet.judge.host_view import HostView
+from fleet.judge.wiring.links import ADDRESSES, INTERFACE
 from fleet.scope_text import describe_scope
 from schemas.plans import GPU, MODULE, NIC
 from schemas.records import ERROR, MEASURED, Observation
@@ -14,8 +15,6 @@ from schemas.scopes import Scope, pci_address
 SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"
 MODULE_SERIAL = "optics.module.serial"
 LAYER = "infiniband.link_layer"
-_INTERFACE = "infiniband.interface"
-_ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _WHAT = {GUID: "GUID", MAC: "address"}
 
 
@@ -141,10 +140,10 @@ def _port_names(view: HostView, scope: str) -> frozenset[str]:
     """Return the names by which a manifest may refer to a port: adapter or interface, `mlx5_0/1`, PCI address."""
     parsed = Scope.parse(scope)
     number = parsed.get("port") or "1"
-    addresses = {name: _latest(view, name) for name in _ADDRESSES}
+    addresses = {name: _latest(view, name) for name in ADDRESSES}
     known = [of_name[parsed.device] for of_name in addresses.values() if parsed.device in of_name]
     names = {pci_address(str(item.value)) for item in known if item.status == MEASURED and number == "1"}
-    interface = _latest(view, _INTERFACE).get(scope)
+    interface = _latest(view, INTERFACE).get(scope)
     names |= {str(interface.value)} if interface and interface.status == MEASURED else set()
     if hca := parsed.get("hca"):
         return frozenset({*names, f"{hca}/{number}", *([hca] if number == "1" else ())})

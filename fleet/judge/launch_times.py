@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Mapping
 
-from fleet.judge.consistency import CLOCK_TOLERANCE_S
 from fleet.judge.evidence import Evidence
 from fleet.judge.localization.launches import FINISHED, Attempt, gang_attempts
+from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S
 from schemas.plans import Plan
 from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
 from schemas.stages import GANG

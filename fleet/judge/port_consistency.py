@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from fleet.judge.host_view import HostView
 from fleet.judge.port_coverage import BEST, SHARE, VERBS, port_of
+from fleet.quantities import number_or_zero
 from schemas.records import MEASURED, Observation, Value
 from schemas.scopes import Scope
 
@@ -58,15 +59,15 @@ def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Proble
     readings: dict[str, set[float]] = defaultdict(set)
     for _, metric in view.observations.metrics.get(RATE, ()):
         for scope, value in metric.values.items():
-            readings[scope].add(_number(value))
+            readings[scope].add(number_or_zero(value))
     tests: dict[tuple[Value, ...], dict[str, Observation]] = defaultdict(dict)
     for item in measured:
         tests[(item.stage, item.scope, *map(item.params.get, _SETTINGS))][item.name] = item
     rates: dict[str, list[tuple[Observation, float]]] = defaultdict(list)
     for test in tests.values():
-        if {BANDWIDTH, RATIO} <= test.keys() and _number(test[RATIO].value) > 0:
+        if {BANDWIDTH, RATIO} <= test.keys() and number_or_zero(test[RATIO].value) > 0:
             bandwidth, ways = test[BANDWIDTH], 2 if test[BANDWIDTH].params.get("direction") == "both_ways" else 1
-            rate = _number(bandwidth.value) / _number(test[RATIO].value) / ways
+            rate = number_or_zero(bandwidth.value) / number_or_zero(test[RATIO].value) / ways
             rates[port_of(bandwidth.scope)].append((bandwidth, rate))
     for port, of_port in rates.items():
         known = readings.get(port) or {statistics.median_low([rate for _, rate in of_port])}
@@ -83,8 +84,8 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
     for item in ratios:
         if SHARE.items() <= item.params.items() and (partner := Scope.parse(item.scope).get("partner")):
             of_port = shares[item.stage, port_of(item.scope)]
-            # If a port was tested with a partner several times, the last share counts, as in the benchmark.
-            of_port[partner] = _number(item.value)
+            # Of several runs with a partner the last one counts, as in the benchmark.
+            of_port[partner] = number_or_zero(item.value)
     for item in view.observations[BEST]:
         of_port = shares.get((item.stage, item.scope), {})
         if item.status != MEASURED or not of_port:
@@ -94,7 +95,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
             of = f"{partners} partner{'' if partners == 1 else 's'}"
             reason = f"it is the best of {of}, but the port has shares with {len(of_port)}"
             yield BEST, item.scope, reason, item.stage
-        elif not math.isclose(_number(item.value), max(of_port.values()), rel_tol=TOLERANCE):
+        elif not math.isclose(number_or_zero(item.value), max(of_port.values()), rel_tol=TOLERANCE):
             reason = f"it is {item.value}, but the greatest share is {max(of_port.values()):g}"
             yield BEST, item.scope, reason, item.stage
 
@@ -131,7 +132,3 @@ def _changed_adapters(view: HostView) -> Iterator[Problem]:
                 f"missing {snapshot.phase} {snapshot.stage}, although the port of the adapter was read",
                 "",
             )
-
-
-def _number(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

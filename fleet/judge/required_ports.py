@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fleet.judge.fabric_ports import INFINIBAND
 from fleet.judge.host_view import HostView
 from fleet.judge.port_coverage import VERBS, port_of
 from schemas.records import ERROR, MEASURED, Observation
@@ -16,7 +17,6 @@ from schemas.stages import GANG
 
 PARTNER_PARAM = "only_partner"
 """Parameter of the verdict on a port that was not measured: the only host with which it would have been measured."""
-INFINIBAND = "InfiniBand"
 LEAST_SHARE = 0.5
 """Active ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""
 

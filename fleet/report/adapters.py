@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fleet.judge.change import change
 from fleet.judge.counter_rate import hours_before
 from fleet.judge.host_view import HostView
+from fleet.judge.wiring.links import ADDRESSES, INTERFACE
 from fleet.quantities import finite
 from schemas.readings import READINGS
 from schemas.records import Value
@@ -18,8 +19,6 @@ from schemas.scopes import Scope, pci_address
 _PREFIXES = ("infiniband.", "network.", "optics.", "port.", "pcie.")
 _PATH, _NEAREST = _GPU_READINGS = ("pcie.nic_path", "pcie.nearest_nics")
 """Readings of a GPU: the kind of path to its nearest adapters, and the PCI addresses of these adapters."""
-_ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
-_INTERFACE = "infiniband.interface"
 
 
 @dataclass(kw_only=True)
@@ -62,10 +61,10 @@ def host_adapters(view: HostView) -> tuple[Adapter, ...]:
 def _drafts(view: HostView, devices: set[str]) -> list[_Draft]:
     """Return the adapters with the scopes under which they are observed."""
     interfaces: dict[str, list[str]] = defaultdict(list)
-    for port, (interface, _) in _last(view, _INTERFACE).items():
+    for port, (interface, _) in _last(view, INTERFACE).items():
         if f"nic={interface}" in devices:
             interfaces[Scope.parse(port).device].append(f"nic={interface}")
-    addresses = {scope: value for name in _ADDRESSES for scope, (value, _) in _last(view, name).items()}
+    addresses = {scope: value for name in ADDRESSES for scope, (value, _) in _last(view, name).items()}
     in_adapters = {scope for of_adapter in interfaces.values() for scope in of_adapter}
     drafts = []
     for device in sorted(devices, key=_natural):

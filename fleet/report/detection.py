@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from fleet.judge.criteria import Criterion
 from fleet.judge.detection import (
     ABSOLUTE,
-    DETECTION_PROBABILITY,
     LOGIC,
-    MAX_FALSE_ALARM,
     MIN_PARTS,
     Detection,
     settings_text,
 )
 from fleet.judge.evidence import from_benchmark
+from fleet.judge.power import DETECTION_PROBABILITY, MAX_FALSE_ALARM
 from fleet.quantities import number, quantity
 from fleet.report.detection_logic import CONFIDENCE, Stages, logic_false_alarms, logic_groups, not_judged, unmeasured
 from fleet.report.formatting import clean

@@ -11,9 +11,9 @@ from fleet.report.facts import HostFacts, fleet_figures
 from schemas.plans import Plan
 from schemas.reports import HostReport, Judged, LineKind, NotJudged, SummaryLine
 from schemas.stages import BENCHMARK, GANG
+from schemas.timeline import RATES
 
 _MAX_OPERATIONS = 3
-_RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
 _SPEEDS = frozenset(
     {"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu", "mixture_of_experts.mfu"}
 )
@@ -96,7 +96,7 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
     """Return the benchmarks that measured rates, but of which neither a rate nor a ratio of _SPEEDS was compared with a limit."""
-    rates = {name for _, name, unit in fleet_figures(facts) if unit in _RATES}
+    rates = {name for _, name, unit in fleet_figures(facts) if unit in RATES}
     with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}
 

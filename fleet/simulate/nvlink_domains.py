@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fleet.judge.reading_consistency import FULL_PHASES
 from schemas.readings import READINGS
 
 Doc = dict[str, Any]
 CLIQUE = 32766
 """Clique of the default partition."""
 TRANSPORT = "P2P/MNNVL"
-FULL_PHASES = ("before", "after")
 
 
 def join_domain(

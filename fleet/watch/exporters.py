@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.stages import STATES
+
 DEADLINE_S = 3.0
 """Maximum duration of one scrape."""
 MAX_PAGE_BYTES = 4_000_000
@@ -28,7 +30,6 @@ INTERVAL_S = 5.0
 """Minimum time between two scrapes of an exporter."""
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _SAMPLE = re.compile(r"(rackproof_(?:run|stage)_[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+)$")
-_STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
     reports = {}
     for name, labels, value in samples:
         stage, state = labels.get("stage", ""), labels.get("state", "")
-        if name != "rackproof_stage_state" or value != 1 or state not in _STATES:
+        if name != "rackproof_stage_state" or value != 1 or state not in STATES:
             continue
         ends = {
             key: values.get((f"rackproof_stage_{key}_timestamp_seconds", stage)) for key in ("deadline", "expected_end")

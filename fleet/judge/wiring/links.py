@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet.judge.host_view import HostView
+from fleet.quantities import number_or_zero
 from fleet.scope_text import describe_scope
 from schemas.records import UNSUPPORTED, Value
 from schemas.scopes import Scope, pci_address
@@ -15,9 +16,9 @@ KINDS = ("network", "infiniband")
 SWITCH, SWITCH_ID, SWITCH_PORT, LABEL = "switch", "switch_id", "switch_port", "switch_port_label"
 """Readings, after `network.` or `infiniband.`."""
 _RATES = ("infiniband.rate", "network.speed")
-_ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
+ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _LINK_UP: Mapping[str, Value] = {"infiniband.phys_state": "LinkUp", "network.carrier": True}
-_INTERFACE = "infiniband.interface"
+INTERFACE = "infiniband.interface"
 """Network interface of a RoCE port, whose adapter has another name."""
 UNNAMED = "(unnamed port)"
 _ADDRESS = re.compile(r"[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}")
@@ -162,10 +163,10 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
     }
     if not reasons and not values[SWITCH_ID]:
         return
-    rates = {scope: _number(value) for scope, value in _last(view, *_RATES).items()}
+    rates = {scope: number_or_zero(value) for scope, value in _last(view, *_RATES).items()}
     link_states = {scope: value == up for name, up in _LINK_UP.items() for scope, value in _last(view, name).items()}
-    addresses = _last(view, *_ADDRESSES)
-    rdma_ports = {str(nic): Scope.parse(scope) for scope, nic in _last(view, _INTERFACE).items()}
+    addresses = _last(view, *ADDRESSES)
+    rdma_ports = {str(nic): Scope.parse(scope) for scope, nic in _last(view, INTERFACE).items()}
     adapters = {nic: scope.get("hca") for nic, scope in rdma_ports.items()}
     scopes = sorted({*values[SWITCH_ID], *reasons})
     fastest = max((rates.get(scope, 0.0) for scope in scopes), default=0.0)
@@ -199,10 +200,6 @@ def _names(labels: Mapping[str, str], slot: str, rdma_ports: Mapping[str, Scope]
     if hca := labels.get("hca"):
         yield f"{hca}/{labels.get('port')}"
         yield from (hca, slot) if labels.get("port") == "1" else ()
-
-
-def _number(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _last(view: HostView, *names: str) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from typing import Any
 from fleet.quantities import NONE
 from fleet.report.formatting import ACTIONS, clean, decision_name
 from fleet.report.html import pairs
-from fleet.report.html.adapter_data import add_adapter_pages
+from fleet.report.html.adapter_data import STATES, add_adapter_pages
 from fleet.report.html.former_data import add_former_runs
 from fleet.report.html.launch_traces import LaunchTrace, has_traces, launch_traces
 from fleet.report.html.power_waves import has_waves, power_waves
@@ -40,7 +40,6 @@ from schemas.reports import (
 )
 
 _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
-_STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
 _MAX_ROWS = 600
 PLOTS = (("traces", has_traces, launch_traces), ("waves", has_waves, power_waves))
 """Key in the data of a page, function that tells whether a host has these plots, and function that makes the plots."""
@@ -130,7 +129,7 @@ def _gpu_letters(report: FleetReport, host: HostReport, verdicts: Sequence[Verdi
     """Return a letter per GPU. The report of a large fleet has no verdicts of accepted hosts, whose GPUs all passed."""
     if host.decision == ACCEPTED:
         return "p" * len(host.gpus)
-    return "".join(_STATES[gpu.state] for gpu in _gpu_states(report, host, verdicts))
+    return "".join(STATES[gpu.state] for gpu in _gpu_states(report, host, verdicts))
 
 
 def _gpu_states(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> list[hosts.GpuState]:
@@ -235,7 +234,7 @@ def _page(
         "events": numbers(host.events),
         "gpus": [
             [
-                _STATES[item.state],
+                STATES[item.state],
                 *numbers((f"GPU {item.gpu.index}", item.gpu.name, item.gpu.serial, item.gpu.uuid, item.gpu.pci_bus_id)),
             ]
             for item in _gpu_states(report, host, verdicts)
@@ -287,7 +286,7 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
         *reason.handling,
         *filter(None, (reason.seen,)),
     )
-    return [_STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
+    return [STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
 
 
 def _row(row: VerdictRow, table: TextTable) -> list[Any]:
@@ -295,4 +294,4 @@ def _row(row: VerdictRow, table: TextTable) -> list[Any]:
     why = "" if row.verdict == PASS else row.detail or (row.reason if NONE in (row.value, row.wanted) else "")
     settings = ", ".join(part for part in (row.params, row.stage and f"stage {row.stage}") if part)
     texts = (row.name, settings, row.scope, row.value, row.wanted, row.margin, row.origin, row.criterion, why)
-    return [_STATES.get(row.verdict, "i"), *table.numbers(texts)]
+    return [STATES.get(row.verdict, "i"), *table.numbers(texts)]

@@ -23,7 +23,6 @@ from collectors.base import Absent
 from collectors.nvml import NotOpened
 from fleet.planning.plan import read_profile
 from fleet.report.merge import merge
-from rackproof import local_run
 from rackproof.local_run import Machine, single_host_plan, single_host_profile
 from schemas import documents
 from schemas.errors import UsageError
@@ -386,6 +385,6 @@ def test_machine_leased_to_a_playbook_run_is_not_measured(tmp_path: Path, monkey
     (state / "runs").mkdir(parents=True)
     other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
     lease.acquire(state / "runs" / "r1", other, lease.load_claim(None, "r1", state / "runs" / "r1"))
-    monkeypatch.setattr(local_run, "STATE_DIRECTORY", state)
+    monkeypatch.setattr(lease, "STATE", state)
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
     assert not (tmp_path / "mine/plan.json").exists()
