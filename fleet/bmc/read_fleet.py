@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from fleet.bmc.ipmi_reading import read_ipmi
 from fleet.bmc.readings import Readings, unreadable
@@ -20,7 +20,6 @@ GRACE_S = 2.0
 WORKERS = 128
 
 Job = tuple[BmcTarget, Marks | None]
-Read = Callable[[BmcTarget, Marks | None, float], Readings]
 Result = tuple[BmcTarget, tuple[Metric, ...], float]
 """A BMC, its readings, and how long they took in seconds."""
 
@@ -30,7 +29,7 @@ def read_bmc(target: BmcTarget, marks: Marks | None, deadline: float) -> Reading
     return (read_ipmi if target.protocol == IPMI else read_redfish)(target, marks, deadline)
 
 
-def read_all(jobs: Iterable[Job], read: Read = read_bmc, deadline_s: float = DEADLINE_S) -> Iterator[Result]:
+def read_all(jobs: Iterable[Job], deadline_s: float = DEADLINE_S) -> Iterator[Result]:
     """Yield the readings of each BMC as they arrive.
 
     Each BMC has a daemon thread with a deadline. A thread that does not return is abandoned: no client can end a call that hangs
@@ -43,7 +42,7 @@ def read_all(jobs: Iterable[Job], read: Read = read_bmc, deadline_s: float = DEA
         while pending and len(began) < WORKERS:
             target, marks = pending.pop(0)
             began[target.host] = target, time.monotonic()
-            threading.Thread(target=_read_one, args=(target, marks, read, deadline_s, results), daemon=True).start()
+            threading.Thread(target=_read_one, args=(target, marks, deadline_s, results), daemon=True).start()
         try:
             result = results.get(timeout=0.2)
         except queue.Empty:
@@ -57,12 +56,10 @@ def read_all(jobs: Iterable[Job], read: Read = read_bmc, deadline_s: float = DEA
                 yield target, unreadable(f"no complete answer within {deadline_s:g} s"), deadline_s
 
 
-def _read_one(
-    target: BmcTarget, marks: Marks | None, read: Read, deadline_s: float, results: queue.Queue[Result]
-) -> None:
+def _read_one(target: BmcTarget, marks: Marks | None, deadline_s: float, results: queue.Queue[Result]) -> None:
     start = time.monotonic()
     try:
-        metrics = read(target, marks, start + deadline_s).metrics()
+        metrics = read_bmc(target, marks, start + deadline_s).metrics()
     except BmcError as error:
         metrics = unreadable(str(error))
     except Exception as error:  # noqa: BLE001 - a service may answer with anything; one BMC must not end the others

@@ -30,21 +30,6 @@ Range = dict[str, float]
 Where = Mapping[str, Value | Range]
 MODEL = "model"
 """Basis of a limit that is derived from figures of other parts."""
-DATASHEET_FIGURES = (
-    "flops",
-    "memory_bandwidth",
-    "power",
-    "pcie",
-    "host_link",
-    "nvlink",
-    "all_nvlinks",
-    "memory_size",
-    "memory_bus",
-    "memory_clock",
-    "cores",
-    "sm_clock",
-)
-"""Names of the datasheet figures of which a limit can be a fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +78,7 @@ class Criterion:
     value: Value = None
     expected: float | None = None
     datasheet: str = ""
-    """Key of the datasheet (`DATASHEET_FIGURES`) that gives `expected`. A part without this figure is not judged."""
+    """Key of the datasheet (`vs_datasheet.figure`) that gives `expected`. A part without this figure is not judged."""
     links: int = 0
     """Number of NVLinks for which `expected` holds. The limit is scaled by the links that join the GPUs; 0: no scaling."""
     fraction: float = 1.0
@@ -182,7 +167,7 @@ class Pack:
     chosen: bool = False
     """Whether the operator named the pack. It then applies to every host, in addition to the pack of the GPU model."""
     datasheet: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The vendor's figures in SI units by name (`DATASHEET_FIGURES`, without all_nvlinks), each with a source.
+    """The vendor's figures in SI units by name, each with a source.
 
     Limits with `vs_datasheet` are fractions of them, and the lint compares the other limits with them."""
     unknown: Mapping[str, str] = field(default_factory=dict)

@@ -94,14 +94,14 @@ def parse_sums(text: str) -> dict[str, str]:
     return checksums
 
 
-def read(path: Path, max_bytes: int = MAX_SUMS_BYTES) -> bytes:
-    """Return the content of a file. Raise RunError if it is larger than `max_bytes`, is a link or cannot be read."""
+def read(path: Path) -> bytes:
+    """Return the content of a file. Raise RunError if it is larger than MAX_SUMS_BYTES, is a link or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            content = file.read(max_bytes + 1)
+            content = file.read(MAX_SUMS_BYTES + 1)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from None
-    if len(content) > max_bytes:
-        raise RunError(f"{path}: more than {max_bytes} bytes")
+    if len(content) > MAX_SUMS_BYTES:
+        raise RunError(f"{path}: more than {MAX_SUMS_BYTES} bytes")
     return content

@@ -63,9 +63,9 @@ def largest_deviation(losses: Sequence[float], reference: Sequence[float]) -> fl
     return max(abs(loss - right) / right for loss, right in zip(losses, reference, strict=True))
 
 
-def train(settings: Mapping[str, Any], dtype: str, device: torch.device, seed: int = SEED) -> list[float]:
-    """Return the loss before each step. Products are in `dtype`, weights in fp32, or in fp64 if `dtype` is fp64."""
-    generator = torch.Generator().manual_seed(seed)
+def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list[float]:
+    """Return the loss before each step, with products in this type and weights in fp32, or fp64 if that is the type."""
+    generator = torch.Generator().manual_seed(SEED)
     kept = torch.float64 if dtype == "fp64" else torch.float32
     weights = [
         weight.to(device, kept).requires_grad_()
