@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 MAX_TEXT = 512
 
@@ -59,27 +59,13 @@ def parse_rank_state(document: object) -> RankState:
     return RankState(**document)
 
 
-_NUMBER = (int, float)
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "rank": (int,),
-    "scope": (str,),
-    "phase": (str,),
-    "sequence": (int,),
-    "grouped": (bool,),
-    "waiting_s": (*_NUMBER, type(None)),
-    "progress_s": _NUMBER,
-    "alive_s": (*_NUMBER, type(None)),
-    "silent_s": _NUMBER,
-    "stopped": (bool,),
-    "busy": (bool,),
-    "failure": (str,),
-    "failure_age_s": (*_NUMBER, type(None)),
-    "exception": (str,),
-    "ended_s": (*_NUMBER, type(None)),
-    "exit_code": (int, type(None)),
-    "terminated_by_launcher": (bool,),
-    "why": (str,),
-}
+def _json_types(hint: Any) -> tuple[type, ...]:
+    """Return the types that a value of a field may have. JSON has no difference between 1 and 1.0."""
+    types = get_args(hint) or (hint,)
+    return (*types, int) if float in types else types
+
+
+_TYPES = {name: _json_types(hint) for name, hint in get_type_hints(RankState).items()}
 
 
 def _has_type(value: Any, types: tuple[type, ...]) -> bool:

@@ -57,10 +57,10 @@ def standalone_options() -> argparse.ArgumentParser:
 
 def rank_environment(options: argparse.Namespace) -> dict[str, str]:
     """Return the variables that these options set for the ranks. Raises PlacementError if one is malformed."""
-    variables = {"NCCL_IB_DISABLE": "1"} if getattr(options, "ethernet", False) else {}
-    if level := getattr(options, "nccl_debug", None):
-        variables["NCCL_DEBUG"] = level
-    return variables | dict(_parse_variable(text) for text in getattr(options, "env", ()))
+    variables = {"NCCL_IB_DISABLE": "1"} if options.ethernet else {}
+    if options.nccl_debug:
+        variables["NCCL_DEBUG"] = options.nccl_debug
+    return variables | dict(_parse_variable(text) for text in options.env)
 
 
 def _parse_variable(text: str) -> tuple[str, str]:

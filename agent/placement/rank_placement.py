@@ -7,8 +7,10 @@ contradictory variables are reported before any process is started and before to
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from schemas.errors import UsageError
 
@@ -88,6 +90,11 @@ def read_number(environment: Mapping[str, str], name: str, launcher: str) -> int
 def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the placement of this process. Its children have other placements."""
     return {key: value for key, value in environment.items() if not key.startswith(PROCESS_VARIABLES)}
+
+
+def count_device_nodes(root: Path) -> int:
+    """Return the number of device nodes of NVIDIA GPUs. A container has only those of its own GPUs."""
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("dev/nvidia*"))
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import socket
 import sys
 import tempfile
@@ -16,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.placement.detect import PROGRAMS, TORCHRUN_VARIABLE, detect_rank
-from agent.placement.rank_placement import SLURM, PlacementError, RankPlacement, read_number, visible_devices
+from agent.placement.rank_placement import (
+    SLURM,
+    PlacementError,
+    RankPlacement,
+    count_device_nodes,
+    read_number,
+    visible_devices,
+)
 from schemas.errors import RackproofError, UsageError
 
 DEFAULT_PORT = 29500
@@ -135,8 +141,7 @@ def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -
     Count the device nodes, because a container has only those of its own GPUs. Without device nodes, count the GPUs that
     the driver lists.
     """
-    nodes = len([path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
-    gpus = nodes or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    gpus = count_device_nodes(root) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
     visible = visible_devices(environment)
     return gpus if visible is None else min(gpus, len(visible))
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.placement.rank_placement import visible_devices
+from agent.placement.rank_placement import count_device_nodes, visible_devices
+from agent.sampling.cgroups import read_number
 from collectors.base import Absent, Family, Value
 from collectors.nvml import NotOpened, gpu_conflicts
 
@@ -73,11 +74,10 @@ def gpus_of(
     """Count the GPUs, from the collectors' readings and the device nodes."""
     not_read = Absent(status="error", reason="not read")
     bus, driver = (host_readings.get(name, not_read) for name in ("gpu.pci_count", "gpu.count"))
-    nodes = [path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return Gpus(
         on_bus=bus if isinstance(bus, Absent) else int(float(bus)),
         answering=driver if isinstance(driver, Absent) else int(float(driver)),
-        given=len(nodes) if in_container(environment, root) else 0,
+        given=count_device_nodes(root) if in_container(environment, root) else 0,
     )
 
 
@@ -191,7 +191,7 @@ def _memory_problems(
 ) -> Iterator[str]:
     available = host_readings.get("host.memory.available")
     free = int(available) if isinstance(available, int | float) else None
-    limit, used = (_read_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    limit, used = (read_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     state = "of memory are available"
     if limit is not None and used is not None and (free is None or limit - used < free):
         free, state = limit - used, "are left below the memory limit of this container or job"
@@ -199,14 +199,6 @@ def _memory_problems(
     if free is not None and free < needed:
         ranks = f"{devices} {'processes' if cpu else 'GPUs'}"
         yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: free up memory, or raise the limit"
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 def _shm_problems(root: Path) -> Iterator[str]:

@@ -29,3 +29,12 @@ def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:
         for top in tops:
             group = top / (path.lstrip("/") if ".." not in path else "")
             yield [group, *(parent for parent in group.parents if parent.is_relative_to(top))]
+
+
+def read_number(path: Path) -> int | None:
+    """Return the number in a file of a control group; None if it has none, such as `max`."""
+    try:
+        text = path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

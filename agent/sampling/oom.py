@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agent.sampling.cgroups import cgroup_chains
+from agent.sampling.cgroups import cgroup_chains, read_number
 from collectors import kernel_log
 from schemas import documents
 
@@ -51,9 +51,9 @@ def _read_group(path: Path) -> ControlGroup | None:
     """Return the counters of a group; None if it is gone or has no counters, like the root of cgroup v2."""
     if counters := _read_counters(path / "memory.events"):
         hits = (_read_counters(path / "memory.events.local") or counters).get("oom", 0)
-        limit = _read_number(path / "memory.max")
+        limit = read_number(path / "memory.max")
     elif counters := _read_counters(path / "memory.oom_control"):
-        hits, limit = _read_number(path / "memory.failcnt") or 0, _read_number(path / "memory.limit_in_bytes")
+        hits, limit = read_number(path / "memory.failcnt") or 0, read_number(path / "memory.limit_in_bytes")
     if "oom_kill" not in counters:
         return None
     return ControlGroup(
@@ -67,14 +67,6 @@ def _read_counters(path: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {pair[0]: int(pair[1]) for pair in fields if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 class OomWatch:
