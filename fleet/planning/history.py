@@ -41,7 +41,7 @@ def apply_budget(
     """Return the profile reduced to `budget` seconds and the selection; without a budget, the unchanged profile and None.
 
     Args:
-        profile, hosts: from `read_profile` and `read_inventory`.
+        profile, hosts: from `without_unused_benchmarks` and `read_inventory`.
         budget: seconds per host, as text or number; None: no budget.
         runs: directory of earlier runs; None: no history.
         run_dir: directory of this run; if it already has a plan, the selection of that plan is kept.
@@ -97,21 +97,10 @@ def _budget(budget: object) -> float:
 
 
 def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
-    """Return the tests that the plan would keep, so that the budget is not spent on others.
-
-    Without gangs there is no gang stage, with rackproof_validation_only no training, and without NVLink domains no test of such
-    domains.
-    """
-    includes_training = not next(iter(hosts.values())).get("rackproof_validation_only", False)
+    """Return the tests of the stages that the plan would keep: without gangs, there is no gang stage."""
     has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())
-    has_domain = any(variables.get("rackproof_nvlink_domain") for variables in hosts.values())
     return {
-        stage: [
-            name
-            for name in content["benchmarks"]
-            if (includes_training or not BENCHMARKS[name].trains)
-            and (has_domain or not BENCHMARKS[name].needs_nvlink_domain)
-        ]
+        stage: [*content["benchmarks"]]
         for stage, content in profile["stages"].items()
         if stage == BENCHMARK or has_gangs
     }

@@ -17,7 +17,7 @@ from fleet.planning.stage_times import (
     duration_s,
     scale_stages,
 )
-from fleet.planning.storage import local_directories, shared_directories, storage_floors, without_unused_storage
+from fleet.planning.storage import local_directories, shared_directories, storage_floors
 from fleet.quantities import counted
 from fleet.yaml_files import read_yaml
 from schemas import documents
@@ -78,6 +78,35 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
             raise UsageError(f"{where}: {benchmark}.{key} {problem}")
 
 
+def without_unused_benchmarks(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, Any]:
+    """Return the profile without the benchmarks that no host of this inventory runs. A study is unchanged.
+
+    Left out are benchmarks whose directories no host names, those that train with rackproof_validation_only, and those of NVLink
+    domains if the inventory has none.
+    """
+    if profile.get("study"):
+        return dict(profile)
+    named = {key for variables in hosts.values() for key, value in variables.items() if value}
+    validates_only = bool(next(iter(hosts.values())).get("rackproof_validation_only"))
+
+    def is_used(name: str) -> bool:
+        benchmark = BENCHMARKS[name]
+        return (
+            (not benchmark.directories or f"rackproof_{benchmark.directories}" in named)
+            and not (benchmark.trains and validates_only)
+            and (not benchmark.needs_nvlink_domain or "rackproof_nvlink_domain" in named)
+        )
+
+    stages = {
+        stage: {
+            **content,
+            "benchmarks": {name: chosen for name, chosen in content["benchmarks"].items() if is_used(name)},
+        }
+        for stage, content in profile["stages"].items()
+    }
+    return {**profile, "stages": stages}
+
+
 def make_plan(
     profile: Mapping[str, Any],
     hosts: Mapping[str, Variables],
@@ -105,13 +134,9 @@ def make_plan(
     Raises:
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
     """
-    profile, run_variables = without_unused_storage(profile, hosts.values()), _run_wide_variables(hosts)
+    profile, run_variables = without_unused_benchmarks(profile, hosts), _run_wide_variables(hosts)
     planned = tuple(_planned_host(name, variables, profile) for name, variables in hosts.items())
-    has_domain = any(host.nvlink_domain for host in planned)
-    stages = tuple(
-        _planned_stage(name, content, run_variables, has_domain=has_domain)
-        for name, content in profile["stages"].items()
-    )
+    stages = tuple(_planned_stage(name, content, run_variables) for name, content in profile["stages"].items())
     plan = Plan(
         run_id=run_id,
         nonce=nonce,
@@ -235,11 +260,8 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
     return tuple(devices) if devices is not None else tuple(range(count))
 
 
-def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables, *, has_domain: bool) -> Stage:
-    """Return a stage of the profile, with the training settings of the inventory.
-
-    Benchmarks that train are left out with rackproof_validation_only, and those of NVLink domains if the inventory has none.
-    """
+def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
+    """Return a stage of the profile, with the training settings of the inventory."""
     training = {
         "epochs": variables.get("rackproof_epochs"),
         "batch_size": variables.get("rackproof_batch_size"),
@@ -248,8 +270,6 @@ def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables, 
     benchmarks = {
         benchmark: {**settings, **(overrides if "epochs" in BENCHMARKS[benchmark].settings else {})}
         for benchmark, settings in content["benchmarks"].items()
-        if not (BENCHMARKS[benchmark].trains and variables.get("rackproof_validation_only", False))
-        and (has_domain or not BENCHMARKS[benchmark].needs_nvlink_domain)
     }
     return Stage(
         name=name,

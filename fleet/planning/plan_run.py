@@ -14,8 +14,7 @@ from fleet.inventory.manifest_file import read_manifest
 from fleet.inventory.waivers_file import read_waivers
 from fleet.judge.criteria import model_packs, read_pack, shipped_packs
 from fleet.planning.history import StoredRuns, apply_budget
-from fleet.planning.plan import make_plan, read_profile
-from fleet.planning.storage import without_unused_storage
+from fleet.planning.plan import make_plan, read_profile, without_unused_benchmarks
 from fleet.planning.test_selection import refuse_budget
 from fleet.records.baseline_store import planned_baseline
 from schemas import documents
@@ -47,7 +46,7 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
     """
     first = next(iter(hosts.values()))
     profile = read_profile(request.profile or str(first.get("rackproof_profile", "standard")))
-    profile = without_unused_storage(profile, hosts.values())  # before a time budget is divided among the benchmarks
+    profile = without_unused_benchmarks(profile, hosts)  # before a time budget is divided among the benchmarks
     checked_packs(first.get("rackproof_criteria", ()))
     _refuse_unknown_models(hosts)
     run_dir, created = request.run_dir, now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from fleet.inventory.ansible import Variables
-from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
 
 GIB = 1 << 30
@@ -55,20 +53,3 @@ def _directories(name: str, variables: Variables, variable: str) -> tuple[str, .
                 "name a directory of a mounted file system"
             )
     return tuple(directories)
-
-
-def without_unused_storage(profile: Mapping[str, Any], hosts: Iterable[Variables]) -> dict[str, Any]:
-    """Return the profile without the benchmarks whose directories no host names."""
-    named = {key for variables in hosts for key, value in variables.items() if value}
-    stages = {
-        stage: {
-            **content,
-            "benchmarks": {
-                benchmark: chosen
-                for benchmark, chosen in content["benchmarks"].items()
-                if not (kind := BENCHMARKS[benchmark].directories) or f"rackproof_{kind}" in named
-            },
-        }
-        for stage, content in profile["stages"].items()
-    }
-    return {**profile, "stages": stages}

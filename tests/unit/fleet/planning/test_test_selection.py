@@ -13,7 +13,7 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.planning.history import apply_budget, history
-from fleet.planning.plan import read_profile
+from fleet.planning.plan import read_profile, without_unused_benchmarks
 from fleet.planning.test_selection import DEFAULT_GANG, DEFAULT_SIZE, LAUNCH_S, PastRun, select_tests, selection_summary
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
@@ -253,6 +253,7 @@ def test_budget_is_not_spent_on_benchmarks_that_the_plan_omits(domain: str) -> N
     more = {"rackproof_nvlink_domain": domain} if domain else {}
     profile = {**read_profile("standard"), "may_choose": True}
     hosts = builders.inventory("h1", "h2", **more)
+    profile = without_unused_benchmarks(profile, hosts)
     _, choice = apply_budget(profile, hosts, budget=7200, runs=None, run_dir=None, now=NOW)
     assert choice
     assert any(item.benchmark == "mnnvl" for item in choice.items) is bool(domain)
