@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from agent.exporter.stage_progress import StageProgress, count, expected_counts
 from agent.gang.rank_state import RankState
 from agent.run.lease import RUNS
 from agent.run.record import HostRun
+from agent.sampling.launch_thread import LaunchThread
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Launch, Observation, Record, to_json
@@ -34,7 +34,6 @@ FILE = "live.json"
 SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
 """If the file is not written for SILENT_S while a stage runs, the supervisor of the stage is considered lost."""
-GRACE_S = 5.0
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 """Phases of a rank other than the benchmarks."""
 
@@ -60,13 +59,8 @@ class Span:
         return round_ends + math.ceil(max(0.0, self.ends - round_ends) / round_s) * round_s
 
 
-class LivePublisher(threading.Thread):
-    """Context manager that publishes a stage while it runs.
-
-    It has its own thread, so that a blocked driver does not delay the file and a slow disk does not delay the supervisor. At
-    the end of the stage the supervisor waits up to GRACE_S for the thread. After an exception, for example because of SIGTERM,
-    it does not wait: the process that sent the signal may wait only a few seconds.
-    """
+class LivePublisher(LaunchThread):
+    """Publishes a stage while it runs."""
 
     def __init__(
         self,
@@ -89,22 +83,12 @@ class LivePublisher(threading.Thread):
             ranks: numbers of the ranks of this host.
             span: times of the soak, if the launch is a round of a soak.
         """
-        super().__init__(name="live", daemon=True)
+        super().__init__("live")
         self._run, self._stage, self._states = run, stage, states
         self._began, self._deadline_s, self._span = time.time(), deadline_s, span
         numbers = tuple(ranks)
         self._files = [RankFiles(work, rank) for rank in numbers]
         self._progress = StageProgress(run, stage, work, numbers, time.monotonic())
-        self._ended = threading.Event()
-
-    def __enter__(self) -> LivePublisher:
-        self.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._ended.set()
-        if kind is None:
-            self.join(timeout=GRACE_S)
 
     def run(self) -> None:
         try:

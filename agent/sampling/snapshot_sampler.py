@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
+from agent.sampling.launch_thread import LaunchThread
 from agent.sampling.snapshot import Stuck, take_snapshot
 from collectors.base import Collector
 from schemas.records import Snapshot
 
 PERIOD_S = 2.0
-GRACE_S = 5.0
-"""How long to wait for a snapshot that is being taken when the ranks end."""
 
 
 Alarm = tuple[str, str]
 """Name and scope of a reading."""
 
 
-class SnapshotSampler(threading.Thread):
-    """Takes snapshots with pauses of PERIOD_S, in a thread, so that a driver that blocks does not delay the supervisor.
-
-    If the launch ends with an exception, such as after SIGTERM, the supervisor does not wait for the thread: the sender of the
-    signal may wait only a few seconds.
-    """
+class SnapshotSampler(LaunchThread):
+    """Takes snapshots with pauses of PERIOD_S."""
 
     def __init__(self, collectors: Sequence[Collector], stage: str) -> None:
-        super().__init__(name="snapshots", daemon=True)
+        super().__init__("snapshots")
         self._collectors, self._stage = collectors, stage
         self._stuck: Stuck = {}
         self._selector = SnapshotSelector()
-        self._ended = threading.Event()
-
-    def __enter__(self) -> SnapshotSampler:
-        self.start()
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._ended.set()
-        if kind is None:
-            self.join(timeout=GRACE_S)
 
     def run(self) -> None:
         while not self._ended.wait(PERIOD_S):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.sampling import snapshot_sampler
+from agent.sampling import launch_thread, snapshot_sampler
 from agent.sampling.snapshot_sampler import SnapshotSampler, SnapshotSelector
 from collectors.base import Family
 from schemas.records import Metric, Snapshot
@@ -56,7 +56,7 @@ def test_supervisor_waits_for_the_thread_only_after_a_normal_end(
     monkeypatch.setattr(sampler, "join", lambda timeout: waits.append(timeout))
     sampler.__exit__(error, None, None)
     assert sampler._ended.is_set()
-    assert waits == ([] if error else [snapshot_sampler.GRACE_S])
+    assert waits == ([] if error else [launch_thread.GRACE_S])
 
 
 def test_snapshot_gets_the_blocked_collectors_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
