@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fleet.quantities import counted
+from fleet.report.formatting import clean, join_names
 from fleet.watch.progress import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.text import clock, duration, join_names, percent, shorten
+from fleet.watch.text import clock, duration, percent
 from fleet.watch.view import HostStatus, View, state_text
 
 LINE_LIMIT = 600
@@ -23,7 +24,13 @@ SILENT_S = 300.0
 def changes(old: View | None, new: View) -> list[str]:
     """Return a line for each failed host, each group of hosts with the same change, each finding, each note and the decision."""
     lines = [*_run_changes(old, new), *_state_changes(old, new), *_new_findings(old, new), *_end(old, new)]
-    return [shorten(f"{clock(new.at)} {line}", LINE_LIMIT) for line in lines]
+    return [_log_line(new.at, line) for line in lines]
+
+
+def _log_line(at: float, text: str) -> str:
+    """Return time and text, sanitized, on one line of at most LINE_LIMIT characters; a cut line ends in `…`."""
+    line = clean(f"{clock(at)} {text}", 4000)
+    return line if len(line) <= LINE_LIMIT else f"{line[: LINE_LIMIT - 1]}…"
 
 
 def _run_changes(old: View | None, new: View) -> Iterator[str]:
@@ -146,9 +153,9 @@ class HeartbeatLines:
         task_age = view.at - (view.task_since or view.at)
         if task != self._task and (line := _stage_start(view)) and task_age >= min(TASK_START_S, self._every_s):
             self._task, self._last_line, self._last_line_at = task, "", view.at
-            return [shorten(f"{clock(view.at)} {line}", LINE_LIMIT)]
+            return [_log_line(view.at, line)]
         (line, time_left), silent_s = _heartbeat(view), view.at - max(self._last_line_at, view.task_since or 0.0)
         if not line or silent_s < (SILENT_S if line == self._last_line else self._every_s):
             return []
         self._last_line, self._last_line_at = line, view.at
-        return [shorten(f"{clock(view.at)} {line}{time_left}", LINE_LIMIT)]
+        return [_log_line(view.at, line + time_left)]

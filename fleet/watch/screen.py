@@ -21,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.quantities import counted
+from fleet.report.formatting import clean, join_names
 from fleet.watch.progress import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
-from fleet.watch.text import clean, clock, duration, join_names
+from fleet.watch.text import clock, duration
 from fleet.watch.view import HostStatus, View, attention_rank, state_text
 
 STATE_ORDER = (FAILED, UNREACHABLE, UNKNOWN, RUNNING, WAITING, DONE, LEFT)

@@ -1,18 +1,8 @@
-"""Format times, shares and names for a terminal."""
+"""Format times and shares for a terminal."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-
-from fleet.report.formatting import clean, join_names
-
-__all__ = ["clean", "clock", "duration", "join_names", "percent", "shorten"]
-
-
-def shorten(text: str, characters: int) -> str:
-    """Return the text sanitized, on one line of at most `characters`; a cut text ends in `…`."""
-    line = clean(text, 4000)
-    return line if len(line) <= characters else f"{line[: characters - 1]}…"
 
 
 def clock(at: float) -> str:
