@@ -47,8 +47,6 @@ class RankPlacement:
     local_size: int
     """Processes on this host."""
     nodes: int
-    node: int | None = None
-    """Number of this host, if the launcher reports it."""
     hosts: tuple[str, ...] = ()
     """Names of the hosts in the launcher's order, if it reports them."""
     host: str = ""

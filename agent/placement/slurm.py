@@ -54,7 +54,6 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         local_rank=local_rank,
         local_size=_count_local_tasks(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
         nodes=nodes,
-        node=node,
         hosts=hosts,
         host=environment.get("SLURMD_NODENAME", hosts[node] if hosts else ""),
     )

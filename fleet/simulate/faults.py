@@ -147,8 +147,6 @@ class Fault:
     """Minimum number of GPUs that a host must have for this fault."""
     of_storage: bool = False
     """Whether the fault is in a measured directory. The inventory must then name directories."""
-    is_shared: bool = False
-    """Whether other hosts also show the fault, because it is in the fabric between them."""
 
 
 # --- a GPU in its host
@@ -626,12 +624,12 @@ FAULTS: Mapping[str, Fault] = {
         Fault("slow_cable", "cable between the NIC of one GPU and its switch at half its rate", apply=_no_change,
               in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,))),
         Fault("slow_path", "half the bandwidth between the host and the next one of its gang, on the rail of one GPU",
-              apply=_no_change, in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=PATH), is_shared=True),
-        Fault("slow_switch", "leaf switch of one GPU's rail at half its bandwidth, for all of its hosts", apply=_no_change,
-              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=SWITCH), is_shared=True),
+              apply=_no_change, in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=PATH)),
+        Fault("slow_switch", "leaf switch of the host on the rail of one GPU at half its bandwidth", apply=_no_change,
+              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=SWITCH)),
         Fault("slow_rail", "rail of one GPU at half its bandwidth on all hosts of the gang", apply=_no_change,
-              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=RAIL), is_shared=True),
-        Fault("dark_lane", "an optical module of the host receives no light on one lane", apply=_dark_lane, of_gpu=False),
+              in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=RAIL)),
+        Fault("dark_lane", "a module of the host receives no light on one lane", apply=_dark_lane, of_gpu=False),
         Fault("degrading_cable", "a port of the host loses data in each launch", apply=_degrading_cable, of_gpu=False),
         Fault("missing_dimm", "memory module missing, or not detected by the firmware", apply=_missing_dimm, of_gpu=False),
         Fault("slow_dimm", "memory module for a lower speed than the others", apply=_slow_dimm, of_gpu=False),

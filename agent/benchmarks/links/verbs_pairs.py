@@ -42,7 +42,6 @@ class PairRun:
 
     test: VerbsTest
     client: str
-    server: str
     sharing: str
     """`alone` or `together`."""
     number: int
@@ -183,12 +182,9 @@ class PairOfHosts:
         for sharing in settings["sharings"] if rails else ():
             for batch in [rails] if sharing == "together" else [[rail] for rail in rails]:
                 for test in tests:
-                    ways = [(first, second), (second, first)]
-                    for client, server in ways if test.has_two_directions else ways[:1]:
+                    for client in (first, second) if test.has_two_directions else (first,):
                         number += 1
-                        yield PairRun(
-                            test=test, client=client, server=server, sharing=sharing, number=number, rails=batch
-                        )
+                        yield PairRun(test=test, client=client, sharing=sharing, number=number, rails=batch)
 
     def _rails(self, ports: Sequence[RdmaPort], partner_slots: Sequence[str]) -> Rails:
         """Return the rails that both hosts have; report the others as skipped."""

@@ -73,13 +73,7 @@ def test_placement_is_read_from_mpirun(variables: dict[str, str]) -> None:
 
 def test_placement_is_read_from_srun() -> None:
     placement = slurm.read_placement(srun(rank=3, size=4, local_rank=1, node=1))
-    assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes, placement.node) == (
-        3,
-        1,
-        2,
-        2,
-        1,
-    )
+    assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes) == (3, 1, 2, 2)
     assert (placement.hosts, placement.host, placement.supervises) == (("h1", "h2"), "h2", False)
 
 

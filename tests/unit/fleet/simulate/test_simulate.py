@@ -193,7 +193,7 @@ def criteria_on(names: set[str]) -> list[Pack]:
 
 # --- faults
 
-HOST_FAULTS = {kind: fault for kind, fault in FAULTS.items() if not fault.is_shared}
+HOST_FAULTS = {kind: fault for kind, fault in FAULTS.items() if kind not in ("slow_path", "slow_switch", "slow_rail")}
 """Faults that one host shows. Those of the fabric are tested in test_simulated_ports.py."""
 EXPECTED_CRITERIA: dict[str, str] = {
     "xid79": "xid-79 xid-during-run localise plan",
