@@ -253,7 +253,7 @@ def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Itera
         for (numbered, stage), attempts in launches.items():
             for one, other in itertools.combinations(attempts, 2):
                 if set(one.members) & set(other.members):
-                    lists = f"{', '.join(one.members)} and {', '.join(other.members)}"
+                    lists = f"({', '.join(one.members)}) and ({', '.join(other.members)})"
                     reason = f"the records of its hosts list different members of launch {numbered}: {lists}"
                     for host in (*one.launches, *other.launches):
                         yield Verdict(

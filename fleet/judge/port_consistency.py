@@ -84,7 +84,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
     for item in ratios:
         if SHARE.items() <= item.params.items() and (partner := Scope.parse(item.scope).get("partner")):
             of_port = shares[item.stage, port_of(item.scope)]
-            # Of several runs with a partner the last one counts, as in the benchmark.
+            # If a port was tested with a partner several times, the last share counts, as in the benchmark.
             of_port[partner] = number_or_zero(item.value)
     for item in view.observations[BEST]:
         of_port = shares.get((item.stage, item.scope), {})

@@ -66,7 +66,7 @@ class _ReportCollector:
             [((report.profile, *flags, report.rackproof), 1.0)],
         )
         yield self._family(
-            "end_timestamp_seconds", "When the last host's record ended", (), [((), seconds_or_nan(report.ended))]
+            "end_timestamp_seconds", "When the last record of the run ended", (), [((), seconds_or_nan(report.ended))]
         )
         yield self._family("decision", "1 for the decision on the fleet", ("decision",), self._decisions())
         yield self._family(

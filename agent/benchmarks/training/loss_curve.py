@@ -64,7 +64,7 @@ def largest_deviation(losses: Sequence[float], reference: Sequence[float]) -> fl
 
 
 def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list[float]:
-    """Return the loss before each step, with products in this type and weights in fp32, or fp64 if that is the type."""
+    """Return the loss before each step. Products are in `dtype`, weights in fp32, or in fp64 if `dtype` is fp64."""
     generator = torch.Generator().manual_seed(SEED)
     kept = torch.float64 if dtype == "fp64" else torch.float32
     weights = [
