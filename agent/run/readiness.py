@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.placement.rank_placement import count_device_nodes, visible_devices
-from agent.sampling.cgroups import read_number
+from agent.sampling.cgroups import memory_left
 from collectors.base import Absent, Family, Value
 from collectors.nvml import NotOpened, gpu_conflicts
 
@@ -191,10 +191,10 @@ def _memory_problems(
 ) -> Iterator[str]:
     available = host_readings.get("host.memory.available")
     free = int(available) if isinstance(available, int | float) else None
-    limit, used = (read_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    left = memory_left(root)
     state = "of memory are available"
-    if limit is not None and used is not None and (free is None or limit - used < free):
-        free, state = limit - used, "are left below the memory limit of this container or job"
+    if left is not None and (free is None or left < free):
+        free, state = left, "are left below the memory limit of this container or job"
     needed = devices * (BYTES_PER_PROCESS if cpu else BYTES_PER_GPU)
     if free is not None and free < needed:
         ranks = f"{devices} {'processes' if cpu else 'GPUs'}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+UNLIMITED = 1 << 60
+"""A higher limit means that there is none: version 1 has 2**63 rounded down to a page."""
+
 
 def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:
     """Yield a list for each hierarchy that may have this controller: the group of this process, then its parent groups.
@@ -38,3 +41,32 @@ def read_number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Return how many bytes of memory this process may still use before a control group reaches its limit; None without a limit.
+
+    Every group counts in which the process is: that of a container, of a batch job, of a systemd slice, and their parents. File
+    caches that were not used recently do not count as used, because the kernel drops them first.
+    """
+    tree = root / "sys/fs/cgroup"
+    chains = [*cgroup_chains("memory", root), [tree, tree / "memory"]]  # a container sees its own group as the root
+    left = []
+    for group in dict.fromkeys(group for chain in chains for group in chain):
+        for limit_file, use_file, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = read_number(group / limit_file), read_number(group / use_file)
+            if limit is not None and used is not None and limit < UNLIMITED:
+                left.append(max(0, limit - max(0, used - _statistic(group, cache))))
+    return min(left, default=None)
+
+
+def _statistic(group: Path, name: str) -> int:
+    try:
+        lines = (group / "memory.stat").read_text(errors="replace").splitlines()
+    except OSError:
+        return 0
+    values = [value for key, _, value in (line.partition(" ") for line in lines) if key == name]
+    return int(values[0]) if values and values[0].isdecimal() else 0

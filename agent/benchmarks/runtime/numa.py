@@ -17,9 +17,9 @@ from typing import TypeVar
 import torch
 
 from agent.benchmarks.runtime.host_cpu import parse_cpu_list, select_cpus
+from agent.sampling.cgroups import memory_left
 
 T = TypeVar("T")
-_UNLIMITED = 1 << 60
 """A limit of cgroup v1 of this value or more means that there is no limit."""
 _NODES = "sys/devices/system/node"
 
@@ -66,13 +66,9 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the available memory of the host in bytes, or the memory limit of this container if that is lower."""
-    left = _kilobytes(root / "proc/meminfo", "MemAvailable")
-    for path in (root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limit = _text(path)  # in a container, the group of the container is the root that it sees
-        if limit.isdecimal() and int(limit) < _UNLIMITED:
-            left = min(left, int(limit))
-    return left
+    """Return the available memory of the host in bytes, or what is left below the limit of a container or job if that is less."""
+    available, left = _kilobytes(root / "proc/meminfo", "MemAvailable"), memory_left(root)
+    return available if left is None else min(available, left)
 
 
 def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T], timeout_s: float) -> list[T]:

@@ -95,17 +95,38 @@ def test_one_thread_of_each_core_is_used(tmp_path: Path) -> None:
     assert only.cpus == (CPUS[0],)
 
 
+def limited(group: str, limit: int | str, *, used: int = 0, cache: int = 0, version: int = 2) -> dict[str, str]:
+    """Return the files of a control group with this memory limit. It uses `used` bytes, of which `cache` are old file caches."""
+    names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    inactive = "inactive_file" if version == 2 else "total_inactive_file"
+    files = dict(zip(names, (limit, used), strict=True)) | {"stat": f"anon 1\n{inactive} {cache}"}
+    return {f"sys/fs/cgroup/{group}/memory.{name}": f"{value}\n" for name, value in files.items()}
+
+
 @pytest.mark.parametrize(
     ("files", "limit"),
     [
         ({}, 4096 * 1024),
-        ({"sys/fs/cgroup/memory.max": "max\n"}, 4096 * 1024),
-        ({"sys/fs/cgroup/memory.max": "1048576\n"}, MIB),
-        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 4096 * 1024),
+        (limited("", "max"), 4096 * 1024),
+        (limited("", MIB), MIB),
+        (limited("", MIB, used=MIB // 4), MIB * 3 // 4),
+        (limited("", MIB, used=2 * MIB), 0),
+        (limited("", MIB, used=MIB // 2, cache=MIB // 4), MIB * 3 // 4),
+        (limited("system.slice/slurmd/job_7", MIB), MIB),
+        (limited("system.slice/slurmd/job_7", 3 * MIB) | limited("system.slice", 2 * MIB), 2 * MIB),
+        (limited("user.slice", MIB), 4096 * 1024),
+        (limited("memory", 9223372036854771712, version=1), 4096 * 1024),
+        (limited("memory", MIB, version=1), MIB),
+        (limited("memory/slurm/job_7", MIB, used=MIB // 2, cache=MIB // 4, version=1), MIB * 3 // 4),
     ],
 )
-def test_memory_limit_is_that_of_host_or_container(tmp_path: Path, files: Mapping[str, str], limit: int) -> None:
-    assert memory_limit(write(tmp_path, {"proc/meminfo": "MemAvailable: 4096 kB\n", **files})) == limit
+def test_memory_limit_is_that_of_the_host_or_of_a_group_of_the_process(
+    tmp_path: Path, files: Mapping[str, str], limit: int
+) -> None:
+    """The process is in the group of a job of Slurm."""
+    host = {"proc/meminfo": "MemAvailable: 4096 kB\n"}
+    group = {"proc/self/cgroup": "4:memory:/slurm/job_7\n0::/system.slice/slurmd/job_7\n"}
+    assert memory_limit(write(tmp_path, host | group | dict(files))) == limit
 
 
 @pytest.mark.parametrize(
