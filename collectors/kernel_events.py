@@ -79,8 +79,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
     ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
     ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
-    # After `timeout`, only the driver of PCIe drives writes what it does next. Drives over a network come and go by design, so
-    # their messages are not counted.
+    # Only the driver of PCIe drives writes its next action after the word `timeout`. Time-outs of drives over a network, which
+    # come and go by design, are not counted.
     ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),

@@ -27,8 +27,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="run this host's part of a gang (the hosts of one multi-node launch)",
         epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
-        "Exit codes: 0 a record was written, whatever the result; 2 the launch is not possible on this host; 64 wrong "
-        "usage, such as missing or contradictory launcher variables; 75 another run holds this host.",
+        "Exit codes: 0 the launch ended, whatever its result, or there was nothing to do (with --detach: it was started); 2 the "
+        "plan or the run directory cannot be used; 3 with --detach --wait: it did not finish; 64 wrong usage, such as missing "
+        "or contradictory launcher variables; 75 another run holds this host.",
     )
     parser.add_argument(
         "--launcher",
@@ -54,7 +55,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         default=0,
         help="number of this launch of the gang, or in a scaling study the number of the cell (one measurement of the study). A "
-        "number that was already measured is skipped",
+        "number that was already launched with these hosts is skipped, even if that launch failed",
     )
     parser.add_argument(
         "--probe", action="store_true", help="run only a short launch that tests whether these hosts work together"
@@ -78,7 +79,9 @@ def _launch(options: argparse.Namespace) -> int:
                 f"--detach with --launcher {placement.launcher}: omit it, because the launcher would end the background process"
             )
         if placement and placement.nodes > 1 and options.host:
-            return fail(f"--host {options.host}: {placement.nodes} hosts were started with this command; omit --host")
+            return fail(
+                f"--host {options.host}: the launcher started this command on {placement.nodes} hosts; omit --host"
+            )
         if placement and not placement.supervises:
             print_progress(f"rank {placement.rank}: nothing to do; local rank 0 supervises the ranks of this host")
             return 0

@@ -32,6 +32,6 @@ class Answer:
 
 
 QUANTITIES = frozenset({"value", "least", "p05", "median", "p95", "most", "last_value"})
-"""Keys whose values have the unit in `unit`."""
+"""Keys whose values are shown with the unit that the row has under `unit`."""
 SHARES = frozenset({"per_year", "error", "change", "accepted_share"})
 """Keys whose values are shares, shown in percent."""

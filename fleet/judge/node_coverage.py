@@ -26,7 +26,7 @@ def silent_nodes(view: HostView) -> Iterator[Verdict]:
             items = [item for item in view.observations[name] if item.stage == stage.name]
             scopes = {item.scope for item in items if params.items() <= item.params.items()}
             if len(scopes) < nodes:
-                reason = f"{len(scopes)} of {nodes:g} NUMA nodes have this figure, or a reason why it is missing"
+                reason = f"only {len(scopes)} of {nodes:g} NUMA nodes report this figure, or why it is missing"
                 yield view.inconclusive(name, "host", reason, stage.name, params)
 
 

@@ -315,9 +315,9 @@ def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPag
 def test_axe_finds_nothing_serious(
     browser: Browser, files: dict[str, Path], name: str, fragment: str, width: int
 ) -> None:
-    """Dark pages differ only in their colours.
+    """Only light pages are opened, because dark ones differ only in their colours.
 
-    `test_every_text_has_enough_contrast` checks the contrast of all these pages. Axe, which takes much longer, checks it on one.
+    Axe checks the contrast of one page, which takes long; `test_every_text_has_enough_contrast` checks that of most pages.
     """
     context = browser.new_context(viewport={"width": width, "height": 900}, bypass_csp=True)
     page = context.new_page()
@@ -427,7 +427,7 @@ def test_map_cell_opens_its_host_page(watched: WatchedPage, files: dict[str, Pat
     page.wait_for_url("**#host=r003-h11")
 
 
-def test_page_of_a_fleet_with_only_failures_stays_within_its_size_limit() -> None:
+def test_page_of_a_fleet_with_hardly_any_accepted_host_stays_within_its_size_limit() -> None:
     page = render_html(fleets.large(10_000, bad=60_000))
     assert len(page.encode()) <= MAX_BYTES
     data = json.loads(page.rpartition('id="data">')[2].partition("</script>")[0])

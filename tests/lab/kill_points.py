@@ -50,7 +50,7 @@ def smallest_profile(seconds: float) -> dict[str, Any]:
 
 
 def profile_without_figures() -> dict[str, Any]:
-    """Return a profile without torch and without gangs. On a host without RDMA ports, its only figure is its own duration."""
+    """Return a profile without torch and without gangs. On a host without RDMA ports, its only figure is `benchmark.duration`."""
     return _profile({"benchmark": {"verbs": {}}})
 
 
@@ -114,7 +114,7 @@ class Attempt:
     def kill(self) -> None:
         """Kill the processes with the attempt's mark on the control node, ansible-playbook first.
 
-        Some SSH masters survive, because they rename themselves.
+        Some SSH masters survive: their new process title overwrites the environment that has the mark.
         """
         self.process.kill()
         while family := list(marked(self.mark)):

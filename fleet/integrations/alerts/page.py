@@ -21,7 +21,7 @@ To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
 **From an alert to the part**: an alert on a GPU, a network adapter or a disk has the labels `host`, `slot` (PCI address) and
 `serial` (of an InfiniBand adapter: its node GUID; of an Ethernet adapter: its MAC address). An alert on a part that is gone
-keeps the labels until the host is no longer a target. `rackproof doctor` on the host reads the host again, without benchmarks,
+keeps the labels until the host is no longer a target. An alert on the PCIe link of an adapter or a drive has only `pci`. `rackproof doctor` on the host reads the host again, without benchmarks,
 and lists what fails, with the limits. The annotation `rma` is the command that creates the RMA package for the part, with what
 the run measured and the alert as the reason:
 
@@ -45,8 +45,10 @@ def runbook(packs: Iterable[Pack]) -> str:
         )
     lines.append("")
     for group in groups:
+        if group.record:
+            lines.append(f"## Series that {' and '.join(alert.alert for alert in group.alerts)} use\n")
         for name, expr in (group.record or {}).items():
-            lines.append(f"Recorded as `{name}`:\n\n```\n{shares(expr, criteria).strip()}\n```\n")
+            lines.append(f"`{name}` is recorded as:\n\n```\n{shares(expr, criteria).strip()}\n```\n")
         lines += [line for alert in group.alerts for line in _section(alert, criteria)]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -78,7 +78,7 @@ def _checks(lines: Iterable[SummaryLine]) -> Table:
     _set_result_width(table)
     for line in lines:
         result, note = clean(line.text), ""
-        if not line.verdict:  # a pass or a failure keeps its qualification, such as `(waived)`
+        if not line.verdict:  # NOT JUDGED (why), NOT COMPARED (why). A verdict keeps its note, such as `(waived)`.
             result, _, note = result.partition(" (")
         affected = ", ".join(filter(None, (_affected(line), note.removesuffix(")"))))
         table.add_row(clean(line.title), Text(result, style=_STYLES.get(line.verdict, "")), affected)

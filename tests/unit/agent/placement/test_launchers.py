@@ -531,7 +531,7 @@ def test_launch_reports_wrong_usage_with_the_documented_exit_code(torch_trap: Pa
         (64, "TORCHELASTIC_RUN_ID is set"),
         (64, "use `rackproof launch --launcher mpi`"),
         (64, "mpirun started 8 processes, 4 on this host; the plan has 2 hosts with 4 cpu devices, 2 on this host"),
-        (64, "--host h1: 2 hosts were started with this command"),
+        (64, "--host h1: the launcher started this command on 2 hosts"),
         (64, "--detach with --launcher mpi"),
         (64, "--env NCCL_DEBUG: write NAME=VALUE"),
         (2, f"{tmp_path}/file: File exists"),

@@ -1,4 +1,4 @@
-"""Test that figures without a parameter by which shipped criteria select them are reported: they would escape their floors."""
+"""Test that a figure is reported if it lacks a parameter by which a shipped criterion selects figures: it would escape its floor."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bound(wanted: Any) -> Value:
 
 
 def not_stated(view: HostView, *figures: Observation) -> list[str]:
-    """Return the reasons why figures lack a parameter by which a criterion judges them."""
+    """Return the problems that report a figure without a parameter by which a criterion selects figures."""
     return [reason for _, reason in figure_structure(view, figures).problems if ", by which " in reason]
 
 
@@ -95,7 +95,7 @@ def test_criteria_select_only_by_parameters_of_the_catalogue() -> None:
         assert criterion.where.keys() <= parameters(output, benchmark).keys() | output.over.keys()
 
 
-def test_choice_of_nccl_that_is_not_known_need_not_be_stated() -> None:
+def test_figure_may_lack_nvls_if_the_choice_of_nccl_was_not_measured() -> None:
     criterion = next(item for item, _ in SELECTING if "nvls" in item.where)
     figure = builders.observation(criterion.name, 1.0, **{key: bound(item) for key, item in criterion.where.items()})
     without = replace(figure, params={key: value for key, value in figure.params.items() if key != "nvls"})

@@ -123,14 +123,14 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
 def test_every_node_must_have_each_figure_of_its_placements(count: int, placements: set[str]) -> None:
     found = silent(nodes(count))
     assert {reason for *_, reason in found} == {
-        f"0 of {count} NUMA nodes have this figure, or a reason why it is missing"
+        f"only 0 of {count} NUMA nodes report this figure, or why it is missing"
     }
     assert ("host_memory.wrong_elements", {}) in [(name, params) for name, params, _ in found]
     assert {params["placement"] for _, params, _ in found if params} == placements
     assert {params["op"] for name, params, _ in found if name == "host_memory.bandwidth"} >= {"copy", "triad"}
 
 
-def test_number_of_nodes_that_is_no_number_requires_none() -> None:
+def test_no_figure_is_required_if_the_number_of_nodes_is_text() -> None:
     text = replace(nodes(1), value="two")
     assert silent(text) == []
 
