@@ -21,9 +21,9 @@ To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
 **From an alert to the part**: an alert on a GPU, a network adapter or a disk has the labels `host`, `slot` (PCI address) and
 `serial` (of an InfiniBand adapter: its node GUID; of an Ethernet adapter: its MAC address). An alert on a part that is gone
-keeps the labels until the host is no longer a target. An alert on the PCIe link of an adapter or a drive has only `pci`. `rackproof doctor` on the host reads the host again, without benchmarks,
-and lists what fails, with the limits. The annotation `rma` is the command that creates the RMA package for the part, with what
-the run measured and the alert as the reason:
+keeps the labels until the host is no longer a target. An alert on the PCIe link of an adapter or a drive has only `pci`.
+`rackproof doctor` on the host reads the host again, without benchmarks, and lists what fails, with the limits. The annotation
+`rma` is the command that creates the RMA package for the part, with what the run measured and the alert as the reason:
 
 ```
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed

@@ -1,4 +1,4 @@
-"""Test that a figure is reported if it lacks a parameter by which a shipped criterion selects figures: it would escape its floor."""
+"""Test that a figure is reported if it lacks a parameter by which a criterion selects figures: it would escape its floor."""
 
 from __future__ import annotations
 
