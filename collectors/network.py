@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -175,10 +176,10 @@ def is_nic(files: Files, name: str) -> bool:
     try:
         if files.text(f"{path}/type") != _ETHERNET:
             return False
-    except OSError:
-        if files.exists(path):
+    except OSError as error:
+        if error.errno != errno.EINVAL and files.exists(path):
             raise
-        return False  # the interface was removed after the interfaces were listed
+        return False  # the interface was removed after the interfaces were listed, or is being removed (EINVAL)
     port = files.read(f"{path}/phys_port_name", str, missing="none", refused="none")
     is_representor = isinstance(port, str) and ("vf" in port or "sf" in port)
     return not is_representor and files.target_name(f"{path}/device/subsystem") != "usb"

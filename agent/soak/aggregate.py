@@ -66,6 +66,9 @@ def aggregate_rounds(
         if observation.status == MEASURED and isinstance(value, int | float) and not isinstance(value, bool):
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
+            if old is None and recorder.series(observation.name, observation.scope, params) is None:
+                # The samples within the first round are not those of the rounds, which `_samples_of_two` continues.
+                observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault, whatever happened in the other rounds.
             if old.status != MEASURED and value:
@@ -140,18 +143,18 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
 def _samples_of_two(old: Observation, new: float) -> Samples:
     """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value.
 
-    Mean and variance are updated as by Welford (1962). If `old.samples` has a precision, it has the repetitions within a single
-    round, which counts as one value.
+    Mean and variance are updated as by Welford (1962).
     """
-    before = float(old.value or 0)
-    samples = old.samples
-    if samples is None or samples.precision is not None:
-        samples = Samples(n=1, min=before, p50=before, max=before, cv=0.0)
+    samples = old.samples or _one_round(float(old.value or 0))
     n = samples.n + 1
-    mean = before + (new - before) / n
-    variance = (samples.n * (samples.cv * before) ** 2 + (new - before) * (new - mean)) / n
+    mean = samples.p50 + (new - samples.p50) / n
+    variance = (samples.n * (samples.cv * samples.p50) ** 2 + (new - samples.p50) * (new - mean)) / n
     cv = math.sqrt(max(variance, 0.0)) / abs(mean) if mean else 0.0
     return Samples(n=n, min=min(samples.min, new), p50=mean, max=max(samples.max, new), cv=cv)
+
+
+def _one_round(value: float) -> Samples:
+    return Samples(n=1, min=value, p50=value, max=value, cv=0.0)
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:

@@ -151,7 +151,7 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
     for disk, states in sorted({**_nvme_paths(files), **dict(_mapped_paths(files))}.items()):
         lost = failed.get(disk, set())
         is_live = {
-            path: state if isinstance(state, Absent) else state in ("live", "running") and path not in lost
+            path: path not in lost and (state if isinstance(state, Absent) else state in ("live", "running"))
             for path, state in states.items()
             if state not in LEAVING
         }

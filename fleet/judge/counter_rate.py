@@ -12,7 +12,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.host_view import HostView
 from fleet.quantities import finite, number, quantity
 from schemas.records import Observation
-from schemas.times import epoch_seconds
+from schemas.times import seconds_or_nan
 
 UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
 BASES = (UPTIME, COUNTER_AGE)
@@ -60,14 +60,16 @@ def hours_of_run(view: HostView) -> float | None:
     if uptimes[0] is None or uptimes[-1] is None:
         return None
     known = [
-        (epoch_seconds(item[0].at), uptime)
-        for item, uptime in zip(readings, uptimes, strict=True)
+        (seconds_or_nan(snapshot.at), uptime)
+        for (snapshot, _), uptime in zip(readings, uptimes, strict=True)
         if uptime is not None
     ]
     seconds = 0.0
     for (before, earlier), (at, later) in itertools.pairwise(known):
-        # If the clock was set back, the snapshots are in the wrong order: an uptime may be lower without a reboot.
-        seconds += later - earlier if later >= earlier else min(later, at - before)
+        # A clock that was set back puts snapshots in the wrong order, so an uptime may be lower although the host was up.
+        seconds += later - earlier if later >= earlier else min(at - before, later)
+    if math.isnan(seconds):  # a date is not valid, which `consistency` reports
+        return None
     return max(seconds, LEAST_RUN_S) / HOUR_S
 
 

@@ -31,6 +31,7 @@ from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import rate_course
+from fleet.judge.figure_consistency import _sample_problem
 from fleet.judge.judge import judge
 from fleet.planning.stage_times import parse_duration
 from fleet.report.html.page import render_html
@@ -257,15 +258,28 @@ def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.M
     assert (result.samples.n, result.samples.min, result.samples.max) == (3, 5.0, 12.0)
 
 
-@given(values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40), rounds=st.integers(1, 30))
-def test_samples_of_a_figure_beyond_the_limit_of_series_have_a_variation(values: list[float], rounds: int) -> None:
-    first = Samples(n=rounds, min=values[0], p50=values[0], max=values[0], cv=0.0, precision=0.01)
+@pytest.mark.parametrize("precision", [None, 0.01])
+@pytest.mark.parametrize(
+    "name", ["stress.throughput", "stress.temperature", "training.loss_ratio", "integrity.tested_share"]
+)
+@given(values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40), repetitions=st.integers(1, 30))
+def test_samples_beyond_the_limit_of_series_are_those_of_the_rounds(
+    name: str, precision: float | None, values: list[float], repetitions: int
+) -> None:
+    """The samples within the first round, which may have a precision, are not continued."""
+    first = Samples(n=repetitions, min=0.5, p50=values[0], max=2e15, cv=0.1, precision=precision)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "MAX_SERIES", 0)
-        result = aggregated(replace(measurement(values[0]), samples=first), *map(measurement, values[1:]))
+        result = aggregated(
+            replace(measurement(values[0], name), samples=first), *(measurement(value, name) for value in values[1:])
+        )
     assert result.samples
-    assert result.samples.n == len(values)
+    assert (result.samples.n, result.samples.min, result.samples.max) == (len(values), min(values), max(values))
+    assert result.samples.p50 == pytest.approx(statistics.fmean(values))
     assert result.samples.cv == pytest.approx(statistics.pstdev(values) / statistics.fmean(values), rel=1e-6, abs=1e-6)
+    worst = {"temperature": max, "loss_ratio": max, "tested_share": min}.get(name.partition(".")[2], statistics.fmean)
+    assert result.value == pytest.approx(worst(values))
+    assert _sample_problem(result.samples, float(result.value or 0), has_rounds=True) == ""
 
 
 def test_changed_digest_is_one_mismatch_and_lists_both_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,24 @@ def test_hours_of_a_run_are_the_time_during_which_the_host_was_up(
         for phase, uptime in zip(phases, uptimes, strict=True)
     ))  # fmt: skip
     assert hours_of_run(view) == (None if hours is None else pytest.approx(hours))
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize(("uptimes", "hours"), [([90.0, 91.0, 92.0], 2.0), ([90.0, 1.0, 2.0], None)])
+def test_date_that_is_not_valid_is_needed_only_after_a_reboot(
+    bad: int, uptimes: list[float], hours: float | None
+) -> None:
+    readings: list[tuple[str, str, Readings]] = [
+        ("soak", phase, {ERRORS: 5, UPTIME: uptime * HOUR})
+        for phase, uptime in zip(("before", "during", "after"), uptimes, strict=True)
+    ]
+    view = view_of(*readings)
+    snapshots = list(view.evidence.snapshots())
+    snapshots[bad] = replace(snapshots[bad], at="2026-02-30T00:00:00Z")
+    damaged = host_view(PLAN, snapshots=tuple(snapshots))
+    assert [item.at for item in damaged.evidence.snapshots()].count("2026-02-30T00:00:00Z") == 1
+    result = hours_of_run(damaged)
+    assert result is None or result == hours or hours is None
 
 
 @pytest.mark.parametrize(

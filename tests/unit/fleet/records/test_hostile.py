@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -616,3 +617,18 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
         "moved",
         "a new or missing entry beside the run directory",
     }
+
+
+def test_date_that_is_not_valid_stops_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pattern of a time admits 30 February, which replaces each time of two records, one after the other."""
+    directory = tmp_path / "r1"
+    assert accepted.call("simulate", directory, "--hosts", "2", "--gpus", "2", "--profile", "smoke") == 0
+    changed = 0
+    for path in sorted(directory.glob("hosts/*.json"))[:1] + sorted(directory.glob("gangs/*/*.json"))[:1]:
+        text = path.read_text(encoding="utf-8")
+        for moment in re.finditer(r'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"', text):
+            path.write_text(f'{text[: moment.start()]}"2026-02-30T00:00:00Z"{text[moment.end() :]}', encoding="utf-8")
+            assert command(directory, capsys)[0] == 2, text[moment.start() - 80 : moment.end()]
+            changed += 1
+        path.write_text(text, encoding="utf-8")
+    assert changed > 8
