@@ -19,7 +19,7 @@ from agent.gang import culprit
 from agent.gang.monitor import GangMonitor
 from agent.launch import process_tree
 from agent.run.record import HostRun
-from agent.sampling import snapshot_sampler
+from agent.sampling import launch_thread, snapshot_sampler
 from collectors.base import Collector, Family
 from schemas import documents
 from schemas.records import Record, to_json
@@ -197,7 +197,7 @@ def test_rank_that_blocks_the_others_is_the_culprit(
 def test_blocked_driver_does_not_delay_the_supervisor(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may take its whole deadline, but the end of the ranks is noticed at once."""
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.1)
-    monkeypatch.setattr(snapshot_sampler, "GRACE_S", 0.2)
+    monkeypatch.setattr(launch_thread, "GRACE_S", 0.2)
     ended = threading.Event()
 
     class Blocking:
