@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import hmac
 import logging
+import re
 import resource
 import secrets
 import ssl
@@ -222,7 +223,8 @@ class Server:
             return _response(401, b"unauthorized\n", {"WWW-Authenticate": 'Basic realm="rackproof"'})
         if request.method not in ("GET", "HEAD"):
             return _response(405, b"only GET and HEAD are allowed\n", {"Allow": "GET, HEAD"})
-        zipped, headers = "gzip" in request.headers.get("accept-encoding", ""), {"Vary": "Accept, Accept-Encoding"}
+        zipped = _accepts_gzip(request.headers.get("accept-encoding", ""))
+        headers = {"Vary": "Accept, Accept-Encoding"}
         if request.path == "/":
             kind, body = "text/html; charset=utf-8", INDEX
         elif request.path == "/metrics":
@@ -231,6 +233,15 @@ class Server:
         else:
             return _response(404, b"not found: see /metrics\n")
         return _response(200, body, {"Content-Type": kind, **headers}, silent=request.method == "HEAD")
+
+
+def _accepts_gzip(accepted: str) -> bool:
+    """Return whether a header Accept-Encoding lists gzip with a quality other than zero (RFC 9110, section 12.5.3)."""
+    for each in accepted.lower().split(","):
+        coding, _, quality = each.replace(" ", "").partition(";q=")
+        if coding in ("gzip", "x-gzip"):
+            return re.fullmatch(r"0(\.0*)?", quality) is None
+    return False
 
 
 async def _start_tls(

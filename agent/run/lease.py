@@ -136,14 +136,15 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))
         by = load_claim(None, plan.run_id, run_dir)
-        if lease and not _belongs_to(lease, plan):
+        is_other = lease is not None and not _belongs_to(lease, plan)
+        if lease and is_other:
             _preempt(lease, by, take_over=False)
-            lease = None
-        if only_if_held and lease is None:
-            (state_directory(run_dir) / LEASE).unlink()  # `exclusive` has created the file if there was none
+        if only_if_held and (lease is None or is_other):
+            if lease is None:
+                (state_directory(run_dir) / LEASE).unlink()  # `exclusive` has created the file
             raise HeldError(f"run {plan.run_id} was stopped on this host: resume it to continue")
         at = utc_now()
-        lease = lease or _new_lease(plan, by, at)
+        lease = _new_lease(plan, by, at) if lease is None or is_other else lease
         if stage:
             lease = replace(
                 lease, stage=stage, pid=os.getpid(), start_time=process_start_time(os.getpid()), boot_id=boot_id()

@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from collectors.base import Absent
@@ -20,6 +20,8 @@ Targets = list[tuple[str, str]]
 """Type and status line of each target of a device."""
 Members = Mapping[str, bool]
 """Member -> whether it works."""
+KnownMembers = Mapping[str, bool | Absent]
+"""Member -> whether it works, or why that cannot be read."""
 
 _TABLE_STATUS = 0xC138FD0C
 _HEADER = struct.Struct("=3I3Ii3IQ128s129s7s")
@@ -29,6 +31,8 @@ _NO_FLUSH, _BUFFER_FULL = 0x800, 0x100
 _BUFFER_BYTES = 1 << 16
 _REDUNDANT = ("raid", "mirror", "multipath")
 _PATH = re.compile(r"\b(\d+:\d+) ([AF]) \d+")
+_LVM_LEG = re.compile(r"(.+)_[rm]image_(\d+)")
+"""Name of the device that is a leg of an LVM RAID or mirror: lvmraid(7), "Data LV"."""
 
 
 def read_targets(control: Path, name: str) -> Targets:
@@ -78,19 +82,32 @@ def parse_members(kind: str, status: str) -> Members:
 
 def redundant_devices(
     files: Files, read: Callable[[Path, str], Targets] = read_targets
-) -> Iterator[tuple[str, str, Members]]:
-    """Yield name, kind and members of each device with redundancy. Devices whose status cannot be read are left out."""
+) -> Iterator[tuple[str, str, KnownMembers]]:
+    """Yield name, kind and members of each device with redundancy.
+
+    If this process may not read the status, the legs of LVM RAID and mirrors are known by their names, and their state is an
+    error. Left out are: all devices in a container without the device mapper, and a device whose status is too long.
+    """
     control = files.path("dev/mapper/control")
-    for path in files.glob("sys/block/dm-*/dm/name"):
-        name = files.read(path, nonempty)
-        if isinstance(name, Absent):
-            continue
+    paths = files.glob("sys/block/dm-*/dm/name")
+    names = [name for path in paths if isinstance(name := files.read(path, nonempty), str)]
+    for name in names:
         try:
             targets = read(control, name)
-        except (FileNotFoundError, PermissionError):
-            return  # no device mapper in this container, or no permission
+        except FileNotFoundError:
+            return  # no device mapper in this container
+        except PermissionError as error:
+            yield from _unread_legs(names, Absent.error(f"/dev/mapper/control: {error.strerror}"))
+            return
         except OSError:
             continue  # the device was removed in the meantime, or its status is too long
         for kind, status in targets:
             if kind in _REDUNDANT and (members := parse_members(kind, status)):
                 yield name, kind, members
+
+
+def _unread_legs(names: Iterable[str], absent: Absent) -> Iterator[tuple[str, str, KnownMembers]]:
+    """Yield the legs that the names of the devices show, with the reason why their state is unknown."""
+    for name in names:
+        if leg := _LVM_LEG.fullmatch(name):
+            yield leg[1], "raid", {f"leg{leg[2]}": absent}

@@ -25,7 +25,7 @@ _MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
 _FLAG = re.compile(r"\([A-Z]\)")
 _COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
 
-MappedDevice = tuple[str, str, Mapping[str, bool]]
+MappedDevice = tuple[str, str, Mapping[str, bool | Absent]]
 """Name, kind and members of a device of the device mapper."""
 
 
@@ -125,8 +125,8 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
         members.add({"array": system, "member": f"device{device}"}, is_present)
     for device, kind, legs in mapped:
         if kind != "multipath":
-            for leg, in_sync in legs.items():
-                members.add({"array": device, "member": leg}, in_sync)
+            for leg, works_or_absent in legs.items():
+                members.add({"array": device, "member": leg}, works_or_absent)
     if not missing.readings:
         missing.add(HOST_LABELS, names if isinstance(names, Absent) else Absent.unsupported("no disk array"))
     yield from (missing, works, members)
@@ -144,7 +144,7 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
     """Yield the state of each path to a disk with several paths."""
     family = Family(name="storage.path.live", unit="1", help="The path to the disk works", labels=("disk", "path"))
     failed = {
-        disk: {files.target_name(f"sys/dev/block/{number}") for number, works in members.items() if not works}
+        disk: {files.target_name(f"sys/dev/block/{number}") for number, works in members.items() if works is False}
         for disk, kind, members in mapped
         if kind == "multipath"
     }

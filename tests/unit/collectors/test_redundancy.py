@@ -325,6 +325,23 @@ def test_full_snapshot_names_lost_member_of_lvm_raid_and_lost_path(tmp_path: Pat
     assert lost(observed) == {"disk=mpatha,path=sdc", "array=vg-lv,member=leg1"}
 
 
+@pytest.mark.parametrize("kind", ["rimage", "mimage"])
+def test_legs_of_lvm_raid_are_unknown_without_permission(tmp_path: Path, kind: str) -> None:
+    names = ("vg-root", f"vg-data_{kind}_0", f"vg-data_{kind}_1", "vg-data_rmeta_0", "vg-data")
+    files = {f"sys/block/dm-{number}/dm/name": name for number, name in enumerate(names)}
+
+    def refuse(control: Path, name: str) -> mapper.Targets:
+        raise PermissionError(13, "Permission denied")
+
+    collector = StorageCollector(write(tmp_path, files), full_snapshot=True, read_targets=refuse)
+    legs = next(family for family in collector.collect() if family.name == "storage.array.member_in_sync").readings
+    expected = Absent.error("/dev/mapper/control: Permission denied")
+    assert {scope(labels): value for labels, value in legs} == {
+        "array=vg-data,member=leg0": expected,
+        "array=vg-data,member=leg1": expected,
+    }
+
+
 def test_host_without_redundancy_has_no_array(tmp_path: Path) -> None:
     (tmp_path / "sys/devices").mkdir(parents=True)
     assert readings(tmp_path) == {"storage.array.missing host": Absent.unsupported("no disk array")}

@@ -100,6 +100,28 @@ def test_metrics_are_served_plain_zipped_and_as_openmetrics() -> None:
         assert b"rackproof_answer 42.0" in gzip.decompress(zipped.stdout)
 
 
+@pytest.mark.parametrize(
+    ("accepted", "is_zipped"),
+    [
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("deflate, gzip; q=1", True),
+        ("gzip;q=0, br", False),
+        ("gzip; q=0.000", False),
+        ("deflate", False),
+        ("", False),
+    ],
+)
+def test_metrics_are_zipped_if_the_client_accepts_it(accepted: str, is_zipped: bool) -> None:
+    with serving() as url:
+        answer = subprocess.run(
+            ["curl", "--silent", "-H", f"Accept-Encoding: {accepted}", f"{url}/metrics"],
+            capture_output=True,
+            check=True,
+        )
+    assert answer.stdout.startswith(b"\x1f\x8b") == is_zipped
+
+
 def test_page_that_cannot_be_rendered_is_a_server_error_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def describe(self) -> list[Metric]:

@@ -618,6 +618,16 @@ def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     assert not (tmp_path / "lease.json").exists()
 
 
+def test_poll_of_a_stopped_stage_keeps_the_expired_lease_of_the_next_run(tmp_path: Path) -> None:
+    acquire(tmp_path, "r2")
+    path = tmp_path / "lease.json"
+    expired = json.loads(path.read_text()) | {"renewed": "2020-01-01T00:00:00Z"}
+    path.write_text(json.dumps(expired) + "\n")
+    with pytest.raises(HeldError, match="run r1 was stopped on this host"):
+        lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
+    assert json.loads(path.read_text()) == expired
+
+
 def test_stop_of_a_directory_that_is_no_run_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter")]) == lease.HELD
     assert supervisor.poll() is None
