@@ -30,7 +30,7 @@ from tests.lab.lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS, Lab
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
-RATE, SLOW_RATE = "100mbit", "4mbit"
+RATE, SLOW_RATE = "100mbit", "16mbit"
 """Rate limit of each link, and that of the slow link after the maintenance. Both are below what busy processors reach, so that
 the measured rates hardly vary."""
 NEW_SERIAL = "1659999999999"
