@@ -95,7 +95,7 @@ class Collector(Protocol):
         """Read the source now.
 
         Raises:
-            OSError: the source as a whole cannot be read. The caller records the reason and continues with the others.
+            OSError: the source as a whole cannot be read. The caller records the reason and continues with the other collectors.
         """
         ...
 
@@ -127,7 +127,7 @@ def host_family(
 
 
 def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Callable[[str], Value | Absent]) -> Family:
-    """Add a reading of each part to the family and return it. If the parts could not be listed, add the reason instead."""
+    """Add a reading of each part to the family; if the parts could not be listed, add the reason instead. Return the family."""
     if isinstance(parts, Absent):
         family.add(HOST_LABELS, parts)
         return family

@@ -116,7 +116,7 @@ def _specification(files: Files) -> str | Absent:
 
 
 def _count_gpus(specification: str) -> int | Absent:
-    """Return the number of GPUs. The specification names each by its index, by its UUID, or by both."""
+    """Return the number of GPUs in the specification, which names each GPU by its index, by its UUID, or by both."""
     try:
         names = device_names(specification)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

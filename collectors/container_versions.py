@@ -1,4 +1,4 @@
-"""Versions of containerd and runc, and of the packages that own them, because distributions add fixes to old versions."""
+"""Versions of containerd and runc, and of their packages: distributions add fixes without a new version of the program."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 
 
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
-    """Return the number of this host: that of the only node with an address or the name of this host; otherwise an `error`."""
+    """Return the number of the only node with an address or the name of this host; an `error` if none, or several, have one."""
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}
     name = files.read("proc/sys/kernel/hostname", str)

@@ -60,7 +60,9 @@ HARDWARE = (
     "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
     "rp_cnp_handled",
 )  # fmt: skip
+"""Files in `hw_counters`."""
 DATA = ("port_rcv_data", "port_xmit_data")
+"""Files in `counters` that count words of _WORD_BYTES."""
 _WORD_BYTES = 4
 COUNTERS = {
     **{f"infiniband.{name.lower()}": ("1", f"Port counter {name}") for name in ERRORS},

@@ -2,7 +2,7 @@
 
 A firmware record (CPER) counts once, and so do the two messages about a fatal PCIe error and all messages about one bad page of
 memory. A message of EDAC counts once for each error that it reports. Every other matching message counts once, so a fault with
-several messages counts several times. If the firmware, EDAC and the kernel each report an error, each report counts for the part
+several messages counts several times. If the firmware, EDAC and the kernel report the same error, each report counts for the part
 that it names.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,

@@ -15,7 +15,7 @@ from typing import cast
 KMSG = Path("/dev/kmsg")
 JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--quiet", "--lines=100000")
 COMMANDS: tuple[Sequence[str], ...] = (JOURNAL, ("dmesg",))
-"""Commands that print the log, for a ring buffer that cannot be read or has lost its beginning. The first with output is used."""
+"""Commands for the log, if the ring buffer cannot be read or has lost its beginning. The first that prints the log is used."""
 COMMAND_DEADLINE_S = 8.0
 BOOT_S = 5.0
 """A log without sequence numbers is complete if it begins within this time after the boot."""
@@ -43,7 +43,9 @@ class RingBuffer:
             os.set_blocking(self._descriptor, False)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
         self.first = ""
+        """The first line that was read."""
         self.missed = False
+        """Whether records were overwritten before they were read."""
 
     @property
     def complete(self) -> bool:

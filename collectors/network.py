@@ -155,10 +155,10 @@ class NetworkCollector:
         lower = self._files.matching(path, r"lower_.+", "no member")
         if isinstance(lower, Absent) or name.startswith("ovs-") or self._files.exists(f"{path}/device"):
             return {}
-        kind = self._files.read(f"{path}/uevent", lambda text: "DEVTYPE=" in text)
+        has_type = self._files.read(f"{path}/uevent", lambda text: "DEVTYPE=" in text)
         names = [link.removeprefix("lower_") for link in lower]
         masters = {self._files.target_name(f"{CLASS}/{member}/master") for member in names}
-        if kind is not False or masters != {name}:
+        if has_type is not False or masters != {name}:
             return {}
         carriers = {
             member: self._files.required(f"{CLASS}/{member}/carrier", lambda text: text == "1", refused=_DOWN)
@@ -186,7 +186,7 @@ def is_nic(files: Files, name: str) -> bool:
 
 
 def parse_bond(text: str) -> dict[str, bool]:
-    """Return for each member in a file of /proc/net/bonding whether it has a link and is in the active aggregator of LACP."""
+    """Return for each member in a file of /proc/net/bonding whether it has a link and, with LACP, is in the active aggregator."""
     head, *slaves = re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
     active = re.search(r"Active Aggregator Info:\s+Aggregator ID: (\d+)", head)
     members = {}

@@ -34,11 +34,11 @@ class RankFiles:
         self._cache: dict[Path, tuple[object, list[Json]]] = {}
 
     def observations(self) -> list[Json]:
-        """Return the observations so far."""
+        """Return the observations that the rank has written so far; empty if there is no readable file."""
         return self._read(self._results)
 
     def training_progress(self) -> list[Json]:
-        """Return the current figures of a training that still runs."""
+        """Return the newest figures that the rank wrote during a training; empty before the first."""
         return self._read(self._training)
 
     def _read(self, path: Path) -> list[Json]:
@@ -51,7 +51,10 @@ class RankFiles:
 
 
 def _read_observations(path: Path) -> list[Json]:
-    """Return the usable observations. They are not validated with the schema: for a large file this takes seconds of CPU time."""
+    """Return the usable observations of a result file; empty if it cannot be read.
+
+    The schema is not used, because validating a large file takes seconds of CPU time.
+    """
     with contextlib.suppress(documents.DocumentError, KeyError, TypeError):
         observations = documents.parse(path.read_bytes(), source=path.name)["observations"]
         return [item for item in observations if _is_usable(item)]
@@ -73,7 +76,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 
     Args:
         observations: in order of time.
-        training: current figures of a training that still runs; a final figure replaces them.
+        training: figures that ranks wrote during a training; final figures of the same series in `observations` replace them.
     """
     series: dict[Series, float] = {}
     counts: defaultdict[Series, float] = defaultdict(float)
@@ -95,7 +98,10 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Return False if a larger size is known for these labels. Otherwise remove the series of other sizes, and return True."""
+    """Return whether no larger size of this operation is known; if so, remove the series of its other sizes.
+
+    An operation is a metric with these labels, apart from `size_bytes`.
+    """
     operation, size = _without_size(metric, labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
         return False
@@ -119,7 +125,11 @@ def _counts(item: Json) -> Iterator[Sample]:
 
 
 def _figures(item: Json) -> Iterator[Sample]:
-    """Yield the observation as a sample if it is a measured number, has a metric, and has one label at most in its scope."""
+    """Yield the observation as a sample.
+
+    Yield nothing if its value is no measured number, if its name and unit have no metric, or if its scope has more than one label
+    (a pair of GPUs).
+    """
     name, value, params = item["name"], item.get("value"), item.get("params", {})
     benchmark, _, quantity = name.partition(".")
     metric = _metric(quantity, item["unit"])

@@ -40,7 +40,7 @@ PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The times of a soak, in seconds since 1970, and its progress (0 to 1) when the current round began."""
+    """The times of a soak, in seconds since 1970, and its progress (0 to 1) at the start of the current round."""
 
     began: float
     ends: float
@@ -49,13 +49,18 @@ class Span:
     progress: float
 
     def fields(self, now: float, round_began: float) -> Json:
-        """Return the fields of the stage that describe the whole soak; they replace those of the round."""
+        """Return the fields of the stage that describe the whole soak; they replace the fields of the current round."""
         remaining = max(self.ends - round_began, 1.0)
         done = self.progress + (1 - self.progress) * (now - round_began) / remaining
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
     def expected_end(self, round_ends: float, round_s: float) -> float:
-        """Return when the last round is expected to end: the round that runs at `ends` is completed."""
+        """Return when the last round is expected to end. A round that is running at `ends` is completed.
+
+        Args:
+            round_ends: expected end of the current round.
+            round_s: expected duration of a round.
+        """
         return round_ends + math.ceil(max(0.0, self.ends - round_ends) / round_s) * round_s
 
 
@@ -130,7 +135,7 @@ class LivePublisher(LaunchThread):
 
 
 def publish_record(run: HostRun, record: Record | None = None) -> None:
-    """Publish the run as its records describe it. Pass `record` if the caller has already read one of them."""
+    """Publish the run as its records on this host describe it. `record`: one of them, if the caller has already read it."""
     with contextlib.suppress(documents.DocumentError):
         _write(run, build_document(run, record))
 
@@ -161,7 +166,7 @@ def _write(run: HostRun, document: Json) -> None:
 
 
 def build_document(run: HostRun, record: Record | None = None) -> Json:
-    """Return the document for the run from its records: the outcome and the figures of each stage."""
+    """Return the document `live.json` from the records of the run: the outcome and the figures of each stage."""
     gangs = dict.fromkeys(["", *([run.host.gang] if run.host.gang else [])])
     records = [record if record and record.gang == gang else run.record(gang) for gang in gangs]
     launches = [launch for record in records for launch in record.launches]
@@ -196,7 +201,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
 
 
 def _soak_fields(soak: Soak, round_s: float) -> Json:
-    """Return the fields that describe a whole soak. They replace those of its last round, which ends earlier."""
+    """Return the fields that describe a whole soak. They replace the fields of its last launch, which was only one round."""
     fields: Json = {"began": epoch_seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
         deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s
@@ -234,6 +239,6 @@ def _rank_fields(state: RankState) -> Json:
 
 
 def phase_label(phase: str) -> str:
-    """Return the benchmark of a rank's phase, or the one of PHASES with which it begins; `start` if it is unknown."""
+    """Return the benchmark that a rank's phase names, or the entry of PHASES with which the phase begins; otherwise `start`."""
     word = re.split(r"[ ,:]", phase, maxsplit=1)[0]
     return word if word in BENCHMARKS else next((known for known in PHASES if phase.startswith(known)), PHASES[0])

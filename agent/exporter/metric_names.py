@@ -35,7 +35,7 @@ def prometheus_name(name: str, unit: str) -> str:
 
 
 def info_label(name: str) -> str:
-    """Return the label for a text of that name in the `_info` series of its scope."""
+    """Return the label that a text reading of this name has in the `_info` series."""
     return re.sub(
         r"[^a-z0-9_]", "_", name.split(".", 1)[1] if name.startswith(("gpu.", "host.")) else name.replace(".", "_")
     )

@@ -36,7 +36,7 @@ class RunSource:
         self._document: Mapping[str, Any] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family of the run.
+        """Return every family of the run; empty if there is no run on this host.
 
         Raises:
             OSError, DocumentError: the file exists but cannot be read or is invalid.
@@ -53,7 +53,7 @@ class RunSource:
 
 
 def families(live: Mapping[str, Any], now: float) -> list[Metric]:
-    """Return the families of the document. `now` is the current time, in seconds since 1970."""
+    """Return the families of the document `live.json`. `now` is the current time, in seconds since 1970."""
     run, written = live["run"], live["written"]
     metrics = {spec.name: Metric(spec.name, spec.help, GAUGE) for spec in (*RUN, *BENCHMARK) if spec.kind == GAUGE}
 

@@ -4,7 +4,7 @@ By default power, SM clock and throttling are read ten times per second. Tempera
 sample, twice per second.
 
 The results do not depend on how often a client scrapes: they are figures of the last seconds (the window), and histograms and
-counters since the start.
+counters since sampling began.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class GpuHistory:
         self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
 
     def set_limits(self, at: float, limits: GpuLimits | Absent) -> None:
-        """Set identity and limits. If the index now belongs to another GPU, clear window, histograms and throttled times."""
+        """Set the GPU's UUID and limits; if they could not be read, keep the earlier ones.
+
+        If the index now belongs to another GPU, clear window, histograms and throttled times.
+        """
         self.limits_read_at = at
         if isinstance(limits, Absent):
             return
@@ -253,7 +256,7 @@ class GpuSampler:
     def _answering_gpus(self) -> dict[int, GpuHistory]:
         """Return the GPUs that can be sampled.
 
-        Not among them are GPUs that a hanging call is reading, and GPUs in `_failed_at` for less than RETRY_S.
+        Left out are a GPU that a hanging call is reading, and GPUs whose time in `_failed_at` is less than RETRY_S ago.
         """
         now = time.monotonic()
         for index, gpu in self._gpus.items():

@@ -42,7 +42,7 @@ class StageProgress:
         return min(1.0, count(observations) / expected) if expected else None
 
     def remaining_s(self, now: float, observations: Iterable[Mapping[str, object]]) -> float | None:
-        """Return the seconds until the launch is expected to end, at `now` by the monotonic clock; None if unknown."""
+        """Return the seconds from `now` (monotonic clock) to the expected end of the launch; None if no times are known."""
         if not self.durations:
             return None
         start_times = benchmark_start_times(self._work, self._ranks).items()
@@ -55,7 +55,7 @@ class StageProgress:
 
 
 def expected_counts(run: HostRun, stage: str) -> dict[str, int]:
-    """Return benchmark -> number of observations expected from the ranks of this host, without those of the supervisor."""
+    """Return benchmark -> number of observations expected from the ranks of this host, without those from NVML samples."""
     counts: dict[str, int] = {}
     for item in run.plan.expected_of(run.host):
         if item.stage == stage and not _is_sampled(item.name):
@@ -71,7 +71,7 @@ def _is_sampled(name: str) -> bool:
 
 
 def count(items: Iterable[Mapping[str, object]]) -> int:
-    """Return the number of different observations that the ranks have made."""
+    """Return the number of different observations (name, scope, parameters), without those from NVML samples."""
     return len(
         {(item["name"], item["scope"], str(item.get("params"))) for item in items if not _is_sampled(str(item["name"]))}
     )

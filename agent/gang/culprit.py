@@ -20,8 +20,8 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""A host without a status, or a rank without a heartbeat, for this long may be silent. Until that is certain, a late status of
-a host delays every verdict; a late heartbeat of a rank delays only the verdict on ranks that ended."""
+"""After this long without a status, a host may be silent; after this long without a heartbeat, a rank may be. Until that is
+certain, the late host delays every verdict; the late rank delays only the verdict on ranks that ended."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as a result. After this time all of these have reported their end, so it is known which rank
 ended first."""
@@ -30,9 +30,9 @@ START_S = 60.0
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """A launcher ends the siblings of a failed rank with these signals."""
 SAME_MOMENT_S = 0.5
-"""Ranks that end within this time count as simultaneous, because their reports may arrive in another order."""
+"""Ranks that end within this time count as simultaneous, because the order in which their reports arrive may be another."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""The end of one rank never makes another rank die of these signals. (It may make it die of SIGABRT.)"""
+"""The end of one rank never makes another rank die of these signals. (The other rank may die of SIGABRT.)"""
 WATCHERS = 2
 """The first WATCHERS hosts of a gang receive the statuses of all hosts. The other hosts receive statuses only from these."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
@@ -99,7 +99,7 @@ def find_culprit(gang: GangSnapshot) -> Culprit | None:
     """Return the host or rank that blocks the gang; None while it is not certain.
 
     A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that failed, a silent
-    rank, one that did not start, and last a rank that the others waited for until their time-out. Before that time-out a slow
+    rank, a rank that did not start, and last a rank that the others waited for until their time-out. Before that time-out a slow
     rank is no culprit, because compilation takes long. If a host has ended its own ranks, ranks on other hosts fail as a result,
     so no culprit is named.
     """
@@ -133,7 +133,7 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
 
 
 def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Culprit:
-    """Return the culprit if this host receives messages from no other host. It cannot determine which side failed.
+    """Return the culprit if this host receives messages from no other host, so that it cannot determine which side failed.
 
     A watcher expects statuses from all hosts, so its own link is the likely cause, and it names itself. Any other host expects
     statuses only from the watchers, and names them. If its own link failed, the watchers name this host, and their report counts.

@@ -1,4 +1,4 @@
-"""Configure torch's flight recorder, which keeps the last operations of each process group, and dump it when a gang is ended."""
+"""Configure torch's flight recorder, which keeps the last operations of each process group, and dump them on request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dump_flight_records(work: Path, ranks: Sequence[int]) -> None:
 
 
 def _request_dump(pipe: Path) -> bool:
-    """Write to the pipe; return whether a process reads from it."""
+    """Ask for a dump through the pipe; return whether a process reads from the pipe."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:

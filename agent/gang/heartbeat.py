@@ -1,4 +1,4 @@
-"""Send heartbeats from a rank to its supervisor. They report its progress even while the main thread waits in a collective.
+"""Send heartbeats from a rank to its supervisor. They report its progress even while its main thread waits in a collective.
 
 Heartbeats are datagrams, independent of the process group. They are not files, because a full or slow disk must not make a
 rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat means that the process is stopped, has

@@ -33,8 +33,8 @@ hundreds of statuses per second."""
 EXIT_ANNOUNCEMENT_S = 3.0
 """Maximum time to deliver the end of this host's launch to the other hosts."""
 OWN_FAILURE_S = 300.0
-"""A launcher that fails within this time failed by itself. A launcher that fails later may have waited for other hosts until its
-time-out, which is longer (rendezvous.TIMEOUT)."""
+"""A launcher that fails within this time failed by itself. A launcher that fails later may have waited for other hosts until the
+time-out of the rendezvous, which is longer (rendezvous.TIMEOUT)."""
 
 
 class GangMonitor:
@@ -47,7 +47,8 @@ class GangMonitor:
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
-        """How and when the launcher ended, and the last line of its output. Set if it failed before its supervisor ended it."""
+        """How the launcher ended, the last line of its output, and when it ended. Set if it failed before its supervisor ended
+        it."""
         self._launcher_code: int | None = None
         """Exit code of the launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
         self.pids: Callable[[], Collection[int]] = tuple
@@ -129,7 +130,7 @@ class GangMonitor:
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
-        """Return whether the launcher failed by itself. If it failed late, it may have waited for the first host's store."""
+        """Return whether the launcher failed by itself. One that failed late may have waited for the first host's rendezvous."""
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:

@@ -149,7 +149,7 @@ class PeerChannel:
         return self.statuses.get(host, _NO_STATUS)
 
     def _update_status(self, host: str, message: Mapping[str, Any], ranks: tuple[RankState, ...]) -> None:
-        """Store a status. A watcher sends statuses and answers, and either may be the first with `finished` or `aborted`."""
+        """Store a status. A watcher sends statuses and answers; `finished` and `aborted` may be true first in either."""
         before = self._status(host)
         self.statuses[host] = PeerStatus(
             at=time.monotonic(),

@@ -24,7 +24,7 @@ class RankState:
     waiting_s: float | None = None
     """Time inside the current collective operation; None outside one."""
     progress_s: float = 0.0
-    """Time since the last progress."""
+    """Time since the rank last recorded progress, or began or ended a collective operation."""
     alive_s: float | None = None
     """Time since the first heartbeat; None before it."""
     silent_s: float = 0.0
@@ -44,7 +44,7 @@ class RankState:
     exit_code: int | None = None
     """Negative for a signal; None if unknown, or if the rank still runs."""
     terminated_by_launcher: bool = False
-    """The launcher asked the rank to end."""
+    """The launcher asked the rank to end, or the launcher or the supervisor ended before the rank."""
     why: str = ""
     """How the rank ended, if more than the exit code is known."""
 

@@ -34,9 +34,9 @@ class BufferedConnection:
         self.host = ""
         """The member at the other end; empty until its first valid message."""
         self.greeting = ""
-        """Token of the launch at the other end."""
+        """Token of the launch, which the supervisor at the other end sent in its greeting; empty before."""
         self.token, self.number = "", 0
-        """Token and number of the newest message."""
+        """Token and number of the newest status from the other end."""
         self.pending = b""
         self._incoming = b""
 
@@ -201,8 +201,9 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 def own_address(gang: Gang) -> str:
     """Return this host's planned address, or the local address from which it reaches a peer.
 
-    The latter is returned if the planned address does not belong to this machine or is a loopback address. If the planned
-    addresses of all hosts are loopback addresses, the hosts are on one machine, and the planned address is returned.
+    The local address is returned if the planned address does not belong to this machine or is a loopback address. There are two
+    exceptions: if the planned addresses of all hosts are loopback addresses, the hosts are on one machine; and if the peer cannot
+    be reached, no local address is known.
     """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):

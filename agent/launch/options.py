@@ -93,7 +93,7 @@ def read_plan(options: argparse.Namespace) -> GivenPlan:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check the variables, and that `--results` is writable. Raises PlacementError or OSError."""
+    """Check `--env`, create the directory of `--results`, and check that it is writable. Raises PlacementError or OSError."""
     rank_environment(options)
     if options.results:
         options.results.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ class RanksEnd:
     exit_code: int | None
     """Exit code of the launcher; None if the supervisor ended it."""
     culprit: Culprit | None
-    """The host or rank that caused the end of the launch."""
+    """The host or rank that caused the end of the launch; None if none was found."""
     states: Mapping[int, RankState]
     oom_kill: str
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""

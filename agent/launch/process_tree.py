@@ -37,7 +37,7 @@ class ProcessTree:
         return list(self._start_times)
 
     def alive(self) -> list[int]:
-        """Return the members that still run; a zombie does not."""
+        """Return the members that still run, without zombies."""
         table = {pid: start_time for pid, _, start_time in _processes()}
         return [pid for pid, start_time in self._start_times.items() if table.get(pid) == start_time]
 

@@ -1,7 +1,7 @@
 """Run one launch of a stage on this host: check its requirements, supervise it, and append its outcome to the record.
 
-Collectors and supervisor are imported only by the functions that use them: `rackproof bench --detach` and `launch --detach`,
-which only start the process that measures, then start in half the time.
+Collectors and supervisor are imported only by the functions that use them. With `--detach`, `rackproof bench` and `launch` only
+start the process that measures, and without these imports they take half the time.
 """
 
 from __future__ import annotations
@@ -169,7 +169,10 @@ def find_earlier_launch(launches: Sequence[Launch], stage: str, members: Sequenc
 
 
 def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collector]:
-    """Return all collectors. In a run on GPUs, the NVML collector reads only the GPUs under test."""
+    """Return all collectors. Without `full_snapshot`, they leave out slow readings.
+
+    In a run on GPUs, the NVML collector reads only the GPUs under test.
+    """
     from collectors.table import build_collectors
 
     return build_collectors(run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot)
@@ -178,7 +181,7 @@ def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collect
 def count_attempt(run: HostRun, number: int) -> str:
     """Count an attempt at this cell (one measurement) of a scaling study.
 
-    Return why the cell must not run again; empty before MAX_ATTEMPTS.
+    Return why the cell must not run again; empty if it may run, because there were fewer than MAX_ATTEMPTS attempts.
     """
     path = run.directory / ATTEMPTS_FILE
     try:

@@ -66,7 +66,7 @@ class LaunchSpec:
     """Hosts that start together, in rank order."""
     command: Command
     work: Path
-    """Private directory with the request to the ranks, for their results and logs."""
+    """Private directory of the request to the ranks, and of their results and logs."""
     deadline_s: float
     """Time after which all processes of the launch are ended."""
     collective_timeout_s: float = 60.0
@@ -207,7 +207,7 @@ def _monitor_ranks(
 
 
 def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) -> tuple[int | None, Culprit | None]:
-    """Return the exit code of the launcher, None if the supervisor ended it, and the culprit if there is one."""
+    """Return the launcher's exit code (None if the supervisor ended it) and the culprit (None if there is none)."""
     end = time.monotonic() + spec.deadline_s
     log_path = spec.work / work_directory.LAUNCHER_LOG
     process = _start(spec, log_path)

@@ -194,7 +194,7 @@ def _environment(host: PlannedHost, gloo_interface: str, interface: str, work: P
         # torch.compile executes the files in its caches, so they must not be in /tmp, where other users can write.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
         "TRITON_CACHE_DIR": str(work / "triton"),
-        # Number GPUs by PCI address, as NVML does, so that an index means the same GPU.
+        # Number GPUs by PCI address, as NVML does, so that an index means the same GPU in CUDA and in NVML.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices)) if host.device == "gpu" else "",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

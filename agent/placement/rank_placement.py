@@ -47,6 +47,7 @@ class RankPlacement:
     local_size: int
     """Processes on this host."""
     nodes: int
+    """Number of hosts."""
     hosts: tuple[str, ...] = ()
     """Names of the hosts in the launcher's order, if it reports them."""
     host: str = ""

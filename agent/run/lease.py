@@ -54,6 +54,7 @@ class Lease:
     pid: int = 0
     start_time: str = ""
     boot_id: str = ""
+    """Process id and start time of the supervisor of `stage`, and the boot of the host in which it ran."""
 
     def supervisor(self) -> int:
         """Return the process id of this run's supervisor on this host; 0 if none is running."""
@@ -131,7 +132,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
         only_if_held: only renew a lease that this run holds; do not acquire the host.
 
     Raises:
-        HeldError: another run holds the host, or with `only_if_held` no run holds it.
+        HeldError: another run holds the host, or with `only_if_held` this run does not hold it.
     """
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
         lease = _parse(read_line(file, "lease"))

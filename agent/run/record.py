@@ -169,7 +169,7 @@ class HostRun:
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """Return the record with these parts added."""
+        """Return the record with these parts added. Earlier observations of a repeated stage move into its earlier launch."""
         repeated = {observation.stage for observation in observations}
         repeated |= {launch.stage for launch in launches if launch.ranks}
         kept = tuple(observation for observation in record.observations if observation.stage not in repeated)

@@ -35,7 +35,7 @@ def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:
 
 
 def read_number(path: Path) -> int | None:
-    """Return the number in a file of a control group; None if it has none, such as `max`."""
+    """Return the number in a file of a control group; None if the file has no number (`max`) or cannot be read."""
     try:
         text = path.read_text(errors="replace").strip()
     except OSError:

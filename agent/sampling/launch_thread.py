@@ -11,10 +11,10 @@ Self = TypeVar("Self", bound="LaunchThread")
 
 
 class LaunchThread(threading.Thread):
-    """Context manager whose thread runs until its end, so that a driver or a disk that blocks does not delay the supervisor.
+    """Context manager with a thread, so that a driver or a disk that blocks does not delay the supervisor.
 
-    At the end the supervisor waits up to GRACE_S for the thread. After an exception, for example because of SIGTERM, it does not
-    wait: the process that sent the signal may wait only a few seconds.
+    When the context ends, the thread is asked to end, and the supervisor waits up to GRACE_S for it. After an exception, for
+    example because of SIGTERM, the supervisor does not wait: the process that sent the signal may wait only a few seconds.
     """
 
     def __init__(self, name: str) -> None:

@@ -33,7 +33,7 @@ class ControlGroup:
     hits: int = 0
     """How often the group's own limit was reached."""
     limit: int | None = None
-    """In bytes."""
+    """In bytes; None: no limit, or unknown."""
 
 
 def read_groups(root: Path = Path("/")) -> list[ControlGroup]:

@@ -80,7 +80,9 @@ class UnresolvedError(Exception):
 
 
 def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> PowerWave:
-    """Return the wave in the readings of whole periods. The load begins at `begin`, and is on for the first half of each period.
+    """Return the power over one period, from readings during a whole number of periods.
+
+    The load begins at `begin`, and is on for the first half of each period.
 
     Raises:
         UnresolvedError: the readings do not resolve the period, or are too few.
@@ -198,7 +200,7 @@ class PowerLog:
     def why_stuck(self, begin: float, end: float, period_s: float) -> str:
         """Return why the readings between two moments, under a pulsed load, are no measurement; empty if they may be one.
 
-        A period that NVML's values do not resolve may give equal values.
+        A load whose period NVML's values do not resolve is not judged, because all of its values may be equal.
         """
         if period_s < 2 * VALUES_PER_PHASE * max(UPDATE_S, self._averaged_s):
             return ""

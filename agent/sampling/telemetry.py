@@ -93,7 +93,7 @@ class Telemetry(NvmlPoller):
         Args:
             devices: NVML indices.
             work: work directory of the launch.
-            running: returns the benchmarks that ranks have been running since a moment of `time.monotonic()`.
+            running: returns the benchmarks that ranks were running at or after the given time of `time.monotonic()`.
         """
         devices = list(devices)
         self._work = work
@@ -175,7 +175,13 @@ class Telemetry(NvmlPoller):
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
     ) -> list[Observation]:
-        """Return the sampled outputs of the benchmark and the GPU of each window that a rank requested."""
+        """Return the figures from NVML samples, for the benchmark and the GPU of each time window that a rank requested.
+
+        Args:
+            windows: the time windows.
+            measured: observations of the ranks; their throughput is divided by the power and the clock.
+            stage: stage of the launch.
+        """
         with self._lock:
             return [
                 observation for window in windows for observation in self._window_observations(window, measured, stage)
@@ -314,7 +320,7 @@ def _efficiencies(
     params: dict[str, Any],
     common: dict[str, Any],
 ) -> Iterator[Observation]:
-    """Yield the measured throughput of the window per joule and per clock cycle."""
+    """Yield the throughput that the rank measured in the window, divided by the mean power and by the mean clock."""
     benchmark = window["benchmark"]
     power, clock = (statistics.fmean(values) for values in zip(*((s.power, s.clock) for s in samples), strict=True))
     for rate in measured:

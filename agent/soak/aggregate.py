@@ -67,7 +67,7 @@ def aggregate_rounds(
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             if old is None and recorder.series(observation.name, observation.scope, params) is None:
-                # The samples within the first round are not those of the rounds, which `_samples_of_two` continues.
+                # Drop the samples within this round: `_samples_of_two` continues with one value per round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault, whatever happened in the other rounds.

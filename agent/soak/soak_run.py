@@ -80,7 +80,7 @@ class SoakRun(HostRun):
 
     @property
     def soaked_s(self) -> float:
-        """Seconds in which the soak was running."""
+        """Seconds in which the soak was running, without interruptions."""
         return self._base_s + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     @property
@@ -150,7 +150,10 @@ class SoakRun(HostRun):
             self._recorder.add_event(self.at_s(), "soak.round", "host", text)
 
     def salvage_round(self, work: Path) -> str:
-        """Record what the ranks of an interrupted round had measured. Return a message; empty if no round was interrupted."""
+        """Record what the ranks of an interrupted round had measured, and return a message.
+
+        Return an empty text if no round was interrupted, or if the record already has the round.
+        """
         if not work.is_dir():
             return ""
         number, recorded = self._running_round(), self.record().soak
@@ -168,7 +171,10 @@ class SoakRun(HostRun):
         return f"a round was interrupted; its {len(valid)} figures so far are kept"
 
     def begin_round(self) -> int:
-        """Return the number of the next round, and save it. After a kill it tells whether the record has that round."""
+        """Return the number of the next round, and save it.
+
+        After the supervisor was killed, the saved number shows whether the record has the round that was running.
+        """
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number

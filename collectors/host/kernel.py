@@ -72,8 +72,8 @@ def options(files: Files) -> Iterable[Family]:
     )
     iommu = files.read("proc/cmdline", iommu_options)
     yield host_family("host.iommu.options", "1", "IOMMU options of the kernel", iommu)
-    threads = files.read("sys/devices/system/cpu/smt/active", lambda text: bool(int(text)))
-    yield host_family("host.cpu.smt", "1", "SMT (hyper-threading) is on", threads)
+    is_smt_on = files.read("sys/devices/system/cpu/smt/active", lambda text: bool(int(text)))
+    yield host_family("host.cpu.smt", "1", "SMT (hyper-threading) is on", is_smt_on)
     for name, title, unit in (("memlock", "Max locked memory", "B"), ("nofile", "Max open files", "1")):
         limit = files.read("proc/self/limits", partial(soft_limit, name=title))
         is_unlimited = limit if isinstance(limit, Absent) else limit is None

@@ -15,7 +15,7 @@ _CPUS = "sys/devices/system/cpu"
 
 
 def topology(files: Files) -> Iterable[Family]:
-    """Yield the sockets, cores and threads that are online."""
+    """Yield the numbers of sockets, cores and threads that are online."""
     cpus = files.matching(_CPUS, r"cpu\d+", "the kernel does not list its processors")
     siblings = {}
     for cpu in [] if isinstance(cpus, Absent) else cpus:
@@ -51,7 +51,7 @@ def clocks(files: Files) -> Iterable[Family]:
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:
-    """Return the values of this file of all cpufreq policies, or the reason for the first that is missing."""
+    """Return the value of this file in each cpufreq policy; if some are absent, return the first of these."""
     policies = files.matching(f"{_CPUS}/cpufreq", r"policy\d+", "no cpufreq driver: the firmware sets the clocks")
     if isinstance(policies, Absent):
         return policies

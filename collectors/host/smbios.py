@@ -26,8 +26,8 @@ class MemorySlot:
     """A slot for a memory module, or memory that is soldered in. A text is empty, and a number None, if the firmware has none."""
 
     name: str
-    """Unique name: the locator of the slot as printed on the board. If several slots have the same one, the locator of the bank
-    precedes it; if these are the same too, a number is appended."""
+    """Unique name: the locator of the slot as printed on the board. If several slots have the same locator, that of the bank is
+    put before it. If names are still equal, a number is appended."""
     bank: str
     size: int | None
     """Bytes; 0 without a module, None if the size is unknown."""

@@ -1,4 +1,4 @@
-"""Clock throttling: the active reasons, and the time of each since the driver was loaded."""
+"""Clock throttling: the active reasons, and the time for which each has throttled since the driver was loaded."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
     """Return what would distort figures of these GPUs: MIG and, unless `share` is set, compute processes.
 
-    Unless `share` is set, a GPU whose processes cannot be listed is a conflict too. A GPU that does not answer is none, and
-    neither is a driver that does not: the collectors report them.
-    Conflicts beyond `limit` are only counted, in one more text; without a limit, all are listed.
+    Unless `share` is set, a GPU whose processes cannot be listed is a conflict too. A GPU or a driver that does not answer is no
+    conflict here, because the collectors report it. Conflicts beyond `limit` are only counted, in one more text; without a limit,
+    all are listed.
     """
     try:
         nvml.nvmlInit()

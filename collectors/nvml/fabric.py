@@ -83,14 +83,15 @@ def _if_registered(get: Getter) -> Getter:
     return get_if_registered  # type: ignore[return-value]
 
 
-def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter:
-    """Return a getter of whether the health mask shows a problem in the bits from `shift` on.
+def _health(shift: int, mask: int = 0b11, healthy: int | None = None) -> Getter:
+    """Return a getter of whether one of the items in the health word is a problem.
 
-    Without `healthy`, the value 1 is a problem; with it, every value except `healthy` is. 0 means not supported.
+    The item consists of the bits that `mask` selects after a shift by `shift`. Its value 0 means not supported. Without
+    `healthy`, only the value 1 is a problem; with `healthy`, every other value is.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:
-        bits = _fabric_info(gpu).health >> shift & width
+        bits = _fabric_info(gpu).health >> shift & mask
         if bits == 0:
             raise unsupported_error("the fabric does not report it")
         return bool(bits == _TRUE if healthy is None else bits != healthy)

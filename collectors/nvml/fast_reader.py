@@ -54,7 +54,7 @@ class GpuLimits(NamedTuple):
 
 
 def gpu_indices() -> list[int] | Absent:
-    """Return the NVML indices of this host's GPUs."""
+    """Return the NVML indices of this host's GPUs, or why NVML does not list them."""
 
     def count() -> list[int]:
         open_nvml()
@@ -68,7 +68,7 @@ def gpu_indices() -> list[int] | Absent:
 
 
 class FastReader:
-    """Reads power, clocks and temperature of chosen GPUs many times per second. A GPU takes less than a millisecond."""
+    """Reads power, clocks and temperature of chosen GPUs many times per second. Reading one GPU takes less than 1 ms."""
 
     def __init__(self, devices: Iterable[int], slow_interval: int = 1) -> None:
         """Open NVML. Temperature and memory clock change slowly, so only every `slow_interval`-th read reads them again.

@@ -33,7 +33,7 @@ class NvmlGpu:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.denied_fields: dict[int, float] = {}
-        """NVLink field -> how often NVML denied it; -infinity if it was ever read. It is kept between collections."""
+        """NVLink field -> how often NVML denied it; -infinity if it was ever read. The counts are kept between collections."""
         self._answers: dict[Hashable, Any] = {}
 
     def without_cache(self) -> NvmlGpu:

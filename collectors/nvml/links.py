@@ -164,7 +164,10 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 
 
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
-    """Return the counter of each link; empty if no link up to the first active one has it, because then the part lacks it."""
+    """Return the counter of each link; empty if the part lacks it.
+
+    The part lacks it if no link has it. That is known when neither the first active link nor one before it has it.
+    """
     counts: dict[int, Value | Absent] = {}
     for link in links:
         counts[link] = try_read(lambda: int(gpu.query("NvLinkErrorCounter", link, counter)))  # noqa: B023

@@ -46,7 +46,7 @@ def flag(getter: str, *arguments: int) -> Getter:
 
 
 def item(getter: str, index: int, kind: Callable[[int], Value]) -> Getter:
-    """Return a getter of one of several results."""
+    """Return a getter of the result at `index`, for a function of NVML with several results."""
     return lambda gpu: kind(available(gpu.query(getter)[index]))
 
 
@@ -61,7 +61,7 @@ def text(getter: str) -> Getter:
 
 
 def named(getter: str, names: Mapping[int, str], *arguments: int) -> Getter:
-    """Return a getter of the name of a number."""
+    """Return a getter of the name, in `names`, of the number that NVML returns."""
     return lambda gpu: name_of(gpu.query(getter, *arguments), names)
 
 

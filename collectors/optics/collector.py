@@ -37,7 +37,7 @@ _TOOLS = ("mlxlink", "mstlink")
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """A port, and the names under which tools know it; an empty name if a tool cannot read it."""
+    """A port. ethtool knows it as `interface`, and mlxlink as `adapter`; a name is empty if the tool cannot read the port."""
 
     labels: Labels
     interface: str

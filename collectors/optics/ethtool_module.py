@@ -64,7 +64,7 @@ def parse_module(output: str) -> Module:
 
 
 def _keep_readings(pairs: Iterable[tuple[str, Any]]) -> Fields:
-    """Return a JSON object. A reading and its limits may have the same key, so `.limits` is appended to that of the limits."""
+    """Return a JSON object. A reading and its limits may have the same key, so `.limits` is appended to the key of the limits."""
     fields: Fields = {}
     for key, value in pairs:
         is_limits = isinstance(value, dict) and "high_alarm_threshold" in value

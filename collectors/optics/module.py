@@ -1,4 +1,4 @@
-"""What a module reports about itself, whichever tool read it: identity, power, temperature, and how they compare with its limits.
+"""What a module reports about itself, whichever tool read it: identity, measurements, and how these compare with its limits.
 
 The limits are in the EEPROM of the module (SFF-8472, SFF-8636, CMIS). Its alarm flags are not used: they are latched until they
 are read, and ethtool reads those of CMIS lanes with a wrong mask.

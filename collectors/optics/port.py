@@ -48,7 +48,7 @@ def absent_port(absent: Absent, *, without: frozenset[str] = frozenset()) -> Por
 
 
 def merge(*sources: PortReadings) -> PortReadings:
-    """Return the readings of several tools: the first measured value of each, or else the most severe reason."""
+    """Return each reading from the first tool that measured it; if none did, the most severe reason why it is absent."""
     merged: PortReadings = {}
     measured_names: set[str] = set()
     for source in sources:

@@ -1,6 +1,6 @@
-"""Access Control Services (ACS) of the PCIe bridges above GPUs and above network adapters on the same PCIe switch.
+"""Access Control Services (ACS) of the PCIe bridges above GPUs, and above network adapters on the PCIe switch of a GPU.
 
-ACS can redirect traffic between a GPU and its network adapter through the processor, which makes it slow.
+ACS can redirect traffic between a GPU and its network adapter through the processor, which makes the traffic slow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def acs_families(files: Files, devices: Sequence[Device], *, is_virtual: bool) -
     """Return the families of KINDS.
 
     For each bridge above a GPU, or above an adapter on the GPU's switch: whether its ACS redirects traffic. For each GPU: whether
-    a bridge between it and such an adapter does.
+    a bridge between the GPU and such an adapter redirects traffic.
     """
     families = empty_families(KINDS)
     for name, address, value in _readings(files, devices, is_virtual=is_virtual):
