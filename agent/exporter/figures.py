@@ -17,6 +17,7 @@ from schemas.scopes import Scope
 MAX_FIGURES = 512
 """Maximum number of series per stage."""
 LABELS = {spec.name: tuple(label_name(label) for label in spec.labels) for spec in BENCHMARK}
+"""Metric -> names of its labels."""
 
 Json = dict[str, Any]
 Sample = tuple[str, dict[str, str], float]
@@ -62,6 +63,7 @@ def _read_observations(path: Path) -> list[Json]:
 
 
 def _is_usable(item: Any) -> bool:
+    """Return whether an item has the keys that this module reads, with values of the right types."""
     keys = ("name", "scope", "status", "unit")
     texts = isinstance(item, dict) and all(isinstance(item.get(key), str) for key in keys)
     params = item.get("params", {}) if texts else None
@@ -146,6 +148,7 @@ def _figures(item: Json) -> Iterator[Sample]:
 
 
 METRIC_BY_UNIT = {"FLOP/s": "flop_per_second", "images/s": "items_per_second", "tokens/s": "items_per_second"}
+"""Unit of the observation -> metric. It takes precedence over METRIC_BY_NAME."""
 METRIC_BY_NAME = {
     "busbw": "bus_bandwidth_bytes_per_second",
     "bandwidth": "bandwidth_bytes_per_second",

@@ -154,7 +154,7 @@ def publish_idle(run: HostRun) -> None:
 
 
 def live_path(run: HostRun) -> Path | None:
-    """Return the path of the file; None if the run directory is not in a directory `runs`, because no exporter would read it."""
+    """Return the path of FILE; None if the run directory is not in a directory `runs`: no exporter would read FILE."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 
@@ -200,11 +200,11 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
     }
 
 
-def _soak_fields(soak: Soak, round_s: float) -> Json:
+def _soak_fields(soak: Soak, round_deadline_s: float) -> Json:
     """Return the fields that describe a whole soak. They replace the fields of its last launch, which was only one round."""
     fields: Json = {"began": epoch_seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
-        deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s
+        deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_deadline_s
         return fields | {"state": "running", "deadline": deadline}
     ended = epoch_seconds(soak.ended)
     return fields | {"state": "failed" if soak.reason else "finished", "deadline": ended, "ended": ended}

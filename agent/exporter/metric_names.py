@@ -76,7 +76,8 @@ RUN = (
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),
     MetricSpec(name="rackproof_stage_expected_end_timestamp_seconds", labels=("stage",),
-        help="When the running stage is expected to end, estimated from an earlier run or from the benchmarks' table"),
+        help="When the running stage is expected to end, estimated from an earlier run, or else from Rackproof's table of "
+        "durations"),
     MetricSpec(name="rackproof_stage_ended_timestamp_seconds", labels=("stage",), help="When the stage ended"),
     MetricSpec(name="rackproof_stage_finished", labels=("stage", "outcome"),
         help="Attempts at the stage in this run, by outcome: finished, failed or deadline"),

@@ -34,7 +34,7 @@ MAX_FAILURES = 50
 CHECK_S = 1.0
 """Interval at which the watchdog thread checks the sampling thread."""
 STUCK_S = 2.0
-"""Time without a finished round after which the call in progress counts as hanging."""
+"""If no sampling of all GPUs has finished for this long, the call in progress counts as hanging."""
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
     ("gpu_power", "watts", lambda sample: sample.power),
     ("gpu_clock_sm", "hertz", lambda sample: sample.clock),
@@ -78,7 +78,7 @@ class GpuHistory:
             self._limits = limits
 
     def add(self, at: float, sample: GpuSample | Absent) -> None:
-        """Add one sample."""
+        """Add one sample. If it is absent, count a failure."""
         with self._lock:
             if isinstance(sample, Absent):
                 self._failures += 1

@@ -1,7 +1,7 @@
 """Compute how much of a running stage is done and when it is expected to end, from the times of its benchmarks.
 
-The share of the observations that were made is a poor measure of progress: most of them come from a few short benchmarks. It is
-used only within a benchmark that takes longer than expected, and for a stage whose times are unknown.
+The share of the observations that were made is a poor measure of progress: most of them come from a few short benchmarks. The
+share is used only within a benchmark that takes longer than expected, and for a stage whose times are unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StageProgress:
 
     @property
     def expected_s(self) -> float:
-        """The expected seconds of the whole launch. Use it only if the times of its benchmarks are known (`durations`)."""
+        """The expected seconds of the whole launch. Use it only if `durations` is not empty."""
         return stage_s(self.durations)
 
     def share(self, observations: Iterable[Mapping[str, object]]) -> float | None:

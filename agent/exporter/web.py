@@ -48,7 +48,7 @@ INDEX = b"<!doctype html><html><head><title>Rackproof exporter</title></head><bo
 
 
 class Page:
-    """The page /metrics. One thread renders it for all clients that request it within `fresh_s`."""
+    """The page /metrics. Clients that request it within `fresh_s` seconds get the same rendering, which a thread makes."""
 
     def __init__(self, registry: CollectorRegistry, fresh_s: float) -> None:
         self._registry = registry

@@ -26,11 +26,11 @@ SETTLE_S = 2.0
 """When a rank ends, other ranks end as a result. After this time all of these have reported their end, so it is known which rank
 ended first."""
 START_S = 60.0
-"""A starting rank may send no heartbeat for this long: importing torch and initializing the driver block all threads."""
+"""A starting rank can be silent for this long without a fault: importing torch and initializing the driver block all threads."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """A launcher ends the siblings of a failed rank with these signals."""
 SAME_MOMENT_S = 0.5
-"""Ranks that end within this time count as simultaneous, because the order in which their reports arrive may be another."""
+"""Ranks that end within this time count as simultaneous, because their reports may arrive in the wrong order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """The end of one rank never makes another rank die of these signals. (The other rank may die of SIGABRT.)"""
 WATCHERS = 2
@@ -163,7 +163,7 @@ def join_timeout_s(timeout_s: float) -> float:
 
 
 def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
-    """Return the rank at fault, if any. No host is lost, so each status is recent or final."""
+    """Return the rank at fault, or None. Call this only if no host is lost, because each status must be recent or final."""
     reports = [
         _Report(host=host, rank=rank, age_s=gang.now - status.at)
         for host, status in gang.statuses.items()
@@ -184,7 +184,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None  # a silent rank may be the cause of the end
     ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
-    # A rank that ended by a termination signal is the culprit only if there is no other.
+    # A rank that ended by a termination signal is the culprit only if no rank ended in another way.
     ended = [report for report in ended if not _was_signalled(report.rank, TERMINATION_SIGNALS)] or ended
     if not any(report.ended_ago_s >= SETTLE_S for report in ended):
         return None

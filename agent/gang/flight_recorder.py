@@ -29,7 +29,7 @@ def flight_recorder_env(work: Path) -> dict[str, str]:
 
 
 def dump_flight_records(work: Path, ranks: Sequence[int]) -> None:
-    """Ask the watchdog of each rank for a dump, and wait up to DUMP_S for the files."""
+    """Ask torch's watchdog in each rank for a dump, and wait up to DUMP_S for the files."""
     dumping = [rank for rank in ranks if _request_dump(work / f"{FILE_PREFIX}{rank}.pipe")]
     end = time.monotonic() + DUMP_S
     while time.monotonic() < end and not all((work / f"{FILE_PREFIX}{rank}").exists() for rank in dumping):

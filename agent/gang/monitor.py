@@ -134,7 +134,7 @@ class GangMonitor:
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:
-        """Return the state of a rank that never started, marked as failed: other hosts must not wait until their deadline."""
+        """Return the state of a rank that never started, marked as failed, so that other hosts do not wait for their deadline."""
         return replace(
             state,
             scope="",

@@ -49,8 +49,11 @@ class PeerChannel:
         self._token = secrets.token_hex(8)
         """Identifies this supervisor in this launch, so that replayed messages of another launch are not accepted."""
         self._number = 0
+        """Number of the newest status that this host has sent."""
         self._answered: dict[str, int] = {}
+        """Watcher -> number of the newest status of this host that it has answered."""
         self._numbers: dict[tuple[str, str], int] = {}
+        """Member and token -> number of the newest status received from it."""
         self._selector = selectors.DefaultSelector()
         self._listener: GangListener | None = None
         if gang.me in gang.watchers:

@@ -24,7 +24,7 @@ class GangError(RackproofError):
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """The hosts of one multi-node launch, and their addresses and ports."""
+    """The hosts of one launch, and their addresses and ports. A launch on one host has a single member."""
 
     me: str
     members: tuple[str, ...]

@@ -201,9 +201,9 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 def own_address(gang: Gang) -> str:
     """Return this host's planned address, or the local address from which it reaches a peer.
 
-    The local address is returned if the planned address does not belong to this machine or is a loopback address. There are two
-    exceptions: if the planned addresses of all hosts are loopback addresses, the hosts are on one machine; and if the peer cannot
-    be reached, no local address is known.
+    The local address is returned if the planned address does not belong to this machine or is a loopback address. In two cases
+    the planned address is returned all the same: the planned addresses of all hosts are loopback addresses, so the hosts are on
+    one machine; or there is no route to the peer, so the local address is not known.
     """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ class GivenPlan:
 
     plan: Plan
     text: str
-    """JSON text of `--plan`; empty if the plan is already in the run directory."""
+    """JSON text of `--plan`; empty without `--plan`, because the plan is then already in the run directory."""
 
 
 def standalone_options() -> argparse.ArgumentParser:

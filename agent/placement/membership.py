@@ -115,7 +115,7 @@ def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> N
 
 
 def use_all_processors() -> str:
-    """Let the ranks use every processor of the host or container. Return a message for the operator if this changed something.
+    """Let the ranks use every processor of the host or container. Return a message if this changed something; else an empty text.
 
     This is needed because mpirun binds each process to one or two cores.
     """

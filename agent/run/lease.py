@@ -31,7 +31,7 @@ MODE = 0o600
 HELD = HeldError.exit_code
 """Exit code if another run holds the host."""
 IDLE_S = 900.0
-"""A lease is valid for the longest deadline of the run's stages plus this time, because this host may wait for slower ones."""
+"""A lease is valid for the longest deadline of the run's stages plus this time, because this host may wait for slower hosts."""
 END_S = 30.0
 """Time for a supervisor to end its ranks after SIGTERM."""
 

@@ -23,7 +23,7 @@ SHM_BYTES = 1 << 30
 BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
 """Estimated host memory per rank: on a GPU (including 1 GiB of pinned buffers and a CUDA context), and on a CPU."""
 DISK_BYTES = GIB // 4
-"""Estimated disk space for records, logs and the checkpoints of the benchmark."""
+"""Estimated disk space for records, logs and the files that the benchmark `checkpoint` saves."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
 CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 COMPATIBILITY = "usr/local/cuda/compat"

@@ -156,9 +156,13 @@ class PowerLog:
         self._times, self._powers, self._averaged_s = array("d"), array("d"), 0.0
         self._latest: PowerValue | None = None
         self._since = 0.0
+        """When the latest value was first read."""
         self._unchanged: dict[float, tuple[float, float]] = {}
+        """When a value was first read -> when it was last read, and the value. Only values that stayed for STUCK_S."""
         self._failures: list[tuple[float, float, str]] = []
+        """First and last moment of each span of failed readings, and the reason of the last one."""
         self._count, self._interval = 0, 1
+        """Number of changed values so far; one of every `_interval` blocks is kept."""
 
     def add(self, value: PowerValue) -> None:
         """Add a reading, later than those before."""

@@ -24,6 +24,7 @@ MAX_EVENTS = 200
 SAME_EVENT_S = 600.0
 """If an event occurs again within this time, the earlier event is extended."""
 DIGITS = 5
+"""Significant digits of the values in a series."""
 POWER_CAP = THROTTLE_REASONS["power_cap"]
 """Not a fault: a healthy GPU under full load reaches its power limit."""
 FAULTS = {reason: mask for reason, mask in THROTTLE_REASONS.items() if reason != "power_cap"}

@@ -41,11 +41,13 @@ class SoakRun(HostRun):
         self._planned_s = self.plan.stage(SOAK).duration_s
         self._state = self._read_state()
         self._base_s = self._state.soaked_s
+        """Seconds in which earlier supervisors ran the soak."""
         self._recorder = Recorder(self._state.timeline)
         self._lock = threading.Lock()
         self._began_at = epoch_seconds(self._state.began)
         self._started: float | None = None
         self._offset_s = 0.0
+        """Seconds from the begin of the soak to the start of this supervisor, interruptions included."""
 
     def _read_state(self) -> Soak:
         """Return the newest progress, from the record or from the checkpoint, which is newer if a round was interrupted."""

@@ -47,7 +47,7 @@ def meminfo(text: str, key: str) -> int:
 
 
 def optional_meminfo(text: str, key: str) -> int:
-    """Return the value (bytes or a count) of a meminfo line that only some kernels write. Raises MissingError if it is missing."""
+    """Return the value (bytes or a count) of a meminfo line that only some kernels write. Raises MissingError if absent."""
     match = re.search(rf"^(?:Node \d+ )?{key}:\s+(\d+)( kB)?$", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {key}")

@@ -41,6 +41,7 @@ HOST_KINDS = {
 }
 
 PeerPaths = list[tuple[int, str | Absent]]
+"""Index of another GPU, and the path to it."""
 
 
 @dataclass(kw_only=True)

@@ -29,6 +29,7 @@ class Denials:
         self._models: dict[_Key, set[Value | Absent | None]] = {}
         """Reading -> the models of GPU that had it."""
         self._accepted: set[tuple[str, _Key]] = set()
+        """GPU and reading that it denied repeatedly. `find` no longer returns the GPU for such a reading."""
 
     def find(self, families: Iterable[Family]) -> set[int]:
         """Return the NVML indices of GPUs that deny a reading which a GPU of the same model has now or had earlier.

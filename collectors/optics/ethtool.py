@@ -25,7 +25,7 @@ _NO_MODULE = (
     "Remote I/O error",
 )
 """Messages for an empty cage, and for a module that cannot be read."""
-LINK_READINGS = frozenset(
+NOT_COUNTED = frozenset(
     {
         "raw_ber",
         "effective_ber",
@@ -40,7 +40,7 @@ LINK_READINGS = frozenset(
         "cable_speed",
     }
 )
-"""Readings of a port that ethtool does not have, or has for single lanes only."""
+"""Readings of a port that `ethtool -S` does not have, or has for single lanes only."""
 
 
 class Ethtool:
@@ -80,7 +80,7 @@ class Ethtool:
         if not isinstance(output, Absent) and not output.returncode:
             return parse_statistics(output.stdout)
         absent = output if isinstance(output, Absent) else _refused(output, has_link=True)
-        return absent_port(absent, without=LINK_READINGS | {"fec_mode"})
+        return absent_port(absent, without=NOT_COUNTED | {"fec_mode"})
 
     def _run(self, *calls: tuple[str, ...]) -> CompletedProcess[str] | Absent:
         """Run the calls in order until this version of ethtool knows the options of one, and return its output."""

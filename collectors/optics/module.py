@@ -109,6 +109,7 @@ class Module:
         return readings
 
     def _with_sides(self, quantity: str, lane: str, value: Value | Absent) -> Readings:
+        """Return the value, and on which side of the alarm and of the warning limits it is."""
         sides: Readings = {(quantity, lane): value if isinstance(value, Absent) else float(f"{value:.6g}")}
         for level in (ALARM, WARNING):
             limits = self.limits.get((quantity, level))
