@@ -44,7 +44,7 @@ _NOT_CONFIGURED = "Failed to read node configuration file"
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s*/32 host LOCAL")
 _NOT_REPORTED = Absent.unsupported("not reported")
 _NO_ADDRESS = Absent.error(
-    "this host's connections are not known: no host of the IMEX domain, or more than one, has its name or one of its addresses"
+    "this host's connections are not known: no node of the IMEX domain, or more than one, has the name or an address of this host"
 )
 
 

@@ -33,7 +33,7 @@ KINDS = {
     "network.address": ("1", "MAC address"),
     "network.pci_address": ("1", "PCI address of the adapter"),
     "network.bond.slave_count": ("1", "Interfaces in the bond"),
-    "network.bond.slaves_up": ("1", "Interfaces in the bond with a link"),
+    "network.bond.slaves_up": ("1", "Interfaces in the bond that have a link"),
     "network.bond.member_up": ("1", "The interface takes part in the bond or team"),
 }
 MTU_BOUNDS = (68.0, 65_536.0)

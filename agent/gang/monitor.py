@@ -47,8 +47,8 @@ class GangMonitor:
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
-        """How the launcher ended, the last line of its output, and when it ended. Set if it failed before its supervisor ended
-        it."""
+        """How the launcher ended, the last line of its output, and when it ended. Set if the launcher
+        failed, and not if the supervisor ended it."""
         self._launcher_code: int | None = None
         """Exit code of the launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
         self.pids: Callable[[], Collection[int]] = tuple
@@ -134,7 +134,10 @@ class GangMonitor:
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:
-        """Return the state of a rank that never started, marked as failed, so that other hosts do not wait for their deadline."""
+        """Return the state of a rank that never started, marked as failed.
+
+        Without this mark, other hosts would wait until their deadline.
+        """
         return replace(
             state,
             scope="",

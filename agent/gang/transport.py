@@ -203,7 +203,7 @@ def own_address(gang: Gang) -> str:
 
     The local address is returned if the planned address does not belong to this machine or is a loopback address. In two cases
     the planned address is returned all the same: the planned addresses of all hosts are loopback addresses, so the hosts are on
-    one machine; or there is no route to the peer, so the local address is not known.
+    one machine; or the peer's name cannot be resolved or has no route, so the local address is not known.
     """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):

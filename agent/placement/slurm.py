@@ -46,7 +46,9 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
             f"SLURM_STEP_NODELIST has {len(hosts)} hosts but SLURM_STEP_NUM_NODES is {nodes}: unset the variables set by hand"
         )
     if not node < nodes:
-        raise PlacementError(f"SLURM_NODEID is {node} of {nodes} hosts: unset the variables set by hand")
+        raise PlacementError(
+            f"SLURM_NODEID is {node}, but {nodes} hosts have the numbers 0 to {nodes - 1}: unset the variables set by hand"
+        )
     return RankPlacement(
         launcher=SLURM,
         rank=rank,

@@ -96,9 +96,14 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
 def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) -> dict[str, str]:
     """Return torch's variables for a placement."""
     if placement.rank % placement.local_size != placement.local_rank:
-        remedy = "srun --distribution=block" if placement.launcher == SLURM else "mpirun --map-by slot, or ppr:N:node"
+        remedy = (
+            "use srun --distribution=block"
+            if placement.launcher == SLURM
+            else "use mpirun --map-by slot, or ppr:N:node"
+        )
         raise PlacementError(
-            f"rank {placement.rank} has local rank {placement.local_rank}, but the ranks of a host must be consecutive: {remedy}"
+            f"rank {placement.rank} has local rank {placement.local_rank}, but the ranks of a host must be consecutive numbers: "
+            f"{remedy}"
         )
     default_address = "127.0.0.1" if placement.nodes == 1 else next(iter(placement.hosts), "")
     address = environment.get("MASTER_ADDR") or default_address

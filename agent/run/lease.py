@@ -54,7 +54,7 @@ class Lease:
     pid: int = 0
     start_time: str = ""
     boot_id: str = ""
-    """Process id and start time of the supervisor of `stage`, and the boot of the host in which it ran."""
+    """The supervisor of `stage`: its process id and start time, and the ID of the boot during which it started."""
 
     def supervisor(self) -> int:
         """Return the process id of this run's supervisor on this host; 0 if none is running."""

@@ -103,7 +103,10 @@ class OomWatch:
 
 
 def describe_kills_since(before: Sequence[ControlGroup], root: Path = Path("/")) -> str:
-    """Describe the kills since `before`, counters read earlier. Use the innermost group that still exists. Empty: no kills."""
+    """Describe the kills since the counters in `before` were read; empty if there are none.
+
+    The kills are those that the innermost group counts, among the groups that still exist.
+    """
     pairs = [(group, now) for group in before if (now := _read_again(group, root))]
     # The machine's counter includes kills of any process, so it is used only if the process had no group that counts.
     if not pairs or (not pairs[0][0].path and len(before) > 1):
