@@ -102,7 +102,7 @@ def _cdi(files: Files) -> Iterable[Family]:
 
 
 def _specification(files: Files) -> str | Absent:
-    """Return the CDI specification of NVIDIA's GPUs that takes precedence."""
+    """Return the CDI specification of NVIDIA's GPUs that takes precedence, or why there is none."""
     unreadable: Absent | None = None
     for directory in CDI_DIRECTORIES:
         names = files.matching(directory, r".+\.(yaml|yml|json)", "none")

@@ -35,7 +35,7 @@ def version_families(root: Path) -> Iterable[Family]:
 
 
 def _packages(root: Path, paths: list[str]) -> Mapping[str, str | Absent]:
-    """Return name and version of the Debian or RPM package that owns each file."""
+    """Return path -> name and version of the Debian or RPM package that owns the file; UNOWNED, or why the package is unknown."""
     if dpkg := find_program(root, "dpkg-query"):
         # Each search reads the file lists of all packages, so one search looks for all files.
         found = run_program(dpkg, "-S", *paths)

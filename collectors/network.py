@@ -121,7 +121,7 @@ class NetworkCollector:
     def _members(self, master: str) -> Mapping[str, Value | Absent]:
         """Return for each member of a bond or team whether it has a link and may be used; empty for any other interface.
 
-        A member of a bond that is in /sys and in /proc must be up in both.
+        If both /sys and /proc list a member of a bond, it must be up in both.
         """
         if not self._files.exists(f"{CLASS}/{master}/bonding") and not self._files.exists(f"{BONDS}/{master}"):
             return self._team_members(master)
@@ -169,7 +169,7 @@ class NetworkCollector:
 
 
 def is_nic(files: Files, name: str) -> bool:
-    """Return whether `NetworkCollector` reads the interface: an Ethernet interface with a device, except those that it omits."""
+    """Return whether NetworkCollector reads the interface. Its docstring names the interfaces that it omits."""
     path = f"{CLASS}/{name}"
     if not files.exists(f"{path}/device") or files.exists(f"{path}/device/physfn"):
         return False

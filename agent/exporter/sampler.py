@@ -24,7 +24,7 @@ from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, gpu_indices
 
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-"""Buckets of both histograms: ratios to the power limit, and to the maximum clock."""
+"""Upper bounds of the buckets of both histograms: power divided by its limit, and SM clock divided by its maximum."""
 SLOW_INTERVAL = 5
 """Temperature and memory clock are read in every fifth sample."""
 RETRY_S = 15.0
@@ -136,7 +136,7 @@ class SamplingLoop(NvmlPoller):
 
     @property
     def stuck_gpu(self) -> int | None:
-        """The GPU that the thread is reading if no round has finished for STUCK_S; otherwise None."""
+        """The GPU that the thread is reading if no sampling of all GPUs has finished for STUCK_S; otherwise None."""
         if self._reader and self.is_alive() and time.monotonic() - self._last_round > STUCK_S:
             return self._reader.current
         return None

@@ -136,7 +136,8 @@ def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Cu
     """Return the culprit if this host receives messages from no other host, so that it cannot determine which side failed.
 
     A watcher expects statuses from all hosts, so its own link is the likely cause, and it names itself. Any other host expects
-    statuses only from the watchers, and names them. If its own link failed, the watchers name this host, and their report counts.
+    statuses only from the watchers, and names them. If the link of such a host failed, the watchers name that host, and their
+    report counts.
     """
     if gang.me in gang.members[:WATCHERS]:
         text = (
@@ -263,7 +264,10 @@ def _can_be_silent(rank: RankState) -> bool:
 
 
 def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
-    """Return the rank whose heartbeats stopped first; if none is silent, a rank that did not start in time, if any."""
+    """Return the rank whose heartbeats stopped first. If no rank is silent, return a rank that did not start in time.
+
+    Return None if there is no such rank, or if the other ranks do not depend on the silent ones.
+    """
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
     if not silent:

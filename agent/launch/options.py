@@ -27,7 +27,7 @@ class GivenPlan:
 
 
 def standalone_options() -> argparse.ArgumentParser:
-    """Return a parent parser with the options, for the parsers of the verbs."""
+    """Return a parser with these options, as a parent of the parsers of `bench`, `launch` and `run-host`."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("without Ansible")
     group.add_argument(

@@ -129,7 +129,7 @@ def common_domain(plan: Plan, members: Sequence[str]) -> str:
 def _write_rendezvous(
     gang: Gang, node_rank: int, request: LaunchRequest, work: Path, placement: Mapping[str, int]
 ) -> Path:
-    """Write the address and the secret name of the rendezvous to a private file. `ps` would show arguments to every user.
+    """Write the address and the secret name of the rendezvous to a file: `ps` would show command-line arguments to every user.
 
     Args:
         placement: how many ranks this host and the launch have, and the number of this host's first rank.

@@ -49,7 +49,7 @@ class Stopped:
 
     name: str
     pid: int
-    """0: it was not running."""
+    """Process id; 0 if the process was not running."""
     has_ended: bool
     """Whether it was running and was ended now."""
 

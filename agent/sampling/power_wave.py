@@ -64,7 +64,7 @@ class PowerWave:
     slew: float
     """W/s: median over the periods of the largest rise between two successive values of NVML. The real rise may be faster."""
     update_s: float
-    """Time between two new values of NVML."""
+    """Time between two new values of NVML (lower quartile)."""
     wave: str
     """Mean power in WAVE_POINTS equal parts of one period, in whole W; `.`: no value. The first part begins when the load is
     switched on."""
@@ -149,7 +149,7 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 class PowerLog:
     """The power values of one GPU that differ from the previous value, at most MAX_VALUES of them. A value takes 16 bytes.
 
-    When it is full, every second block of values is removed, and later blocks are left out at the same rate.
+    When the log is full, every second block of values is removed, and later blocks are left out at the same rate.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from schemas.records import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """Seconds of each repetition, and why the repetitions stopped: `precision` reached, or `time` spent."""
+    """Seconds of each repetition, and why the repetitions stopped: `precision` reached, `time` spent; empty if all were made."""
 
     seconds: Sequence[float]
     stopped: str = ""

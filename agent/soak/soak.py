@@ -106,10 +106,10 @@ def run_soak(
 
     Args:
         run: the host's run.
-        launch: runs the round with that number, and returns the record with it.
+        launch: runs the round with the given number, and returns the record that includes the round.
         collectors: read for counters during the rounds.
         report: called with one line of progress at a time.
-        sleep: waits that many seconds.
+        sleep: waits the given number of seconds.
     """
     run.start()
     if note := run.salvage_round(run.directory / "work" / SOAK):

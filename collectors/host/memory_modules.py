@@ -27,7 +27,7 @@ _KINDS = {
 
 
 def memory_modules(files: Files, virtual: Value | Absent) -> Iterable[Family]:
-    """Yield the readings of each slot, and of all modules together. The table is readable by root only."""
+    """Yield the readings of each slot, and of all modules together. Only root can read TABLE."""
     slots = _VIRTUAL if virtual is True else _read(files)
     families = empty_families(_KINDS)
     for family in families.values():

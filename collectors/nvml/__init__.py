@@ -1,6 +1,6 @@
 """NVIDIA GPUs through NVML: identity, health and state. The only package that imports pynvml.
 
-A missing driver, a GPU that fell off the bus, one that does not answer, and a query that a model does not support all lead to
+A missing driver, a GPU that fell off the bus, a GPU that does not answer, and a query that a model does not support all lead to
 absent readings and not to exceptions. Only `FastReader` raises OSError if NVML cannot be opened.
 """
 

@@ -34,7 +34,7 @@ class Denials:
     def find(self, families: Iterable[Family]) -> set[int]:
         """Return the NVML indices of GPUs that deny a reading which a GPU of the same model has now or had earlier.
 
-        GPUs with an error in any reading are left out.
+        GPUs with an error in any reading, and accepted denials, are left out.
         """
         return {int(gpu) for gpu, _ in self._find(families)}
 

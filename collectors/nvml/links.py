@@ -30,7 +30,8 @@ class LinkKind(NamedTuple):
     """A reading with one value per NVLink, from `error_counter` or, if the part lacks it, from the first of `fields` that it has.
 
     Fields 161 to 163, which also have the error counters, are not read: in R580, reading them frees memory that was not
-    allocated, and after a thousand reads the C library often aborts the process (measured, 2 and 4 H200, 580.159.04).
+    allocated, and after a thousand reads the C library often aborts the process (measured on 2 and 4 H200, driver
+    580.159.04).
     """
 
     name: str

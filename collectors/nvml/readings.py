@@ -66,21 +66,22 @@ SLOW_KINDS = (
 
 
 def reading_kinds(full_snapshot: bool, counters: bool = False) -> list[ReadingKind]:
-    """Return every family, in the order of the output. With `counters`, include those of GPM."""
+    """Return the kind of every family, in the order of the output. With `counters`, include GPM_KINDS."""
     rows = [_kind(row) for row in GPU_READINGS if full_snapshot or row.pace != SNAPSHOT_ONLY]
     links = [ReadingKind(*kind[:4]) for kind in (ACTIVE, *LINK_KINDS, *(GPM_KINDS if counters else ()))]
     return [UUID, *rows, THROTTLE_ACTIVE, THROTTLE_TIME, *links]
 
 
 def absent_samples(absent: Absent, full_snapshot: bool, counters: bool = False) -> list[Sample]:
-    """Return the samples of a GPU that does not answer."""
+    """Return the samples of a GPU that does not answer: each is `absent`."""
     return [(kind.name, labels, absent) for kind in reading_kinds(full_snapshot, counters) for labels in kind.labels]
 
 
 def with_required_reset(samples: list[Sample]) -> list[Sample]:
     """Return the samples of one GPU. If the driver refuses a reading until a reset, set the recovery action to a reset.
 
-    This is needed because drivers before R570 report no recovery action. An action that the driver does report is kept.
+    This is needed because drivers before R570 report no recovery action. An action other than `none` that the driver reports is
+    kept.
     """
     if not any(isinstance(value, ResetRequired) for _, _, value in samples):
         return samples

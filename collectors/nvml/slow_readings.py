@@ -18,7 +18,7 @@ from collectors.nvml.readings import SLOW_KINDS, Sample, read_slow
 REFRESH_S = 300.0
 """Age at which readings are refreshed. During a training run a refresh takes 0.17 s of CPU time per GPU: 0.06 % of a CPU."""
 STALE_S = 900.0
-"""Age at which readings expire."""
+"""Age from which readings are replaced by an error."""
 
 
 class SlowReadings:

@@ -130,7 +130,7 @@ class Module:
         return readings
 
     def _lane_readings(self, name: str, *, has_link: bool) -> Readings:
-        """Return a reading of each lane, or one of the port if the module does not report this quantity or flag."""
+        """Return a reading of each lane; an absent reading without a lane if the module does not report this quantity or flag."""
         lanes = self._of_lanes
         if name not in lanes:
             return dict.fromkeys(_names(name), _NOT_REPORTED)
