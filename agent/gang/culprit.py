@@ -91,8 +91,8 @@ class _Report:
 
     @property
     def failed_ago_s(self) -> float:
-        since = self.rank.ended_s if self.rank.failure_age_s is None else self.rank.failure_age_s
-        return (since or 0.0) + self.age_s
+        failure_age_s = self.rank.ended_s if self.rank.failure_age_s is None else self.rank.failure_age_s
+        return (failure_age_s or 0.0) + self.age_s
 
 
 def find_culprit(gang: GangSnapshot) -> Culprit | None:
@@ -299,14 +299,14 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
     timed_out = [report for report in reports if _has_timed_out(report.rank, timeout_s)]
     if not any(report.failed_ago_s >= SETTLE_S for report in timed_out):
         return None
-    first_timeout_s = max(report.failed_ago_s for report in timed_out)
+    first_timeout_ago_s = max(report.failed_ago_s for report in timed_out)
     waited = f"the others waited for it until their time-out of {timeout_s:g} s"
     failed = [
         report
         for report in reports
         if report.rank.failure == "error"
         and report.rank.failure_age_s is not None
-        and report.failed_ago_s > first_timeout_s + SETTLE_S
+        and report.failed_ago_s > first_timeout_ago_s + SETTLE_S
     ]
     if failed:
         first = max(failed, key=lambda report: report.failed_ago_s)

@@ -141,16 +141,16 @@ def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
             _kill(child)
     code = os.waitstatus_to_exitcode(status)
     sender.send("end", SEND_TIMEOUT_S, code=code, terminated_by_launcher=terminated_by_launcher)
-    _kill(child, whole_group_only=True)
+    _kill(child, group_only=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # so that the launcher can still end this process
     return _end_like(code)
 
 
-def _kill(child: int, *, whole_group_only: bool = False) -> None:
-    """Kill the process group of the rank, and unless `whole_group_only` the rank itself, which may not lead a group yet."""
+def _kill(child: int, *, group_only: bool = False) -> None:
+    """Kill the process group of the rank. Unless `group_only`, kill the rank itself too, because it may have no group yet."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    if not whole_group_only:
+    if not group_only:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
 

@@ -12,7 +12,10 @@ from schemas.records import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """Seconds of each repetition, and why the repetitions stopped: `precision` reached, `time` spent; empty if all were made."""
+    """Seconds of each repetition, and why the repetitions stopped.
+
+    `stopped`: `precision` reached, or `time` spent; empty if the number of repetitions was fixed.
+    """
 
     seconds: Sequence[float]
     stopped: str = ""

@@ -277,7 +277,7 @@ def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(
     assert calls == [
         *expected,
         ("send", "end", guard.SEND_TIMEOUT_S, {"code": 7, "terminated_by_launcher": by_launcher}),
-        ("_kill", 55, {"whole_group_only": True}),
+        ("_kill", 55, {"group_only": True}),
         ("pthread_sigmask", signal.SIG_UNBLOCK, guard.WATCHED),
         ("_end_like", 7),
     ]
@@ -292,7 +292,7 @@ def test_group_is_killed_and_by_default_also_the_rank(calls: Calls, is_gone: boo
 
     calls.replace(os, "killpg", kill)
     calls.replace(os, "kill", kill)
-    guard._kill(55, whole_group_only=True)
+    guard._kill(55, group_only=True)
     assert calls == [("killpg", 55, signal.SIGKILL)]
     guard._kill(55)
     assert calls[1:] == [("killpg", 55, signal.SIGKILL), ("kill", 55, signal.SIGKILL)]

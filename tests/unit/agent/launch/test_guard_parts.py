@@ -82,7 +82,7 @@ def test_process_group_and_then_the_rank_itself_are_killed() -> None:
 
     child = fork(alone)
     wait_until(lambda: os.getpgid(child) == child)
-    guard._kill(child, whole_group_only=True)
+    guard._kill(child, group_only=True)
     assert wait_for_exit(child) == -signal.SIGKILL
     guard._kill(child)  # it is gone
 
