@@ -14,7 +14,7 @@ from fleet.judge.advisories import Advisory, AffectedRange, version_key
 URL = "https://github.com/NVIDIA/product-security"
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _MELLANOX_PREFIX = "xx."
-"""Bulletins of 2024 write this in place of the number of the adapter."""
+"""Bulletins of 2024 write this in place of the first number of a firmware version, which differs from adapter to adapter."""
 
 _Version = tuple[Mapping[str, Any], str]
 """A version of a product, and the name of its platform."""
@@ -24,8 +24,8 @@ _Version = tuple[Mapping[str, Any], str]
 class _Listed:
     """How bulletins name a product and its platform: two patterns.
 
-    The branch is the first group in `product` or `platform` that is not empty. The branch of `hgx_firmware` is its product and
-    platform.
+    The branch is the first group of the two matches that is not empty. The patterns of `hgx_firmware` have no group: its branch
+    is the text `PRODUCT, PLATFORM`.
     """
 
     product: str
@@ -121,13 +121,14 @@ def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str])
         fixes: branch -> first version with the fix of this vulnerability. A branch that is missing here is not affected.
     """
     first = "0"
-    for branch, newest in sorted(every_branch.items(), key=lambda item: version_key(item[1])):
+    for branch, version in sorted(every_branch.items(), key=lambda item: version_key(item[1])):
         if branch in fixes:
             yield AffectedRange(first=first, fixed=fixes[branch], line=branch)
-        first = str(int(newest.split(".")[0]) + 1) if key in BY_BRANCH else "0"
+        first = str(int(version.split(".")[0]) + 1) if key in BY_BRANCH else "0"
 
 
 def _rating(vulnerability: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the highest CVSS 3 base score and its severity; 0 and an empty text if the bulletin states none."""
     scores = [item["cvss_v3"] for item in vulnerability.get("scores", ()) if "cvss_v3" in item]
     rated = [(float(item["baseScore"]), str(item["baseSeverity"]).lower()) for item in scores]
     return max(rated, default=(0.0, ""))

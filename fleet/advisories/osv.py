@@ -33,7 +33,8 @@ SCORES: Mapping[str, tuple[float, str]] = {
 def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]]:
     """Yield each advisory about a module of MODULES with its product, from the documents below the directory.
 
-    Vulnerabilities whose CVE numbers are all from before `since` (a year) are left out: databases add some of them years later.
+    Vulnerabilities whose CVE numbers are all from before `since` (a year) are left out. Their date of publication does not show
+    their age, because databases add some of them years later.
 
     Raises:
         OSError: a file cannot be read.

@@ -16,7 +16,8 @@ from fleet.judge.advisories import PRODUCTS, Advisory
 from schemas.errors import UsageError
 
 SINCE = "2023"
-"""Advisories of earlier years are left out: a version with the fixes of later advisories has the earlier fixes too."""
+"""Advisories that were published in earlier years are left out: a version with the fixes of later advisories has the earlier
+fixes too."""
 
 
 def rebuild(bulletins: Path, vulnerabilities: Path) -> str:

@@ -113,10 +113,12 @@ def _levels(state: HostState, serial: str) -> tuple[Level, ...]:
 
 
 def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
-    """Return the baseline of a part with another run added. A run that is already in it is replaced.
+    """Return the earlier baseline of a part, `old`, with the run and the figures of `new` added; `new` alone if `old` is None.
+
+    If `old` has this run already, its former content is replaced.
 
     Raises:
-        UsageError: the baseline has a different run of the same name.
+        UsageError: `old` has a different run of the same name.
     """
     if old is None:
         return new
@@ -169,11 +171,12 @@ def accept(
         directory: directory of the baselines.
         by: who accepts the run.
         replace_runs: whether the run replaces the earlier runs of the parts.
-        replaced: parts whose earlier runs were already replaced, by another run that is accepted with this one.
+        replaced: parts whose earlier runs were already replaced by another run, which was accepted by the same command. The run
+            is added to the new baseline of these parts.
 
     Raises:
         RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.
-        UsageError: as for `with_earlier`.
+        UsageError: a baseline has a different run of the same name.
     """
     digest = refuse_unaccepted(run, report)
     try:

@@ -83,7 +83,7 @@ class RedfishSession:
         self._expands = isinstance(expand, dict) and expand.get("NoLinks") is True and expand.get("Levels") is True
 
     def get(self, path: object) -> Resource | None:
-        """Return the resource at a path; None if there is none, or if the path is not one of the service. Raises BmcError."""
+        """Return the resource at a path; None if there is none, or if `path` is not a path of Redfish. Raises BmcError."""
         if not isinstance(path, str) or len(path) > 512 or not _PATH.fullmatch(path) or "/.." in path:
             return None
         with _named_errors():
@@ -133,7 +133,7 @@ class RedfishSession:
 
 @contextlib.contextmanager
 def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]:
-    """Log in and yield the session; log out at the end, because BMCs have few sessions (iDRAC: 8).
+    """Log in and yield the session; log out at the end, because a BMC allows few sessions at a time (iDRAC: 8).
 
     Args:
         target: the BMC.
@@ -174,7 +174,7 @@ def _cafile(target: BmcTarget) -> str | None:
 
 
 def _log_in(client: HttpClient) -> None:
-    """Log in with a session; with the credentials in each request if the service has no sessions."""
+    """Log in with a session. If the service has no sessions, send the credentials in each request."""
     try:
         client.login(auth=AuthMethod.SESSION)
     except SessionCreationError as error:

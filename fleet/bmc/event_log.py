@@ -14,7 +14,7 @@ from fleet.bmc.target import BmcError, clean_text
 EMPTY = "none"
 """Mark of a log without entries."""
 MAX_NEW = 200
-"""Maximum number of new entries that a reading keeps, newest first. `new_entries` counts at most one more."""
+"""Maximum number of new entries that a reading keeps, newest first."""
 _EVENT_TYPES = ("sel", "event")
 """Values of LogEntryType of a log with hardware events."""
 _EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
@@ -40,12 +40,16 @@ class LogEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LogReading:
-    """Number of entries, mark of the newest one, and the entries since the previous reading, newest first."""
+    """What a reading keeps of an event log."""
 
     entries: int
+    """Number of all entries."""
     newest: str
+    """Mark of the newest entry; EMPTY without entries."""
     new: tuple[LogEntry, ...] = ()
+    """Entries since the previous reading, newest first, at most MAX_NEW."""
     new_entries: int = 0
+    """Number of entries since the previous reading; MAX_NEW + 1 if there are more than MAX_NEW."""
 
 
 def is_event_log(service: Resource) -> bool:
@@ -87,30 +91,35 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries up to the first one whose time is earlier than that of the mark.
+    """Return the entries before the first one whose time is earlier than the time in `mark`.
 
     Call this only if the entry of the mark was not found: the log was cleared, is full or has more than MAX_NEW new entries.
     Otherwise do not compare times, because the clock of a BMC may be set back.
 
+    Args:
+        entries: entries of the log, newest first.
+        mark: mark of the newest entry at the previous reading.
+
     Raises:
         BmcError: it is unknown which entries are new, because the times contradict the order or the numbers of the entries.
     """
-    number = next((number for number, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
-    if entries and not number:
+    count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
+    if entries and not count:
         raise BmcError("the log lacks the newest entry of the previous reading, and all its entries are older")
-    known = _number(mark.rpartition(" ")[0])
-    for entry in entries[number:]:
-        own = _number(entry.id)
-        has_higher_number = known is not None and own is not None and own > known
+    number_of_mark = _number(mark.rpartition(" ")[0])
+    for entry in entries[count:]:
+        number = _number(entry.id)
+        has_higher_number = number_of_mark is not None and number is not None and number > number_of_mark
         if has_higher_number or (_time(entry.created) and not _is_older(entry.created, mark)):
             raise BmcError(
                 "the log lacks the newest entry of the previous reading, and its entries are not in the order of their times: "
                 "the clock of the BMC was set back"
             )
-    return entries[:number]
+    return entries[:count]
 
 
 def _number(entry_id: str) -> int | None:
+    """Return the ID of an entry as a number; None if the ID is not a number."""
     return int(entry_id) if entry_id.isascii() and entry_id.isdigit() and len(entry_id) < 19 else None
 
 
@@ -135,6 +144,10 @@ def _newest_first(session: RedfishSession, first: Resource, total: int) -> Itera
 
 
 def _from_the_end(session: RedfishSession, first: Resource, members: list[object], total: int) -> Iterator[LogEntry]:
+    """Yield the entries of a log that lists the oldest first, the newest first.
+
+    Read pages from the end with `$skip`. If the service ignores `$skip`, follow the links through all pages.
+    """
     size, skip = len(members), total
     while skip > 0:
         step = min(size, skip)

@@ -44,7 +44,7 @@ def _state(resource: Resource) -> str:
 
 
 def has_health(resource: Resource) -> bool:
-    """Return whether the part reports a health, even one that is unknown here."""
+    """Return whether the part reports a health, even one with a name that `standard` does not know."""
     return _raw_health(resource) not in (None, "")
 
 
@@ -54,7 +54,7 @@ def _raw_health(resource: Resource) -> object:
 
 
 def health(resource: Resource) -> str | None:
-    """Return the health of a part, with the reason if it is bad; None if it is not reported."""
+    """Return the health of a part, with the reason if it is bad; None if no health is reported, or one with an unknown name."""
     status, value = resource.get("Status"), standard(_raw_health(resource))
     if value in (None, OK):
         return value

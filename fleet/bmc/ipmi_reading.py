@@ -116,7 +116,7 @@ def _health(bits: object) -> str | None:
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the size of the log and its new entries: those after the entry of the mark, or all if the log lacks that entry.
+    """Add the size of the log and its new entries: those after the entry that the mark names, or all if the log lacks that entry.
 
     Without a mark, as in the first reading, no entry is new. IPMI lists the oldest entry first.
     """

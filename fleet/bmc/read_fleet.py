@@ -33,7 +33,7 @@ def read_all(jobs: Iterable[Job], deadline_s: float = DEADLINE_S) -> Iterator[Re
     """Yield the readings of each BMC as they arrive.
 
     Each BMC has a daemon thread with a deadline. A thread that does not return is abandoned: no client can end a call that hangs
-    in the resolver.
+    while it resolves the name of the BMC.
     """
     pending = list(jobs)
     results: queue.Queue[Result] = queue.Queue()
@@ -62,6 +62,6 @@ def _read_one(target: BmcTarget, marks: Marks | None, deadline_s: float, results
         metrics = read_bmc(target, marks, start + deadline_s).metrics()
     except BmcError as error:
         metrics = unreadable(str(error))
-    except Exception as error:  # noqa: BLE001 - a service may answer with anything; one BMC must not end the others
+    except Exception as error:  # noqa: BLE001 - a service may answer with anything; the other BMCs are read all the same
         metrics = unreadable(f"answers with unexpected data ({type(error).__name__})")
     results.put((target, metrics, time.monotonic() - start))

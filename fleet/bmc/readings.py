@@ -19,7 +19,11 @@ class Readings:
         self._absent: dict[str, dict[str, str]] = {name: {} for name in NAMES}
 
     def scope(self, name: str, *labels: str) -> str:
-        """Return a scope that no other part has, even if parts have equal names; empty if MAX_SCOPES parts have the name."""
+        """Return a scope for the reading `name` of a part, which the reading has for no other part yet.
+
+        If the labels are those of an earlier part, the last label gets a number: `Fan:2`. The scope is empty if MAX_SCOPES parts
+        have these labels.
+        """
         kinds = READINGS[name].labels
         used = self._values[name].keys() | self._absent[name].keys()
         for number in range(1, MAX_SCOPES + 1):

@@ -18,7 +18,7 @@ _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "
 _SPARE_IMAGE = re.compile(
     r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE
 )
-"""Names of firmware images that are stored but do not run. They depend on earlier updates, so healthy hosts differ in them."""
+"""Names of firmware images that are stored but do not run. They depend on earlier updates, so those of healthy hosts differ."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports the health of none of its power supplies; its event log reports their faults"
@@ -36,7 +36,7 @@ def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Rea
 
     Args:
         target: the BMC.
-        marks: those of the previous reading; None for the first reading.
+        marks: the newest entry of each event log at the previous reading; None for the first reading.
         deadline: value of time.monotonic() after which nothing more is read.
 
     Raises:

@@ -23,7 +23,7 @@ class BmcTarget:
     host: str
     """Name of the host in the inventory."""
     address: str
-    """Name or IP address, with a port if it is not the usual one."""
+    """Name or IP address of the BMC, with a port if it is not the default port of the protocol."""
     user: str = field(repr=False)
     password: str = field(repr=False)
     protocol: str = REDFISH
@@ -34,12 +34,12 @@ class BmcTarget:
 
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
-    """Return a text of a BMC on one line, without control and format characters, cut at `limit` characters."""
+    """Return a text that a BMC sent, on one line, without control and format characters, cut at `limit` characters."""
     printable = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in str(value)[: 4 * limit])
     return " ".join(printable.split())[:limit]
 
 
 def label(value: object) -> str:
-    """Return a name of a BMC in the characters of a scope: `Power_Supply_Bay_1` for `Power Supply Bay 1`."""
+    """Return a name that a BMC sent, with only the characters that a scope may have: `Fan_1` for `Fan 1`."""
     ascii_text = unicodedata.normalize("NFKD", str(value)[:LABEL_LIMIT]).encode("ascii", "ignore").decode()
     return _NOT_IN_LABEL.sub("_", ascii_text).strip("_") or "unnamed"

@@ -56,7 +56,7 @@ def call(options: argparse.Namespace) -> int:
         time.sleep(DELAY_S)
     with _locked(options.run_dir):
         damaged = {target.host for target in targets if is_damaged(options.run_dir, target.host)}
-        refused = [f"{host}: its record is damaged, so nothing is added: start a new run" for host in damaged]
+        not_read = [f"{host}: its record is damaged, so nothing is added: start a new run" for host in damaged]
         known = {
             target.host: read_record(options.run_dir, plan, target.host)
             for target in targets
@@ -74,9 +74,9 @@ def call(options: argparse.Namespace) -> int:
             )
             add_snapshot(options.run_dir, plan, target.host, taken)
             reasons = [why for metric in metrics if metric.name == READABLE for why in metric.absent.values()]
-            refused += [f"{target.host}: {reason.partition(': ')[2]}" for reason in reasons]
-    sys.stderr.writelines(f"rackproof: BMC of {reason}\n" for reason in sorted(refused))
-    print(f"{len(targets) - len(refused)} of {len(targets)} BMCs read")
+            not_read += [f"{target.host}: {reason.partition(': ')[2]}" for reason in reasons]
+    sys.stderr.writelines(f"rackproof: BMC of {reason}\n" for reason in sorted(not_read))
+    print(f"{len(targets) - len(not_read)} of {len(targets)} BMCs read")
     sys.stdout.flush()
     return 0
 
@@ -122,7 +122,8 @@ def _plan(directory: Path) -> Plan:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Wait until no other process reads BMCs for the run: a reading during a stage must not overtake the one after it."""
+    """Wait until no other process reads BMCs for the run, so that a reading during a stage is never added after the reading that
+    follows the stage."""
     path = directory / BMCS
     path.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

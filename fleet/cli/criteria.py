@@ -95,7 +95,8 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
-        # Criteria of a shipped pack override those with the same id; those of another pack only with `replaces`.
+        # A criterion of a named pack may have the id of one in PACKS. If the named pack is a shipped one, its criterion overrides
+        # that one. If it is a pack of the site, it needs `replaces`.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0

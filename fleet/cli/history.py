@@ -75,7 +75,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--stage", default="", help="figure: stage")
     verb.add_argument(
-        "--model", default="", help="figure: GPU model, such as 'NVIDIA H200'; import: model of figures without one"
+        "--model",
+        default="",
+        help="figure: GPU model, such as 'NVIDIA H200'; import: model of figures whose file names none",
     )
     verb.add_argument("--value", type=float, help="figure: print the percentile of this value, in the SI unit")
     verb.add_argument("--all", action="store_true", help="figure: include hosts that were not accepted")

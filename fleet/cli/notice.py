@@ -22,8 +22,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     notice.add_argument(
         "--on",
         default=",".join(STATES),
-        help="states to notify about: accepted, rejected, incomplete, busy (default: all; '': none). If any are given, "
-        "the notification is also printed while nodes are still drained",
+        help="states to notify about: accepted, rejected, incomplete, busy (incomplete only because hosts were in use); default: "
+        "all; '': none. Unless this is '', the notification is printed in every state while nodes are still drained",
     )
     notice.add_argument(
         "--link", default="", help="URL of the directory of the runs (default: give the path of the report)"

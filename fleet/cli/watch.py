@@ -56,7 +56,7 @@ def call(options: argparse.Namespace) -> int:
         options.run_dir, judge_records=not options.no_judge and not options.beats, scrape_exporters=not options.no_ask
     )
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:  # a terminal without `…` shows a question mark
+    if reconfigure:  # a terminal whose encoding lacks `…` shows a question mark
         reconfigure(errors="replace")
     try:
         if options.beats:

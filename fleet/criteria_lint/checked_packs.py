@@ -13,7 +13,7 @@ def checked_packs(names: Sequence[str]) -> tuple[Pack, ...]:
     """Return the shipped packs and the named ones.
 
     Raises:
-        UsageError: as `read_packs`; or a named pack has lint findings.
+        UsageError: as for `read_packs`, or a named pack has lint findings.
     """
     packs = read_packs(names)
     problems = [str(finding) for pack in packs if pack.chosen for finding in lint(pack)]

@@ -52,8 +52,10 @@ TRUTHS = frozenset(
 )
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 LEAST_OF_EXPECTED = 0.75
+"""Lowest floor, as a share of the expected value. The highest ceiling is as far above the expected value."""
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
-"""Storage limits may be this far from the fleet's median: file systems differ more than parts, by fill level, wear and load."""
+"""Prefixes of storage figures, and their lowest floor and highest ceiling as shares of the fleet's median: file systems differ
+more than parts, by fill level, wear and load."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
 """Optical powers, and their lowest floor as a share of the expected value (0.1 is 10 dB): healthy ports differ by several dB."""
 MUST_JUDGE = (
@@ -213,7 +215,7 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # A floor with the basis `model` is estimated from other parts, so it finds only gross faults, such as half the rate.
+    # A floor with the basis `model` is estimated from measurements of other parts. It may be low, to find only gross faults.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED

@@ -44,7 +44,9 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
             continue
-        parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))  # what is not known here is a label
+        parameter = known.get(
+            key, str if known else ANY_BENCHMARK.get(key, str)
+        )  # an unknown key is a label, so a text
         if isinstance(value, Mapping):
             yield from _range(criterion, key, value, parameter)
         else:
@@ -64,7 +66,7 @@ def _parameters(outputs: Outputs) -> dict[str, Parameter]:
     labels = {output.scope for output, _ in outputs} & merged.keys()
     return merged | dict.fromkeys(
         labels, str
-    )  # for example `numa` of `host_memory`, a node and not `local` or `remote`
+    )  # `numa` of `host_memory`, a scope, is the number of a node; in other benchmarks it is `local` or `remote`
 
 
 ANY_BENCHMARK = _parameters([(output, benchmark) for benchmark in BENCHMARKS.values() for output in benchmark.outputs])

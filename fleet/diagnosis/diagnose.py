@@ -146,7 +146,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 
 
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
-"""Problems that include the XIDs of a GPU. A GPU that fell off the bus has no other problem."""
+"""Problems that include the XIDs of a GPU. No GPU has both: `gpu-fell-off-bus` explains all other verdicts on the GPU."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
 """Problems of a port that prevent measurements between it and its partner."""
@@ -164,7 +164,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
     is_suspect = item.first.kind == VerdictKind.SUSPECT
-    # A host that is slow with other hosts explains slow adapters between hosts, but not an adapter that is slow in loopback.
+    # A host that is slow with other hosts explains adapters that are slow between hosts, but no adapter that is slow with itself.
     may_explain_parts = not is_suspect or (item.part == HOST and verdict.stage == GANG)
     if (
         may_explain_parts
@@ -179,7 +179,9 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         # Verdicts on pairs that a slow NIC slows down name the NIC as their part (fleet/judge/localization/pair_parts.py).
         return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
-        return False  # a slow port would be the suspect itself
+        return (
+            False  # if the port of this problem were slow, the verdict would name the port as the suspect, not the host
+        )
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang
     return is_of_whole_host and matches(verdict, problem.explains_host)
 
@@ -240,7 +242,9 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            is_of_port = PARTNER_PARAM in verdict.params  # hosts of the same build name their adapters alike
+            # A missing figure between two ports belongs to the partner's port of the same rail. Hosts of the same build name the
+            # adapters of a rail alike, so a cause on the part with the same name comes first.
+            is_of_port = PARTNER_PARAM in verdict.params
             order = [
                 (
                     item.host != partner,

@@ -99,8 +99,8 @@ HANDLING = {
         "do not accept the host: the serials that it reports are not those on its parts.",
     ),
     ("bmc-part", "inspect_hardware", "psu"): Handling(
-        "Check cable, outlet, phase and breaker of the power supply. Then swap it with the one of a healthy bay.",
-        "replace the power supply if the fault moves with it, or else the feed or the backplane.",
+        "Check cable, outlet, phase and breaker of the power supply. Then swap it with the power supply of a healthy bay.",
+        "replace the power supply if the fault moves with it. If the fault stays in the bay, replace the feed or the backplane.",
     ),
     ("bmc-part", "inspect_hardware", "detector"): Handling(
         "Power the host off now, and shut off its coolant. Then look for the leak.",
@@ -193,7 +193,7 @@ HANDLING = {
     ("shared-machine", "configure", ""): Handling(
         "Give the machine to one host of the inventory, with all of its GPUs, and measure it again. The slow parts may be "
         "healthy.",
-        "measure the hosts of the machine one at a time (--limit): a part that is slow then is faulty.",
+        "measure the hosts of the machine one at a time (--limit). A part that is still slow is faulty.",
     ),
     ("identity", "inspect_hardware", ""): Handling(
         "Compare the label of each part with the serial in the report.",

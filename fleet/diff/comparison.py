@@ -91,7 +91,7 @@ class Comparison:
             self._changes.append(Change(kind=NEW, host=host, scope="host", what="host", text=text))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return every change, the most important kinds first, then by host in the order of addition."""
+        """Return every change, the most important kinds first. Those of one kind are in the order in which hosts were added."""
         changes = [*self._changes, *gpu_changes(self._before, self._after), *version_changes(self._versions)]
 
         def sort_key(change: Change) -> tuple[int, int, str]:

@@ -33,7 +33,8 @@ _MAX_NAMED_FIGURES = 6
 
 
 def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
-    """Yield the figures of a host that changed, and the number of figures that only one side has."""
+    """Yield the changed figures of a host, then one change with the number of figures that only the earlier state has, and one
+    with the number of figures that only the new state has. Parts that were replaced or added are left out."""
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
     missing: Counter[str] = Counter()
@@ -44,7 +45,7 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
     for serial, after in new.figures.items():
         before = old.figures.get(serial, {})
         if serial not in old.figures:
-            continue  # a new part: `parts` lists it
+            continue  # a new part, which `fleet.diff.parts` lists
         added += len(after.keys() - before.keys())
         missing.update(key[0] for key in before.keys() - after.keys())
         for key in after.keys() & before.keys():

@@ -176,7 +176,10 @@ def _commit(place: Path, index: Index) -> None:
 
 
 def _has_lost_its_index(place: Path) -> bool:
-    """Return whether there are files of a month or of several runs. A first writer that was killed may leave files of one run."""
+    """Return whether files of the history are there without an index: files of a month, or of several runs.
+
+    Files of one run are no sign of a lost index: a writer that was killed while it added the first run may have left them.
+    """
     found = set[str]()
     for folder in place.iterdir():
         if not folder.name.startswith((*TEMPORARY, VERSION_PREFIX)):  # other writers may remove those at any time
@@ -187,7 +190,7 @@ def _has_lost_its_index(place: Path) -> bool:
 
 def _remove_stale(place: Path) -> None:
     """Remove the temporary directories of writers that were killed at least a day ago."""
-    os.utime(place / LOCK)
+    os.utime(place / LOCK)  # the present time by the clock of the file system, which also dates the directories
     now = (place / LOCK).stat().st_mtime
     for path in place.iterdir():
         if not path.name.startswith(TEMPORARY) or path.is_symlink():

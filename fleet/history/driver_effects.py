@@ -54,12 +54,14 @@ class DriverEffect:
     change: float
     """(new - old) / old."""
     error: float | None
-    """Half of the 95 % confidence interval of `change`; None if it is confounded with the date."""
+    """Half of the 95 % confidence interval of `change`; None if `finding` is CONFOUNDED."""
     hosts: int
     weeks_old: int
     """Weeks with runs under the old driver, on hosts that had both drivers."""
     weeks_new: int
+    """Weeks with runs under the new driver, on the same hosts."""
     meaning: str
+    """`worse`, `better`, or `unknown` for a figure without better and worse."""
     finding: str
     """CLEAR or CONFOUNDED."""
 

@@ -81,7 +81,7 @@ def group_episodes(
     """Return the episodes of all causes.
 
     Args:
-        causes: rows of `causes`.
+        causes: rows of the table `causes`.
         measured: `("serial", serial)` or `("host", name)` -> its runs. Not needed for parts that failed in one run only.
         rack_hosts: rack and nonce -> number of its hosts in that run.
     """
@@ -97,7 +97,10 @@ def group_episodes(
 
 
 def split(causes: Iterable[Cause], measured: Iterable[Measured]) -> list[list[Cause]]:
-    """Return the causes of each episode. It ends at the next run that measured the failed benchmarks and has no cause."""
+    """Return the causes of each episode of one part.
+
+    An episode ends at the next run that measured every benchmark that had failed, and in which the part has no cause.
+    """
     by_run: dict[Run, list[Cause]] = defaultdict(list)
     for cause in causes:
         by_run[run_of(cause)].append(cause)

@@ -35,7 +35,7 @@ from schemas.reports import (
 )
 
 MAX_VALUES = 8
-"""Maximum number of former values of a part in the report."""
+"""Maximum number of former values of a figure of a part in the report."""
 SIZE = "size_bytes"
 _FORMER = 'nonce <> $nonce and "began" < $began::timestamp'
 _HOST = "case when serial = '' then host else '' end"
@@ -164,7 +164,7 @@ def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
 def _accepted(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[GroupKey, list[float]]:
-    """Return for each group of figures the newest value of every part that was accepted in a former run, sorted."""
+    """Return for each group of figures the sorted values of accepted parts: of each part, the one of its newest accepted run."""
     if not figures:
         return {}
     rows = history.rows(
@@ -279,7 +279,7 @@ def _seen_before(history: History, report: FleetReport, former: Mapping[str, obj
 
 
 def _cause_part(part: CausePart, host: HostReport | None) -> str:
-    """Return the part of a cause like _CAUSE_PART, with the serial that `rows` stores."""
+    """Return the part of a cause as _CAUSE_PART names it, so that both can be compared; the serial is the one `rows` stores."""
     if serial := part.serial or part_serial(host, part.scope):
         return f"serial {clean_text(serial)}"
     return f"host {clean_text(part.host)} {'' if part.scope == 'host' else clean_text(part.scope)}"

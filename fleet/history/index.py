@@ -157,7 +157,7 @@ def _written_by_newer(path: Path, why: str) -> str:
 
 
 def _newer_names(document: Any) -> str:
-    """Return the first key or table of the index that this version does not have; empty if there is none.
+    """Return the first key or table of the index that this version of Rackproof does not know; empty if there is none.
 
     A file that is cut off or overwritten is no JSON, or lacks keys. Only a newer version writes additional keys or tables.
     """

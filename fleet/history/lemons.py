@@ -1,13 +1,13 @@
-"""Find racks, hosts, slots and parts that fail again and again, the widest cause first.
+"""Find racks, hosts, slots and parts that fail again and again. Racks are searched first, then hosts, slots and parts.
 
 An episode of a whole rack or host (see `episodes`) counts only for that rack or host. Of the other episodes, each slot of a host
-counts once for the host, and each serial once for its slot. So if one GPU after another fails in a host, or if every GPU fails
-in a slot, the finding names the host or the slot, not the GPUs. The remaining episodes count for the part. A part is identified
-by its serial wherever it was installed, or by host and slot if it has no serial.
+counts once for the host, and each serial once for its slot. So if one GPU after another fails in a host, or if each GPU that is
+put into a slot fails, the finding names the host or the slot, not the GPUs. The remaining episodes count for the part. A part is
+identified by its serial wherever it was installed, or by host and slot if it has no serial.
 
-Chance is the expected number of parts of the same kind with as many episodes. It is computed twice: as if all parts failed
-equally often, and as if every run of every part failed equally often. The larger number counts. So the number of tests alone
-makes no rack suspicious, whether it is tested every night or only twice.
+`by_chance` is the number of parts of the same kind that would have as many episodes by chance. It is computed twice: as if all
+parts failed equally often, and as if every run of every part failed equally often. The larger result counts. So the number of
+tests alone makes no rack suspicious, whether it is tested every night or only twice.
 """
 
 from __future__ import annotations
@@ -165,7 +165,10 @@ def _racks(episodes: Episodes) -> list[_Group]:
 
 
 def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
-    """Return for each host the failures of the whole host and of single parts; each slot and each part counts at most once."""
+    """Return for each host its failures: those of the whole host, and the number of slots or of parts that failed alone.
+
+    The smaller of these two numbers counts.
+    """
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []
     for host in dict.fromkeys([*common, *alone]):
@@ -178,7 +181,10 @@ def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
 
 
 def _slots(alone: Iterable[Episode]) -> list[_Group]:
-    """Return for each slot its failures: each serial counts once, a part without a serial as often as it failed."""
+    """Return for each slot its failures. Each serial counts once, however often it failed.
+
+    Each episode of a part without a serial counts, unless it began in a run in which a part with a serial failed in the slot.
+    """
     result = []
     for slot, items in _by(alone, lambda item: f"{item.host} {item.slot}").items():
         serials = {item.serial for item in items if item.serial}
@@ -226,7 +232,7 @@ def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iter
 
 
 def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRuns) -> list[Lemon]:
-    """Return the groups with several episodes, each with the number of groups that would have as many by chance."""
+    """Return a Lemon for each group with several episodes, whether it is likely to be chance or not."""
     totals = Counter[tuple[str, str]]()
     members = Counter[tuple[str, str]]()
     for group in groups:
@@ -239,7 +245,7 @@ def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRu
         key = (group.kind, group.part_kind)
         known = exposures.get(key) or exposures.get(
             ("host", ""), {}
-        )  # mounts and DIMMs are not counted: assume one in each host
+        )  # the table `parts` has no mounts and DIMMs, so their number is unknown: assume one in each host
         result.append(_lemon(group, expected(group.count, totals[key], known, members[key]), measured))
     return result
 

@@ -85,7 +85,7 @@ def _where(*, is_host: bool) -> str:
 def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any]]:
     if is_host:
         where = f"(nonce, host) in {_HOST_RUNS}"
-    else:  # the cause of a part that is no GPU has host and slot only
+    else:  # the cause of a part that is no GPU may have no serial, only host and slot
         where = (
             "(serial = $id or serial = '' and slot <> '' and (nonce, host, split_part(slot, ',', 1)) in "
             "(select nonce, host, slot from parts where serial = $id))"
@@ -98,7 +98,7 @@ def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any
 
 
 def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return when another part was in the slot afterwards."""
+    """Return, for each slot that the part left, the first later run in which another part was there."""
     result = []
     for place in places:
         for slot in filter(None, place["slots"]):
@@ -133,7 +133,8 @@ def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) ->
             {"id": name, "last": last["began"], "nonce": last["nonce"], "host": last["host"]},
         )
         result += [
-            {"began": began, "run": run, "text": f"{problem} is gone, last in run {last['run']}"} for began, run in rows
+            {"began": began, "run": run, "text": f"{problem} is gone; last found in run {last['run']}"}
+            for began, run in rows
         ]
     return result
 

@@ -104,7 +104,7 @@ def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
 
 
 def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return run, time, part and logarithm of the part and its peers, in the runs in which the part was measured."""
+    """Return run, time, part and logarithm of each value of the part and of its peers, in the runs that measured the part."""
     table, part, condition = _TABLES[series["level"]]
     peers = _PEERS.get((series["level"], series["reference"]), "true")
     figure = "name = $name and settings = $settings and stage = $stage and model = $model and value > 0 and relative is not null"

@@ -14,7 +14,7 @@ from fleet.history.tables import WEIGHT, WITHIN_KIND
 
 _GROUP = "name, settings, stage, model, driver, within, is_gpu"
 _NAME_WITHIN = re.compile("=[^,]*")
-"""As in WITHIN_KIND."""
+"""What WITHIN_KIND replaces by `=*`: the name in each label, such as `=3` in `peer=3`."""
 MIN_PARTS = 3
 """Minimum number of parts with which a value is compared for a percentile."""
 
@@ -31,7 +31,7 @@ class PeerFigure:
     driver: str
     value: float
     within: str = ""
-    """Scope below the part; figures of all links or peers are compared with each other."""
+    """Scope below the part, such as `peer=3`; empty for the part as a whole. All links or peers are compared with each other."""
     is_gpu: bool = True
     """Whether the figure is of a GPU; otherwise it is of a host."""
 

@@ -167,7 +167,7 @@ def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
 
 
 def host_model(gpus: Iterable[Gpu]) -> str:
-    """Return the model of the GPUs of a host; of mixed GPUs all models."""
+    """Return the model of the GPUs of a host. If they are of several models, return all of these."""
     return ", ".join(sorted({clean_text(gpu.name) for gpu in gpus}))
 
 

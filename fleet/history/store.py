@@ -46,7 +46,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tupl
     with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as temporary, writing(directory) as database:
         parts, ends = _write_lines(rows, Path(temporary))
         fault = clock_fault(rows.nonce, rows.entry, ends, read_index(directory, rows.kind), present)
-        written, notes = _write_tables(database, rows, parts, Path(temporary), has_time=not fault)
+        written, notes = _write_tables(database, rows, parts, Path(temporary), has_right_date=not fault)
         notes += [clean_text(f"a clock is wrong: {fault}; the run is in no trend")] if fault else []
 
         def apply(index: Index) -> tuple[list[str], str]:
@@ -98,15 +98,18 @@ def _lines(directory: Path, table: str) -> Path:
 
 
 def _write_tables(
-    database: Any, rows: RunRows, parts: Sequence[Row], directory: Path, *, has_time: bool
+    database: Any, rows: RunRows, parts: Sequence[Row], directory: Path, *, has_right_date: bool
 ) -> tuple[dict[str, Path], list[str]]:
-    """Write the Parquet files of a run; return table -> file, and notes. Unless `has_time`, the run is in no trend."""
+    """Write the Parquet files of a run; return table -> file, and notes.
+
+    `has_right_date`: whether the date of the run can be right; if not, the run is in no trend.
+    """
     twice = duplicates(parts)
     for name in ("figures_with_peers", "group_levels"):
         database.execute(f"drop table if exists {name}")
     database.execute(tables.with_peers(tables.read_rows("figures", _lines(directory, "figures")), twice))
     database.execute(tables.group_levels())
-    shared, relative = tables.run_columns(rows.nonce, rows.entry), "relative" if has_time else "null"
+    shared, relative = tables.run_columns(rows.nonce, rows.entry), "relative" if has_right_date else "null"
     serials = "[" + ", ".join(map(tables.literal, twice)) + "]::varchar[]"
     sources = {
         "figures": f"select * replace ({relative} as relative), {shared} from figures_with_peers",

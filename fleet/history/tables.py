@@ -212,7 +212,8 @@ def group_levels() -> str:
 def trend_sums(figures: str, levels: str) -> str:
     """Return the query of the sums of each series, over all runs of the given relations.
 
-    A series is one figure of one part, host or rack under one driver with one kind of reference. x is in days.
+    A series is one figure of one part, host or rack under one driver with one kind of reference. In the names of the sums, x is
+    the time in days (DAYS) and y is `relative`.
     """
     points = f"""
       select 'gpu' as level, serial as id, rack, model, name, settings, stage, within, unit, driver, reference,

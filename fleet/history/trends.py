@@ -77,7 +77,7 @@ class Drift:
     meaning: str
     """`worse`, `better`, or `unknown` for a figure without better and worse."""
     shape: str
-    """`drift`, or `step` if it changed at once, on the date `at`."""
+    """`drift`, or `step` if the figure changed at once, on the date `at`."""
     at: str = ""
     others: tuple[str, ...] = ()
     """Other figures of the same part that drift too."""
@@ -130,7 +130,7 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
     """Return the series that may drift, and the number of all series that were tested."""
-    # From parts without peers in their runs or months, the median slope of all these parts is subtracted.
+    # From the slope of a part without peers in its runs or months, the median slope of all such parts is subtracted.
     query = f"""
     with {_ALONE}, all_series as (
       select * from series anti join (select * from by_month where n >= {MIN_POINTS}) m

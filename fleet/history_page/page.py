@@ -1,4 +1,4 @@
-"""Render the page over months: one HTML file without scripts, which needs no network."""
+"""Render the page of the history over the last months: one HTML file without scripts, which needs no network."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Plot:
     title: str
     note: str
     description: str
-    """Text for readers of the page without the picture."""
+    """Text for readers who do not see the picture."""
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     band: str

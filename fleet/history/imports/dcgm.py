@@ -56,7 +56,8 @@ def _test(test: dict[str, object], driver: str) -> Iterator[Row]:
 
 
 def _figures(test: str, text: str, place: dict[str, str]) -> Iterator[Row]:
-    """Yield the figures in a sentence about one GPU. Copies to and from the host get Rackproof's name, others the tool's."""
+    """Yield the figures in a sentence about one GPU. Figures of copies to and from the host get Rackproof's name, all other
+    figures the name that DCGM gives them."""
     for label, digits, unit in _FIGURE.findall(text):
         value, (si, factor) = number(digits), _UNITS[unit]
         if value is None:
