@@ -101,7 +101,7 @@ def call(options: argparse.Namespace) -> int:
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
-    # A pack of a GPU model has the same criterion ids as the shipped packs of other models, so ids are not compared for it.
+    # This refuses ids that are used twice. A pack of a GPU model is left out: it has the ids of the packs of other models.
     read_packs([name for name in options.packs if not read_pack(name).gpu_names])
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:

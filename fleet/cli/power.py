@@ -46,13 +46,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--pool",
         action="store_true",
-        help="the runs may be of different hosts: print what each criterion detects on each GPU model, but no table of floors",
+        help="the runs may be of different hosts: print what each criterion detects on each GPU model, but no tables of the noise "
+        "of each figure and the false alarms of each limit",
     )
     verb.add_argument(
         "--planted-faults",
         action="store_true",
         help="print the probability with which digest, stress and integrity find wrong bits, from the settings of --profile and "
-        "the repetitions in the runs; one run is enough",
+        "how often the benchmarks repeated their work in the runs; one run is enough",
     )
     verb.add_argument(
         "--profile",

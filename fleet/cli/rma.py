@@ -49,7 +49,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--json",
         action="store_true",
-        help="print host, place, serial, slot, cause, action and path of each cause as JSON",
+        help="print host, place, serial, slot, cause, action and path of the package of each cause as JSON",
     )
     verb.set_defaults(call=call)
 

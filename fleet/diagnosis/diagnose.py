@@ -31,10 +31,13 @@ class _PartProblem:
     """A problem of one part, with its verdicts."""
 
     problem: Problem | None
+    """None if no entry of PROBLEMS matches."""
     host: str
     part: str
     shown: list[Verdict] = field(default_factory=list)
+    """Verdicts that show the problem, the most important first."""
     explained: list[Verdict] = field(default_factory=list)
+    """Other verdicts that follow from the problem."""
     passed: tuple[Verdict, ...] = ()
     """Verdicts on the same part that pass and that the title may use."""
     cable: str = ""

@@ -40,6 +40,7 @@ class History:
             self._open(complete=True)
 
     def _open(self, *, complete: bool) -> None:
+        """Read the index and create the views. `complete` also compares the checksum of every file, which reads all of it."""
         index = read_index(self.directory, self.kind)
         if index is None:
             raise RunError(f"no history of kind {self.kind} in {self.directory}: {self._remedy()}")
