@@ -40,8 +40,8 @@ _LISTED: Mapping[str, _Listed] = {
     "hgx_firmware": _Listed(product=r".*HGX.*", platform=r".*"),
 }
 BY_BRANCH = ("driver", "nic_firmware")
-"""Products with branches. A version of a branch that the bulletin does not list needs the fix of the next branch that it lists:
-the bulletins say that other earlier branches may be affected, and advise to upgrade them."""
+"""Products with branches. If a bulletin does not list the branch of a version, the version needs the fix of the next later branch
+in the bulletin: the bulletins say that earlier branches may be affected too, and advise to upgrade them."""
 
 
 def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:

@@ -154,9 +154,10 @@ def _entry(event: Mapping[str, Any]) -> LogEntry:
 
 
 def _time_of(seconds: object) -> str:
-    """Return the time of an event by the clock of the BMC; its seconds of uptime if the clock was not set; empty without a time.
+    """Return the time of an event by the clock of the BMC; empty if the event has none.
 
-    Not the client's `timestamp`: it is relative to the present, so it differs by a second between two readings of one event.
+    If the clock was not set, return the seconds since the BMC started. The `timestamp` that the client computes is not used: it
+    is relative to the present, so it can differ by a second between two readings of one event.
     """
     if not isinstance(seconds, int) or not 0 <= seconds < NO_TIME:
         return ""

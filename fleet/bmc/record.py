@@ -19,7 +19,7 @@ NEWEST = "bmc.log.newest"
 MAX_SNAPSHOTS = 250
 """Maximum number of snapshots; the newest are kept. The schema of records allows 256.
 
-If a stage loses its snapshots, the judge reports that the stage has no reading."""
+If all snapshots of a stage were dropped, the judge reports that the stage has no reading."""
 
 
 def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
@@ -43,7 +43,7 @@ def is_damaged(directory: Path, host: str) -> bool:
 
 
 def marks(record: Record | None) -> dict[str, str] | None:
-    """Return scope of each event log -> mark of its newest entry at the last reading; None before the first reading."""
+    """Return scope of each event log -> mark of its newest entry at the last reading; None if no reading has succeeded yet."""
     readable = [taken for taken in record.snapshots if is_readable(taken)] if record else []
     newest = (metric for taken in readable for metric in taken.metrics if metric.name == NEWEST)
     return {scope: str(value) for metric in newest for scope, value in metric.values.items()} if readable else None

@@ -46,8 +46,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--pool",
         action="store_true",
-        help="the runs may be of different hosts: print what each criterion detects on each GPU model, but no tables of the noise "
-        "of each figure and the false alarms of each limit",
+        help="the runs may be of different hosts: print what each criterion detects on each GPU model, but no tables of the "
+        "noise of each figure and the false alarms of each limit",
     )
     verb.add_argument(
         "--planted-faults",
@@ -135,7 +135,7 @@ def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequ
 
 
 def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
-    """Return profile -> its stages; if it is scaled to a duration, also the stages in the plan of each run of that profile."""
+    """Return profile -> its stages. If the profile is scaled to a duration, add the stages in the plan of each run of it."""
     profiles: dict[str, list[Stages]] = {}
     for name in REPORTED_PROFILES:
         profile = read_profile(name)

@@ -64,7 +64,8 @@ _SHARED = Handling(
 _SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")
 _LINK = Handling(
     "Reseat the cable and its transceivers; the host may stay on. Then read the error counters of the port again.",
-    "swap the cable with that of a healthy port, and replace what the fault moves with: cable, adapter or switch port.",
+    "swap the cable with that of a healthy port. If the fault moves with the cable, replace the cable; if it stays, the adapter or "
+    "the switch port.",
 )
 _SWITCH = Handling(
     "Check the switch: temperature and power, rate and errors of its ports and uplinks, buffers and firmware. Also "
@@ -79,8 +80,8 @@ _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration man
 _MODULE = Handling(
     "Inspect and clean both ends of the fibre, reseat the module and the cable; the host may stay on. Then read the port again: "
     "ethtool -m INTERFACE, or mlxlink -d ADAPTER -m -c.",
-    "swap the module with that of a healthy port, then the cable, and replace what the fault moves with. The cause names vendor, "
-    "part number and serial of the module.",
+    "swap the module with that of a healthy port, then the cable. Replace the one with which the fault moves. The cause names "
+    "vendor, part number and serial of the module.",
 )
 _MEMORY_MODULE = Handling(
     "Read the event log of the BMC for the slot. Drain the host and power it off. Reseat the module, or insert the missing one.",
@@ -167,7 +168,8 @@ HANDLING = {
     ("slow-network", "inspect_hardware", ""): Handling(
         "Check link speed, error counters, cable, transceiver and switch port. nvidia-smi topo -m lists the NIC next to "
         "each GPU.",
-        "swap the cable with that of a healthy NIC, and replace what the fault moves with: cable, NIC or switch port.",
+        "swap the cable with that of a healthy NIC. If the fault moves with the cable, replace the cable; if it stays, the NIC or "
+        "the switch port.",
     ),
     ("stopped-launch", "inspect_hardware", ""): Handling(
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",

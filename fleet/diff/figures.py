@@ -1,4 +1,4 @@
-"""Find figures that changed by more than their noise, and figures that only one side has."""
+"""Find figures that changed by more than their noise, and figures that only the earlier or only the new state has."""
 
 from __future__ import annotations
 

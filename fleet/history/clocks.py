@@ -26,7 +26,7 @@ Only runs with a credible date are compared."""
 
 
 def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index: Index | None, now: str) -> str:
-    """Return why the date of a run cannot be right; empty if it can.
+    """Return why the date of a run cannot be right; an empty text if the date can be right.
 
     Args:
         nonce: the run.
@@ -69,7 +69,7 @@ def is_behind(index: Index, now: str) -> bool:
 
 
 def wrong_dates(index: Index) -> list[str]:
-    """Return for each run why its date cannot be right; empty if it can."""
+    """Return for each run why its date cannot be right; an empty text if the date can be right."""
     limit = datetime.now(UTC).timestamp() + CLOCK_TOLERANCE_S
     future = "it began after the present time"
     return [run.get("clock", "") or future * (seconds(run["began"]) > limit) for run in index.runs.values()]

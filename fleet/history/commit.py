@@ -168,7 +168,7 @@ def _commit(place: Path, index: Index) -> None:
         )  # `claim` was free because a writer that is ahead had removed this version
         raise IndexChangedError(f"{place}: a newer index exists")
     index.generation = number
-    with contextlib.suppress(OSError):  # the disk is full: the version is complete without its copy
+    with contextlib.suppress(OSError):  # for example, the disk is full: readers find the version without its copy
         documents.write_text(copy, text)
     for older in versions(place):
         if older < number:

@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 MIN_PARTS, MIN_RACK_HOSTS = 2, 3
 """Fewest slots of a host, and fewest hosts of a rack, that must begin to fail in one run to count as one event.
 
-For a rack, half of its hosts must begin to fail too."""
+At least half of the hosts of a rack must begin to fail, even if that is more than MIN_RACK_HOSTS."""
 Cause = Mapping[str, Any]
 Run = tuple[Any, str]
 """Time and nonce."""
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A failure of one part until it passes."""
+    """A failure of one part, up to the next run in which the part passes."""
 
     part: str
     """Serial of the part, or host and slot if it has none, or the name of the host if the host itself failed."""

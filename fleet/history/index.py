@@ -45,7 +45,7 @@ class StoredFile:
     sha256: str
     runs: tuple[str, ...] = ()
     month: str = ""
-    """`2026-05` for a file with the runs of that month; empty for a file of one run."""
+    """`2026-05` for a file with the runs of that month; empty for a file of one run or of one imported file."""
 
 
 @dataclass(kw_only=True)

@@ -49,7 +49,7 @@ class Lemon:
     slot: str
     episodes: int
     runs: int
-    """Runs in which it was measured or failed."""
+    """Number of runs in which the part, slot, host or rack was measured or failed."""
     problems: tuple[str, ...]
     serials: tuple[str, ...]
     """Serials that failed in the slot, host or rack; empty for a part."""

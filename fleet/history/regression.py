@@ -34,9 +34,9 @@ def t_quantile(z: float, freedom: float) -> float:
 
 
 def weakest_z(points: Sequence[Point], slope: float) -> float:
-    """Return the smallest normal deviate of the slope if any one point is left out; negative if its sign is not that of `slope`.
+    """Return the smallest normal deviate that the slope has if one of the points is left out; 0 with fewer than 4 points.
 
-    Returns 0 with too few points.
+    It is negative if the slope without that point does not have the sign of `slope`.
     """
     if len(points) < 4:
         return 0.0

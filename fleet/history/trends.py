@@ -99,7 +99,10 @@ def drifts(history: History) -> list[Drift]:
 
 
 def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
-    """Return whether the drift is clear compared with fitted peers, too; take slope, error and shape from that comparison."""
+    """Return whether the drift remains if any one run is left out, and is clear compared with fitted peers, if there are any.
+
+    Slope, error and shape of the comparison with fitted peers replace those in `item`.
+    """
     own = course(history, item) if item["reference"] not in ("", "month") else None
     item["at"] = own.step_at if own else ""
     if own is None:
