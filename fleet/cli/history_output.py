@@ -21,7 +21,7 @@ from schemas.baselines import REAL
 
 
 def print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:
-    """Print an answer with its notes. As CSV, print only the first table, or with `--values` only the last, that of the values."""
+    """Print an answer with its notes. CSV has only the first table, or with `--values` only the last, which has the values."""
     if options.json:
         sections = {section.name: section.rows for section in answer.sections}
         print(json.dumps({"kind": options.kind, **sections, "notes": list(notes)}, indent=1, default=str))

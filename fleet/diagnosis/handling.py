@@ -64,8 +64,8 @@ _SHARED = Handling(
 _SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")
 _LINK = Handling(
     "Reseat the cable and its transceivers; the host may stay on. Then read the error counters of the port again.",
-    "swap the cable with that of a healthy port. If the fault moves with the cable, replace the cable; if it stays, the adapter or "
-    "the switch port.",
+    "swap the cable with that of a healthy port. If the fault moves with the cable, replace the cable. If it stays, replace the "
+    "adapter or the switch port.",
 )
 _SWITCH = Handling(
     "Check the switch: temperature and power, rate and errors of its ports and uplinks, buffers and firmware. Also "
@@ -168,8 +168,8 @@ HANDLING = {
     ("slow-network", "inspect_hardware", ""): Handling(
         "Check link speed, error counters, cable, transceiver and switch port. nvidia-smi topo -m lists the NIC next to "
         "each GPU.",
-        "swap the cable with that of a healthy NIC. If the fault moves with the cable, replace the cable; if it stays, the NIC or "
-        "the switch port.",
+        "swap the cable with that of a healthy NIC. If the fault moves with the cable, replace the cable. If it stays, replace "
+        "the NIC or the switch port.",
     ),
     ("stopped-launch", "inspect_hardware", ""): Handling(
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
