@@ -84,7 +84,7 @@ def _judge_and_write(
     """Judge the run, compare it with former runs, write its report in the selected formats and release its lock.
 
     Returns:
-        Run, report and JSON document; and the line about the history from `with_history`.
+        Run, report and JSON document; and a line that says why the report lacks former runs (empty if it lacks none).
     """
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     unread = ""

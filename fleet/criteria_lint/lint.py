@@ -28,6 +28,7 @@ COLLECTED = frozenset(
 """First parts of the names of observations that are not in the benchmark catalogue: readings of collectors, and what agent and
 judge add (launches, status of collectors, drift over a soak, totals over the ports of a host, scores of vulnerabilities)."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
+"""Stages that run benchmarks."""
 STAGES = MEASURING | {PREFLIGHT}
 SCOPES: Mapping[str, frozenset[str]] = {
     "device": frozenset({"gpu", "cpu"}),
@@ -39,6 +40,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "directory": frozenset({"directory"}),
     "numa": frozenset({"numa"}),
 }
+"""Scope of an output in the catalogue -> kinds of scope that a criterion on it may have."""
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(
     {
@@ -50,7 +52,9 @@ TRUTHS = frozenset(
         "collective.nvls",
     }
 )
+"""Figures of benchmarks that are true or false."""
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
+"""Figures of benchmarks that are texts."""
 LEAST_OF_EXPECTED = 0.75
 """Lowest floor, as a share of the expected value. The highest ceiling is as far above the expected value."""
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0

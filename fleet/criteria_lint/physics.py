@@ -138,7 +138,7 @@ def _figure(part: str, of: str, where: Where, pack: Pack) -> _Peak | None:
 def _pcie(where: Where, pack: Pack) -> _Peak | None:
     value = pack.datasheet.get("pcie", {}).get("bandwidth")
     ways = 2 if where.get("direction") == "both_ways" else 1
-    # All GPUs at once share the host's bandwidth, for which the part's datasheet gives no minimum.
+    # Without `sharing=alone`, all GPUs copy at once and share the host's bandwidth, of which the GPU's datasheet says nothing.
     least = MIN_COPY_FRACTION if where.get("sharing") == "alone" else 0.0
     return _Peak(value=value * ways, of="over PCIe", least=least) if value else None
 
