@@ -44,9 +44,7 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
             continue
-        parameter = known.get(
-            key, str if known else ANY_BENCHMARK.get(key, str)
-        )  # an unknown key is a label, so a text
+        parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))  # an unknown key is a label: a text
         if isinstance(value, Mapping):
             yield from _range(criterion, key, value, parameter)
         else:

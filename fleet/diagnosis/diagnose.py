@@ -182,9 +182,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         # Verdicts on pairs that a slow NIC slows down name the NIC as their part (fleet/judge/localization/pair_parts.py).
         return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
-        return (
-            False  # if the port of this problem were slow, the verdict would name the port as the suspect, not the host
-        )
+        return False  # if the port of this problem were slow, the verdict would suspect the port, not the host
     is_of_whole_host = part == HOST or Scope.parse(part).is_gang
     return is_of_whole_host and matches(verdict, problem.explains_host)
 
