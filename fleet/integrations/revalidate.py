@@ -28,7 +28,11 @@ NOTIFIED = "notified.json"
 
 
 def revalidate(options: argparse.Namespace) -> int:
-    """Run the playbook, send the notification if the playbook did not, and return the exit code."""
+    """Run the playbook, send the notification if the playbook did not, and return the exit code of the decision.
+
+    If nodes stay drained after an accepted run, it is the exit code of an incomplete run. If another process has locked the run,
+    or if the run of this minute was already decided, nothing is done, and the exit code is HELD.
+    """
     directory = _directory(options)
     run_id = directory.name
     if locked := _locked_by(directory):
@@ -100,7 +104,8 @@ def _directory(options: argparse.Namespace) -> Path:
     directory: Path = options.runs.absolute() / run_id
     if not scheduler.NAME.fullmatch(run_id):
         raise UsageError(
-            f"run id {run_id!r}: only letters, digits, '.', '_' and '-', after a letter or digit: change --name or --date"
+            f"run id {run_id!r}: it must begin with a letter or digit, and have only letters, digits, '.', '_' and '-': "
+            "change --name or --date"
         )
     if len(run_id) > MAX_RUN_ID:
         raise UsageError(
@@ -117,7 +122,7 @@ def _directory(options: argparse.Namespace) -> Path:
 
 
 def _newest_run(directory: Path) -> Path:
-    """Return the newest run of the date; later runs have the time of day as suffix."""
+    """Return the newest run of the date: the one with the latest time of day as suffix, or else `directory`, which has none."""
     return max(directory.parent.glob(f"{directory.name}-[0-2][0-9][0-5][0-9]"), default=directory)
 
 
@@ -144,7 +149,7 @@ def _report_time_ns(directory: Path) -> int:
 
 
 def _is_notified(directory: Path, drained: Collection[str]) -> bool:
-    """Return whether a notification about this report and about the drained nodes was sent."""
+    """Return whether a notification was sent for this report, and it names all hosts in `drained`."""
     path = directory / NOTIFIED
     try:
         notification = documents.parse(path.read_bytes(), source=NOTIFIED)

@@ -1,8 +1,8 @@
 """Ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them after it.
 
 A node is listed in `drained.json` of the run directory before it is drained. A background process waits until the playbook
-exits for any reason, then resumes the nodes; `scheduler resume` does the same. A node is resumed only if this run drained it and
-its state has not changed since.
+exits for any reason, then resumes the nodes. The command `scheduler resume` resumes them at once. A node is resumed only if this
+run drained it and nobody changed its state after that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 POLL_S, GUARD_S = 5.0, 0.5
 _MAX_JOBS = 3
-"""Maximum number of jobs of a node that are named."""
+"""A message names at most this many jobs of a node."""
 BACKOFF_S = (2.0, 10.0, 30.0)
 """Wait before each further attempt to resume a node."""
 
@@ -35,14 +35,16 @@ BACKOFF_S = (2.0, 10.0, 30.0)
 def drain_or_ask(
     directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str], *, drain: bool, wait_s: float
 ) -> dict[str, str]:
-    """Return host -> why it is in use or could not be drained. Drained hosts that stay in use are resumed.
+    """Return the hosts that cannot be measured now: host -> why it is in use or could not be drained.
+
+    Drained hosts that stay in use are resumed.
 
     Args:
         directory: the run directory.
         kind, words: the scheduler, as for `scheduler_client`.
         nodes: host -> its name in the scheduler.
         drain: drain the nodes first.
-        wait_s: time to wait for the jobs on drained nodes to finish.
+        wait_s: how long to wait for the jobs on drained nodes to finish; without `drain` there is no wait.
     """
     client, busy = scheduler_client(kind, words), dict[str, str]()
     if drain:
@@ -60,7 +62,7 @@ def drain_or_ask(
 
 
 def _reason_in_use(client: Scheduler, node: str) -> str:
-    """Return the jobs on a node. If the scheduler does not answer, the node counts as in use."""
+    """Return the jobs on a node in words; empty if it has none. If the scheduler does not answer, the node counts as in use."""
     try:
         jobs = client.jobs(node)
         return "; ".join([*jobs[:_MAX_JOBS], *([f"{len(jobs) - _MAX_JOBS} more"] if len(jobs) > _MAX_JOBS else [])])
@@ -69,7 +71,7 @@ def _reason_in_use(client: Scheduler, node: str) -> str:
 
 
 def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> dict[str, str]:
-    """Drain the healthy nodes; return host -> why it could not be drained."""
+    """Drain the healthy nodes; return the hosts that could not be drained, each with the reason."""
     client, failed, notes, run_id = scheduler_client(kind, words), dict[str, str](), dict[str, str](), directory.name
     for host, node in nodes.items():
         try:
@@ -196,10 +198,10 @@ def _resume_nodes(directory: Path, hosts: Sequence[str]) -> list[str]:
 
 
 def _resume(client: Scheduler, node: str, run_id: str) -> str:
-    """Resume a node unless others drained it since; return why it could not be resumed, or an empty string."""
+    """Resume a node if it is still drained by this run. Return why it could not be resumed; empty otherwise."""
     try:
         state = client.node_state(node)
-        if state.drain_reason == CORDONED:  # cordoned by others, or we were killed before annotating it
+        if state.drain_reason == CORDONED:  # others cordoned it, or this run was killed between cordon and annotation
             return (
                 f"node {node} is cordoned, but not annotated by Rackproof: uncordon it by hand unless an administrator "
                 "cordoned it"
@@ -219,7 +221,11 @@ def resume_all(directory: Path) -> list[str]:
 
 
 def resume_with_retries(directory: Path) -> list[str]:
-    """Resume every node, with retries, unless another playbook has resumed the run."""
+    """Resume every node, with retries; return a line for each that could not be resumed.
+
+    If no node is drained, the list is empty. If a later playbook continues the run, it needs the nodes: no node is resumed, and
+    the list is empty too.
+    """
     by, problems = _drain_record(directory).get("by"), list[str]()
     for wait in (0.0, *BACKOFF_S):
         time.sleep(wait)
@@ -260,7 +266,8 @@ def notes(directory: Path) -> list[str]:
 def guard(directory: Path) -> list[str]:
     """Wait until the playbook that drained the nodes exits, or for SIGTERM, then resume them.
 
-    If another playbook has resumed the run, the background process of that playbook resumes the nodes.
+    If a later playbook continues the run, the background process of that playbook resumes the nodes. Return a line for each node
+    that could not be resumed.
     """
     by = _drain_record(directory).get("by")
 

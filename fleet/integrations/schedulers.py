@@ -18,7 +18,7 @@ OURS = "rackproof:"
 MARK = "rackproof/drained-by"
 """Annotation of a node that a run cordoned."""
 CORDONED = "cordoned"
-"""Reason of a node that is cordoned without our annotation."""
+"""`Node.drain_reason` of a Kubernetes node that is cordoned without our annotation."""
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
 _OUT_OF_SERVICE = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
 """State flags of a node that an administrator or Slurm took out of service."""
@@ -31,7 +31,7 @@ class Node:
     drain_reason: str = ""
     """Why the node is drained; empty if it is not."""
     unhealthy_reason: str = ""
-    """Why the node is out of service for another reason; such a node must be neither drained nor resumed by us."""
+    """Why the node is out of service, apart from a drain; empty if it is not. We neither drain nor resume such a node."""
 
 
 class Scheduler(Protocol):
@@ -164,7 +164,7 @@ def scheduler_client(kind: str, words: Sequence[str]) -> Scheduler:
 
 
 def _gpus(spec: Mapping[str, Any]) -> set[str]:
-    """Return `8 nvidia.com/gpu` for each NVIDIA resource that the containers of a pod request."""
+    """Return number and name of each NVIDIA resource that the containers of a pod request, such as `8 nvidia.com/gpu`."""
     requested = set()
     for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
         resources = container.get("resources", {})

@@ -53,7 +53,8 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
 def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
     """Return the hosts of a listing, checked by `check_hosts`. Raises UsageError.
 
-    `_meta.names`, which the playbooks add, has the names of variables that are checked too (`check_names`).
+    The playbooks add `_meta.names`, the names of all variables of the hosts, but the values of only some. `check_names` checks
+    these names.
     """
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))
@@ -119,12 +120,15 @@ def _ansible_inventory(sources: list[str]) -> bytes:
 
 
 def _parse_error(message: str) -> str:
-    """Return file and cause of an error of ansible-inventory, which tries several plugins on a file and reports every error."""
+    """Return file and cause of an error of ansible-inventory, which tries several plugins on a file and reports every error.
+
+    If the message has no known form, return its beginning.
+    """
     message = " ".join(message.split())
     causes = re.findall(
         r"<<< caused by >>> (.*?) Origin: (?:<inventory plugin \S+ with source '([^']*)'>|(\S+))", message
     )
-    # The plugin `auto` only reads files that configure a plugin.
+    # Left out: the plugin `auto` fails like this on every file that does not configure a plugin, so this is not the cause.
     found = [(source or origin, cause) for cause, source, origin in causes if "no root 'plugin' key" not in cause]
     if not found:
         return message[:500]
@@ -176,8 +180,9 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
     """Return the hosts, with Rackproof's variables in the types of the schema: an INI inventory gives `yes` and `"8"` as text.
 
     Raises:
-        UsageError: a host name is invalid, or a variable of Rackproof is unknown or invalid. The message names the host and the
-            nearest variable. Other variables are ignored, unless the name is probably a misspelt one of Rackproof.
+        UsageError: a host name is invalid, or a variable of Rackproof is unknown or invalid. The message names the host and, for
+            an unknown variable, the known one with the most similar name. Variables of others are ignored, unless the name is
+            probably a misspelt one of Rackproof.
     """
     checked = {}
     for name, variables in hosts.items():
@@ -243,7 +248,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _type_remedy(error: ValidationError) -> str:
-    """Return what to do about a value of a type that cannot be converted without loss."""
+    """Return what to do about a value of a type that cannot be converted without loss; empty for any other error."""
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value

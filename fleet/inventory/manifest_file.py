@@ -42,15 +42,15 @@ def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
     """Return the parts and the cables in a manifest file.
 
     Raises:
-        UsageError: unreadable, not a manifest, or a line is invalid, for example if its host is not one of `hosts`; the message
-            names file, line, value and remedy.
+        UsageError: the file cannot be read or is not a manifest, or a line is invalid, for example because its host is not one of
+            `hosts`. The message names file, line, value and remedy.
     """
     path, known = Path(name), list(hosts)
     text = _text(path)
     rows = _yaml_rows(path, text) if name.endswith((".yml", ".yaml")) else _csv_rows(path, text)
     parts = tuple(_part(f"{path.name} line {line}", row, known) for line, row in rows)
     if not parts:
-        raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join((*REQUIRED, *OF_PART))}")
+        raise UsageError(f"{path}: lists no part: give a line for each part, with {', '.join((*REQUIRED, *OF_PART))}")
     _refuse_duplicates(parts)
     return parts
 
@@ -255,7 +255,7 @@ def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
 def _refuse_duplicates(parts: Iterable[Part]) -> None:
     """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable.
 
-    The ends of a splitter cable may have one serial, if each line names its port.
+    The modules at the ends of a splitter cable may have the same serial, if the line of each names its port in `slot`.
     """
     serials: dict[tuple[str, str], Part] = {}
     slots: dict[tuple[str, str, str], Part] = {}

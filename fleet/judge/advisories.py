@@ -33,14 +33,14 @@ class Product:
 
     title: str
     reading: str = ""
-    """Reading that has the version; empty if no reading does, and the fixes are only listed."""
+    """Reading that has the version. Empty: no reading has it, so no version is compared, and the fixes are only listed."""
     pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
     """Regular expression of a version. Its first group is compared. A text that does not match is not compared."""
     package: str = ""
     """Reading with name and version of the package that owns the program. A package of a distribution may have fixes that the
     version number of the program does not show."""
     vendor_packages: tuple[str, ...] = ()
-    """Packages that have the version number of the vendor."""
+    """Names of packages that have the vendor's program unchanged, so that its version number shows which fixes it has."""
 
 
 PRODUCTS: Mapping[str, Product] = {
@@ -111,7 +111,7 @@ class Advisories:
     """Key of PRODUCTS -> its advisories, the newest first."""
 
     def age_days(self, now: str) -> int:
-        """Return the age at a time (ISO 8601) in whole days."""
+        """Return how many whole days after `date` the time `now` (ISO 8601) is."""
         return int((epoch_seconds(now) - epoch_seconds(f"{self.date}T00:00:00Z")) // 86400)
 
 

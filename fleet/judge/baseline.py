@@ -51,7 +51,7 @@ OUTCOME_PARAMS = frozenset(
         *("passes", "elapsed_s", "wrong_addresses", "wrong_bits"),
     }
 )
-"""Parameters that describe the outcome of a measurement. They are not settings, so figures are compared across them."""
+"""Parameters that describe the outcome of a measurement. They are not settings, so figures that differ in them are compared."""
 READINGS = {
     "gpu.pcie.generation": 1,
     "gpu.pcie.width": 1,

@@ -31,7 +31,7 @@ _FOLLOWS = {
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
     "bmc.part.health": ("bmc.power_supply.health", "bmc.fan.health", "bmc.leak_detector.health", "bmc.sensor.alarm"),
 }
-"""Reading of a group of parts -> readings of the parts that make it bad."""
+"""Reading on a group of parts -> readings on its parts: one bad part can make the reading on the group bad."""
 _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
 
 
@@ -53,7 +53,7 @@ def judge_bmc(view: HostView) -> Iterator[Verdict]:
 
 
 def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails an entry of an event log, add time and text of the entry."""
+    """Return the verdict. If it is a failure because of an entry of an event log, add time and text of the entry to it."""
     if verdict.name != SEVERITY or verdict.verdict != FAIL:
         return verdict
     texts = [str(metric.values[verdict.scope]) for metric in _metrics(view, MESSAGE) if verdict.scope in metric.values]
@@ -64,7 +64,7 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. A lost redundancy, and a bad part without a reason, are attributed to the first part that failed."""
+    """Return the verdict. On a lost redundancy, or on a bad part without a reason, its `part` is the first part that failed."""
     names = _FOLLOWS.get(verdict.name)
     if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
         return verdict
@@ -77,7 +77,10 @@ def _metrics(view: HostView, name: str) -> list[Metric]:
 
 
 def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield what is missing, impossible or changed in the readings of a BMC. `bmc-readable` judges a BMC that cannot be read."""
+    """Yield what is missing, impossible or changed in the readings of a BMC.
+
+    A BMC that could not be read is no problem here: the criterion `bmc-readable` judges it.
+    """
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
     for snapshot in snapshots:
@@ -102,7 +105,7 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
-        if not seconds_or_nan(later) >= seconds_or_nan(earlier) - CLOCK_TOLERANCE_S:  # not a number: no time
+        if not seconds_or_nan(later) >= seconds_or_nan(earlier) - CLOCK_TOLERANCE_S:  # also if a time is invalid (NaN)
             yield READABLE, HOST, f"has the time {later}, although the time before it is {earlier}", stage
     if len({*times[2:]}) < len(times[2:]):
         yield READABLE, HOST, "two readings have the same time", ""
@@ -112,7 +115,7 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
         yield (
             READABLE,
             HOST,
-            f"was first read at {read[0]}, after a launch: events that it logged before are unknown",
+            f"was first read at {read[0]}, after a launch: events that it logged earlier are unknown",
             PREFLIGHT,
         )
     if record.snapshots and record.ended != record.snapshots[-1].at:

@@ -24,8 +24,8 @@ run, links count errors while they train, and a new rack is rebooted and cabled 
 connections that a launch cuts when it ends are counted as errors."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
-"""A count fails if it is this many standard deviations above the count that the limit allows. Of 740 links whose true rate is the
-limit, one fails by chance."""
+"""A count fails if it is this many standard deviations above the count that the limit allows. Of 740 links whose true rate is
+exactly the limit, about one fails by chance."""
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -49,8 +49,8 @@ def hours_before(view: HostView, reading: Observation) -> float | None:
 def hours_of_run(view: HostView) -> float | None:
     """Return for how many hours the host was up between its first and its last snapshot, at least LEAST_RUN_S.
 
-    From a reboot to the next snapshot, its uptime counts, because the counters started again too. None if the first or the last
-    snapshot lacks the uptime.
+    If the host rebooted between two snapshots, only the uptime in the second one counts, because the counters started again at
+    the reboot too. None if the first or the last snapshot lacks the uptime.
     """
     readings = view.observations.metrics.get(UPTIME, ())
     phases = [(snapshot.stage, snapshot.phase) for snapshot, _ in readings]

@@ -131,7 +131,10 @@ def _rules_of_reading(name: str, unit: str) -> tuple[bool, bool, str, float, flo
 
 @cache
 def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
-    """Return why the unit is wrong (empty: it is right), and the bounds of the value. An unknown reading may be negative."""
+    """Return why the unit is wrong (empty: it is right), and the lowest and highest possible value.
+
+    A reading that is not in READINGS may be negative.
+    """
     reading = READINGS.get(name)
     right = "s" if name.startswith(COLLECTOR) else reading.unit if reading else unit
     if unit != right:
@@ -145,7 +148,7 @@ def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
 
 @cache
 def _bounds_of_figure(name: str, unit: str) -> tuple[str, float]:
-    """Return why the unit is wrong, or an empty string, and the greatest value."""
+    """Return why the unit is wrong (empty: it is right), and the highest possible value."""
     output = output_of(name)
     if output and unit != output.unit:
         return f"has the unit {unit}, but this figure is in {output.unit}", 0.0

@@ -80,7 +80,7 @@ class Criterion:
     datasheet: str = ""
     """Key of the datasheet (`vs_datasheet.figure`) that gives `expected`. A part without this figure is not judged."""
     links: int = 0
-    """Number of NVLinks for which `expected` holds. The limit is scaled by the links that join the GPUs; 0: no scaling."""
+    """Number of NVLinks for which `expected` holds. The limit is scaled to the number that joins the GPUs; 0: no scaling."""
     fraction: float = 1.0
     variable: str = ""
     fleet_fraction: float | None = None
@@ -92,7 +92,7 @@ class Criterion:
     within: float = 0.0
     """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
     prefer: Value = None
-    """With `same_as_fleet`: a value that always passes. If it and another value are the most common, only this one passes."""
+    """With `same_as_fleet`: a value that always passes. If it ties with another as the most common value, the other one fails."""
     among: str = ""
     """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with those of
     the same NVLink `domain` (hosts in none are not compared). Default: with the hosts of the same gang."""
@@ -232,7 +232,7 @@ def read_pack(name: str, *, included_by: tuple[Path, ...] = ()) -> Pack:
 
     Raises:
         UsageError: there is no such pack, the file does not follow criteria.schema.json, it has the name of a shipped pack, it
-            has an id twice, or it includes itself. This is also raised for a pack that it includes.
+            has an id twice, or it includes itself; or this is so for a pack that it includes.
     """
     if name.endswith((".yml", ".yaml")):
         return _read(Path(name), included_by)

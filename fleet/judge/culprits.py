@@ -1,4 +1,4 @@
-"""Attribute findings to a part of a host, if their own scope does not name it.
+"""Attribute failures of a host to the part that causes them, if their own scope does not name it.
 
 A broken GPU also makes the pair measurements of the other GPUs with it fail, since a pair is as fast as its slower end. An XID in
 the kernel log fails the whole host. Without this module, healthy neighbours or the whole host would be returned to the vendor.

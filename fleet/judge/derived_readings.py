@@ -39,8 +39,8 @@ other one is the duration of a collector, only a value counts, because it shows 
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
-"""Reading that the agent reports for each port of a host, and the readings which show that it read the ports: the duration of
-the collector, and a reading that every Ethernet interface has in full snapshots (and none in the other snapshots)."""
+"""Reading that the agent reports for each port of a host, and the two readings which show that it read the ports: the duration of
+the collector, and a reading that every Ethernet interface has in full snapshots. Other snapshots do not have the latter."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",
@@ -53,7 +53,7 @@ OF_MODULES = (
 WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities of a lane whose limits are readings too."""
 ROUNDING = 1e-5
-"""Values and limits have six digits, and are compared before they are rounded."""
+"""Relative. The agent compares powers and limits first, and then rounds them to six digits in the record."""
 NONE, LOW, HIGH = "none", "low", "high"
 
 
@@ -119,7 +119,7 @@ def _wrong_sides(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str
 
 
 def _sides(power: float, low: float, high: float) -> list[str]:
-    """Return the sides of the limits on which the power may be; more than one if it is rounded to a limit."""
+    """Return on which side of the limits the power is, then the sides on which it may have been before it was rounded."""
     side = LOW if power < low else HIGH if power > high else NONE
     near = [name for name, limit in ((LOW, low), (HIGH, high)) if abs(power - limit) <= ROUNDING * abs(limit)]
     return [side, *near, *([NONE] if near else [])]

@@ -71,11 +71,12 @@ class Detection:
     """Number of healthy values, over all parts and runs."""
     parts: int
     failed: int
-    """Healthy values that failed."""
+    """Number of healthy values that failed."""
     fault: float | None = None
-    """Smallest fault that is found with DETECTION_PROBABILITY: as a share, or in `unit`. None: by logic, or not stated."""
+    """Smallest fault that is found with DETECTION_PROBABILITY: as a share of the healthy value, or in `unit`. None if the kind is
+    LOGIC, or if there are fewer than MIN_PARTS parts."""
     false_alarm: float | None = None
-    """Probability that a further healthy part fails."""
+    """Probability that a further healthy part fails; None as for `fault`."""
     freedom: float = 0.0
     """Degrees of freedom of the spread."""
 

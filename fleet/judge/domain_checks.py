@@ -89,8 +89,8 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
 def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     """Yield the verdicts on IMEX.
 
-    If only the GPU model implies the domain, a host without IMEX, or a domain in which it is idle on every host, is not judged: a
-    scheduler may start it with each job.
+    If only the GPU model implies the domain, a scheduler may start IMEX with each job. Then two cases are not judged: a host
+    without IMEX, and a domain in which IMEX is idle on every host.
     """
     member = domains.member(view)
     observed = view.observations[STATE]

@@ -28,7 +28,7 @@ LISTED = 3
 
 
 class DuplicateSerials:
-    """The locations of each serial, UUID and address. Those of different hosts can be merged (`update`) in any order."""
+    """The locations of each serial, UUID and address. The objects of several hosts can be merged (`update`) in any order."""
 
     def __init__(self) -> None:
         self._first: dict[Identity, Location] = {}
@@ -41,7 +41,8 @@ class DuplicateSerials:
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
 
-        If the records of the host are of different machines, it is unknown which parts it has. Then none of them is a duplicate.
+        If the records of the host are of different machines, it is unknown which parts it has. Then none of its parts counts as a
+        duplicate.
         """
         if evidence.foreign:
             for record in (*evidence.records, *evidence.foreign):
@@ -100,9 +101,9 @@ class DuplicateSerials:
 
 
 def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
-    """Yield the serial and the UUID of each GPU. Zeros are no serial.
+    """Yield each GPU with its serial, and with its UUID. Zeros are no serial.
 
-    GPUs of one board (A16: four) that have UUIDs may share its serial.
+    GPUs of one board (A16: four) may have the serial of the board. If they have UUIDs, only the first is yielded with the serial.
     """
     boards: set[str] = set()
     for gpu in gpus:
@@ -163,7 +164,7 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
 
 
 def with_foreign_records(evidence: Evidence) -> Evidence:
-    """Return the evidence of a host. Gang records of another machine than its host record are separated from its records."""
+    """Return the evidence of a host, with gang records of another machine than its host record moved to `foreign`."""
     alone = [record for record in evidence.records if not record.gang]
     foreign = [
         record for record in evidence.records if record.gang and any(_are_of_two_machines(own, record) for own in alone)
@@ -175,7 +176,7 @@ def with_foreign_records(evidence: Evidence) -> Evidence:
 
 
 def _are_of_two_machines(one: Record, other: Record) -> bool:
-    """Return whether both records list parts of a kind that has identities, and they have no part in common."""
+    """Return whether both records have identities of the same kind, such as GPU serials, but not one identity in common."""
     first = set(_identities_of_gpus(one))
     if not first.isdisjoint(_identities_of_gpus(other)):  # nearly always
         return False

@@ -29,7 +29,7 @@ from schemas.scopes import Scope
 REVALIDATE = "revalidate"
 """Prefix of the names of the profiles for parts in service."""
 STORAGE = "storage_"
-"""Prefix of the variables that are keys of rackproof_storage_floors."""
+"""Prefix of a criterion's `variable` whose value is in rackproof_storage_floors, under the key that follows the prefix."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -316,7 +316,7 @@ def _judge_rate(view: HostView, criterion: Criterion, measured: Sequence[Observa
 
 
 def _without_uptime(view: HostView, criterion: Criterion, last: Observation) -> Verdict:
-    reason = "the uptime of the host is not known, and neither is the rate of the counter"
+    reason = "the uptime of the host is not known, so the rate of the counter cannot be computed"
     return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
 
 

@@ -21,7 +21,7 @@ from schemas.stages import GANG
 
 
 def gpu_models(view: HostView) -> Iterator[Verdict]:
-    """Judge whether a pack covers the host's GPUs, and whether they are the model in the inventory."""
+    """Judge whether a criteria pack covers the host's GPUs, and whether they are of the model that the inventory names."""
     if view.no_pack:
         reason = f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
         yield view.inconclusive("gpu.name", "host", reason, kind=VerdictKind.IDENTITY)

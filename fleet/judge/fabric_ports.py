@@ -48,7 +48,11 @@ def _with_totals(snapshot: Snapshot) -> Snapshot:
 
 
 def _totals(readings: Mapping[str, Mapping[str, Value]]) -> tuple[Metric, ...]:
-    """Return the totals of the ports; none without InfiniBand or RoCE ports, and no rate if that of an active port is unknown."""
+    """Return the totals of the ports; none without InfiniBand or RoCE ports.
+
+    If the state of a port was not read, only ACTIVE is returned, with the reason instead of a value. If the rate of an active
+    port is unknown, only ACTIVE is returned, with its value.
+    """
     if not readings.get("infiniband.link_layer"):
         return ()
     up = [scope for scope in readings["infiniband.link_layer"] if _is_up(readings, scope)]

@@ -39,9 +39,9 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that only some measurements of a figure have."""
 CREDIBLE_RATIO = 20.0
-"""A rate is less than this many times that of like devices of the host; more is a wrong unit or a wrong counter. Most durations
-are not compared: of two healthy GPUs, the faster one waits for the other, which itself hardly waits. Bandwidths and latency of
-one collective come from one measurement, and must agree within this factor too."""
+"""A rate is at most this many times the rate of the other devices of the host; more is a wrong unit or a wrong counter. Most
+durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
+waits at all. Bandwidths and latency of one collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
 """Times that are compared too, because they do not include waiting for other devices. A time far below the others' is not
 credible."""
@@ -173,7 +173,7 @@ class PartnerStructures:
 
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
-    """Return the structure of figures of a host. Those of a soak are aggregates of its rounds."""
+    """Return the structure of figures of a host. The figures of a soak (`is_soak`) are aggregates of its rounds."""
     # A launch that was repeated later keeps its figures in `Launch.observations`; they are not in `items`. A soak has its figures
     # once, for all rounds together.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
@@ -257,7 +257,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
 def figure_problems(
     view: HostView, items: Sequence[Observation], structure: FigureStructure | None = None
 ) -> Iterator[Problem]:
-    """Yield what cannot be right about figures of a host; `structure`: of its layout, if known."""
+    """Yield what cannot be right about figures of a host; `structure` is that of its layout (None: it is determined here)."""
     structure = structure or figure_structure(view, items)
     for position, reason in structure.problems:
         yield _problem(items[position], reason)

@@ -56,7 +56,7 @@ class _Bandwidth:
     transport: Value
     """The transport that the figure itself reports."""
     transport_position: int | None
-    """Position of the transport that the launch reports; it has precedence."""
+    """Position of the transport that the launch reports; None if it reports none. It has precedence over `transport`."""
     limit: Value
     """The limit of a criterion that does not compare with the fleet."""
 
@@ -77,7 +77,8 @@ class _Layout:
 
     number: int
     is_plain: bool = True
-    """Every value that counts is a number or a version at a known position."""
+    """Every value that is added to the statistics is a number or a version at a known position. If not, the hosts of the layout
+    are added one by one, without the layout."""
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
@@ -253,7 +254,7 @@ class Gatherer:
                     layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
 
     def _reading_steps(self, view: HostView) -> tuple[list[_Step], bool]:
-        """Return the steps that compare readings of hosts, and whether no `same_as_fleet` is for a benchmark result."""
+        """Return the steps that compare readings of hosts, and whether all criteria with `same_as_fleet` are for readings."""
         metrics = view.observations.metrics
         benchmarks = {name for name in view.observations.benchmark_names() if from_benchmark(name)}
         chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []

@@ -284,7 +284,8 @@ INFORMATIONAL: Mapping[str, str] = {
     "transformer.step_time": _SUMMED,
     "xid.log_complete": "a host that has run for long overwrites the beginning of its log; the log still has the XIDs of the run",
 }
-"""Name of a reading or figure -> the reason. An entry with a setting applies to that setting only; the others are judged."""
+"""Name of a reading or figure -> the reason. An entry with a setting, such as `reason=power_cap`, applies only to observations
+with this value of the setting; those with other values are judged."""
 
 
 def reason_of(name: str, settings: Mapping[str, object] | None = None) -> str:

@@ -74,7 +74,7 @@ def judge(
         plan: what must exist. A host of the plan without evidence is inconclusive.
         evidence: host -> its records.
         packs: every pack that may apply; plan and GPU names decide which ones do.
-        stats: statistics of the whole fleet, if these hosts are a part of it. The hosts must be whole gangs.
+        stats: statistics of the whole fleet, if the plan has only a part of its hosts. That part must consist of whole gangs.
     """
     views = host_views(plan, evidence, packs)
     if stats is None:
@@ -96,9 +96,10 @@ def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) 
 def judge_hosts(
     plan: Plan, views: Sequence[HostView], stats: FleetStats, remaining: Mapping[str, Remaining] | None = None
 ) -> list[Verdict]:
-    """Return the verdicts on hosts of whole gangs. The caller adds those on manifest and cables, and applies waivers.
+    """Return the verdicts on the hosts of `views`, which must be all hosts of their gangs.
 
-    `remaining` lists for each host what is left to evaluate; passes that are already counted are not returned.
+    The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` lists for each host what is left to
+    evaluate; passes that are already counted are not returned.
     """
     verdicts = []
     for view in views:

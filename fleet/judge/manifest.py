@@ -1,7 +1,8 @@
 """Compare the manifest with the parts of the hosts: each part in its slot, elsewhere or missing, and parts that were not ordered.
 
 A part is identified by its label: the serial of a GPU or module, the GUID of an InfiniBand adapter (or of a RoCE one), the
-address of an Ethernet port. The ends of a splitter cable may have one serial: only modules may be listed more than once.
+address of an Ethernet port. The modules at the ends of a splitter cable may have the same serial, so only the serial of a module
+may be in several lines.
 """
 
 from __future__ import annotations
@@ -137,10 +138,11 @@ def _ordered(part: Part) -> str:
 
 
 def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Verdict]:
-    """Yield verdicts on GPUs, InfiniBand adapters and modules that no line of the manifest names, if it lists parts of that kind.
+    """Yield verdicts on the GPUs, InfiniBand adapters and modules that no line of the manifest names.
 
-    Ethernet ports do not count, because every mainboard has some that are not ordered separately. Modules count at ports of
-    RDMA adapters, and at Ethernet interfaces if an ordered port or module is at such an interface.
+    A kind of part is judged only if the manifest lists parts of this kind. Ethernet ports are not judged, because every mainboard
+    has some that are not ordered separately. Modules are judged at ports of RDMA adapters, and at Ethernet interfaces if an
+    ordered port or module is at such an interface.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID, MODULE_SERIAL}
     listed = set(map(_key, ordered))

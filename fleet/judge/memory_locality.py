@@ -1,8 +1,8 @@
 """Check the stated NUMA node of the memory that a GPU copied from or to, and how many GPUs copied at once.
 
-Memory of another node is slower, so copies from or to it have a lower floor, and so have copies whose node is unknown. A record
-that states such a node wrongly would let a slow link to a GPU pass. Copies of more than eight GPUs at once have a lower floor
-too, because GPUs may share links.
+The memory of another node is slower than that of the GPU's own node, so copies from or to it have a lower floor. Copies whose
+node is unknown have the lower floor too. If a record wrongly stated another or an unknown node, a slow link to a GPU would
+pass. Copies of more than eight GPUs at once also have a lower floor, because GPUs may share links.
 """
 
 from __future__ import annotations

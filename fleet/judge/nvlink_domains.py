@@ -43,7 +43,7 @@ class DomainMember:
 
 
 class NvlinkDomains:
-    """The members of each NVLink domain. Those of different hosts can be merged in any order."""
+    """The members of each NVLink domain. The objects of several hosts can be merged (`update`) in any order."""
 
     def __init__(self) -> None:
         self._members: dict[str, dict[str, DomainMember]] = {}
@@ -66,7 +66,7 @@ class NvlinkDomains:
         return self._members[view.nvlink_domain][view.host.name]
 
     def has_imex(self, domain: str) -> bool:
-        """Return whether the daemon of any host works."""
+        """Return whether the IMEX daemon of any host of the domain works."""
         return any(member.is_ready for member in self._members.get(domain, {}).values())
 
     def is_reported(self, domain: str) -> bool:
@@ -87,7 +87,10 @@ class NvlinkDomains:
         return {names.get(address, address): state for address, state in broken.items()}
 
     def host_at_fault(self, domain: str, hosts: Collection[str]) -> str:
-        """Return the one of these hosts with most broken connections, or whose daemon does not work; empty if there is none."""
+        """Return the host at fault: of `hosts` with broken connections or a daemon that does not work, the one with most of them.
+
+        Return an empty string if there is none.
+        """
         counts = {address: len(broken) for address, broken in self._attributed(domain).items()}
         faulty = {
             host: counts.get(member.address, 0)

@@ -40,7 +40,7 @@ class _Span(NamedTuple):
 class Machines:
     """The hosts with a record, grouped by the boot ID that they report, and when each was measured.
 
-    Those of different hosts can be merged in any order.
+    The objects of several hosts can be merged (`update`) in any order.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """The pair matrix of one gang launch (a gang: the hosts of one multi-node launch), its suspects, and the verdicts on them.
 
 The matrix has the observations `pairs.bandwidth` and `pairs.latency`. Below NCCL (`port_pairs.py`) it has `verbs.bandwidth` and
-`verbs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link between hosts is inconclusive on both ends,
-because two paths that share a cable look like a slow link. If both ends are normal with other hosts, a link fails both ends in
-two cases: it failed, or it is slow, the collectives are slow too, and no other suspect explains that.
+`verbs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of
+them, because two paths that share a cable look like a slow link. If both hosts are normal with other hosts, the link fails both
+in two cases: they could not exchange data; or the link is slow, the collectives are slow too, and no other suspect explains the
+slow collectives.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Attempt:
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
     def was_partly_started(self, present: Collection[str]) -> bool:
-        """Return whether the launch failed only because it was never started on some reachable hosts.
+        """Return whether the launch failed only because it was never started on some of the reachable hosts (`present`).
 
         That happens if the control node is interrupted while it starts the launch.
         """

@@ -114,7 +114,7 @@ class VerbsPairs(GangPairs):
         return min((float(share) for share in shares if isinstance(share, int | float)), default=0.0)
 
     def _fails(self, suspect: Suspect) -> bool:
-        """Return whether the suspect fails its hosts. A rail or switch also does if a port misses its own data rate."""
+        """Return whether the suspect fails its hosts. A rail or switch also does if a port at it is slow with every partner."""
         if suspect.kind in FABRIC_PARTS and self._ends_below_rate(suspect):
             return True
         return super()._fails(suspect)

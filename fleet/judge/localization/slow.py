@@ -2,8 +2,8 @@
 
 An end is one rail of a host: a GPU with its NIC, or an RDMA port. A pair is as fast as its slowest part, and a good end is fast
 with at least one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow,
-the link is slow. But if at least MIN_HOSTS pairs of one end with good ends are slow, and these are at least half of such pairs,
-that end is partly slow and the links are not.
+the link is slow. But if an end is slow with at least MIN_HOSTS good ends, and with at least half of the good ends that it was
+measured with, that end is partly slow and the links are not.
 Speeds are compared as logarithms, so that a ratio is a difference.
 """
 
@@ -169,7 +169,7 @@ def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple
 
 
 def _best_share(shares: Sequence[float]) -> float:
-    """Return the best share of an end, or the second best if it has many partners."""
+    """Return the level of an end: its best share, or the second best if it has many partners."""
     return sorted(shares)[-2 if len(shares) >= MANY_PARTNERS else -1]
 
 

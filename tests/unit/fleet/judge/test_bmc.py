@@ -428,7 +428,7 @@ def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> No
         (("04:00:00", "04:00:02", "04:00:02"), "04:00:02", ["two readings have the same time"]),
         (("04:05:00", "04:06:00", "04:07:00"), "04:07:00", []),
         (("04:05:01", "04:06:00", "04:07:00"), "04:07:00",
-         ["was first read at 04:05:01, after a launch: events that it logged before are unknown"]),
+         ["was first read at 04:05:01, after a launch: events that it logged earlier are unknown"]),
         (("04:00:00", "04:00:01", "04:00:02"), "04:00:03",
          ["the last reading has the time 04:00:02, but the record ended at 04:00:03"]),
         (("04:00:00", "later", "04:00:02"), "04:00:02",
