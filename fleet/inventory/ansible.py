@@ -53,8 +53,7 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
 def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
     """Return the hosts of a listing, checked by `check_hosts`. Raises UsageError.
 
-    The playbooks add `_meta.names`, the names of all variables of the hosts, but the values of only some. `check_names` checks
-    these names.
+    The playbooks pass the values of some variables only, but in `_meta.names` the names of all. `check_names` checks these.
     """
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))

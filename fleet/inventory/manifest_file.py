@@ -174,12 +174,12 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
 
 
 def _port(where: str, port: str, column: str = "slot") -> str:
-    """Return the network port of a module or cable in the judge's form."""
+    """Return the network port of a module or cable in the judge's form: adapter and port (`mlx5_0/1`), or a slot (`_slot`)."""
     return port if _ADAPTER_PORT.fullmatch(port) else _slot(where, NIC, port, column)
 
 
 def is_switch_text(text: str) -> bool:
-    """Return whether the manifest may have this text as a switch or a switch port."""
+    """Return whether the manifest may have this text as the name of a switch or of a switch port."""
     return bool(_SWITCH_TEXT.fullmatch(text))
 
 
@@ -189,7 +189,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError unless the line has the values that its kind (part or cable) needs, and none that only the other has."""
+    """Raise UsageError if the line lacks a value that its kind (part or cable) needs, or has one that only the other kind has."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):

@@ -1,8 +1,8 @@
 """Published vulnerabilities of the software and firmware of GPU hosts, and the versions that fix them.
 
-`advisories.json` is data with a date. `rackproof criteria versions --rebuild` builds it from what the vendors publish
-(`fleet/advisories`). A version is compared with the fix of its own branch: R535 with the fix is not affected, although R580
-without it is newer.
+`rackproof criteria versions --rebuild` builds `advisories.json` from what the vendors publish (`fleet/advisories`). The file
+states the date of its sources; later advisories are missing. A version is compared with the fix of its own branch: an R535 driver
+with the fix is not affected, although a newer R580 driver without it is.
 """
 
 from __future__ import annotations

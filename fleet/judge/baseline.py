@@ -35,7 +35,7 @@ NEAR_FRACTION = 0.01
 OUTLIER_SIGMAS = 5.0
 """Values more than this many standard deviations from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
-"""Fraction of the level. A noise margin above this, and above the criterion's own distance, gives no limit."""
+"""Fraction of the level. If the noise margin is larger than this and than the criterion's own distance, there is no limit."""
 MIDDLE_HALF_SIGMAS = 1.349
 """Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
@@ -281,5 +281,5 @@ def _explain_limit(level: Level, text: str) -> str:
 
 def too_noisy_reason(level: Level) -> str:
     if not noise(level):
-        return "the limit depends on the noise of the accepted figure, which is not known without three accepted runs that differ"
+        return "the limit needs the noise of the accepted figure: it is known only from three or more accepted runs that differ"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"

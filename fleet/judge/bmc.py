@@ -175,7 +175,7 @@ def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Prob
         return
     listed = {*severity.values, *severity.absent} - {HOST}
     if listed != {*message.values}:
-        yield SEVERITY, HOST, "the new entries of the event logs and their texts differ", stage
+        yield SEVERITY, HOST, "not every new entry of the event logs has both a severity and a text", stage
     if not {*message.absent} <= {HOST} or (listed and message.absent):
         yield MESSAGE, HOST, "an entry of an event log has no text", stage
     for scope, number in new.values.items():

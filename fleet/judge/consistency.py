@@ -36,7 +36,8 @@ CLOCK = "record.clock"
 def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-    `figures` has lists of the host's figures, each list with its structure if known. It is None for a host without a layout.
+    `figures` has lists of the host's figures, each list with its structure if known. It is None for a host without a layout
+    (`layout`); the figures are then those in the records.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
@@ -228,7 +229,7 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
     """Check that the host was read at the beginning, and before and after each benchmark or gang stage that finished.
 
-    Otherwise changes are unknown. Also check that no two snapshots have the same stage, phase and time.
+    Without these readings it is unknown what changed. Also check that no two snapshots have the same stage, phase and time.
     """
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]

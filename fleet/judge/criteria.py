@@ -37,7 +37,7 @@ class VsBaseline:
     """How far a figure may be from the accepted figure of the same part."""
 
     fraction: float = 1.0
-    """Fraction of the accepted value."""
+    """The limit is this fraction of the accepted value. With 1 the noise of the figure alone determines the limit (`sigmas`)."""
     sigmas: float = 4.0
     """The limit is at least this many standard deviations of the figure's noise away from the accepted value, if the noise is
     known."""
@@ -74,7 +74,7 @@ class Criterion:
     stage: str = ""
     scope: str = ""
     where: Where = field(default_factory=dict)
-    """Parameter, or label of the scope -> the value that the observation must have for it, or the bounds of its number."""
+    """Parameter, or label of the scope -> the value that the observation must have there, or the bounds of a number."""
     value: Value = None
     expected: float | None = None
     datasheet: str = ""
@@ -106,8 +106,8 @@ class Criterion:
     delta: bool = False
     """Compare the increase of a counter over the run, not its value."""
     per_hour: bool = False
-    """Compare the rate of a counter per hour: with `delta` over the run, else before the run, since the counter was cleared
-    (`counter_rate`)."""
+    """Compare the rate of a counter per hour (`counter_rate`): with `delta` the rate during the run, without it the rate from the
+    time when the counter was cleared until the run."""
     optional: bool = False
     """A reading that the part does not support, a fleet too small to compare with, or an accepted record without the figure gives
     no verdict."""
@@ -312,7 +312,7 @@ def _invalid_ids(packs: Iterable[Pack]) -> Iterator[str]:
                 more = f" and {len(origins) - 1} more pack{'s' if len(origins) > 2 else ''}" if len(origins) > 1 else ""
                 yield (
                     f"{where}: already the id of a criterion of {origins[0]}{more}; choose another id to judge by both, "
-                    f"or add `replaces: {item.id}`, and the report lists it as replaced"
+                    f"or add `replaces: {item.id}`: the report then lists the other criterion as replaced"
                 )
         for item in pack.criteria:
             known.setdefault(item.id, []).append(item)

@@ -93,10 +93,10 @@ def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
             if not _has_part(readings.get(name), port):
                 yield name, port, f"not read, but the agent reports it with {MODULE}"
     if ports:
-        yield from _wrong_sides(readings)
+        yield from _wrong_alarms(readings)
 
 
-def _wrong_sides(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
+def _wrong_alarms(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
     """Yield each alarm and warning of a lane that does not follow from its power and the limits of the module."""
     for quantity in WITH_LIMITS:
         for level in LEVELS:

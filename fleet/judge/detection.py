@@ -120,7 +120,7 @@ def detection(runs: Sequence[Run], packs: Sequence[Pack]) -> list[Detection]:
                 gang_values.add((key, part))
             series[key].verdicts.append(verdict)
             series[key].parts[part].append(verdict)
-    return [_detection(key, gate) for key, gate in series.items()]
+    return [_detection(key, group) for key, group in series.items()]
 
 
 def settings_text(benchmark: str, chosen: Mapping[str, object]) -> str:
@@ -154,22 +154,22 @@ def _part(view: HostView, verdict: Verdict) -> Part:
     return (serial, scope.below) if serial else (*serials, verdict.scope)
 
 
-def _detection(key: GateKey, gate: _Series) -> Detection:
-    first = gate.verdicts[0]
-    numbers = {part: list(_margins(verdicts)) for part, verdicts in gate.parts.items()}
+def _detection(key: GateKey, group: _Series) -> Detection:
+    first = group.verdicts[0]
+    numbers = {part: list(_margins(verdicts)) for part, verdicts in group.parts.items()}
     flat = [margin for margins in numbers.values() for margin in margins]
-    kind = _kind(gate.verdicts, flat, len(gate.parts))
+    kind = _kind(group.verdicts, flat, len(group.parts))
     result = Detection(
         key=key,
         operator=first.operator,
         unit=first.unit,
-        limit=first.limit if all(item.limit == first.limit for item in gate.verdicts) else None,
+        limit=first.limit if all(item.limit == first.limit for item in group.verdicts) else None,
         peers=first.kind == VerdictKind.PEERS,
         change=first.kind == VerdictKind.CHANGE,
         kind=kind,
-        values=len(gate.verdicts),
-        parts=len(gate.parts),
-        failed=sum(item.verdict == FAIL for item in gate.verdicts),
+        values=len(group.verdicts),
+        parts=len(group.parts),
+        failed=sum(item.verdict == FAIL for item in group.verdicts),
     )
     if kind == LOGIC or not result.is_stated:
         return result

@@ -178,7 +178,7 @@ def with_foreign_records(evidence: Evidence) -> Evidence:
 def _are_of_two_machines(one: Record, other: Record) -> bool:
     """Return whether both records have identities of the same kind, such as GPU serials, but not one identity in common."""
     first = set(_identities_of_gpus(one))
-    if not first.isdisjoint(_identities_of_gpus(other)):  # nearly always
+    if not first.isdisjoint(_identities_of_gpus(other)):  # nearly always true, and fast
         return False
     first, second = set(_machine_identities(one)), set(_machine_identities(other))
     kinds = {name for name, _ in first} & {name for name, _ in second}

@@ -137,7 +137,7 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
             yield _unfinished(view, stage.name, f"{last[0].outcome}: {last[0].reason}")
         if measured and not last and not missing:
             yield _unfinished(
-                view, stage.name, "figures were measured, but the record has no launch, so its outcome is unknown"
+                view, stage.name, "figures were measured, but the record has no launch: whether it finished is unknown"
             )
     yield from _missing_last_snapshot(view)
 
@@ -151,7 +151,7 @@ def _missing_last_snapshot(view: HostView) -> Iterator[Verdict]:
     finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
     last = next((stage for stage in reversed(planned) if stage in finished), "")
     if last and not any((taken.stage, taken.phase) == (last, "after") for taken in view.evidence.snapshots()):
-        reason = "the record has no snapshot after the launch, although every finished launch takes one"
+        reason = "the record has no snapshot after the launch, although one is taken after every finished launch"
         yield view.inconclusive(f"stage.{last}", "host", reason, last)
 
 

@@ -167,7 +167,7 @@ class PartnerStructures:
         structure = self._structures.get(key)
         if structure is None:
             structure = figure_structure(view, items)
-            if not structure.problems:  # their reasons name scopes
+            if not structure.problems:  # the reasons of problems name scopes, which differ from host to host
                 self._structures[key] = structure
         return structure
 
@@ -282,7 +282,7 @@ def figure_problems(
             yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
     # The processes of a rehearsal share processors, so that one may wait for the others: their rates are not compared.
     if not view.plan.rehearsal:
-        yield from _too_sufficient(items, structure)
+        yield from _incredible_sufficiency(items, structure)
         for group in structure.siblings:
             yield from _different_magnitude([items[position] for position in group])
     for stage, positions in structure.durations.items():
@@ -536,7 +536,7 @@ def _is_positive(value: Value) -> bool:
     return type(value) in (int, float) and value > 0  # type: ignore[operator]
 
 
-def _too_sufficient(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
+def _incredible_sufficiency(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
     """Yield each ratio of loading and training that would need a far faster loader than the one that was measured."""
     possible: dict[int, float] = {}
     for position, loader, training, factor in structure.loaders:

@@ -66,15 +66,15 @@ class HostInventory:
     host: str
     parts: tuple[LocatedPart, ...]
     unknown: Mapping[str, str]
-    """Observation with serials -> why a part cannot be called missing; empty if it can."""
+    """Name of an observation with serials -> why it is unknown whether such a part is missing; empty if it is known."""
     unread_ports: tuple[UnreadPort, ...] = ()
 
     def why_unknown(self, name: str, slot: str) -> str:
-        """Return why a part cannot be called missing from a slot (empty: from the host); empty if it can.
+        """Return why it is unknown whether a part is missing; empty if it is known.
 
         Args:
             name: name of the observation with its serial.
-            slot: its slot in the manifest.
+            slot: the slot from which it may be missing, by the manifest; empty: it may be missing from the whole host.
         """
         if name != MODULE_SERIAL or self.unknown[name]:
             return self.unknown[name]
@@ -155,7 +155,7 @@ def _latest(view: HostView, name: str) -> dict[str, Observation]:
 
 
 def _unknown(name: str, view: HostView) -> str:
-    """Return why no part with this observation can be called missing from its host; empty if one can."""
+    """Return why it is unknown whether parts with this observation are missing from the host; empty if it is known."""
     if not view.has_record:
         return "the host left no record"
     if name == SERIAL:

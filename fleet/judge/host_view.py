@@ -115,7 +115,7 @@ class HostView:
 
     @cached_property
     def nvlinks(self) -> Mapping[str, int]:
-        """Return the scope of each ordered pair of GPUs (`gpu=0,peer=1`) -> the number of NVLinks that join them, 0 over PCIe.
+        """Return the scope of each ordered pair of GPUs (`gpu=0,peer=1`) -> the number of NVLinks that join them; 0: PCIe only.
 
         The number is the highest that either GPU reported in any snapshot: a link that is down at one end still belongs
         to the pair.

@@ -20,7 +20,9 @@ _NAME = "a name or a location; parts are identified by serial, UUID, GUID and MA
 _CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
 _ADVISORIES = "compared with published vulnerabilities; a site may reject versions that have them (versions.md)"
 _RANKS = "the versions that the ranks used are compared (launch.*)"
-_FILES = "depends on the directory of another host, or on caches; the rate of creation is judged"
+_REMOVAL = "depends on the caches of the file system; the rate of creation is judged"
+_LOOKUP = "looks up the files of another host, and depends on caches; the rate of creation is judged"
+_CHECKPOINT = "shared_storage.bandwidth, over the same path, is judged; the bytes that are read back are compared"
 _SERIAL = "identifies a part, so every part has a different value"
 _DISKS = "hosts of one order may have different disks"
 _IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
@@ -127,7 +129,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.memory.ecc_corrected": "host.dimm.corrected, which is judged, counts the errors of each module",
     "host.memory.usable_share": "low if the firmware disables or mirrors modules; host.memory.total is compared",
     "host.numa.memory_free": _LOAD,
-    "host.oom_kills": "a rank that was killed is reported as such; other processes may be killed by their own limits",
+    "host.oom_kills": "a rank that was killed is reported as such; other processes may exceed memory limits of their own",
     "host.pressure.cpu": _LOAD,
     "host.pressure.io": _LOAD,
     "host.pressure.memory": _LOAD,
@@ -219,7 +221,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "port.pfc_sent": _CONGESTION,
     "port.raw_errors": _CORRECTED,
     "port.rx_discards": _CONGESTION,
-    "port.speed": "the same speed as text; infiniband.rate and network.speed are compared",
+    "port.speed": "the speed of the port as text; as a number it is compared (infiniband.rate, network.speed)",
     "port.status": "explains port.status_opcode, which is judged",
     "port.tx_discards": _CONGESTION,
     "scaling.accuracy": _STUDY,
@@ -227,9 +229,9 @@ INFORMATIONAL: Mapping[str, str] = {
     "scaling.hookup": _STUDY,
     "scaling.loss": _STUDY,
     "scaling.throughput": _STUDY,
-    "shared_storage.checkpoint_bandwidth": "shared_storage.bandwidth, over the same path, is judged; the bytes are compared",
-    "shared_storage.metadata_rate op=remove": _FILES,
-    "shared_storage.metadata_rate op=stat": _FILES,
+    "shared_storage.checkpoint_bandwidth": _CHECKPOINT,
+    "shared_storage.metadata_rate op=remove": _REMOVAL,
+    "shared_storage.metadata_rate op=stat": _LOOKUP,
     "shared_storage.ramp_bandwidth": "shows where the file system saturates; the bandwidth of all clients together is judged",
     "shared_storage.saturation_clients": "a property of the file system, not a fault",
     "software.cuda_toolkit.version": _RANKS,
@@ -254,7 +256,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "storage.nvme.data_written": _TRAFFIC,
     "storage.nvme.power_on_time": "drives of one order have run for different times",
     "storage.nvme.spare_threshold": "the manufacturer sets it; storage.nvme.critical_warning is judged",
-    "storage.nvme.unsafe_shutdowns": "counts power losses, such as those of the assembly",
+    "storage.nvme.unsafe_shutdowns": "counts power losses, such as those while the host was assembled",
     "straggler.clock": _EXPLAINS,
     "straggler.communication": _WAITING,
     "straggler.cpu_pressure": _EXPLAINS,

@@ -88,7 +88,7 @@ def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pac
 
 
 def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
-    """Return the view of one host, with what the judge derives among its observations: drift, totals of ports, scores."""
+    """Return the view of one host. The judge adds observations that it derives: drift, totals of ports, CVSS scores."""
     complete = with_scores(with_port_totals(with_drift_observations(with_foreign_records(evidence))), packs)
     return HostView(plan, plan.host(name), complete, packs)
 

@@ -142,7 +142,7 @@ def _answering(view: HostView) -> set[str]:
 def _log_causes(view: HostView) -> dict[str, str]:
     """Return PCI address -> cause in the kernel log, for each GPU that does not answer.
 
-    Lines after which the GPU answered are left out: the log has them since the boot, which may be weeks ago.
+    Lines after which the GPU answered are left out: the log keeps all lines since the boot, which may be weeks ago.
     """
     answering = _answering(view)
     causes: dict[str, str] = {}

@@ -29,9 +29,9 @@ class DomainMember:
     """What a host reports about its NVLink domain."""
 
     address: str
-    """Its address in the IMEX domain; empty if not reported."""
+    """Address of the host in the IMEX domain; empty if not reported."""
     is_ready: bool | None
-    """Whether its daemon works; None if not reported."""
+    """Whether the IMEX daemon of the host works; None if not reported."""
     broken: Mapping[str, str]
     """Address of another host -> state of the connection to it, for those that are not connected."""
     peers: int
@@ -39,7 +39,7 @@ class DomainMember:
     unreported: int
     """Number of these hosts to which IMEX reports no connection; 0 if IMEX reports that the domain is up."""
     cliques: frozenset[tuple[Value, Value]]
-    """Cluster UUID and clique of its GPUs."""
+    """Cluster UUID and clique of the GPUs of the host."""
 
 
 class NvlinkDomains:
@@ -87,9 +87,9 @@ class NvlinkDomains:
         return {names.get(address, address): state for address, state in broken.items()}
 
     def host_at_fault(self, domain: str, hosts: Collection[str]) -> str:
-        """Return the host at fault: of `hosts` with broken connections or a daemon that does not work, the one with most of them.
+        """Return the one of `hosts` with most broken connections.
 
-        Return an empty string if there is none.
+        Only hosts count that have broken connections attributed to them, or whose daemon does not work; empty if there is none.
         """
         counts = {address: len(broken) for address, broken in self._attributed(domain).items()}
         faulty = {

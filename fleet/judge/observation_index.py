@@ -157,7 +157,7 @@ class ObservationLookup:
 def _latest(observations: Sequence[Observation]) -> Observation | None:
     """Return the last of the observations of one expectation.
 
-    If local and remote memory were measured, return the last observation of one of them, preferably one that failed.
+    If copies of local and of remote memory were measured, return the last observation of one of the two, preferably a failed one.
     """
     if len(observations) < 2:
         return observations[0] if observations else None

@@ -43,14 +43,14 @@ KINDS = {
 """Kind of scope -> its name in singular and plural."""
 
 MODULE_READINGS, MODULE_MODEL = "optics.", "optics.module.part_number"
-"""Prefix of readings of modules at ports, and the reading of their model. They are compared with modules of the same model."""
+"""Prefix of readings of modules at ports, and the reading of their model. Only modules of the same model are compared."""
 UNKNOWN_MODULE = "an unknown model"
 
 MEMORY_FIGURES = "memory."
 """Prefix of the figures of the GPU's memory. They are compared with those of GPUs with the same part number: boards of one model
 with different part numbers differ by 2 % in memory bandwidth (measured, H200)."""
 DISK_FIGURES = "local_storage."
-"""Prefix of the figures of disks. They are compared with those of disks of the same model; virtual disks have none."""
+"""Prefix of the figures of disks. Only disks of the same model are compared; virtual disks have no model."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
 """Model of the GPU, module or disk, name, stage, kind of scope and settings, which comparable figures share; then the part number
@@ -68,9 +68,9 @@ class PeerGroup:
     """Kind of scope: `gpu`, `host`."""
     values: tuple[float, ...]
     position: str = ""
-    """Position in their hosts if all of them have the same one: `gpu=3`."""
+    """Position of the parts in their hosts (`gpu=3`) if only parts in that position are compared; otherwise empty."""
     part_number: str = ""
-    """Their part number, if they are only some of the GPUs of the model."""
+    """Part number of the GPUs if only some GPUs of the model, those with this part number, are compared; otherwise empty."""
 
     @property
     def count(self) -> str:
@@ -136,7 +136,7 @@ class FleetFigures:
         return {item: observation for item, observation in latest.items() if item[0][0] != UNKNOWN_MODULE}
 
     def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
-        """Add the numbers of the parts of several hosts that have the same scope."""
+        """Add the numbers of one or more hosts for their parts with this scope."""
         self._peers.clear()
         parsed = Scope.parse(scope)
         if parsed.is_gang:
@@ -182,7 +182,7 @@ class FleetFigures:
         return self._peer_group(key, part_number, "")
 
     def _peer_group(self, key: _ModelKey, part_number: str, position: str) -> PeerGroup:
-        """Return the parts with this part number in this position of their hosts. An empty text means all of them."""
+        """Return the parts with this part number in this position of their hosts. An empty text means any number or position."""
         chosen = (key, part_number, position)
         if chosen not in self._peers:
             groups = self._values.get(key, {})

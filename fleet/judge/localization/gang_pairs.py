@@ -309,8 +309,8 @@ class GangPairs:
         """Return whether the suspect fails its hosts.
 
         A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. A link fails
-        them if it failed itself, or if the collective is slow and no other suspect explains that: two paths that share a
-        cable look like a slow link. In both cases, both hosts must be normal with others.
+        its hosts if they could not exchange data, or if the collective is slow and no other suspect explains that: two paths that
+        share a cable look like a slow link. In both cases, both hosts must be normal with other hosts.
         """
         if suspect.kind == LINK:
             # A link without a measurement has failed. If both ends work with other hosts, the confidence is above EVEN_ODDS.

@@ -74,14 +74,14 @@ class SlowParts:
         return self.end_center, self.end_center - self.end_limit
 
     def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
-        """Return the typical share with which these ends were compared, and its limit; of several rails the medians."""
+        """Return the typical share with which these ends were compared, and its limit; for several rails the medians of both."""
         if all(end in self.partly_slow_ends for end in ends):
             return self.of_edges({rail for _, rail in ends})
         of_rails = statistics.median(self.rails.get(rail, 0.0) for _, rail in ends)
         return self.end_center + of_rails, self.end_center + of_rails - self.end_limit
 
     def of_edges(self, rails: Collection[int]) -> tuple[float, float]:
-        """Return the typical share of an edge on these rails, and its limit; of several rails the medians."""
+        """Return the typical share of an edge on these rails, and its limit; for several rails the medians of both."""
         of_rails = statistics.median(self.rails.get(rail, 0.0) for rail in rails)
         return self.center + of_rails, self.center + of_rails - self.limit
 
@@ -184,7 +184,11 @@ def _ends_of_switches(levels: Iterable[End], switches: Mapping[End, str]) -> dic
 def _find_slow_switches(
     slow_parts: SlowParts, levels: Iterable[End], ends_of_switch: Mapping[str, frozenset[End]]
 ) -> None:
-    """Find the switches whose ends are all slow, unless half of the hosts at the switch are slow on their other rails too."""
+    """Find the slow switches: all ends of such a switch are slow.
+
+    A host is evidence against a switch only if it is not slow on most of its other rails. At least MIN_HOSTS hosts at the switch,
+    and more than half of them, must be evidence.
+    """
     rails: dict[str, set[int]] = defaultdict(set)
     for host, rail in levels:
         if rail not in slow_parts.rails:

@@ -311,7 +311,7 @@ def absent(metrics: tuple[Metric, ...], name: str, *scopes: str) -> tuple[Metric
     return tuple(replace(item, absent=why) if item.name == f"bmc.{name}" else item for item in metrics)
 
 
-DIFFER = ("bmc.event.severity", "host", "the new entries of the event logs and their texts differ")
+DIFFER = ("bmc.event.severity", "host", "not every new entry of the event logs has both a severity and a text")
 NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
 
 

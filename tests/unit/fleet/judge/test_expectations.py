@@ -213,7 +213,7 @@ def launches(*outcomes: str, stage: str = "benchmark") -> tuple[Launch, ...]:
 
 
 NOT_STARTED = "the stage did not start on this host, or its record was not collected after the start"
-NO_LAUNCH = "figures were measured, but the record has no launch, so its outcome is unknown"
+NO_LAUNCH = "figures were measured, but the record has no launch: whether it finished is unknown"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_failed_launch_with_some_figures_keeps_each_missing_one() -> None:
     assert absences(replace(ONE, expected=()), observations=(), launches=launches("failed")) == []
 
 
-NO_SNAPSHOT = "the record has no snapshot after the launch, although every finished launch takes one"
+NO_SNAPSHOT = "the record has no snapshot after the launch, although one is taken after every finished launch"
 
 
 @pytest.mark.parametrize(

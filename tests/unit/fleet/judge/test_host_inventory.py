@@ -1,4 +1,4 @@
-"""The parts that a host reports: their serials, their slots, and why a part cannot be called missing."""
+"""The parts that a host reports: their serials, their slots, and why it is unknown whether a part is missing."""
 
 from __future__ import annotations
 
