@@ -135,8 +135,8 @@ def _code(exit_code: int | None) -> str:
 def _clock_problems(record: Record, planned: str, received: float | None) -> Iterator[Problem]:
     """Compare the times of a record with those of the control node.
 
-    The right nonce does not prove that a record is of this run: a host gets the nonce with the plan, and can put it into an older
-    record.
+    The plan has a nonce (a random text), which every record of the run must have. The right nonce does not prove that a record is
+    of this run: a host gets the nonce with the plan, and can put it into an older record.
 
     Args:
         record: a record of the host.

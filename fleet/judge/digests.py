@@ -1,5 +1,7 @@
 """Detect silent data corruption: the same seeded computation on the same GPU model and software must give the same bits.
 
+A digest is one number that is computed from all bits of such a result (`agent/benchmarks/compute/digest.py`).
+
 Only a comparison of results finds a part that computes wrongly without reporting an error. See Dixit et al., "Silent Data
 Corruptions at Scale", 2021 (Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few such cores in several
 thousand machines). The observation `digest.mismatches` compares a GPU with itself; this module compares it with the others in its

@@ -1,4 +1,7 @@
-"""Judge NVLink domains of several hosts: whether each GPU is in one, IMEX joins its hosts, and NCCL uses it."""
+"""Judge NVLink domains of several hosts: whether each GPU is in one, its hosts are joined, and NCCL uses it.
+
+IMEX, a daemon on each host, joins the hosts (`nvlink_domains`).
+"""
 
 from __future__ import annotations
 

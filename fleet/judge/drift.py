@@ -24,9 +24,10 @@ from schemas.times import format_span
 DRIFT = "drift"
 """First component of the names of these observations."""
 REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
-"""The reference is the first hour of a soak, or the first tenth if that is shorter, but at least one bucket."""
+"""The reference is the first hour of a soak, or the first tenth if that is shorter, but at least one bucket. A bucket is a time
+interval of `Timeline.bucket_s`; the record has one mean for the values in it."""
 WINDOW = 3
-"""Number of buckets whose median is a level, so that one slow round is not a drift."""
+"""A level is the median of this many consecutive buckets, so that one slow round is not a drift."""
 MIN_BUCKETS = 2 * WINDOW
 """Drift is not evaluated if fewer buckets than this have a value."""
 MAX_CUT_ROUNDS = 3

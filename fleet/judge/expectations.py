@@ -1,4 +1,7 @@
-"""Judge what needs no criterion: missing observations, wrong or changed identities, and gangs that did not launch together."""
+"""Judge what needs no criterion: missing observations, wrong or changed identities, and gangs that did not launch together.
+
+A gang is the hosts of one multi-node launch.
+"""
 
 from __future__ import annotations
 

@@ -129,6 +129,7 @@ class Attempt:
         """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
         self_reported = self.start_failures | {host: culprit.text for host, culprit in self.unable_ranks.items()}
         culprit = self.culprit
+        # A report that names all members as culprits singles out none. An exception is reported even then.
         if not culprit or (set(culprit.hosts) >= set(self.members) and culprit.kind != RAISED):
             return self_reported
         # A host that started no rank makes others fail. A host that is unable exits cleanly and stops no other rank.
