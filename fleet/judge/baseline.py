@@ -203,12 +203,16 @@ def identity(gpu: Gpu) -> str:
 
 
 def comparison_key(observation: Observation, within: str) -> Key:
-    """Return the key that two observations must share to be compared. The key of a reading does not contain its stage."""
+    """Return the key that two observations must share to be compared. The key of a reading does not contain its stage.
+
+    `within` is the rest of the scope below the part (`part_of_scope`).
+    """
     stage = "" if "phase" in observation.params else observation.stage
     return observation.name, stage, within, tuple(sorted(settings(observation).items()))
 
 
 def settings(observation: Observation) -> dict[str, Value]:
+    """Return the parameters of an observation that are not outcomes."""
     outcomes = outcome_params(observation.name)
     return {key: value for key, value in observation.params.items() if key not in outcomes}
 

@@ -81,15 +81,15 @@ def _pair_culprits(partners: _Partners) -> dict[str, str]:
 
 def _xid_culprit(view: HostView, verdicts: Sequence[Verdict]) -> str:
     """Return the GPU that a new XID is attributed to; empty if there is none."""
-    risen = _risen(view, XIDS)
-    if len(risen) != 1 or _risen(view, SXIDS):
+    risen = _parts_with_rise(view, XIDS)
+    if len(risen) != 1 or _parts_with_rise(view, SXIDS):
         return ""
     (gpu,) = risen
     fails = any(item.verdict == FAIL and item.name == XIDS and item.part_scope == gpu for item in verdicts)
     return gpu if fails and gpu in view.serials else ""
 
 
-def _risen(view: HostView, name: str) -> set[str]:
+def _parts_with_rise(view: HostView, name: str) -> set[str]:
     """Return the parts whose count is higher at the end than in the first snapshot; a missing first count is 0.
 
     XID 45 is left out.

@@ -105,6 +105,7 @@ def is_drift(name: str) -> bool:
 
 
 def is_rate(series: Series) -> bool:
+    """Return whether a series is a rate that a benchmark measured: only rates can drift."""
     return series.unit in RATES and series.name.split(".")[0] in BENCHMARKS
 
 

@@ -47,14 +47,14 @@ def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigure
     for group in groups:
         verdict = _judge_series(view, criterion, group, figures)
         if verdict and verdict.verdict == FAIL:
-            verdict = _by_credible_values(view, criterion, group, figures, verdict)
+            verdict = _without_impossible_values(view, criterion, group, figures, verdict)
         if verdict:
             yield verdict
     if not from_benchmark(criterion.name) and not criterion.name.startswith((TOTALS, BMC)):
         yield from judge_unobserved(view, criterion, groups)
 
 
-def _by_credible_values(
+def _without_impossible_values(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures, failed: Verdict
 ) -> Verdict:
     """Judge a failed series once more, without its impossible values, and return the verdict.

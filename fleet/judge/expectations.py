@@ -197,6 +197,7 @@ def _is_planned(view: HostView, item: Expectation, observation: Observation) -> 
 
 
 def _stage_problem(view: HostView, stage: str) -> str:
+    """Return why observations of a stage may be missing: the host did not launch it, or its last failed launch gives a reason."""
     launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
     if not launches and stage == GANG and not any(record.gang for record in view.evidence.records):
         return "there is no record of the stage from this host"

@@ -124,6 +124,7 @@ def _is_place_of(line: Part, item: LocatedPart) -> bool:
 
 
 def _in_host(part: Part, location: LocatedPart, in_its_slot: bool) -> Verdict:
+    """Return the verdict on a part that is in the host for which it was ordered, at `location`."""
     if in_its_slot:
         return _verdict(part, PASS, f"found where it was ordered: {_ordered(part)}", scope=location.scope)
     if ":" in part.slot and not any(":" in slot for slot in location.slots):

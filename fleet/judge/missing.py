@@ -136,6 +136,7 @@ def _other_drivers(view: HostView) -> dict[str, str]:
 
 
 def _answering(view: HostView) -> set[str]:
+    """Return the PCI addresses of the GPUs that answered in the last snapshot; if none did, of those that the records list."""
     return {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or {*_layout(view)}
 
 

@@ -157,6 +157,7 @@ def _spans(view: HostView) -> Iterator[_Span]:
 
 
 def _judged(view: HostView, stage: str) -> list[_Span]:
+    """Return the launches and soaks of a stage of the host whose figures are judged."""
     return [span for span in _spans(view) if span.stage == stage and span.is_judged]
 
 

@@ -70,6 +70,7 @@ class Attempt:
         return launch is not None and launch.outcome == FINISHED and self.joint_benchmarks <= names
 
     def named(self, host: str, name: str) -> Sequence[Observation]:
+        """Return the observations of that name that the host made during the launch."""
         return self._by_name.get((host, name), ())
 
     @cached_property

@@ -109,7 +109,7 @@ def find_slow_parts(
         for end in edges[index].ends():
             slow_parts.edges_of_end.setdefault(end, []).append(index)
     levels = {
-        end: _best_share([slow_parts.shares[index] for index in indexes])
+        end: _level_of_end([slow_parts.shares[index] for index in indexes])
         for end, indexes in slow_parts.edges_of_end.items()
         if len(indexes) > 1
     }
@@ -168,7 +168,7 @@ def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple
     return shares, is_known
 
 
-def _best_share(shares: Sequence[float]) -> float:
+def _level_of_end(shares: Sequence[float]) -> float:
     """Return the level of an end: its best share, or the second best if it has many partners."""
     return sorted(shares)[-2 if len(shares) >= MANY_PARTNERS else -1]
 
