@@ -32,7 +32,8 @@ SETTINGS = {
     "ANSIBLE_INVENTORY_IGNORE": ".pyc, .pyo, .swp, .bak, ~, .rpm, .md, .txt, .rst, .orig, .cfg, .retry, .csv",
     "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
 }
-"""Settings of Rackproof's ansible.cfg. ansible-inventory finds that file only if it is in the current directory."""
+"""Settings of Rackproof's ansible.cfg, as environment variables, because ansible-inventory reads that file only in the current
+directory."""
 LISTED = ": write it as `ansible-inventory --list` prints it"
 
 Variables = dict[str, Any]

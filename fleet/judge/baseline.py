@@ -1,12 +1,12 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
 The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five hardly move it. The
-figure's noise combines the scatter of the remaining runs and the precision of a single run. A limit is never closer to the
-level than a multiple of this noise, except if the criterion sets an absolute change.
+figure's noise combines the scatter of the remaining runs and the precision of a single run. The distance of a limit from the
+level is at least a multiple of this noise; only a criterion that sets an absolute change ignores the noise.
 
-A record summarizes repeated samples by number, extremes, median and coefficient of variation. Distances between distributions
-(Wasserstein, Kolmogorov-Smirnov) need the samples themselves. The judge compares medians in units of their known noise instead
-(`noise`).
+A record has only a summary of repeated samples: number, extremes, median and coefficient of variation. Distances between
+distributions (Wasserstein, Kolmogorov-Smirnov) would need the samples themselves. Instead, the judge compares medians in units of
+their known noise (`noise`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compute by how much a counter rose over the run, and in which stage.
 
 A counter that is lower than before was reset (the driver was reloaded, or the part was reset). Its new value then counts as an
-increase; increments between the last reading before the reset and the reset are lost. A lower timestamp of the newest event
-(`NEWEST`) shows no reset.
+increase; what it counted between the last reading and the reset is lost. A timestamp of the newest event (`NEWEST`) that is lower
+than before shows no reset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CounterChange:
     total: Value
     """The increase; if a reading is not a number, that reading, which no limit accepts."""
     reading: Observation
-    """The reading after the largest single increase in the stage in which the counter rose most. For a timestamp of the newest
+    """Of the stage in which the counter rose most, the reading after the largest single increase. For a timestamp of the newest
     event: the first reading with its last value. If a reading is not a number: that reading."""
     stage: str
     """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""

@@ -24,7 +24,8 @@ DERIVED = {
         "fabric.nvswitch.probed",
     ),
 }
-"""Reading of the host -> the readings from which the agent derives it. It has a value if each of these has one other than 0."""
+"""Reading of the host -> the readings from which the agent derives it. If each of these has a value, and none is 0 or false, the
+derived reading must have a value too."""
 TOGETHER = {
     "container.toolkit.present": "collector.container",
     "software.driver_module.version": "collector.software",
@@ -34,8 +35,9 @@ TOGETHER = {
     "software.driver_module.open": "software.driver_module.version",
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
-"""Reading of the host -> another reading. A snapshot that has the other one (a value or a reason) also has the first. If the
-other one is the duration of a collector, only a value counts, because it shows that the collector did not fail."""
+"""Reading of the host -> another reading. A snapshot that has the other one (a value, or a reason why there is none) must have
+the first one too. If the other one is the duration of a collector, this holds only if it has a value: then the collector did not
+fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")

@@ -52,8 +52,8 @@ LEAST: Mapping[str, tuple[float, str]] = {
     "verbs.latency": (1e-7, "no message takes so little time"),
     "straggler.compute": (1e-6, "no step of a training takes so little time"),
 }
-"""Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU cannot even read its own
-memory."""
+"""Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU needs longer to read even
+its own memory."""
 ELEMENT_BYTES = 4
 """Bytes of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
 DURATION_TOLERANCE_S = 1.0

@@ -37,7 +37,7 @@ class _Readings:
     """Readings that several hosts have in common: what they add to the statistics, and the number of these hosts."""
 
     parts: list[tuple[PartValue, int]]
-    """Each value, with the number of equal parts of the host that have it."""
+    """One part of each group of parts of a host that have the same key and value, and the size of the group."""
     figures: list[tuple[FigureKey, str, float]]
     hosts: int = 0
 

@@ -1,7 +1,7 @@
 """Judge the hosts of each gang (the hosts of one multi-node launch): slow parts, and hosts that stopped a launch.
 
-Parts are located in two layers: in the pairs of GPUs, which NCCL connects, and below it in the pairs of RDMA ports. If only one
-layer is slow, its verdicts state that.
+Slow parts are located in two layers: in the pairs of GPUs, which NCCL connects, and below NCCL in the pairs of RDMA ports. If
+only one layer is slow, its verdicts state that.
 """
 
 from __future__ import annotations
