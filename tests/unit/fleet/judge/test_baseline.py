@@ -261,7 +261,7 @@ def test_limit_states_its_source(limits: Any, accepted: Level, expected_text: st
 
 
 def test_reason_for_a_missing_limit_gives_the_noise() -> None:
-    assert too_noisy_reason(level()).startswith("the limit depends on the noise of the accepted figure")
+    assert too_noisy_reason(level()).startswith("the limit needs the noise of the accepted figure")
     assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
 
