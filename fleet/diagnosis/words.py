@@ -186,7 +186,8 @@ def describe(shown: Sequence[Verdict]) -> str:
         return f"fails {label(first.name)}"
     value, limit = format_pair(first.value, first.limit, first.unit)
     if phrases := _SHOWN.get(first.name):
-        return phrases[0 if first.value in (1, True, False) else -1].format(value=value, limit=limit)
+        is_one = isinstance(first.value, bool) or first.value == 1
+        return phrases[0 if is_one else -1].format(value=value, limit=limit)
     return f"has {_with_settings(first)} {_compared(first, value, limit)}"
 
 

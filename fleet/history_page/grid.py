@@ -45,7 +45,8 @@ def rack_rows(history: History, months: Sequence[str]) -> tuple[GridRow, ...]:
     """Return a row for each rack, with a cell for each month."""
     rows = history.rows(
         """select rack, strftime("began", '%Y-%m') as month, count(*), count(*) filter (decision = 'rejected'),
-        count(*) filter (decision = 'incomplete'), arg_max(driver, "began") from parts where part = 'host' group by 1, 2"""
+        count(*) filter (decision = 'incomplete'), arg_max(driver, "began") from parts where part = 'host'
+        and nonce in (select nonce from runs where clock = '') group by 1, 2"""
     )
     found = {(rack, month): rest for rack, month, *rest in rows}
     result = []

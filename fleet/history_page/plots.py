@@ -107,6 +107,7 @@ def _spreads(
         select name, settings, stage, within, model, strftime("began", '%Y-%m') as month, quantile_cont(value, 0.05),
           median(value), quantile_cont(value, 0.95), any_value(unit)
         from levels semi join chosen using (name, settings, stage, within, model) where level = 'host'
+          and nonce in (select nonce from runs where clock = '')
         group by 1, 2, 3, 4, 5, 6""",
         columns,
     ) if figures else []  # fmt: skip
@@ -121,7 +122,8 @@ def _spreads(
 def _rack_values(history: History, figure: Figure, rack: str, months: Sequence[str]) -> dict[int, float]:
     rows = history.rows(
         """select strftime("began", '%Y-%m'), median(value) from levels where level = 'rack' and id = $rack and name = $name
-        and settings = $settings and stage = $stage and within = $within and model = $model group by 1""",
+        and nonce in (select nonce from runs where clock = '') and settings = $settings
+        and stage = $stage and within = $within and model = $model group by 1""",
         {"rack": rack, **dict(zip(("name", "settings", "stage", "within", "model"), figure, strict=True))},
     )
     number = {month: at for at, month in enumerate(months)}

@@ -136,8 +136,13 @@ def _other_drivers(view: HostView) -> dict[str, str]:
 
 
 def _answering(view: HostView) -> set[str]:
-    """Return the PCI addresses of the GPUs that answered in the last snapshot; if none did, of those that the records list."""
-    return {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()} or {*_layout(view)}
+    """Return the PCI addresses of the GPUs that answered in the last snapshot with addresses of GPUs.
+
+    If no snapshot has addresses, return those of the GPUs that the records list.
+    """
+    if view.observations.metrics.get("gpu.pci_bus_id"):
+        return {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()}
+    return {*_layout(view)}
 
 
 def _log_causes(view: HostView) -> dict[str, str]:

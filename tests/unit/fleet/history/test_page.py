@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from fleet.history_page.grid import months_of, new_drivers, rack_rows
 from fleet.history_page.page import render_page
-from fleet.history_page.plots import FRAME
+from fleet.history_page.plots import FRAME, _rack_values, _spreads
 from schemas.baselines import SIMULATED
 from tests.accepted import rackproof
 from tests.histories import DRIVERS, FleetHistory, Planted
@@ -65,6 +66,21 @@ def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
     assert {sum(cell.has_new_driver for cell in row.cells) for row in racks} == {2}
     assert sorted(driver for names in new_drivers(history, months).values() for driver in names) == sorted(DRIVERS[1:])
     assert text == render_page(history)
+
+
+def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
+    """The second of four monthly runs ended, by the clocks of its hosts, half a year after it began."""
+    for month, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=4, months=4).runs()):
+        late = {**rows.entry, "ended": "2024-12-01 00:00:00"}
+        add_run(tmp_path, replace(rows, entry=late) if month == 1 else rows)
+    history = History(tmp_path, SIMULATED)
+    months = months_of(history)
+    assert months == ("2024-01", "2024-02", "2024-03", "2024-04")
+    for row in rack_rows(history, months):
+        assert [cell.text for cell in row.cells].index("–") == 1
+    (figure,) = history.rows("select name, settings, stage, within, model from levels where level = 'host' limit 1")
+    assert {*_spreads(history, [figure], months)[figure]} == {0, 2, 3}
+    assert {*_rack_values(history, figure, "r00", months)} == {0, 2, 3}
 
 
 def test_page_has_no_scripts_or_external_resources_and_is_well_formed(text: str) -> None:

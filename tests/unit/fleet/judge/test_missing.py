@@ -140,6 +140,32 @@ def test_kernel_log_line_is_a_cause_only_if_the_gpu_did_not_answer_afterwards(
     assert ("kernel log: the GPU at PCI 0000:01:00.0 fell off the bus" in detail) == is_cause, detail
 
 
+def test_kernel_log_names_the_cause_if_no_gpu_answers_any_more() -> None:
+    evidence = host_with_slots("h2", [], on_bus=ALL)
+    host_record, *rest = evidence.records
+    lines = {f"pci=0000:{slot:02}:00.0,xid=79": 1 for slot in ALL}
+
+    def with_log(taken: Snapshot, is_first: bool) -> Snapshot:
+        addresses = {f"gpu={slot}": f"00000000:{slot:02}:00.0" for slot in ALL}
+        lost = dict.fromkeys(addresses, "error: GPU is lost")
+        bus_ids = Metric(
+            name="gpu.pci_bus_id", unit="1", values=addresses if is_first else {}, absent={} if is_first else lost
+        )
+        log = Metric(name="xid.count", unit="1", values={} if is_first else lines)
+        kept = (item for item in taken.metrics if item.name not in ("xid.count", "gpu.pci_bus_id"))
+        return replace(taken, metrics=(*kept, bus_ids, log))
+
+    taken = tuple(with_log(snapshot, at == 0) for at, snapshot in enumerate(host_record.snapshots))
+    lost = replace(
+        evidence,
+        records=(replace(host_record, gpus=builders.evidence(PLAN)["h2"].records[0].gpus, snapshots=taken), *rest),
+    )
+    detail = count_details(findings(h2=lost))[DRIVER]
+    assert (
+        "kernel log: each GPU at PCI 0000:00:00.0, 0000:01:00.0, 0000:02:00.0, 0000:03:00.0 fell off the bus" in detail
+    )
+
+
 @pytest.mark.parametrize("kept_on_bus", [[MISSING], []])
 @pytest.mark.parametrize(
     ("name", "below", "cause"),
