@@ -64,7 +64,7 @@ def run_program(
 
 
 def error_message(process: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line with printable text: of standard error, or if that has none, of standard output.
+    """Return the first line of standard error that has printable text, or else that of standard output, or `no output`.
 
     Colours and control characters are removed, and the line is cut to 200 characters.
     """

@@ -66,15 +66,20 @@ class ErrorCounts:
     """The errors in the log so far."""
 
     xid: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(PCI address, code) -> number of XIDs."""
     fatal: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(PCI address, code) -> number of NVLink 5 XIDs that the driver marked as fatal."""
     sxid: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """(PCI address, `yes`, `no` or `unknown` for fatal, code) -> number of SXids."""
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(PCI address, kind of message) -> number of messages."""
     events: EventCounts = field(default_factory=EventCounts)
     last_xid: float = 0.0
+    """Uptime at the newest XID that reports a fault, in s; 0: none."""
     last_sxid: float = 0.0
+    """Uptime at the newest SXid, in s; 0: none."""
     complete: bool = True
     """Whether the log reaches back to the boot."""
-
     addresses: dict[str, str] = field(default_factory=dict)
     """UUID -> PCI address, from the messages of the driver."""
     sentence: str = ""
@@ -128,8 +133,8 @@ class ErrorCounts:
 class XidCollector:
     """Reads the kernel's ring buffer. A scrape reads only new records and adds them to its counts.
 
-    A full snapshot reads the whole buffer. If records are lost from it or cannot be read, the snapshot also reads the journal or,
-    without one, the output of dmesg.
+    A full snapshot reads the whole buffer. If the buffer has lost records or cannot be read, the snapshot also reads the journal,
+    or the output of dmesg if the host has no journal.
     """
 
     name = "xid"

@@ -68,7 +68,7 @@ class ConfigSpace:
         return int.from_bytes(content, "little")
 
     def capability(self, number: int) -> int:
-        """Return the offset of a capability. Raises ReadingError."""
+        """Return the offset of a capability. Raises ReadingError if the device lacks it or does not answer."""
         if self.read(0, 2) == 0xFFFF:
             raise ReadingError(_NO_ANSWER)
         offset = self.read(0x34, 1) & 0xFC
@@ -81,7 +81,7 @@ class ConfigSpace:
         raise ReadingError(Absent.unsupported(f"no capability {number:#x}"))
 
     def extended_capability(self, number: int) -> int:
-        """Return the offset of an extended capability. Raises ReadingError."""
+        """Return the offset of an extended capability. Raises ReadingError if the device lacks it or does not answer."""
         if self.read(0, 2) == 0xFFFF:
             raise ReadingError(_NO_ANSWER)
         offset = 0x100

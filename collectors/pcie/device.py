@@ -22,7 +22,7 @@ class Device:
     is_coherent: bool = False
     """Whether the GPU is attached to its Grace CPU by NVLink-C2C, so that its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
-    """Capabilities of the device and its port. They are constant, so they are cached after one successful read."""
+    """Reading -> highest PCIe generation or width of the device, or of the port above it. Empty until all were read once."""
 
 
 class PciBus:
@@ -65,7 +65,7 @@ def identify(files: Files, address: str) -> Device | None:
 
 
 def device_kind(device_class: str, vendor: str) -> str:
-    """Return the kind of a relevant device, or an empty string."""
+    """Return the kind of a device; an empty string if no collector reads this device."""
     if vendor == NVIDIA and device_class.startswith(("0x0300", "0x0302")):
         return GPU
     if vendor == NVIDIA and device_class.startswith("0x0680"):

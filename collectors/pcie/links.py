@@ -145,7 +145,7 @@ class PcieCollector:
         return self._files.read(f"{path}/aer_dev_{severity}", parse_total, missing=NO_AER)
 
     def _is_below_limits(self, device: Device, readings: dict[str, Value | Absent], name: str) -> Value | Absent:
-        """Return whether the link's generation or width, as `name` says, is lower than both ends support."""
+        """Return whether the link has a lower `name`, which is `generation` or `width`, than both ends support."""
         if device.is_coherent or self._is_virtual():
             return COHERENT if device.is_coherent else VIRTUAL
         values = [readings[f"pcie.{key}"] for key in (name, f"{name}_max", f"port.{name}_max")]
@@ -156,7 +156,7 @@ class PcieCollector:
 
 
 def parse_generation(speed: str) -> Value | Absent:
-    """Return 5 for `32.0 GT/s PCIe`."""
+    """Return the PCIe generation of a link speed: 5 for `32.0 GT/s PCIe`. An Absent says why a speed has none."""
     number = speed.split(" ", 1)[0]
     try:
         return GENERATIONS[float(number)]

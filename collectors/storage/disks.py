@@ -100,7 +100,10 @@ def controllers(files: Files) -> Iterable[Family]:
 
 
 def _is_built_in(files: Files, controller: str) -> bool:
-    """Return whether an NVMe controller is on the PCI bus, is neither being added nor removed, and has disks by design."""
+    """Return whether an NVMe controller on the PCI bus must have disks.
+
+    Left out are controllers for administration or discovery, those being added or removed, and network volumes of clouds.
+    """
     kind, state = files.read(f"{controller}/cntrltype", str), files.read(f"{controller}/state", str)
     model = files.read(f"{controller}/model", str)
     return (

@@ -37,7 +37,10 @@ class Array:
     missing: int | None = None
     """Number of missing members; None if the array has no redundancy, or the source does not report it."""
     members: dict[str, bool] = field(default_factory=dict)
-    """Disk, or `slotN` for an empty slot -> whether it is in sync. /proc/mdstat only shows whether a disk has failed."""
+    """Disk, or `slotN` or `emptyN` for an empty slot -> whether it is in sync.
+
+    /proc/mdstat shows only whether a disk has failed, so each of its other disks counts as in sync.
+    """
 
     def add_empty(self, slots: list[int], failed: int) -> None:
         """Add the empty slots as members that are not in sync.
@@ -99,7 +102,10 @@ def _read_array(files: Files, name: str) -> Array:
 
 
 def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield whether md arrays miss disks and can be used, and the members of md arrays, btrfs and LVM RAID (`mapped`)."""
+    """Yield how many disks each md array misses, and whether it can be used.
+
+    Also yield whether each member of md arrays, btrfs and LVM RAID (`mapped`) is in sync.
+    """
     missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
     works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
     members = Family(
@@ -141,7 +147,7 @@ def pools(files: Files) -> Iterable[Family]:
 
 
 def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield the state of each path to a disk with several paths."""
+    """Yield whether each path works, for disks with several paths."""
     family = Family(name="storage.path.live", unit="1", help="The path to the disk works", labels=("disk", "path"))
     failed = {
         disk: {files.target_name(f"sys/dev/block/{number}") for number, works in members.items() if works is False}
@@ -169,7 +175,7 @@ def _state(files: Files, path: str) -> str | Absent | None:
 
 
 def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
-    """Return NVMe subsystem -> state of each of its controllers, or why it cannot be read."""
+    """Return NVMe subsystem -> controller -> its state, or why its state cannot be read."""
     controllers: dict[str, set[str]] = {}
     for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
         subsystem, name = path.split("/")[-2:]
@@ -188,7 +194,7 @@ def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
 
 
 def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str | Absent]]]:
-    """Yield each multipath disk of the device mapper, and the state of the disks that are its paths, or why it cannot be read."""
+    """Yield each multipath disk of the device mapper. Its paths are disks: path -> its state, or why its state cannot be read."""
     for path in files.glob(f"{_BLOCK}/dm-*/dm/uuid"):
         device = path.split("/")[-3]
         uuid, name = files.read(path, str), files.read(f"{_BLOCK}/{device}/dm/name", nonempty)

@@ -63,7 +63,7 @@ class WiringCollector:
                 yield {"nic": nic}, neighbors[nic] if nic in neighbors else self._why_silent(nic)
 
     def _why_silent(self, nic: str) -> Absent:
-        """Return why a port has no neighbor although the daemon answers."""
+        """Return why an Ethernet port has no neighbor although lldpd answers."""
         path = f"{network.CLASS}/{nic}"
         if self._files.read(f"{path}/carrier", str, missing="none", refused="down") != "1":
             return DOWN

@@ -18,7 +18,7 @@ NOT_A_SWITCH = Absent.error(
 )
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")
-"""Types of port ID that are not always the name of the port. If not, the name is in the description of the port."""
+"""Types of port ID whose value is not always the name of the port. If it is not, the description of the port is the name."""
 _SUBINTERFACE = re.compile(r".+\.\d{1,4}")
 """Name of a VLAN interface (`sfp1.665`)."""
 

@@ -38,6 +38,7 @@ HEALTH = {
     "2": ("critical", BAD),
     "3": ("no answer", GONE),
 }
+"""Number that a query returns for a host or a GPU -> text and colour."""
 DECISIONS = {
     "accepted": ("accepted", FINE),
     "incomplete": ("incomplete", WARN),
@@ -67,6 +68,7 @@ NUMBERED = {
     "3": DECISIONS["rejected"],
     "4": ("REHEARSAL or SIMULATED", GONE),
 }
+"""Number that the query of `_decision` returns -> text and colour."""
 
 RULES = "count(rackproof:model:info)"
 """A query that has a result only if Prometheus evaluates Rackproof's rules. Without them, no alert ever fires."""

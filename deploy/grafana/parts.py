@@ -117,7 +117,7 @@ def lines(
     Args:
         limit: drawn as a dashed line; values above it are bad.
         broken_below: values below the limit are bad instead.
-        least, most: limits of the axis, unless values exceed them.
+        least, most: ends of the axis; the axis extends to values beyond them. None: the values determine that end.
         by_gpu: series whose names begin with `GPU 0` to `GPU 7` have the same colours in every panel.
     """
     panel = describe_panel(timeseries.Panel(), text, queries).unit(unit).span(width).height(8)

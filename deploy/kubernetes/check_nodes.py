@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
     """Return a line for each node and a summary, and whether the hosts of the plan fit.
 
-    If any host of the plan is a node of the cluster, there are no lines for other nodes.
+    If at least one host of the plan has the name of a node, only nodes with the name of a host are checked. Otherwise any node can
+    run a host.
 
     Args:
         wanted: host -> number of GPUs.
@@ -119,7 +120,7 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
 
 
 def divided_gpus(node: Mapping[str, Any]) -> str:
-    """Return why the node does not offer whole GPUs: MIG divides them, or several pods may share one. Empty if it offers them."""
+    """Return why the node does not offer whole GPUs: MIG divides them, or several pods may share one. If it does, return ""."""
     labels, capacity = node["metadata"].get("labels", {}), node.get("status", {}).get("capacity", {})
     product, strategy = labels.get(PRODUCT, ""), labels.get(STRATEGY, "none")
     partitions = sorted(name for name, count in capacity.items() if name.startswith(MIG) and str(count) != "0")
