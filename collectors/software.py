@@ -37,7 +37,9 @@ class SoftwareCollector:
         module = files.read(DRIVER, module_version)
         yield host_family("software.driver_module.version", "1", "Version of the NVIDIA kernel module", module)
         is_open = files.read(DRIVER, is_open_module)
-        yield host_family("software.driver_module.open", "1", "The kernel module is the open one", is_open)
+        yield host_family(
+            "software.driver_module.open", "1", "The NVIDIA kernel module is the open-source one", is_open
+        )
         library = library_version(files, "libnvidia-ml.so.1")
         yield host_family("software.driver_library.version", "1", "Version of the NVIDIA driver libraries", library)
         matches = first_absent(module, library) or module == library
@@ -112,7 +114,7 @@ def _operating_system(files: Files) -> Iterable[Family]:
         ("version", "VERSION_ID", "Version of the operating system"),
     ):
         yield host_family(f"software.os.{name}", "1", help_text, files.read(path, partial(release_field, key=key)))
-    yield host_family("software.glibc.version", "1", "C library of this process", _glibc())
+    yield host_family("software.glibc.version", "1", "Version of the C library (glibc) of this process", _glibc())
     yield host_family("software.python.version", "1", "Python of this process", platform.python_version())
 
 

@@ -112,12 +112,13 @@ class ErrorCounts:
             self.addresses[match[2]] = sysfs_address(match[1])
         elif reason := next((kind for kind, pattern in _REASONS if pattern.match(message)), ""):
             self.reason, self.reason_at = reason, uptime
-        elif lost := parse_message(self._whole_sentence(message)):
+        elif on_gpu := parse_message(self._whole_sentence(message)):
             self.sentence = ""
-            self.messages[lost] += 1
-            if self.reason and lost[1] in (_INIT_FAILED, _PROBE_FAILED):
+            self.messages[on_gpu] += 1
+            address, kind = on_gpu
+            if self.reason and kind in (_INIT_FAILED, _PROBE_FAILED):
                 if uptime - self.reason_at <= REASON_S:  # a GPU that fails later has another reason
-                    self.messages[lost[0], self.reason] += 1
+                    self.messages[address, self.reason] += 1
                 self.reason = ""
 
     def _whole_sentence(self, message: str) -> str:

@@ -35,7 +35,10 @@ _VOLUMES = ("Amazon Elastic Block Store", "MSFT NVMe Accelerator", "nvme_card-pd
 
 
 def internal_disks(files: Files) -> list[str] | Absent:
-    """Return the internal disks. Loop devices, RAM disks, arrays, removable, network and hypervisor disks are left out."""
+    """Return the names of the internal disks, or why there are none.
+
+    Loop devices, RAM disks, arrays, and removable, network and hypervisor disks are left out.
+    """
     names = files.matching(_BLOCK, _DISK_NAME, _NO_DISK)
     if isinstance(names, Absent):
         return names

@@ -25,8 +25,8 @@ KINDS = {
 }
 DOWN = Absent.unsupported("no link")
 SILENT = (
-    "no LLDP neighbor: the switch sends none, or the first frame (every 30 s) has not arrived yet, or firmware of the NIC or DPU "
-    "takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
+    "no LLDP neighbor: the switch sends no LLDP frames, or its first frame (one every 30 s) has not arrived yet, or firmware of "
+    "the NIC or DPU takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
 )
 FIRMWARE_AGENTS = {"ice": ("fw-lldp-agent", "on", "off"), "i40e": ("disable-fw-lldp", "off", "on")}
 """Driver -> private flag, its value while the LLDP agent in the firmware takes all frames, its value that disables the agent."""

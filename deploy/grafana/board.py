@@ -37,12 +37,16 @@ class Board:
     """The content of a dashboard."""
 
     name: str
+    """Name without the prefix `rackproof-`, which its file and its UID have."""
     title: str
     about: str
+    """Description of the dashboard."""
     variables: Sequence[dashboard.VariableModel]
     sections: Sequence[Section]
     since: str = "now-6h"
+    """Start of the time range when the dashboard is opened."""
     refresh: str = "30s"
+    """Time after which Grafana repeats the queries."""
 
 
 def variable(

@@ -48,15 +48,16 @@ READINGS = {
 """Reading -> its column in the table of GPUs."""
 
 
-def _by_gpu(name: str, calls: str = "max") -> str:
-    return f"{calls} by (gpu) (rackproof_gpu_{name}{{{GPUS}}})"
+def _by_gpu(name: str, aggregation: str = "max") -> str:
+    """Return a query for a reading of each GPU. Several series of a GPU are aggregated."""
+    return f"{aggregation} by (gpu) (rackproof_gpu_{name}{{{GPUS}}})"
 
 
 def _of_host(name: str) -> str:
     return f"max by (host) (rackproof_host_{name}{{{HOSTS}}})"
 
 
-def _list() -> Section:
+def _gpu_table() -> Section:
     letters = dict(zip("BCDEFGHIJKL", READINGS, strict=True))
     absent = f'rackproof_readings_absent{{{GPUS}, gpu!="", status="error"}}'
     known = f"rackproof_gpu_info{{{GPUS}}}"
@@ -226,5 +227,5 @@ BOARD = Board(
     title="Rackproof host",
     about="One host: clocks, power, temperature, links and memory of its GPUs, the host itself, and missing readings.",
     variables=[RACK, ONE_HOST, GPU],
-    sections=[_list(), _compared(), _each_gpu(), _links(), _memory(), _host()],
+    sections=[_gpu_table(), _compared(), _each_gpu(), _links(), _memory(), _host()],
 )

@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
     """Return a line for each node and a summary, and whether the hosts of the plan fit.
 
-    If at least one host of the plan has the name of a node, only nodes with the name of a host are checked. Otherwise any node may
-    run any host.
+    If at least one host of the plan has the name of a node, only nodes with the name of a host are checked. Otherwise any node
+    may run any host.
 
     Args:
         wanted: host -> number of GPUs.

@@ -188,7 +188,7 @@ def test_port_without_a_neighbor_has_the_reason(root: Path) -> None:
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
     assert value.status == "error"
-    assert value.reason.startswith("no LLDP neighbor: the switch sends none")
+    assert value.reason.startswith("no LLDP neighbor: the switch sends no LLDP frames")
     (links.interface(root, NIC) / "carrier").write_text("0\n")
     assert readings(root)[f"nic={NIC}"]["switch_id"] == Absent.unsupported("no link")
 
@@ -260,7 +260,7 @@ def test_real_lldpd_names_the_switch_port(root: Path) -> None:
             read = readings(root)[f"nic={NIC}"]
             if not isinstance(read["switch_id"], Absent):
                 break
-            assert read["switch_id"].reason.startswith("no LLDP neighbor: the switch sends none")
+            assert read["switch_id"].reason.startswith("no LLDP neighbor: the switch sends no LLDP frames")
             time.sleep(0.5)
     assert (read["switch"], read["switch_port"]) == ("leaf07", "swp7")
     wiring.write_program(root, "lldpctl", f'#!/bin/sh\nexec /usr/sbin/lldpctl -u {root}/none "$@"\n')
