@@ -58,7 +58,10 @@ _RESOLVED = re.compile(r", GPU recovery action changed from .* to 0x0\b")
 """Text of an XID 154 that withdraws the action for an earlier XID: `changed from 0x1 (GPU Reset Required) to 0x0 (None)`."""
 _SENTENCE = re.compile(r"NVRM:\s+The NVIDIA v?GPU ")
 _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fallen off).*)")
-"""`The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`."""
+"""A sentence in three lines of the log, which ` / ` separates here:
+
+`The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`.
+"""
 
 
 @dataclass

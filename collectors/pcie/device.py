@@ -14,7 +14,7 @@ NVIDIA, MELLANOX = "0x10de", "0x15b3"
 
 @dataclass(kw_only=True)
 class Device:
-    """One device, and the bridges between it and the processor, the nearest first."""
+    """One device, and the bridges between it and the processor, beginning with the bridge nearest to the device."""
 
     address: str
     kind: str
@@ -26,7 +26,7 @@ class Device:
 
 
 class PciBus:
-    """The relevant devices of the bus. It identifies each address only once, because a bus has hundreds of devices."""
+    """The devices of the PCI bus that collectors read. Each address is identified only once, because a bus has hundreds of devices."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

@@ -81,7 +81,8 @@ def controllers(files: Files) -> Iterable[Family]:
     """Yield the number of namespaces of each built-in NVMe controller. Each namespace is a disk.
 
     A controller has no disk if its namespace has the ID of another namespace, cannot be identified, or was deleted. Namespaces of
-    other controllers in the same subsystem count too, because a drive with two ports has two controllers and may use only one.
+    other controllers in the same subsystem count too: a drive with two ports has two controllers, and may show its namespaces at
+    only one of them.
     """
     text = "Namespaces of the NVMe controller that the kernel uses as disks"
     family = Family(name="storage.controller.namespaces", unit="1", help=text)

@@ -89,7 +89,7 @@ def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
     if not port_name or not clean_text(chassis_id["value"]):
         raise ValueError("a neighbor without an ID")
     if port_name == clean_text(chassis_id["value"]):
-        port_name = ""  # the ID of the switch, which all its ports send
+        port_name = ""  # the switch sends its own ID as the ID of each port
     return Neighbor(id=clean_text(chassis_id["value"]), name=name, port=port_name, label=label)
 
 
