@@ -26,7 +26,7 @@ class Device:
 
 
 class PciBus:
-    """The devices of the PCI bus that collectors read. Each address is identified only once: a bus may have hundreds of devices."""
+    """The devices of the PCI bus that collectors read. Each address is identified only once: a bus has hundreds of devices."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
