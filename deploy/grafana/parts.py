@@ -1,6 +1,6 @@
 """Build the parts of every dashboard: queries, colours and panels.
 
-Missing data must not look like a good result. So each panel has a text for missing data, and a query returns zero for a missing
+Missing data must not look like a good result. So each panel has a text for missing data. A query returns zero for a missing
 series only if another term of the query shows that the source responded.
 """
 
