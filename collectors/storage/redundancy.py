@@ -46,7 +46,8 @@ class Array:
         """Add the empty slots as members that are not in sync.
 
         Args:
-            slots: numbers of the empty slots. They become `slotN`, or `empty1`, `empty2` … if some of them may be slots of failed members.
+            slots: numbers of the empty slots. They become `slotN`. If some of them may be slots of failed members, they become
+                `empty1`, `empty2` …
             failed: number of failed members whose slots are unknown. They are already listed by name, so fewer slots are added.
         """
         if failed:
