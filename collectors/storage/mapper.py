@@ -67,8 +67,8 @@ def parse_targets(buffer: bytes) -> Targets:
 def parse_members(kind: str, status: str) -> Members:
     """Return the legs of a RAID or mirror, or the paths of a multipath device (`8:16`), and whether each works.
 
-    While a RAID is in `resync`, as in its first synchronization, legs that are not yet in sync count as working. A status line in
-    another format has no members.
+    While a RAID is in `resync`, as in its first synchronization, legs that are not yet in sync count as working. The result is
+    empty for a status line in another format.
     """
     words = status.split()
     if kind == "multipath":

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Arguments of the container:
 #   [OPTIONS]                     run `rackproof run` with these options: acceptance-test this host
-#   rackproof [OPTIONS]           run `rackproof run` too, but --help and --version are those of rackproof
+#   rackproof [OPTIONS]           also run `rackproof run`, but --help and --version are those of rackproof
 #   rackproof COMMAND …           run this command of rackproof
 #   sshd                          run sshd on port 2222, for MPI
 #   mpi COMMAND …                 run COMMAND, configured so that its mpirun can connect to the sshd of the other containers

@@ -120,7 +120,10 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
 
 
 def divided_gpus(node: Mapping[str, Any]) -> str:
-    """Return why the node does not offer whole GPUs: MIG divides them, or several pods may share one. If it does, return ""."""
+    """Return why the node does not offer whole GPUs: MIG divides them, or several pods may share one.
+
+    Return an empty string if the node offers whole GPUs.
+    """
     labels, capacity = node["metadata"].get("labels", {}), node.get("status", {}).get("capacity", {})
     product, strategy = labels.get(PRODUCT, ""), labels.get(STRATEGY, "none")
     partitions = sorted(name for name, count in capacity.items() if name.startswith(MIG) and str(count) != "0")
