@@ -1,4 +1,7 @@
-"""Compare a figure that is measured between pairs of hosts (`partner=`) with one limit. Hosts differ in their number of pairs."""
+"""Compare a figure that is measured between pairs of hosts (scopes with `partner=`) with one limit.
+
+The checks of a layout compare values at fixed positions. Figures of pairs have none: hosts differ in their number of pairs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from schemas.records import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartnerCheck:
-    """A figure whose number must meet a limit in every pair. Everything else about it is the same on all hosts of the layout."""
+    """A figure that must meet a limit in every pair of a host. On all hosts of the layout, it differs only in scope and value."""
 
     name: str
     operator: str
@@ -35,7 +38,7 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether all series are figures of one name, measured between pairs of hosts, that differ only in scope and value."""
+    """Return whether the series are all figures of one name between pairs of hosts, and these differ only in scope and value."""
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}
     of_name = [item for item in values.pair_observations if item.name == items[0].name]

@@ -38,6 +38,7 @@ from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
+"""Number of results that are kept, each of one criterion on equal readings."""
 MAX_PENDING = 256
 """Number of hosts of a layout whose passes are kept until they are counted together."""
 
@@ -137,7 +138,7 @@ class Layout:
     shared: SharedReadings[_Step]
     """Steps with the same passes on all hosts so far."""
     shared_group: tuple[str, str, str] | None = None
-    """Gang, rack and NVLink domain of the last host."""
+    """Gang, rack and NVLink domain of the host that was counted last."""
     alike: _Repeated
     """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
@@ -147,7 +148,7 @@ class Layout:
     measured: tuple[tuple[str, str, str], ...]
     """Stage, name and unit of everything that was measured; pairs of hosts are not included."""
     judged_bandwidths: frozenset[tuple[str, str]]
-    """Stage and name of the bandwidths of collectives that have a limit."""
+    """Stage and name of the collectives' bandwidths that have a limit."""
     figures: FigureStructure
     """What decides whether figures can be right, the same on all hosts of the layout; pairs of hosts are not included."""
     partner_figures: PartnerStructures = field(default_factory=PartnerStructures)

@@ -31,7 +31,7 @@ CHECK_BETWEEN = (
 )
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
 LINKS = ("peer_copy.", "digest.wrong_peer_copies", "gpu.nvlink.")
-"""Prefixes of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
+"""Prefixes of the names of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
 CUT_NAME = "NET/AWS"
 """Older agents cut the name `NET/AWS Libfabric/0/GDRDMA` at the space, so whether it had GPUDirect RDMA is not known."""
@@ -113,7 +113,7 @@ def is_number(value: Value) -> bool:
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
     """Return the verdict. A failed bandwidth that a slow transport explains gets this reason and the action `configure`.
 
-    The action stays the same if another verdict fails a link of the host. If NCCL does not use NVLS, the verdict gets a remedy.
+    The action stays the same if another verdict fails a link of the host. A failed verdict on `collective.nvls` gets a remedy.
 
     Args:
         view: the host.
@@ -156,7 +156,7 @@ def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str,
 def _explain_transport(view: HostView, verdict: Verdict) -> str:
     """Return why the transport that NCCL chose for this figure's ranks is slow.
 
-    Empty if it is fast, and for ranks of one host whose GPU model has no peer access.
+    Empty if the transport is fast, and for ranks of one host whose GPU model has no peer access.
     """
     within = not Scope.parse(verdict.scope).is_gang
     slow = slow_transport(_transport(view, verdict), within=within)

@@ -40,7 +40,7 @@ COLLISION = 2.0**-32
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
 factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
-modulo 2³³. This holds for one in 2³² of the even numbers.
+modulo 2³³. That sum must be even, and of the even numbers one in 2³² is 0 modulo 2³³.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
 """Observation with the number of repetitions -> parameter that names what was repeated."""
@@ -62,7 +62,7 @@ class Comparison:
     stage: str
     benchmark: str
     case: str
-    """Workload, type or pattern."""
+    """Workload or copy, data type, or number of patterns."""
     repetitions: float | None
     """Compared results; None if no run has measured how many."""
     elements: int
@@ -107,7 +107,7 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
     """Return what the profiles compare, for each GPU model with a measured `digest` in the runs.
 
     Args:
-        runs: runs with GPUs. They give the repetitions per second and the tested memory: the fewest of all GPUs of a model.
+        runs: runs with GPUs. They give the repetitions per second and the tested memory: for each model, the least of its GPUs.
         profiles: profiles as `read_profile` returns them. Their time budgets are used as they are, without scaling to a duration.
     """
     rates: dict[str, dict[str, float]] = {}

@@ -107,7 +107,7 @@ class PortStatements:
         )
 
     def measured_with(self, partner: str) -> set[str]:
-        """Return the ports that measured, with this partner, a test whose figures both hosts have."""
+        """Return the ports that have, with this partner, a measured figure of those that both hosts of a pair must have."""
         return {
             port_of(scope)
             for scope, items in self.by_scope.items()

@@ -79,7 +79,7 @@ class Gate:
     part_sigma: float
     """Standard deviation from part to part (`mad_sigma`), in `unit`; 0 for a single part."""
     sigma: float
-    """Both combined."""
+    """Square root of the sum of the squares of `run_sigma` and `part_sigma`."""
     limit: float
     false_alarm: float
     """Probability that a healthy part fails."""
@@ -99,7 +99,7 @@ class Power:
     worst: Mapping[str, Repeatability]
     """Group -> its figure with the worst repeatability."""
     left_out: tuple[str, ...]
-    """Figures with a floor for which no part has values from at least MIN_RUNS runs."""
+    """Figures that have a floor, but no part with values from at least MIN_RUNS runs."""
 
 
 def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:

@@ -67,7 +67,7 @@ class ReadingCheck:
 def reading_check(
     view: HostView, criterion: Criterion, names: Sequence[str], passes: Sequence[Verdict], rows: Sequence[TallyRow]
 ) -> ReadingCheck | None:
-    """Return the check of a criterion that all readings of this host pass.
+    """Return the check of a criterion, all of whose verdicts on this host pass.
 
     Returns None if the criterion cannot be judged by one comparison with one limit.
 
@@ -76,7 +76,7 @@ def reading_check(
         criterion: a criterion on readings.
         names: the readings that decide the verdicts (`deciding_readings`).
         passes: the verdicts on this host, which must be certain passes.
-        rows: the rows in which they are counted.
+        rows: the rows in which these verdicts are counted.
     """
     is_simple = not (
         criterion.stage or "phase" in criterion.where or criterion.best_of_run or criterion.operator == "eq"

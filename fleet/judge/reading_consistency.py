@@ -41,7 +41,7 @@ CONSTANT_OF_OTHERS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
     "compute_capability", "brand", "id",
 )  # fmt: skip
-"""Last parts of the names of readings that are constant although this version of Rackproof does not list them."""
+"""A reading that this version of Rackproof does not list is taken as constant if the last part of its name is one of these."""
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
@@ -107,7 +107,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the readings whose values may differ from the first snapshot, and the snapshots with other readings than it has."""
+    """Return the readings whose values may differ from the first snapshot, and the snapshots with other readings or scopes."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -183,7 +183,10 @@ def _is_there(name: str, scope: str, present: set[str], *, is_log_read: bool) ->
 
 
 def _has_port(metric: Metric, scope: str) -> bool:
-    """Return whether a reading of a module has the port of this scope: the lanes of a module come and go with it."""
+    """Return whether a reading of modules has a scope of the same port; then a missing lane is no fault of the record.
+
+    Lanes may appear and disappear when the module is replaced or loses its link.
+    """
     port = Scope.parse(scope).without("lane")
     is_of_module = metric.name.startswith(OF_MODULES)
     return is_of_module and any(Scope.parse(port).contains(other) for other in (*metric.values, *metric.absent))

@@ -165,7 +165,7 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
         for metric in snapshot.metrics:
             if gpus and metric.name == GPUS_ON_BUS:
                 for scope, stated in metric.values.items():
-                    # If there are fewer, a GPU fell off the bus: a criterion judges that.
+                    # If the count is lower, a GPU fell off the bus: a criterion judges that.
                     if isinstance(stated, int) and stated > len(gpus):
                         yield (
                             GPUS_ON_BUS,
@@ -210,7 +210,7 @@ def _exceeding(
     """Yield scope and reason of a count that is not the number of parts, or of a value above its total."""
     of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and of_parts in parts_read:
-        # Short snapshots have counts without the readings of the parts, and parts may come and go between two full snapshots.
+        # A snapshot during a launch has counts without the readings of the parts, and parts may come and go between full snapshots.
         own, stated = readings.get(of_parts), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[of_parts]
         fewest, largest = min(possible), max(possible)

@@ -1,7 +1,8 @@
 """Check that GPUs and hosts have the optional readings that at least half of their kind have.
 
 An optional criterion skips a part that does not support its reading. Whether a reading is supported depends on the hardware, the
-driver, the kernel and the hypervisor. A part that lacks such a reading is faulty, or its host hides the value.
+driver, the kernel and the hypervisor. If these are the same for several parts and only one lacks the reading, this part is
+faulty, or its host hides the value.
 """
 
 from __future__ import annotations

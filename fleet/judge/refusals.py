@@ -1,7 +1,7 @@
 """Report the basic readings of a GPU that its driver refuses, such as `Unknown Error` for the temperature.
 
-A GPU that lacks one of them reports it as unsupported. An error is missing evidence, even if no criterion judges the value.
-A refusal that a later snapshot does not repeat was transient.
+A GPU that does not have such a reading reports it as unsupported, which is no refusal. An error is missing evidence, even if no
+criterion judges the value. A refusal that a later snapshot does not repeat was transient.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def is_speed(verdict: Verdict) -> bool:
-    """Return whether the limit is a least rate or a longest time, which a healthy part may miss if another process uses it."""
+    """Return whether the limit is a least rate or a longest time: a healthy part that another process uses may miss it."""
     if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
         return False
     return verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")

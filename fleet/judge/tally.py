@@ -10,7 +10,7 @@ from schemas.records import Value
 from schemas.reports import FAIL, Judged, Verdict
 
 _IDENTIFYING = ("partner", "phase")
-"""Parameters that only identify a partner or a snapshot."""
+"""Parameters that only identify a partner or a snapshot: verdicts that differ only in them are counted in one row."""
 
 RowKey = tuple[object, ...]
 

@@ -246,7 +246,7 @@ class ValueGroups:
         return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
-        """Return what the groups of a host require. Of two hosts with equal requirements, equal readings have equal passes.
+        """Return what the groups of a host require. If two hosts have equal requirements and readings, their passes are equal.
 
         `keys`: from any host with these readings (`group_keys`).
         """
