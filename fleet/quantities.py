@@ -136,7 +136,7 @@ def size(value: Value) -> str:
 def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit, with enough digits to distinguish them.
 
-    They have the same unit, unless one is more than a thousand times the other.
+    Both texts have the same unit, unless one number is more than a thousand times the other.
     """
     like = _larger(value, limit)
     value_text, limit_text = quantity(value, unit, like=like), quantity(limit, unit, like=like)

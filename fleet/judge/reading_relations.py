@@ -210,7 +210,7 @@ def _exceeding(
     """Yield scope and reason of a count that is not the number of parts, or of a value above its total."""
     of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and of_parts in parts_read:
-        # A snapshot during a launch has counts without the readings of the parts, and parts may come and go between full snapshots.
+        # A snapshot during a launch has counts, but no readings of the parts. Parts may come and go between two full snapshots.
         own, stated = readings.get(of_parts), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[of_parts]
         fewest, largest = min(possible), max(possible)

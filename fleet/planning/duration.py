@@ -65,7 +65,7 @@ def earlier_durations(plan: Plan, past: PastRun | None) -> dict[str, dict[str, f
 
 
 def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
-    """Return how long a run of the plan takes per host. Hosts, and gangs, are measured in parallel.
+    """Return how long a run of the plan takes per host. All hosts are measured at once, and later all gangs at once.
 
     Args:
         plan: the plan, with the times of the earlier run.

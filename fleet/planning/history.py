@@ -107,7 +107,7 @@ def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> d
 
 
 def _planned_choice(run_dir: Path | None, budget_s: float) -> BudgetSelection | None:
-    """Return the selection of a resumed run with the same budget, or None: newer history must not change what it measures."""
+    """Return the selection of a resumed run with the same budget, so that newer history does not change it; None otherwise."""
     if run_dir is None or not is_run(run_dir):
         return None
     try:
@@ -121,7 +121,7 @@ def _planned_choice(run_dir: Path | None, budget_s: float) -> BudgetSelection | 
 def history(runs: Path, hosts: set[str], *, rehearsal: bool, excluded: Path | None = None) -> Iterator[PastRun]:
     """Yield the latest runs that have a report and measured any of these hosts, newest first.
 
-    Runs of another kind (rehearsal or not, simulated) and unreadable runs are skipped.
+    With `rehearsal`, only rehearsals are read, and otherwise only other runs. Simulated and unreadable runs are skipped.
     """
     reports = [
         RunDirectory(path).report for path in runs_in(runs) if excluded is None or path.resolve() != excluded.resolve()

@@ -128,7 +128,7 @@ class _LazyVerdicts:
     def failing_pairs(self, hosts: Collection[str]) -> dict[str, str]:
         """Return the hosts whose pair measurements fail, and why, by the last launch of each host.
 
-        A rail, a switch or the fabric is left out: without its hosts nothing would be left to measure.
+        Failures of a rail, a switch or the fabric are left out: if all their hosts were excluded, few or none would be left.
         """
         verdicts = judge_gangs([view for host, view in self._views.items() if host in hosts], self.collectives)
         return {

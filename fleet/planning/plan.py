@@ -37,7 +37,7 @@ def read_profile(name: str) -> dict[str, Any]:
 
     Raises:
         UsageError: the profile does not exist, does not follow profile.schema.json, or has an unknown or invalid benchmark or
-            setting. For an unknown name, the message has the nearest valid one if one is similar.
+            setting. If a valid name is similar to the unknown one, the message has it.
     """
     if name.endswith((".yml", ".yaml")):
         path = Path(name)
@@ -81,8 +81,8 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
 def without_unused_benchmarks(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, Any]:
     """Return the profile without the benchmarks that no host of this inventory runs. A study is unchanged.
 
-    Left out are benchmarks whose directories no host names, those that train with rackproof_validation_only, and those of NVLink
-    domains if the inventory has none.
+    Left out are benchmarks whose directories no host names. With rackproof_validation_only, those that train are left out; if the
+    inventory has no NVLink domain, those of NVLink domains.
     """
     if profile.get("study"):
         return dict(profile)

@@ -61,8 +61,8 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
     The slowest host decides. The deadlines change by the same time as the stages. A profile without `duration_s` is unchanged.
 
     Raises:
-        UsageError: the duration is invalid, or shorter than the other tests and the shortest useful budgets take, or the
-            profile scales no time budget.
+        UsageError: the duration is invalid; it is shorter than the tests take with their shortest time budgets; or the profile
+            scales no time budget.
     """
     if "duration_s" not in profile:
         return plan
@@ -113,7 +113,7 @@ def _stage_s(plan: Plan, host: PlannedHost, stage: Stage) -> float:
 
 
 def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the factor below which a time budget would be shorter than its default."""
+    """Return the factor below which a time budget would be shorter than its default in the catalogue."""
     return max(
         (
             BENCHMARKS[benchmark].settings[key] / stage.benchmarks[benchmark][key]

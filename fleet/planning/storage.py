@@ -21,12 +21,12 @@ def storage_floors(variables: Variables) -> dict[str, float]:
 
 
 def local_directories(name: str, variables: Variables) -> tuple[str, ...]:
-    """Return the directories on disks of the host to measure. Raises UsageError for a device."""
+    """Return the directories to measure on disks of the host. Raise UsageError if one is a device."""
     return _directories(name, variables, "rackproof_local_storage")
 
 
 def shared_directories(name: str, variables: Variables, *, has_gang: bool) -> tuple[str, ...]:
-    """Return the directories that the host shares with others.
+    """Return the directories to measure that the host shares with other hosts.
 
     Args:
         name: the host.

@@ -30,7 +30,7 @@ LAUNCH_S = START_S + END_S
 DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
 """Sizes for the costs that no earlier run has measured: of a host alone, and of a gang."""
 WEEK_S = 7 * 86400.0
-"""After a week without a run, the risk of a test is twice that after a run; each further week adds the same amount."""
+"""A week after its last run, the risk of a test is twice the risk right after the run; each further week adds as much again."""
 NEVER_RUN_S = 12 * WEEK_S
 """The age of a test that never ran is the time since the first known run, plus these seconds."""
 
@@ -84,8 +84,8 @@ def select_tests(
 ) -> BudgetSelection:
     """Return the tests of `stages` that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
-    Without history the cheapest come first. If `stages` has tests that hosts run alone, one is always selected. If even
-    the cheapest exceeds the budget, `BudgetSelection.cost_s` is more than `budget_s`.
+    Without history the cheapest come first. If `stages` has tests that hosts run alone, one of these is always selected. If even
+    the cheapest of them exceeds the budget, it is selected, and `BudgetSelection.cost_s` is more than `budget_s`.
 
     Args:
         stages: stage -> its benchmarks, in the profile's order.

@@ -64,7 +64,7 @@ def write(directory: Path, baseline: PartBaseline) -> None:
 
 
 def read(directory: Path, kind: str, part: str, name: str) -> PartBaseline | None:
-    """Return the baseline of a part, or None. Raise DocumentError if the file is invalid."""
+    """Return the baseline of a part; None if it has none. Raise DocumentError if the file is invalid."""
     path = kind_directory(directory, kind) / path_of(part, name)
     if not path.exists() and not path.is_symlink():
         return None
@@ -95,7 +95,7 @@ def all_baselines(directory: Path, kind: str) -> Iterator[PartBaseline]:
 
 
 def of_host(directory: Path, kind: str, host: str, gpus: Iterable[Gpu] = ()) -> HostBaseline:
-    """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs."""
+    """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs; only `problem` if a file is invalid."""
     try:
         return _host_baseline(lambda part, name: read(directory, kind, part, name), host, gpus)
     except documents.DocumentError as error:
@@ -115,7 +115,7 @@ def _host_baseline(
 
 
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
-    """Copy the baselines of these hosts and of the GPUs in them into the run directory; return the plan's reference to them.
+    """Copy the baselines of these hosts, and of the GPUs that they list, into the run directory; return the plan's reference.
 
     Without a run directory, nothing is copied.
 
@@ -151,7 +151,7 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
 def planned_baseline(
     name: object, rehearsal: bool, hosts: Iterable[str], run_dir: Path | None
 ) -> PlannedBaseline | None:
-    """Return the plan's reference to the baseline that the inventory names, or None. A resumed run keeps its snapshot.
+    """Return the plan's reference to the baseline `name` of the inventory; None without a name. A resumed run keeps its snapshot.
 
     Raises:
         UsageError: as for `snapshot_baseline`.
@@ -216,7 +216,7 @@ class BaselineSnapshot:
             self._problem = f"the run's snapshot of the baseline is invalid: {SNAPSHOT}/{INDEX}: {reason}"
 
     def of_host(self, host: str, gpus: Iterable[Gpu]) -> HostBaseline:
-        """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs."""
+        """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs; only `problem` if it is invalid."""
         if self._problem:
             return HostBaseline(problem=self._problem)
         try:

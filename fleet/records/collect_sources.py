@@ -43,7 +43,7 @@ def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records in record files and logs anywhere below a directory. Links are not followed."""
+    """Return the records in record files and logs anywhere below a directory, and the problems. Links are not followed."""
     framed: list[FramedRecord] = []
     problems: list[str] = []
     count = 0
@@ -75,7 +75,7 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records of one log of a directory. A log that cannot be read is a problem, as a record is."""
+    """Return the records of one log of a directory, and its problems. An unreadable log is a problem, not an error."""
     try:
         return read_source(str(path))
     except UsageError as error:
@@ -83,7 +83,7 @@ def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _record(path: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the record in a file that was copied from its host."""
+    """Return the record in a file that was copied from its host, or the problem with the file."""
     try:
         document = documents.read(path, "record")
         text = path.read_bytes()

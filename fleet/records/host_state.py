@@ -77,6 +77,14 @@ def host_state(evidence: Evidence) -> HostState:
 
 
 def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
+    """Return the figure of an observation. Of the readings of a link, the best of the run counts (`READINGS`).
+
+    Args:
+        observation: a benchmark result, or a reading.
+        within: the scope below the GPU, or on the host.
+        run_id: the run.
+        earlier: the figure from the observations before this one; None if this is the first.
+    """
     value = float(observation.value) if isinstance(observation.value, int | float) else 0.0
     if earlier and "phase" in observation.params and READINGS.get(observation.name) == 1:
         value = max(value, earlier.level.value)

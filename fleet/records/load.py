@@ -161,7 +161,8 @@ class RecordReader:
 def _clock_lag_s(directory: Path, plan: Plan) -> float:
     """Return how far the clock of the file system is behind that of the control node, which wrote the plan.
 
-    A file server writes the times of files with its own clock. If the file is newer than the plan in it, return 0.
+    A file server writes the times of files with its own clock. Compared are the file time of plan.json and the time in the plan
+    at which it was created. If the file time is later, or one of them is not known, return 0.
     """
     try:
         return max(0.0, epoch_seconds(plan.created) - RunDirectory(directory).plan.stat().st_mtime)

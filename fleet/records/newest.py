@@ -32,9 +32,9 @@ def run_or_newest(run_dir: Path | None) -> Path:
 
 
 def newest_two() -> tuple[Path, Path]:
-    """Return the last earlier run in RUNS with the same hosts and kind as the newest run, and the newest run.
+    """Return two runs in RUNS: the last earlier run that is comparable with the newest run, and the newest run.
 
-    Both are named on stderr.
+    Comparable runs have the same hosts and are both real, both rehearsals or both simulations. Both are named on stderr.
 
     Raises:
         UsageError: there are no two such runs.

@@ -168,7 +168,7 @@ def _parent(pid: int) -> int:
 
 
 def remove_partial_files(directory: Path) -> None:
-    """Remove partly written files and last lines of a killed process. Call only while holding the lock."""
+    """Remove files and last lines that a killed process wrote only in part. Call this only while holding the lock."""
     for path in _run_files(directory):
         if _TEMPORARY.fullmatch(path.name) or (path.suffix == ".whl" and not zipfile.is_zipfile(path)):
             path.unlink(missing_ok=True)

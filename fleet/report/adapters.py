@@ -109,7 +109,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return two mappings from an adapter's PCI address: to the GPUs without a nearer one, and to the kind of path to them."""
+    """Return two mappings from an adapter's PCI address: to the GPUs that are nearest to it, and to the kind of path to them."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)
@@ -121,7 +121,7 @@ def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str,
 
 
 def _pairs(view: HostView) -> Iterator[tuple[str, str]]:
-    """Yield the scope of a GPU and the PCI address of an adapter that is nearest to it."""
+    """Yield the scope of each GPU with the PCI address of each of its nearest adapters."""
     for gpu, (value, _) in sorted(_last(view, _NEAREST).items()):
         for address in str(value or "").split():
             yield gpu, address

@@ -26,11 +26,11 @@ class Floor:
     """The branch, as the vendor names it."""
     version: str
     advisory: Advisory
-    """The newest advisory that this version fixes."""
+    """The newest advisory whose vulnerabilities this version fixes."""
 
 
 def floors(advisories: Advisories) -> Iterator[Floor]:
-    """Yield the floors of every product: released versions with a fix that no advisory affects.
+    """Yield the floors of every product: released versions that have a fix and that no advisory lists as affected.
 
     A product without a reading must be compared by hand; every version of it that has a fix is listed.
     """

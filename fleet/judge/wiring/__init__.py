@@ -23,7 +23,10 @@ class Wiring:
 
     verdicts: tuple[Verdict, ...] = ()
     summary: str = ""
-    """How the cables were compared; empty if no port was judged, or no switch was read and the manifest has no cable."""
+    """How the cables were compared, in words; empty if nothing can be compared.
+
+    That is the case if no host has ports to judge, or if no switch was read and the manifest lists no cable.
+    """
 
 
 def judge_wiring(plan: Plan, views: Iterable[HostView]) -> Wiring:

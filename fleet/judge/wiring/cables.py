@@ -1,4 +1,4 @@
-"""The cable of each network port, for the causes that name a port: the switch port at its other end."""
+"""The switch port at the other end of the cable of each network port. Causes that name a network port name this end too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cable_of(cables: Cables, host: str, part: str, scopes: Iterable[str]) -> str
     Args:
         cables: the cables.
         host: the host.
-        part: scope of the part. If the findings name no port, all its cables may be meant.
+        part: scope of the part. If the findings name no port, all cables of the part may be meant.
         scopes: scopes of the findings. They name the port of an adapter with several ports.
     """
     ports = [port for port in dict.fromkeys(map(_port, scopes)) if port]

@@ -19,7 +19,7 @@ _RATES = ("infiniband.rate", "network.speed")
 ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _LINK_UP: Mapping[str, Value] = {"infiniband.phys_state": "LinkUp", "network.carrier": True}
 INTERFACE = "infiniband.interface"
-"""Network interface of a RoCE port, whose adapter has another name."""
+"""Reading of a RoCE port: the name of its network interface, which differs from the name of the adapter."""
 UNNAMED = "(unnamed port)"
 _ADDRESS = re.compile(r"[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}")
 _SEPARATORS = str.maketrans("", "", ":-. ")

@@ -41,7 +41,7 @@ class _Cables:
         return next((line for line in candidates if link.is_at(line.switch, line.switch_port)), None)
 
     def partner(self, line: Part) -> Part | None:
-        """Return the line with which a line is swapped: each cable is at the switch port of the other."""
+        """Return the line with which a line is swapped: each cable is at the other's switch port. None if it is not swapped."""
         owner = self.owner(self.links[id(line)])
         is_swapped = owner is not None and owner is not line and self.owner(self.links[id(owner)]) is line
         return owner if is_swapped else None

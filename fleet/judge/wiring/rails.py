@@ -60,7 +60,7 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
 
     Args:
         hosts: the ports of each host.
-        excluded: host and scope of ports that are judged otherwise.
+        excluded: host and scope of ports that are judged by the manifest instead.
     """
     listed = list(hosts)
     fleet = _Fleet(listed)
