@@ -9,6 +9,7 @@ from functools import lru_cache
 from schemas.records import Value
 
 NONE = "–"
+"""Text for a missing value."""
 SIGNS: Mapping[str, str] = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
 """Criterion operator -> sign."""
 

@@ -295,6 +295,7 @@ class PassCounter:
         return True
 
     def _count_layout(self, layout: Layout) -> None:
+        """Count the passes of a layout that are not counted yet."""
         layout.numbers.finish()
         self._count_repeated(layout.alike)
 
@@ -343,6 +344,7 @@ class PassCounter:
         return SharedReadings(values, names)
 
     def _compile(self, values: HostValues, number: int) -> Layout:
+        """Return the layout of hosts with the same benchmark observations as this host, the first of them."""
         view, positions = values.view, values.positions()
         incomplete = [
             verdict
@@ -395,6 +397,7 @@ class PassCounter:
         return in_full if results else _Step(criterion=criterion, names=readings)
 
     def _benchmark_step(self, values: HostValues, criterion: Criterion, positions: Mapping[int, int]) -> _Step | None:
+        """Return how a criterion on benchmark results is applied; None if it has no verdict on hosts of this layout."""
         view, in_full = values.view, _Step(criterion=criterion)
         if criterion.same_as_fleet or criterion.baseline is not None or criterion.delta:
             return in_full
@@ -472,6 +475,7 @@ class PassCounter:
         limit: Value,
         positions: Mapping[int, int],
     ) -> _Check:
+        """Return the check of one figure; `measured` are its repeated values, the newest last."""
         last = measured[-1]
         row = self._row(values, criterion, last, limit)
         value_positions = tuple(positions[id(item)] for item in measured)
@@ -499,6 +503,7 @@ def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, st
 
 
 def _all_pass(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
+    """Return whether every value that the checks name meets its limit."""
     for check in checks:
         limit, operator = check.limit, check.operator
         for position in check.positions:
@@ -512,6 +517,7 @@ def _all_pass(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
 
 
 def _count_passes(checks: Sequence[_Check], values: HostValues, position: int, host: str) -> None:
+    """Count the pass of each check on a host. Call it only if all of them pass."""
     for check in checks:
         value = values.values[check.chosen]
         scope = values.gang_scope if check.scope == GANG_SCOPE else check.scope

@@ -61,6 +61,7 @@ class NormalPaths:
                 self._add(view, criterion, figures)
 
     def _add(self, view: HostView, criterion: Criterion, figures: FleetFigures) -> None:
+        """Add the paths on which this host passes a criterion, or keep its figures if the limit depends on the whole fleet."""
         if not criterion.vs_fleet:
             for verdict in evaluate(view, criterion, figures):
                 if verdict.verdict == PASS and is_bandwidth(verdict):

@@ -156,6 +156,14 @@ def _of_stage(
     memory: tuple[int, float] | None,
     common: Mapping[str, str],
 ) -> Iterator[Comparison]:
+    """Yield what the benchmarks of one stage compare.
+
+    Args:
+        benchmarks: benchmark -> its settings in the profile.
+        rates: case of `digest` -> measured repetitions per second.
+        memory: tested bytes and their share of the memory; None if no run measured them.
+        common: the first fields of each `Comparison`: model, profile and stage.
+    """
     if "digest" in benchmarks:
         chosen = settings("digest", benchmarks["digest"])
         seconds = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))

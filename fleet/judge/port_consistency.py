@@ -20,6 +20,7 @@ TOLERANCE = 0.01
 """Relative difference that a rate may have because it is computed from rounded figures."""
 BANDWIDTH, RATIO, MTU = f"{VERBS}.bandwidth", f"{VERBS}.rate_ratio", f"{VERBS}.mtu"
 _SETTINGS = ("op", "direction", "memory", "sharing")
+"""Parameters that the bandwidth and the share of one test have in common."""
 
 
 def port_problems(view: HostView) -> Iterator[Problem]:

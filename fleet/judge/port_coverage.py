@@ -78,6 +78,7 @@ class PortStatements:
                     self._add(item)
 
     def _add(self, item: Observation) -> None:
+        """Add a figure, or the reason for its absence, to the scopes that it concerns."""
         scope = Scope.parse(item.scope)
         if item.status == MEASURED or "sharing" in item.params:
             self.by_scope[item.scope].append(item)
@@ -155,6 +156,7 @@ def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
 def _silent_pairs_of(
     view: HostView, statements: PortStatements, of_hosts: Mapping[str, PortStatements]
 ) -> Iterator[Verdict]:
+    """Yield the verdicts of `silent_pairs` on one host. `of_hosts` has the statements of all hosts of its gang."""
     chosen, host = dict(_stages(view, in_gang=True))[GANG], view.host.name
     planned, members = view.plan.gangs()[view.host.gang], view.members(GANG)
     others = [name for name in partners(planned, host, int(chosen["rounds"])) if name in members]

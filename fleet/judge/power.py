@@ -36,6 +36,7 @@ _MAD_BIAS = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.12
 MIN_VALUES_FOR_OUTLIERS = 6
 """With fewer values no outlier can be identified."""
 LARGE_MESSAGE = 64 << 20
+"""Smallest message, in bytes, of the collectives in the last of GROUPS."""
 GROUPS = ("sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more")
 
 Run = tuple[Plan, Mapping[str, Evidence]]
@@ -141,6 +142,7 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
 
 
 def _check(plans: Sequence[Plan]) -> None:
+    """Raise UsageError if there are too few runs, if one is given twice, or if their hosts or GPUs differ."""
     if len(plans) < MIN_RUNS:
         raise UsageError(
             f"{len(plans)} {'run' if len(plans) == 1 else 'runs'}: noise cannot be estimated from fewer than {MIN_RUNS} runs "
@@ -188,6 +190,7 @@ def _is_floor(verdict: Verdict) -> bool:
 def _gate(
     criterion: str, unit: str, figure: Figure, limits: Sequence[float], parts: Mapping[Part, Sequence[float]]
 ) -> Gate:
+    """Return the power of one floor. `limits` are those of its verdicts; `parts` have the values of each part over the runs."""
     medians = [statistics.median(values) for values in parts.values()]
     mean = statistics.fmean(medians)
     run_sigma = statistics.fmean(mad_sigma(values) for values in parts.values())
@@ -253,6 +256,7 @@ def _repeat(figure: Figure, parts: Mapping[Part, Sequence[float]]) -> Repeatabil
 
 
 def _group(name: str, params: Mapping[str, Value]) -> str:
+    """Return the group of GROUPS that a figure belongs to; empty if it belongs to none."""
     size = params.get("size_bytes")
     alone = params.get("sharing") == "alone" and params.get("numa", "local") == "local"
     large = isinstance(size, int | float) and size >= LARGE_MESSAGE

@@ -209,6 +209,7 @@ def _misstated_identities(record: Record, name: str, values: Mapping[str, Value]
 
 
 def _changed_readings(name: str, readings: Sequence[tuple[Snapshot, Metric]]) -> Iterator[Problem]:
+    """Yield each value that differs from the first value of its scope, unless it may change during a run."""
     first: dict[str, Value] = {}
     for snapshot, metric in readings:
         for scope, value in metric.values.items():

@@ -1,8 +1,8 @@
 """Check that GPUs and hosts have the optional readings that at least half of their kind have.
 
 An optional criterion skips a part that does not support its reading. Whether a reading is supported depends on the hardware, the
-driver, the kernel and the hypervisor. If these are the same for several parts and only one lacks the reading, this part is
-faulty, or its host hides the value.
+driver, the kernel and the hypervisor. A part that lacks a reading which at least half of its kind (`Kind`) have is faulty, or
+its host hides the value.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ CLOCK = "clock.synchronized"
 SLOTS = "host.dimm.populated"
 """Reading that lists the memory slots. An empty slot has no module, and so no readings of one."""
 NOT_READ = "missing"
+"""Reason for a reading that the host did not report at all."""
 MAX_KINDS = 256
 """Number of different sets of readings that are kept: hosts with equal readings are counted and judged together."""
 _NAMES: BoundedCache[tuple[int, tuple[str, ...]], tuple[Mapping[str, Criterion], tuple[str, ...], tuple[str, ...]]] = (

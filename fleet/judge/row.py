@@ -18,11 +18,13 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Spre
 from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
+"""Number of worst parts and of different texts that the report lists, and of equal intervals in which it counts the numbers."""
 MAX_EXACT = 1000
 """Number of different values up to which all of them are kept exactly."""
 ROUNDING_STEPS = 1 << 14
 """A number is rounded to one of this many steps between 0 and the next power of two."""
 MAX_BUFFERED = 2048
+"""Number of values that are kept until they are counted together."""
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
 
 Entry = tuple[int, float, int, str, Value, str, str, str]
@@ -118,6 +120,7 @@ class TallyRow:
             self.texts[str(value)] += more
 
     def _offer(self, entry: Entry) -> None:
+        """Keep the entry if it is among the MAX_FARTHEST worst ones."""
         farthest = self.farthest
         if len(farthest) < MAX_FARTHEST:
             farthest.append(entry)
@@ -230,6 +233,7 @@ class TallyRow:
         )
 
     def _spread(self) -> Spread | None:
+        """Return the distribution of the numbers; None if the row has no number."""
         if not self.numbers:
             return None
         total, ordered = self.numbers.total(), sorted(self.numbers.items())

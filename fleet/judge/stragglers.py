@@ -21,7 +21,9 @@ NAME = "straggler.compute"
 MIN_DEVIATION = 0.05
 """Fraction of the peers' median: the clocks of healthy GPUs differ by less. Also the smallest relevant share of time."""
 MIN_HOTTER_K = 10.0
+"""Kelvin above the peers' median from which a GPU counts as hotter."""
 MIN_MORE_PRESSURE = 0.2
+"""Share of time above the peers' median from which a host counts as short of processors."""
 LAUNCH_BOUND_SHARE = 0.9
 """If the host launches kernels for more than this share of the compute time, the GPU waits for the host."""
 REASONS: Mapping[str, str] = {

@@ -98,6 +98,7 @@ class ValueGroup:
 
 
 def _most_common(by_count: Sequence[tuple[Value, int]], criterion: Criterion) -> tuple[Value, int]:
+    """Return the reference of a group (`ValueGroup.reference`) with these values; (None, 0) if it is not known."""
     supported = _with_tolerance(by_count, criterion.within) if criterion.within else list(by_count)
     if not supported:
         return None, 0
@@ -362,6 +363,7 @@ def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups, own_groups: _OwnGroups
 ) -> Iterator[Verdict]:
+    """Yield the verdict on one figure of one part; none if no other part can be compared with it."""
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
     if criterion.among in WITHIN_HOST or (criterion.group_by and groups.of(view, criterion, last).total <= 1):
         group = _own_parts(view, criterion, last, own_groups)
@@ -435,6 +437,7 @@ def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value,
 
 
 def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: ValueGroup) -> Verdict:
+    """Return the verdict on the measured values of one part, compared with the reference value of its group."""
     reference, count = group.reference(criterion)
     last = measured[-1]
     if reference is None:

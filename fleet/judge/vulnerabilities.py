@@ -59,6 +59,7 @@ def _with_scores(snapshot: Snapshot) -> Snapshot:
 
 
 def _scores(metrics: Mapping[str, Metric]) -> Iterator[Metric]:
+    """Yield a metric of scores for each product whose version the snapshot has."""
     for key, product in PRODUCTS.items():
         if reading := metrics.get(product.reading):
             packages = metrics[product.package].values if product.package in metrics else {}

@@ -23,6 +23,7 @@ MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 """The newest MAX_RUNS runs are read. Of the newest MAX_TIMED_RUNS of them, the records are read too, for the cost of benchmarks:
 at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMCs."""
 REPORT_BYTES = 200_000_000
+"""Maximum size of a report, plan or record that is read; a run with a larger one is skipped."""
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
 """Function that returns the earlier runs of these hosts, perhaps none. Second argument: whether the new run is a rehearsal."""
@@ -152,6 +153,7 @@ def _read(path: Path) -> Json:
 
 
 def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, timed: bool) -> PastRun:
+    """Return an earlier run, restricted to `hosts`; only with `timed`, read its records for the cost of each test."""
     keys = {(stage_key(stage["name"]), name) for stage in plan["stages"] for name in stage["benchmarks"]}
     measured_hosts = {
         host["name"] for host in report["hosts"] if host["name"] in hosts and host["coverage"]["measured"] > 0
@@ -197,6 +199,7 @@ def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]
 
 
 def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[str]]:
+    """Return test -> those of `hosts` on which it has this verdict."""
     hosts_by_key: dict[Key, set[str]] = {}
     for item in report["verdicts"]:
         key = test_of(item["name"], item.get("stage", ""))

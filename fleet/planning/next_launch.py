@@ -141,6 +141,7 @@ class _LazyVerdicts:
 
     @cached_property
     def collectives(self) -> list[Verdict]:
+        """Return the verdicts on the collectives of all hosts, from the criteria that have a limit."""
         figures = FleetFigures(Planned(self._plan), self._views.values())
         return [
             verdict

@@ -245,6 +245,7 @@ def _driver_version(variables: Variables) -> str:
 
 
 def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indexes of the GPUs under test, or in a rehearsal of the processes."""
     if profile["device"] == "cpu":
         return tuple(range(profile["processes_per_host"]))
     count, devices = variables.get("rackproof_gpu_count"), variables.get("rackproof_gpu_devices")
@@ -300,6 +301,7 @@ def _check_manifest(plan: Plan) -> None:
 
 
 def _check_gangs(plan: Plan, minimum: int) -> None:
+    """Raise UsageError if a gang has fewer hosts than `minimum`, or fewer than two."""
     for gang, members in plan.gangs().items():
         needed = max(minimum, 2)
         if len(members) < needed:

@@ -46,6 +46,7 @@ def shared_directories(name: str, variables: Variables, *, has_gang: bool) -> tu
 
 
 def _directories(name: str, variables: Variables, variable: str) -> tuple[str, ...]:
+    """Return the directories in a variable of the inventory. Raise UsageError if one is a device."""
     for directory in (directories := variables.get(variable, ())):
         if f"{directory}/".startswith("/dev/"):
             raise UsageError(

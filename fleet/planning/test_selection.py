@@ -24,6 +24,7 @@ from schemas.times import epoch_seconds
 Key = tuple[str, str]
 """Stage and benchmark."""
 Stages = Mapping[str, Sequence[str]]
+"""Stage -> its benchmarks."""
 
 LAUNCH_S = START_S + END_S
 """Time for the ranks of a stage to start and to end."""
@@ -112,6 +113,7 @@ def select_tests(
 
 
 def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
+    """Return a test with its history. Costs measured under `profile` take precedence; without any, the catalogue has one."""
     runs_with_key = [run for run in past if run.measured.get(key)]
     last = runs_with_key[-1].began if runs_with_key else past[0].began if past else now
     costs_s = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]
@@ -147,6 +149,7 @@ def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], rema
 
 
 def _best(items: Sequence[_Candidate], picked: Sequence[_Candidate], has_history: bool) -> _Candidate:
+    """Return the test with the highest risk × coverage ÷ cost; without history, the cheapest."""
     if not has_history:
         return min(items, key=lambda item: item.cost_s)  # ties: profile order
     covered = [part for other in picked for part in other.parts]

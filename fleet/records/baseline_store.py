@@ -72,6 +72,7 @@ def read(directory: Path, kind: str, part: str, name: str) -> PartBaseline | Non
 
 
 def _verified_baseline(document: documents.Json, path: Path, kind: str, part: str, name: str) -> PartBaseline:
+    """Return the baseline in a document. Raise DocumentError if its kind, part or id is not the one expected."""
     baseline = part_baseline_from_json(document)
     for key, actual, expected in (
         ("kind", baseline.kind, kind),
@@ -105,6 +106,7 @@ def of_host(directory: Path, kind: str, host: str, gpus: Iterable[Gpu] = ()) -> 
 def _host_baseline(
     read_part: Callable[[str, str], PartBaseline | None], host: str, gpus: Iterable[Gpu]
 ) -> HostBaseline:
+    """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs, as `read_part` reads them."""
     baseline = read_part(HOST, host)
     serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
     parts = {serial: part for serial in serials if serial and (part := read_part(GPU, serial))}
@@ -225,6 +227,7 @@ class BaselineSnapshot:
             return HostBaseline(problem=f"the run's snapshot of the baseline is invalid: {error}")
 
     def _read(self, part: str, name: str) -> PartBaseline | None:
+        """Return the baseline of a part in the snapshot; None if the snapshot has none. Raise DocumentError if it has changed."""
         file = path_of(part, name)
         if file not in self._digests:
             return None

@@ -169,6 +169,7 @@ class RecordCollector:
         self._journal(what, item, why)
 
     def _journal(self, what: str, item: FramedRecord, why: str) -> None:
+        """Append what was done with a record to collected.jsonl."""
         event = {
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "what": what,

@@ -23,6 +23,7 @@ from schemas.times import utc_now
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
 """Name of a file that documents.write_text is still writing."""
 _MAX_ACTIVE_RUNS = 200
+"""Maximum number of other runs that a lock names."""
 
 
 def acquire(directory: Path, *, take_over: bool = False) -> str:

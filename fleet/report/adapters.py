@@ -96,6 +96,7 @@ def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
 
 
 def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -> AdapterReading:
+    """Return a reading of an adapter. A counter also has its increase during the run, and its rate per hour before the run."""
     reading = AdapterReading(name=name, scope=scope, unit=READINGS[name].unit, value=value, reason=reason)
     if not READINGS[name].counter or reading.unit != "1" or not finite(value):
         return reading

@@ -155,6 +155,7 @@ def host_links(view: HostView) -> HostLinks:
 
 
 def _port_links(view: HostView) -> Iterator[PortLink]:
+    """Yield the ports of a host for which a switch was looked up, with a result or with the reason why there is none."""
     changed = _changed(view)
     absent = _absent(view)
     reasons = {scope: why.partition(": ")[2] for scope, why in absent.items()} | changed

@@ -67,6 +67,7 @@ def _link(line: Part, hosts: Mapping[str, HostLinks]) -> PortLink | None:
 
 
 def _verdict(line: Part, cables: _Cables) -> Verdict:
+    """Return the verdict on the cable of one line."""
     link, wanted = cables.links[id(line)], _wanted(line)
     if link and link.is_at(line.switch, line.switch_port):
         return _of_line(line, link, PASS, "as in the manifest")

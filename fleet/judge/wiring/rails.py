@@ -116,6 +116,7 @@ class _Fleet:
         return self._rails[switches]
 
     def _find_rails(self, switches: frozenset[str]) -> Rails:
+        """Return the rails of all hosts that use at least half of these switches; without rails if they are too few."""
         shared = Counter(host for switch in switches for host in self._hosts_at[switch])
         peers = sorted(host for host, count in shared.items() if 2 * count >= len(switches))
         if len(peers) < MIN_HOSTS:
