@@ -69,7 +69,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def finite(value: Value) -> float | None:
-    """Return the value as a float, or None if it is not a number or too large for a float."""
+    """Return the value as a float; None if it is not a finite number, or too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -72,7 +72,10 @@ class _Step:
     partners: PartnerCheck | None = None
     """The check of a figure that is measured between pairs of hosts."""
     names: tuple[str, ...] | None = None
-    """The readings that decide. Without checks, partners and names, the criterion is evaluated in full."""
+    """The readings that decide; empty for the versions of a launch, which are the same on all hosts of the layout.
+
+    If checks, partners and names are all None, the criterion is evaluated in full.
+    """
     readings: ReadingCheck | None = None
     """How the readings of further hosts are compared, after one host has passed."""
     passes: list[Verdict] = field(default_factory=list)

@@ -30,9 +30,9 @@ from schemas.records import MEASURED
 from schemas.scopes import Scope
 
 RATE = 1e-6
-"""The probability p of the table."""
+"""The rate p of a fault, for which the table of `rackproof power --planted-faults` has the probability that it is found."""
 FOUND = 0.99
-"""Probability for which the smallest rate is stated."""
+"""The table also has the smallest rate of a fault that is found with this probability."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
 """`stress` compares one product every STRESS_BLOCK_S seconds, or STRESS_BLOCKS products in `seconds` if that is more often."""
 COLLISION = 2.0**-32

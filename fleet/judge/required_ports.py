@@ -1,4 +1,7 @@
-"""Check that as many RDMA ports were measured as the inventory requires (`rackproof_verbs_required`)."""
+"""Check that enough RDMA ports were measured, if the inventory has `rackproof_verbs_required`.
+
+It requires as many ports as `rackproof_infiniband_ports`, or one port without that variable.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ LEAST_SHARE = 0.5
 def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     """Yield inconclusive verdicts for each stage that measured fewer RDMA ports than the inventory requires.
 
-    Each port of the fabric with a reason why it was not measured gets a verdict. The host gets one for ports that do not exist.
-    If more ports have a reason than are missing, it is not known which of them should have been measured: only the host gets
-    a verdict.
+    Each port of the fabric with a reason why it was not measured gets a verdict. If fewer ports have such a reason than are
+    missing, the host gets a verdict too, for example because it has too few ports. If more ports have a reason than are missing,
+    it is not known which of them should have been measured: only the host gets a verdict.
     """
     wanted, name = max(1, view.host.infiniband_ports), f"{VERBS}.bandwidth"
     stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]

@@ -169,7 +169,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """Check the rounds, the timeline and the end of a soak.
 
     Args:
-        soak: counts all rounds.
+        soak: the soak of the record. It counts all rounds, also those whose launches the record does not keep.
         launches: those that the record keeps, each with the number of its round.
     """
     finished = sum(launch.succeeded for launch in launches)

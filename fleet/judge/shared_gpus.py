@@ -1,4 +1,4 @@
-"""Attribute slow figures to other processes on the GPU, which the inventory allowed: the GPU itself may be healthy."""
+"""Attribute slow figures to other processes on the GPU, if the inventory allows such processes: the GPU may be healthy."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _CHANGED = "; it changed during the run: measure again"
 GroupKey = tuple[str, str, str, str, str]
 """Criterion, name, GPU model, group of hosts (`group_name`) and scope, which comparable values share."""
 KindKey = tuple[str, str, str]
-"""Criterion, GPU models and name of a group of hosts (`group_name`): if one host reports the value, all must."""
+"""Criterion, GPU models and name of a group of hosts (`group_name`): if one of these hosts reports the value, all must."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -46,7 +46,7 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
 
 
 def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the plan that the run began with, or None.
+    """Return the plan that the run began with; None if the directory has no plan yet.
 
     Raises:
         RunError: the plan is damaged.

@@ -245,7 +245,7 @@ def _driver_version(variables: Variables) -> str:
 
 
 def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indexes of the GPUs under test, or in a rehearsal of the processes."""
+    """Return the indexes of the GPUs under test, or, in a rehearsal, of the processes that stand for them."""
     if profile["device"] == "cpu":
         return tuple(range(profile["processes_per_host"]))
     count, devices = variables.get("rackproof_gpu_count"), variables.get("rackproof_gpu_devices")

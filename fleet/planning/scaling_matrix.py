@@ -27,7 +27,7 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
 
     Raises:
         UsageError: the profile has a stage or benchmark other than that of a study, or `may_choose`; the matrix has more than
-            MOST_CELLS cells; a cost limit has no price; or an inventory variable contradicts the study (NOT_WITH_A_STUDY).
+            MOST_CELLS cells; the study has a cost limit, but no price; or the inventory sets a variable of NOT_WITH_A_STUDY.
     """
     study = profile.get("study")
     if not study:

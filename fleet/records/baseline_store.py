@@ -96,7 +96,10 @@ def all_baselines(directory: Path, kind: str) -> Iterator[PartBaseline]:
 
 
 def of_host(directory: Path, kind: str, host: str, gpus: Iterable[Gpu] = ()) -> HostBaseline:
-    """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs; only `problem` if a file is invalid."""
+    """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs.
+
+    If a file is invalid, the result has no baseline, only the problem.
+    """
     try:
         return _host_baseline(lambda part, name: read(directory, kind, part, name), host, gpus)
     except documents.DocumentError as error:
@@ -218,7 +221,10 @@ class BaselineSnapshot:
             self._problem = f"the run's snapshot of the baseline is invalid: {SNAPSHOT}/{INDEX}: {reason}"
 
     def of_host(self, host: str, gpus: Iterable[Gpu]) -> HostBaseline:
-        """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs; only `problem` if it is invalid."""
+        """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs.
+
+        If the snapshot is invalid, the result has no baseline, only the problem.
+        """
         if self._problem:
             return HostBaseline(problem=self._problem)
         try:

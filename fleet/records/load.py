@@ -123,7 +123,7 @@ class RecordReader:
 
         Raises:
             FileNotFoundError: there is no record.
-            DocumentError: the record is invalid, or of another host or run.
+            DocumentError: the record is invalid, or of another host, gang or run.
         """
         file, plan = self._directory / path, self.plan
         if not file.exists() and not file.is_symlink():
@@ -161,8 +161,8 @@ class RecordReader:
 def _clock_lag_s(directory: Path, plan: Plan) -> float:
     """Return how far the clock of the file system is behind that of the control node, which wrote the plan.
 
-    A file server writes the times of files with its own clock. Compared are the file time of plan.json and the time in the plan
-    at which it was created. If the file time is later, or one of them is not known, return 0.
+    A file server writes the times of files with its own clock. The lag is the time `created` in plan.json, minus the file time of
+    plan.json. It is 0 if the file time is later, or if one of the two is not known.
     """
     try:
         return max(0.0, epoch_seconds(plan.created) - RunDirectory(directory).plan.stat().st_mtime)

@@ -220,7 +220,7 @@ def _absent(view: HostView) -> dict[str, str]:
 
 
 def _changed(view: HostView) -> dict[str, str]:
-    """Return port -> its switches during the run, if there was more than one: the cable was moved."""
+    """Return port -> a reason that names its switches, for each port that had more than one during the run: a moved cable."""
     seen: dict[str, dict[Value, None]] = {}
     for kind in KINDS:
         for _, metric in view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()):

@@ -41,7 +41,7 @@ class Rails:
     switches: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     """Rail -> its switches; a rail without a clear majority is missing."""
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Rail -> number of hosts that use its switches, and of hosts whose switch was read."""
+    """Rail -> number of hosts that use its switches, and of hosts whose switch in this slot was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each two ports of a host at one switch, if these ports of most hosts are at different switches."""
+        """Return a failure for each port at the switch of another port, if most hosts have different switches in these slots."""
         verdicts = []
         for port in (port for port in ports if port.switch_id):
             others = [other for other in ports if other is not port and other.switch_id == port.switch_id]
