@@ -141,9 +141,9 @@ def _add_measured(
             continue
         if "repetitions" in item.params and "digest" in stages.get(item.stage, {}) and item.name in DIGEST_COUNTS:
             chosen = settings("digest", stages[item.stage]["digest"])
-            parts = len(chosen["workloads"]) + len(chosen["peer_copies"])
+            cases = len(chosen["workloads"]) + len(chosen["peer_copies"])  # they share the time budget equally
             of_model, case = rates.setdefault(model, {}), str(item.params[DIGEST_COUNTS[item.name]])
-            rate = float(str(item.params["repetitions"])) * parts / chosen["seconds"]
+            rate = float(str(item.params["repetitions"])) * cases / chosen["seconds"]
             of_model[case] = min(rate, of_model.get(case, math.inf))
         if item.name == "integrity.tested_share":
             tested = (int(str(item.params["bytes"])), float(str(item.value)))
@@ -166,13 +166,13 @@ def _of_stage(
     """
     if "digest" in benchmarks:
         chosen = settings("digest", benchmarks["digest"])
-        seconds = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
+        case_s = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
         for workload in chosen["workloads"]:
             yield Comparison(
                 **common,
                 benchmark="digest",
                 case=workload,
-                repetitions=rates[workload] * seconds + 1
+                repetitions=rates[workload] * case_s + 1
                 if workload in rates
                 else None,  # + 1: the first result is compared too
                 elements=digest_elements(workload, chosen["size"]),
@@ -184,7 +184,7 @@ def _of_stage(
                 **common,
                 benchmark="digest",
                 case=f"{copy} to each other GPU",
-                repetitions=rates[copy] * seconds if copy in rates else None,
+                repetitions=rates[copy] * case_s if copy in rates else None,
                 elements=digest_elements("copy", chosen["size"]),
                 always_alone=1.0,
                 always_compared=1.0,

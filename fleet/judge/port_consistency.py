@@ -56,7 +56,10 @@ def _changed_links(view: HostView) -> Iterator[Problem]:
 
 
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:
-    """Yield the bandwidths that are not the stated share of the rate of their port."""
+    """Yield the bandwidths that are not the stated share of the rate of their port.
+
+    For a port without a reading of its rate, the rate is the median of those that its tests imply (bandwidth divided by share).
+    """
     readings: dict[str, set[float]] = defaultdict(set)
     for _, metric in view.observations.metrics.get(RATE, ()):
         for scope, value in metric.values.items():

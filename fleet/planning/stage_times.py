@@ -80,12 +80,13 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
             f"{EXTENDED_DURATION} {format_span(wanted_s)}: the tests of profile {plan.profile} take {format_span(shortest_s)} "
             f"even with their shortest times: give at least {minutes}m"
         )
-    usual = min(_factor(plan, scaled, host, default_s, least)[0] for host in hosts)
+    default_factor = min(_factor(plan, scaled, host, default_s, least)[0] for host in hosts)
     stages = []
     for stage in plan.stages:
         result = _scaled(stage, scaled[stage.name], factor)
         grown_s = max(
-            _stage_s(plan, host, result) - _stage_s(plan, host, _scaled(stage, scaled[stage.name], max(usual, least)))
+            _stage_s(plan, host, result)
+            - _stage_s(plan, host, _scaled(stage, scaled[stage.name], max(default_factor, least)))
             for host in hosts
         )
         stages.append(replace(result, deadline_s=round(stage.deadline_s + grown_s)))

@@ -124,14 +124,14 @@ class _Fleet:
         uses: dict[str, Counter[str]] = defaultdict(Counter)
         for port in (port for host in peers for port in self.ports[host] if port.switch_id):
             uses[port.slot][port.switch_id] += 1
-        most: Counter[str] = Counter()
+        most_in_a_rail: Counter[str] = Counter()
         for counts in uses.values():
-            most |= counts
+            most_in_a_rail |= counts
         groups = {
             slot: frozenset(
                 switch
                 for switch, count in counts.items()
-                if count > 1 and 4 * count >= max(counts.values()) and 2 * count > most[switch]
+                if count > 1 and 4 * count >= max(counts.values()) and 2 * count > most_in_a_rail[switch]
             )
             for slot, counts in uses.items()
         }
