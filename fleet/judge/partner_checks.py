@@ -16,7 +16,7 @@ from schemas.records import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartnerCheck:
-    """A figure that must meet a limit in every pair of a host. On all hosts of the layout, it differs only in scope and value."""
+    """A figure that must meet a limit in every pair. Except for scopes and values, it is the same on all hosts of the layout."""
 
     name: str
     operator: str

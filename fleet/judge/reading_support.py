@@ -1,8 +1,8 @@
 """Check that GPUs and hosts have the optional readings that at least half of their kind have.
 
 An optional criterion skips a part that does not support its reading. Whether a reading is supported depends on the hardware, the
-driver, the kernel and the hypervisor. A part that lacks a reading which at least half of its kind (`Kind`) have is faulty, or
-its host hides the value.
+driver, the kernel and the hypervisor. If at least half of the parts of a kind (`Kind`) have a reading, a part of this kind
+without it is faulty, or its host hides the value.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _IDENTITY, _RECOVERY = "gpu.uuid", "gpu.recovery_action"
 
 
 def may_be_transient(name: str) -> bool:
-    """Return whether a refused reading needs no verdict if the last snapshot with this reading has a value of it."""
+    """Return whether a refused reading needs no verdict if the last snapshot with this reading has a value for it."""
     return name in BASIC or name in _DERIVED
 
 

@@ -37,7 +37,7 @@ def read_profile(name: str) -> dict[str, Any]:
 
     Raises:
         UsageError: the profile does not exist, does not follow profile.schema.json, or has an unknown or invalid benchmark or
-            setting. If a valid name is similar to the unknown one, the message has it.
+            setting. If a valid name is similar to the unknown one, the message suggests it.
     """
     if name.endswith((".yml", ".yaml")):
         path = Path(name)

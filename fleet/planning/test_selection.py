@@ -113,7 +113,7 @@ def select_tests(
 
 
 def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
-    """Return a test with its history. Costs measured under `profile` take precedence; without any, the catalogue has one."""
+    """Return a test with its history. Its cost is that of earlier runs, of `profile` if possible, or else of the catalogue."""
     runs_with_key = [run for run in past if run.measured.get(key)]
     last = runs_with_key[-1].began if runs_with_key else past[0].began if past else now
     costs_s = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]

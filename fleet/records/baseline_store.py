@@ -233,7 +233,7 @@ class BaselineSnapshot:
             return HostBaseline(problem=f"the run's snapshot of the baseline is invalid: {error}")
 
     def _read(self, part: str, name: str) -> PartBaseline | None:
-        """Return the baseline of a part in the snapshot; None if the snapshot has none. Raise DocumentError if it has changed."""
+        """Return the baseline of a part in the snapshot, or None. Raise DocumentError if its file is missing or has changed."""
         file = path_of(part, name)
         if file not in self._digests:
             return None

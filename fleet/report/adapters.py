@@ -110,7 +110,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return two mappings from an adapter's PCI address: to the GPUs that are nearest to it, and to the kind of path to them."""
+    """Return two mappings from an adapter's PCI address: to the GPUs with no nearer adapter, and to the kind of path to them."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)
