@@ -2,9 +2,9 @@
 
 The fastest ports in one slot of all hosts are a rail. Hosts that share at least half of their switches are peers. Among peers, a
 switch belongs to a rail under three conditions. At least two hosts use it there. They are at least a quarter as many as use the
-rail's most used switch. They are more than half as many as use it in any other rail. If at least two thirds of the peers use the
-switches of a rail, a port of the rail at any other switch deviates. Two ports of a host that deviate are swapped if each is at a
-switch of the other's rail.
+rail's most used switch. They are more than half as many as use it in any other rail. If at least two thirds of the peers whose
+switch was read use the switches of a rail, a port of the rail at any other switch deviates. Two ports of a host that deviate are
+swapped if each is at a switch of the other's rail.
 
 A host with too few peers is compared with the whole fleet: ports that share a switch deviate, if at least two thirds of the hosts
 have different switches in these slots.
