@@ -15,30 +15,33 @@ from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 
 _COMPUTED = {
-    "drift": "lowest level of this rate in a soak, as a share of its level in the first hour",
+    "drift": "lowest level of this rate in a soak, as a share of its mean in the first hour",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
-    "fabric_ports.rate": "data rate of the InfiniBand ports together, or of the RoCE and Ethernet ports if that is higher",
+    "fabric_ports.rate": "sum of the data rates of the InfiniBand ports, or of the RoCE and Ethernet ports if that is higher",
     "launch": "versions of torch, CUDA, cuDNN and NCCL that the ranks used",
 }
-"""Name, or its first part -> what the judge computes. These names are neither readings nor outputs of benchmarks."""
+"""Name of a value that the judge computes, or the part of the name before the first dot -> what the value is.
+
+These names are neither readings nor outputs of benchmarks.
+"""
 _CONDITION = re.compile(r"\b(if present|if the run has a baseline)\b")
 
 HEAD = """# Checks
 
-`rackproof criteria list PACK --markdown` prints this page: the criteria of a pack and of the packs that it includes. In the
-documentation the pack is `common`. The pack of each GPU model includes `common`; `rackproof criteria list h200-sxm` shows all
-criteria for one model. [criteria.md](criteria.md) describes how criteria work and how to write your own.
+`rackproof criteria list PACK --markdown` prints this page: the criteria of a pack and of the packs that it includes. Rackproof's
+documentation has the page of the pack `common`. The pack of each GPU model includes `common`; `rackproof criteria list h200-sxm`
+shows all criteria for one model. [criteria.md](criteria.md) describes how criteria work and how to write your own.
 
 | words | meaning |
 |---|---|
-| *if present* | hosts without the part are not judged. Any other missing reading makes the host incomplete; it never passes |
-| the fleet | the hosts with the same GPU model; for `same as`, those of one gang (the hosts of one multi-node launch) |
+| *if present* | hosts without the part are not judged. In any other check, a missing reading makes the host incomplete |
+| the fleet | the hosts with the same GPU model; for `same as`, only those of the same gang (the hosts of one multi-node launch) |
 | hosts of one order | hosts that were bought together and are built alike |
 | new parts only | not judged in a run with a baseline, in a re-validation and by `rackproof doctor` |
 | change during the run | last snapshot minus first snapshot |
 | per hour before the run | the counter divided by the time since the host was booted or the counter was cleared |
 | robust deviation | 1.4826 × the median absolute deviation |
-| yes, or same as … | `yes` always passes; any other value must be that of most others |
+| yes, or same as … | `yes` always passes; another value passes only if most other parts have it too |
 | (policy), … | the basis of the limit: datasheet, published, measured by us, model (from other GPU models), policy (our choice) |
 """
 

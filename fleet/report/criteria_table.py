@@ -19,11 +19,11 @@ def packs_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
     table = plain_table("PACK", "CRITERIA", "GPU")
     for pack in packs:
         table.add_row(pack.name, str(len(pack.criteria)), ", ".join(pack.gpu_names))
-    return [table, Text("rackproof criteria list PACK shows the criteria of a pack, --all those of every pack")]
+    return [table, Text("rackproof criteria list PACK shows the criteria of one pack, rackproof criteria list --all of every pack")]
 
 
 def criteria_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
-    """Return a table of the criteria of the packs, each once; the pack is the one that defines it."""
+    """Return a table of the criteria of the packs, each once, with the pack that defines it."""
     criteria = criteria_of(packs)
     has_pack = len({item.origin for item in criteria}) > 1
     table = plain_table(*(["PACK"] if has_pack else []), "CHECK", "ACTION", "READING", "WANTED")

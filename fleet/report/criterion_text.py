@@ -58,7 +58,7 @@ def _of_peers(criterion: Criterion) -> str:
         "": "of the fleet",
         "rack": "of the rack",
         "domain": "of the NVLink domain",
-        "host": "of the host",
+        "host": "others on the same host",
         "device": "others on the same GPU",
     }[criterion.among]
     same = {"eq": "same as", "ge": "at least that of", "le": "at most that of"}[criterion.operator]

@@ -28,7 +28,7 @@ TOO_FEW = "too few"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one criterion detects in the figures of one benchmark with the same settings, on each GPU model."""
+    """What one criterion detects in one figure, measured with one set of settings, on each GPU model."""
 
     profiles: tuple[str, ...]
     stage: str
@@ -45,12 +45,12 @@ class Row:
 
 
 def rows(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]]) -> list[Row]:
-    """Return a row for each criterion and figure whose faults have a size, in the order of the benchmarks.
+    """Return a row for each criterion and figure whose faults have a size, by stage, then in the order of the benchmarks.
 
     Args:
         detections: from `fleet.judge.detection`.
-        profiles: name -> its sets of stages; a profile that is scaled to a duration has several. A row names the profiles that
-            measure the figure with its settings, perhaps none.
+        profiles: name of a profile -> its sets of stages (several if the profile is scaled to a duration). A row names the
+            profiles that measure the figure with the settings of the row; there may be none.
     """
     groups: dict[tuple[str, str, str, str], list[Detection]] = defaultdict(list)
     for item in detections:
@@ -138,10 +138,11 @@ def probability_text(share: float) -> str:
 
 
 ASSUMPTIONS = (
-    f"Smallest fault that is found with {DETECTION_PROBABILITY:.0%} probability, relative to the healthy mean. A further "
-    f"healthy part fails with a probability of at most {MAX_FALSE_ALARM:.1%}, unless a higher one is stated. In brackets: parts, "
-    "and values (parts times runs). A normal distribution is assumed, with quantiles of Student's t: fewer parts give larger "
-    f"faults and more false alarms. Nothing is stated for fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
+    f"Smallest fault that is found with {DETECTION_PROBABILITY:.0%} probability, relative to the healthy mean. A healthy part "
+    f"that was not among those measured fails with a probability of at most {MAX_FALSE_ALARM:.1%}, unless the row states a "
+    "higher one. In brackets: number of parts, and of values (parts times runs). A normal distribution is assumed, with "
+    "quantiles of Student's t: the fewer parts were measured, the larger are the stated faults and probabilities. Nothing is stated for "
+    f"fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
 )
 
 
@@ -194,7 +195,7 @@ def markdown_detection(
         "",
         "These criteria have no spread of values from which a false-alarm rate would follow. "
         f"{failed} of {values} healthy values in the runs failed them{_bound(most)}",
-        "A fault that does not change the value while it is read is not found: "
+        "A fault is not found if it does not change the value at the moment of the reading: "
         "a digest, for example, covers only the work from which it was computed.",
         "",
         "**Nothing is stated**, because the runs show no spread:",

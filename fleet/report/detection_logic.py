@@ -18,10 +18,10 @@ CONFIDENCE = 0.95
 
 
 def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] = ()) -> dict[str, dict[str, str]]:
-    """Return what is found by logic -> criterion -> its limit. The limit is empty if it is a text or a value of other
-    parts, or if parts have different limits.
+    """Return what is found by logic -> criterion -> its limit in words.
 
-    Of `criteria`, those that judged no value are added if their definition alone shows what they find.
+    The words are empty if the limit is a text, if it is a value of other parts, or if parts have different limits. A criterion of
+    `criteria` that judged no value is added if its definition alone shows what it finds.
     """
     groups: dict[str, dict[str, str]] = {title: {} for title in LOGIC_TITLES}
     for item in detections:
@@ -82,11 +82,10 @@ def _limit_text(operator: str, limit: Value, unit: str) -> str:
 
 
 def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float]:
-    """Return how many healthy values were judged by logic, how many failed, and the upper limit of the share that fails, with
-    CONFIDENCE.
+    """Return how many healthy values were judged by logic, how many failed, and the share that fails at most, with CONFIDENCE.
 
-    Without a failure in n independent values the limit is 1 - 0.05^(1/n), about 3/n; with a failure no limit is stated (1). All
-    criteria count together: a single one has too few values.
+    If none of n independent values failed, that share is 1 - 0.05^(1/n), about 3/n. If one failed, or without values, it is 1,
+    which states nothing. All criteria count together, because a single one has too few values.
     """
     values = sum(item.values for item in detections if item.kind == LOGIC)
     failed = sum(item.failed for item in detections if item.kind == LOGIC)

@@ -47,7 +47,7 @@ class FactCollector:
         self._shared: dict[Any, Any] = {}
 
     def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
-        """Return the facts of one host; `verdicts` are all verdicts on it, except passes that `remaining` counts."""
+        """Return the facts of one host; `verdicts` are all verdicts on the host, except passes that `remaining` counts."""
         layout = remaining.layout if remaining else None
         if remaining and remaining.layout and remaining.values:
             measured = remaining.layout.measured + measured_figures(remaining.values.pair_observations)
@@ -87,5 +87,5 @@ def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, st
 
 
 def is_of_missing_record(verdict: Verdict) -> bool:
-    """Return whether the verdict states that the host left no record to judge. A contradictory record is judged."""
+    """Return whether the verdict states that the host left no record to judge. A contradictory record can be judged."""
     return verdict.name == RECORD and verdict.kind != VerdictKind.CONTRADICTORY

@@ -1,6 +1,7 @@
 """Write the files of a report other than `report.json`.
 
-FORMATS is the only list of them. `sign` and `verify` render each written file again, if they can, and compare it.
+FORMATS is the only list of them. `sign` and `verify` render each written file again and compare it, unless the library that it
+needs is not installed.
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ _SPACES = re.compile(r"[ \u2000-\u200a\u202f\u205f\u3000]{2,}")
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Return `text` on one line, without control characters or text-direction marks, cut at `limit` with its length appended."""
+    """Return `text` on one line, without control characters or text-direction marks.
+
+    A text of more than `limit` characters is cut there, and its length is appended.
+    """
     return _cut(_SPACES.sub(" ", _strip_controls(text, keep="")), limit)
 
 

@@ -45,8 +45,8 @@ MAX_BUCKETS = 40
 FULL_HOSTS = 16
 """Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
 MEASURED_HOSTS = 64
-"""Largest fleet for which the report has the measurements of accepted hosts. For a larger fleet, it has those of at
-most this many hosts that are not accepted, rejected hosts first."""
+"""Largest fleet for which the report has the measurements of accepted hosts. The report of a larger fleet has the measurements
+of at most this many hosts, none of them accepted; rejected hosts come first."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -90,11 +90,12 @@ def context_of(
 
 
 def units(plan: Plan, names: Iterable[str] | None = None) -> list[Unit]:
-    """Return the units that contain these hosts, or all units of the plan."""
+    """Return the units that contain the hosts `names`; all units of the plan if it is None."""
     gangs = plan.gangs()
     by_gang: dict[str, Unit] = {}
     for name in [host.name for host in plan.hosts] if names is None else names:
         gang = plan.host(name).gang
+        # The blank keeps a host without a gang apart from a gang of the same name.
         by_gang[gang or f" {name}"] = gangs[gang] if gang else (name,)
     return list(by_gang.values())
 
@@ -194,8 +195,8 @@ class HostJudge:
     def _limit_measurements(self, report: HostReport) -> tuple[HostReport, bool]:
         """Return the report on a host that is not accepted, and whether it keeps its measurements.
 
-        The first MEASURED_HOSTS rejected hosts in the order of the plan keep theirs, and as many incomplete ones. `merge` then
-        selects MEASURED_HOSTS of these in all.
+        Of the hosts that this object judged, the first MEASURED_HOSTS rejected ones in the order of the plan keep their
+        measurements, and as many incomplete ones. `merge` then selects MEASURED_HOSTS of the hosts of all processes.
         """
         kept = self._measured[report.decision]
         bisect.insort(kept, (self._context.positions[report.name], report.name))
@@ -207,7 +208,7 @@ class HostJudge:
         return report, True
 
     def _software(self, view: HostView) -> Mapping[str, str]:
-        """Return the versions that the host reported; the same object for hosts that report the same."""
+        """Return the versions that the host reported. Hosts that report equal versions share one object."""
         criteria = view.criteria().values()
         key: Any = ("names", view.kind, tuple(view.observations))
         if key not in self._shared:

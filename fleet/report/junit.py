@@ -128,7 +128,7 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
 
 
 def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: str) -> str:
-    """Return the suite of a host. `title`: its most urgent cause, which may be a case of another host."""
+    """Return the suite of a host. `title`: its most urgent cause, which may be a case in the suite of another host."""
     class_name = _class_name(report, host.rack, host.name)
     has_problem = any(case.verdict not in (PASS, WAIVED) for case in cases)
     if not cases or (host.decision != ACCEPTED and not has_problem):

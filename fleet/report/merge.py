@@ -165,8 +165,9 @@ def _host_reports(
 ) -> list[HostReport]:
     """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
 
-    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first those that were rejected even without manifest
-    and cables. `reports` may have the measurements of more hosts, depending on the number of processes.
+    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that are rejected even without manifest and
+    cables, then the others in the order of the plan. `reports` may have the measurements of more hosts, because each process that
+    judged a share of the hosts kept some.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:

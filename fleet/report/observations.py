@@ -84,7 +84,10 @@ def shared_fields(report: FleetReport) -> SharedFields:
 
 
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
-    """Return the shared fields of a host's rows. The observations of a host without a record did not pass: no default verdict."""
+    """Return the shared fields of a host's rows.
+
+    If the host has no record to judge, an observation without a verdict did not pass, so there is no default verdict.
+    """
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
 
 

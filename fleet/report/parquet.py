@@ -1,6 +1,6 @@
-"""Render `observations.parquet`, with the types of the columns. Needs pyarrow.
+"""Render `observations.parquet`, in which each column has a type. Needs pyarrow.
 
-It has the rows of `observations.csv` as `--all-observations` writes it: those of every host, in a fleet of any size.
+It has the rows that `observations.csv` has with `--all-observations`: those of every host, in a fleet of any size.
 """
 
 from __future__ import annotations

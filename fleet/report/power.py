@@ -29,9 +29,9 @@ def render_power(power: Power) -> str:
         )
         if power.gates
         else "No criterion with a numeric floor judged these runs.",
-        "n: parts x runs. sigma: deviation from run to run and from part to part together: a robust estimate, from fewer than "
-        f"{MIN_VALUES_FOR_OUTLIERS} values\n"
-        "at least the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
+        "n: parts x runs. sigma: deviation from run to run and from part to part together, estimated robustly; with fewer than "
+        f"{MIN_VALUES_FOR_OUTLIERS} values,\n"
+        "the standard deviation if that is larger. false alarm: probability that a healthy part fails. finds: smallest\n"
         f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: the same for the highest "
         "floor with a false alarm\n"
         f"of at most {MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, because so few runs do not show the tails.",
@@ -81,7 +81,7 @@ def _percent(share: float) -> str:
 
 
 def _probability(share: float) -> str:
-    """Return a probability as a percentage; below what a few runs can show, an upper bound."""
+    """Return a probability as a percentage; `< 0.0001 %` for less, because so few runs cannot show it."""
     return "< 0.0001 %" if share < 1e-6 else _percent(share)
 
 

@@ -79,8 +79,8 @@ def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange,
 def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
     """Return the kind of change, or an empty string.
 
-    That the old verdict lacks its kind, user, part, serial or action is not a change, because older versions did not write them.
-    A waiver, limit, operator, value or reason that only one of the two has is a change.
+    A kind, user, part, serial or action that the old verdict lacks is no change, because older versions did not write it. A
+    waiver, limit, operator, value or reason that only one of the two verdicts has is a change.
     """
     if old is None:
         return "new"

@@ -211,7 +211,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
     plan = summary.plan
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
-    # The plan lists no figures of RDMA ports: hosts that have such ports have verdicts on them.
+    # The plan lists no figures of RDMA ports. A benchmark of such ports is shown if hosts have verdicts on it.
     judged = {*map(_benchmark, summary.judged), *map(_benchmark, summary.exceptions)}
     planned &= {item.name.split(".")[0] for expected in lists.values() for item in expected} | judged
     states: dict[str, dict[tuple[str, bool], set[tuple[str, str]]]] = {}
@@ -275,9 +275,9 @@ def cause_lines(
 ) -> list[SummaryLine]:
     """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
-    Each host has a line before any has two. Causes refer to `verdicts` by position; `slots` gives the PCI address of each GPU
-    (`pci_slots`). The last lines are about those of `hosts` that are not accepted and that no line names: for each decision they
-    name MAX_OTHER_HOSTS hosts and count the rest.
+    Every host gets a line before any host gets a second one. Causes refer to `verdicts` by position; `slots` gives the PCI
+    address of each GPU (`pci_slots`). The last lines are about those of `hosts` that are not accepted and that no line of a cause
+    names: a line for each decision names at most MAX_OTHER_HOSTS of them and counts the rest.
     """
     shown, rest = select_causes(causes)
     lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]

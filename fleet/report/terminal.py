@@ -24,7 +24,7 @@ def add_color_option(parser: argparse.ArgumentParser) -> None:
         "--color",
         choices=[AUTO, ALWAYS, NEVER],
         default=AUTO,
-        help="colour the output (default: %(default)s: on a terminal, unless NO_COLOR is set)",
+        help="colour the output (default: %(default)s, only on a terminal and unless NO_COLOR is set)",
     )
 
 

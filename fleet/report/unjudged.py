@@ -26,7 +26,8 @@ Facts = Mapping[str, HostFacts]
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
     """Return a line for each stage in which no criterion judged the bandwidth of an operation on some host."""
     lines = []
-    # Without a rate in the inventory, only floors that hold for any network judge the bandwidth between hosts.
+    # Without a rate in the inventory, only floors that hold for any network judge the bandwidth between hosts. That counts as not
+    # judged.
     with_fabric_rate = {host.name for host in plan.hosts if host.fabric_gbps}
     for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {

@@ -32,11 +32,14 @@ class Versions:
     vulnerable: dict[tuple[str, str], tuple[MissingFixes, list[str]]] = field(default_factory=dict)
     """Product and version -> missing fixes, hosts."""
     of_distribution: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """Title of the product and package -> hosts."""
+    """Title of the product, and package of a distribution (its version cannot be compared) -> hosts."""
 
 
 def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Advisories) -> Versions:
-    """Return the comparison; empty if the run tested no GPU, because its versions are not those of GPU hosts."""
+    """Return the comparison.
+
+    It is empty without advisories, and for a run that tested no GPU, because its versions are not those of GPU hosts.
+    """
     result = Versions()
     if plan.rehearsal or plan.simulated or not advisories.products:
         return result
@@ -98,8 +101,9 @@ def vulnerability_lines(
         )
     age = advisories.age_days(plan.created) if versions.compared else 0
     if age > STALE_AFTER_DAYS:
-        text = f"the list of published vulnerabilities dates from {advisories.date}, {age} days before this run: later ones are "
-        yield _caveat("Old advisories", f"{text}not in it; docs/versions.md shows how to renew it", 0)
+        text = f"the list of published vulnerabilities dates from {advisories.date}, {age} days before this run"
+        later = "vulnerabilities published later are not in it; docs/versions.md shows how to renew it"
+        yield _caveat("Old advisories", f"{text}: {later}", 0)
 
 
 def _versions(software: Mapping[str, str], product: Product) -> Iterator[str]:

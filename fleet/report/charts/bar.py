@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A part of the bar: position and width in percent, and the number of its color."""
+    """A part of the bar. `x` and `width` are percent of the plot's width; `colour` is the number of a color in report.css."""
 
     x: str
     width: str
@@ -26,7 +26,10 @@ class Bar:
 
 
 def stacked_bar(label: str, total: str, parts: Iterable[tuple[int, str, float]], longest: float) -> Bar:
-    """Return a bar of parts (color, title, value); a bar of length `longest` fills the width."""
+    """Return a bar with a segment for each of `parts` (number of the color, title, value).
+
+    A bar whose values add up to `longest` fills the width of the plot.
+    """
     segments, begin = [], 0.0
     for colour, title, value in parts:
         width = 100 * value / longest if longest else 0.0

@@ -23,7 +23,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Tick:
-    """A mark on an axis."""
+    """A mark on an axis: its position in pixels, and its text."""
 
     at: float
     text: str
@@ -52,7 +52,7 @@ class LineAxes:
         self._step, self._ceiling = axis_steps(top)
 
     def x(self, value: float) -> float:
-        """Return the horizontal position of a value."""
+        """Return the horizontal position of a value; the middle if the axis has only one value."""
         share = (math.log2(value) - self._first) / self._range if self._range else 0.5
         return round(self.frame.left + share * (self.frame.width - self.frame.left - self.frame.right), 1)
 
@@ -64,7 +64,7 @@ class LineAxes:
         )
 
     def path(self, values: Mapping[int, float], start: str = "M") -> str:
-        """Return the path through the values."""
+        """Return the SVG path through the values; `start` is the command that leads to the first point."""
         return start + "L".join(f"{self.x(at):g},{self.y(value):g}" for at, value in values.items())
 
     def x_ticks(self, values: Iterable[int], text: Callable[[int], str]) -> tuple[Tick, ...]:
@@ -78,9 +78,9 @@ class LineAxes:
 
 
 def axis_steps(top: float) -> tuple[float, float]:
-    """Return step and end of an axis from zero that reaches `top`: three to five steps of 1, 2, 2.5 or 5 times a power of ten.
+    """Return the distance between ticks, and the end of an axis that begins at zero and reaches at least `top`.
 
-    If `top` is not positive, the axis has one step of 1.
+    The axis has three to five such distances of 1, 2, 2.5 or 5 times a power of ten. If `top` is not positive, it has one of 1.
     """
     if top <= 0:
         return 1.0, 1.0

@@ -12,7 +12,7 @@ from schemas.timeline import Event, Series
 
 WIDTH, HEIGHT = 160, 40
 _LEAST_SPAN = 0.1
-"""Smallest range of the vertical axis as a share of the highest value, so that noise does not fill it."""
+"""Smallest range of the vertical axis as a share of the highest value, so that noise does not fill the plot."""
 THROTTLED = "gpu.throttle.active"
 SAMPLED = "gpu."
 """Prefix of figures that are sampled continuously: a gap is missing data and interrupts the line."""
@@ -64,7 +64,7 @@ class Axes:
 
 
 class Bucket(NamedTuple):
-    """One bucket of a series, by its number."""
+    """One bucket of a series: its number, and the lowest, mean and highest value in it."""
 
     number: int
     low: float

@@ -49,7 +49,11 @@ class Axis:
 
     @classmethod
     def around(cls, values: Sequence[float]) -> Axis:
-        """Return an axis around the values, as wide as 2 % of the highest or wider, so that noise does not look like a fault."""
+        """Return an axis around the values.
+
+        Its width is at least 2 % of the highest value, so that noise does not look like a fault. Without a negative value, the
+        axis does not begin below zero.
+        """
         low, high = min(values), max(values)
         padding = max((high - low) * 0.08, abs(high) * 0.01) or 1.0
         return cls(max(0.0, low - padding) if low >= 0 else low - padding, high + padding)
@@ -59,7 +63,7 @@ class Axis:
         return round((value - self.low) / (self.high - self.low) * 100, 2)
 
     def histogram(self, values: Iterable[float]) -> list[Bin]:
-        """Return the number of values in each column of the plot that has any."""
+        """Return a bin for each of the plot's _COLUMNS columns that contains a value."""
         columns = Counter(min(int(self.percent(value) / 100 * _COLUMNS), _COLUMNS - 1) for value in values)
         width = (self.high - self.low) / _COLUMNS
         return [Bin(self.low + column * width, width, count) for column, count in sorted(columns.items())]
@@ -80,7 +84,10 @@ def place_dots(marks: Iterable[Mark], axis: Axis) -> tuple[Dot, ...]:
 
 
 def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
-    """Return the SVG path of a histogram in a field of 1000 × 26; the height of a bar is its share of the tallest."""
+    """Return the SVG path of a histogram in a field of 1000 × 26.
+
+    The tallest bar has a height of 22, the others a height in proportion to their counts, but at least 2.
+    """
     tallest = max((bin_.n for bin_ in bins), default=1)
     bars = []
     for bin_ in bins:

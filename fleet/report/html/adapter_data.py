@@ -1,7 +1,7 @@
-"""Build the data of the pages of network adapters, one for each adapter of a host with a page.
+"""Build the data of the pages of network adapters. Only adapters of hosts that have a page have pages.
 
-A page has all readings of the adapter, its ports, its modules and its PCI device with their verdicts, the power of each lane
-between the limits of the module, and the figures of the benchmark `verbs`.
+A page has all readings of the adapter, its ports, its modules and its PCI device with their verdicts, the optical power of each
+lane beside the limits of the module, and the figures of the benchmark `verbs`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ POWERS = ("optics.rx_power", "optics.tx_power")
 LIMITS = ("alarm_low", "warning_low", "warning_high", "alarm_high")
 _VERBS = "verbs."
 _PORT_PARAMS = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners")
-"""Parameters of figures that describe the port, not the test."""
+"""Parameters of a figure that describe its port. All others are settings of the test."""
 _SECTIONS = {"hca": "Adapter", "nic": "Interface", "pci": "PCI device"}
 _MAX_TEXT = 120
+"""Maximum number of characters of each text in the summary of an adapter."""
 
 Verdicts = Mapping[tuple[str, str], Sequence[Verdict]]
 """Name and scope -> verdicts of one host."""
@@ -82,13 +83,13 @@ def adapter_pages(
 ) -> list[list[Any]]:
     """Return a page for each adapter of a host.
 
-    A page is: name, state (a letter of STATES; empty if passes are listed and no verdict is on it), summary, slot, numbers of
-    its causes on the page of the host, sections, figures.
+    A page is: name, state (a letter of STATES; empty if passes are listed and no verdict is on the adapter), summary, slot,
+    positions in `causes` of the adapter's causes, sections, figures.
 
     Args:
         host: the host.
-        verdicts: all its verdicts in the report.
-        causes: the causes on its page, in order.
+        verdicts: all verdicts on the host in the report.
+        causes: the causes on the page of the host, in order.
         table: the texts of the page's data.
         passes_left_out: whether `verdicts` lacks those that pass.
     """
@@ -156,7 +157,7 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
 
     Args:
         scope: of the adapter, or of one of its ports.
-        readings: its readings and those of its lanes.
+        readings: the readings of this scope and of its lanes.
         by_scope: verdicts by name and scope.
         table: the texts of the page's data.
     """
@@ -247,9 +248,10 @@ def _lane_table(lanes: Sequence[AdapterReading], by_scope: Verdicts, table: Text
 
 
 def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
-    """Return title, limits (`LIMITS`, dBm or None) and lanes (number, dBm or None for no light, letter).
+    """Return title, limits in dBm in the order of LIMITS (None if unknown), and lanes.
 
-    The list is empty if no lane has a reading.
+    A lane is: number, power in dBm (None for no light), and letter of the worst verdict. The whole list is empty if no lane has a
+    reading.
     """
     powers = {
         Scope.parse(item.scope).get("lane"): item
@@ -277,7 +279,7 @@ def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, 
 
 
 def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
-    """Return the figures of the adapter's ports in groups. A group has the figures of one port and test with all partners."""
+    """Return the figures of the adapter's ports in groups: a group has those of one port in one test, with all partners."""
     groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for item in host.measurements:
         if item.name.startswith(_VERBS) and _is_in(adapter, item.scope):

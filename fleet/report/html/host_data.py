@@ -41,9 +41,11 @@ from schemas.reports import (
 
 _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _MAX_ROWS = 600
+"""Maximum number of rows of verdicts on the page of a host."""
 PLOTS = (("traces", has_traces, launch_traces), ("waves", has_waves, power_waves))
 """Key in the data of a page, function that tells whether a host has these plots, and function that makes the plots."""
 _PHRASE_CHARACTERS = 200
+"""Maximum number of characters of the most urgent cause in the list of hosts."""
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
 CausesOfHost = Mapping[str, Sequence[Cause]]
@@ -105,7 +107,10 @@ def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, An
 def _finding_columns(
     report: FleetReport, verdicts: VerdictsOfHost, causes: CausesOfHost, table: TextTable
 ) -> dict[str, Any]:
-    """Return counts of findings, most urgent cause and actions of each host that has findings, by the number of the host."""
+    """Return counts of findings, most urgent cause, and actions: three mappings whose keys are positions of hosts.
+
+    Each mapping has only the hosts with such an entry.
+    """
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):
         effective = [verdict for verdict in verdicts[host.name] if verdict.blocks_acceptance]

@@ -47,6 +47,7 @@ class LaunchTrace:
 
     stage: str
     ends: str
+    """Duration that the horizontal axis shows, in words."""
     benchmark_lines: str
     """Path of vertical lines where benchmarks began."""
     benchmarks: tuple[tuple[str, str], ...]
@@ -63,7 +64,7 @@ def has_traces(host: HostReport) -> bool:
 
 
 def hosts_with_traces(report: FleetReport) -> list[HostReport]:
-    """Return the hosts whose pages show sparklines; in a large fleet the first that are not accepted."""
+    """Return the hosts whose pages show sparklines; in a large fleet, only the first hosts that are not accepted."""
     return [host for host in detailed_hosts(report) if has_traces(host)]
 
 

@@ -50,8 +50,8 @@ MAX_BYTES = 2_000_000
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
-"""Maximum number of reasons per action: shown at once, and in total with those that can be unfolded. The pages of the hosts have
-the rest."""
+"""Maximum number of reasons per action that are shown at once, and maximum with those that can be unfolded. Further reasons are
+only on the pages of the hosts."""
 _MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200

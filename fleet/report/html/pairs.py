@@ -16,15 +16,15 @@ from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
-"""Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band suggests a lost link. Rates
-above the last end differ only by noise."""
+"""Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band suggests a lost link. A rate
+above the last end differs from the median only by noise."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
 _MAX_SLOWEST = 8
 
 HostPair = tuple[str, str]
 Rates = Mapping[str, float | None]
-"""Rate of each rail; None if it could not be measured."""
+"""Rail -> rate in B/s; None if it could not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class PairMatrix:
 
 
 def pair_matrices(report: FleetReport) -> list[PairMatrix]:
-    """Return a matrix for each group of hosts that measured pairs connect, those with slow pairs first."""
+    """Return a matrix for each group of hosts that measured pairs connect. Matrices with slow pairs come first."""
     rates: dict[HostPair, dict[str, float | None]] = {}
     neighbours: dict[str, set[str]] = {}
     names = {host.name for host in report.hosts}
@@ -197,8 +197,8 @@ def _paths(rows: int, columns: int, cells: Mapping[tuple[int, int], str]) -> Ite
 def host_pairs(host: HostReport) -> dict[str, Any]:
     """Return partners, rails, median, rates in GB/s (a row per partner, None if not measured) and a character per rate.
 
-    The character is the number of its color band (`_band`), `t` if it could not be measured, `-` without a pair on that rail.
-    Empty without pairs.
+    The character is the number of the rate's color band (`_band`), `t` if the rate could not be measured, or `-` if the pair has
+    no observation on that rail. The result is empty if the host measured no pair.
     """
     by_partner: dict[str, dict[str, float | None]] = {}
     for rail, partner, observation in _pairs_of(host):

@@ -20,9 +20,11 @@ from schemas.times import format_span
 WAVE, AMPLITUDE, SLEW = "pulse.wave", "pulse.amplitude", "pulse.slew"
 ENDS = "one period"
 LOAD_OFF = f"M{WIDTH // 2} 0v{HEIGHT}"
-"""The line at which the load is switched off."""
+"""SVG path of a vertical line in the middle of the period, when the load is switched off."""
 MAX_PERIODS = 6
+"""Maximum number of period lengths that are shown; the longest ones are kept."""
 _WORDS = re.compile(r"([0-9]{1,6}|\.)( ([0-9]{1,6}|\.)){1,127}")
+"""Value of `pulse.wave`: the power in W at equal steps of the period; a dot is a step without a sample."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def has_waves(host: HostReport) -> bool:
 
 
 def hosts_with_waves(report: FleetReport) -> list[HostReport]:
-    """Return the hosts whose pages show the plots; in a large fleet the first that are not accepted."""
+    """Return the hosts whose pages show the plots; in a large fleet, only the first hosts that are not accepted."""
     return [host for host in detailed_hosts(report) if has_waves(host)]
 
 

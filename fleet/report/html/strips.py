@@ -22,14 +22,14 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Percent of the axis, on each side of a limit that must be equalled, in which values are not drawn as failing."""
+"""Percent of the axis that are not shaded as failing on each side of a limit that must be equalled."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstPart:
-    """One of the parts furthest beyond the limit or, if none fails, the part closest to it."""
+    """One of the failing parts that are furthest beyond the limit; if no part fails, the part closest to the limit."""
 
     host: str
     anchor: str
@@ -100,7 +100,7 @@ class StripGroup:
 
 
 def groups(report: FleetReport) -> list[StripGroup]:
-    """Return health first, then the benchmarks in their order; within each, figures with failures first."""
+    """Return the groups: health first, then the benchmarks in their order. In each group, figures with failures come first."""
     by_title: dict[str, tuple[list[Strip], list[ConstantFigure]]] = {}
     for distribution in distributions(report):
         strips, constants = by_title.setdefault(_group_title(distribution.key.name), ([], []))
@@ -167,7 +167,8 @@ def _strip(figure: Distribution) -> Strip:
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
     """Return the regions of the axis in which values fail, each as begin and width in percent.
 
-    A value in a region fails all limits of one direction. A limit that must be equalled has a region on both sides.
+    If there are several limits of one direction, a region has only the values that fail all of them. A limit that must be
+    equalled has a region on both sides.
     """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:
@@ -265,7 +266,7 @@ def _limit_text(operator: str, limit: float, unit: str) -> str:
 
 
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
-    """Return each limit; for more than two, such as fractions of several medians, the range from lowest to highest."""
+    """Return each limit. Of more than two, such as fractions of several medians, return a range for each operator."""
     limits = list(figure.limits)
     if len(limits) <= 2:
         return tuple(_limit_text(*limit, figure.unit) for limit in limits)

@@ -21,7 +21,8 @@ TEXT = (
     "update NVIDIA driver 580.95.05 to 580.159.03 or later: CVE-2026-24187 (high, CVSS 8.8); NVIDIA 5821 of 2026-05-21"
 )
 OLD = (
-    "the list of published vulnerabilities dates from 2026-08-18, 101 days before this run: later ones are not in it; "
+    "the list of published vulnerabilities dates from 2026-08-18, 101 days before this run: "
+    "vulnerabilities published later are not in it; "
 )
 
 
