@@ -141,8 +141,8 @@ ASSUMPTIONS = (
     f"Smallest fault that is found with {DETECTION_PROBABILITY:.0%} probability, relative to the healthy mean. A healthy part "
     f"that was not among those measured fails with a probability of at most {MAX_FALSE_ALARM:.1%}, unless the row states a "
     "higher one. In brackets: number of parts, and of values (parts times runs). A normal distribution is assumed, with "
-    "quantiles of Student's t: the fewer parts were measured, the larger are the stated faults and probabilities. Nothing is stated for "
-    f"fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
+    "quantiles of Student's t: the fewer parts were measured, the larger are the stated faults and probabilities. Nothing is "
+    f"stated for fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
 )
 
 

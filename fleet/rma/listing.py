@@ -66,7 +66,7 @@ class CauseRow:
 def cause_rows(
     causes: Iterable[Cause], packages: Mapping[tuple[str, str], Package], *, any_action: bool
 ) -> list[CauseRow]:
-    """Return a row for each cause and each of its parts with a package; for a cause without any, one row.
+    """Return a row for each cause and each of its parts with a package; one row for a cause without such a part.
 
     Args:
         causes: causes of the report, the most urgent first.

@@ -187,7 +187,10 @@ class _SiblingFigures:
 
 
 def _increase(observations: Iterable[Observation], scope: str) -> float | None:
-    """Return by how much a counter rose, after a reset as the judge computes it; None if a reading is not a number."""
+    """Return by how much a counter rose; after a reset, the rise that the judge computes.
+
+    0 for a single reading; None without a reading, or if a reading is not a number.
+    """
     readings = [item for item in observations if item.scope == scope]
     if not readings or any(finite(item.value) is None for item in readings):
         return None

@@ -101,7 +101,7 @@ class FailedPart:
 
 
 def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[FailedPart]:
-    """Return every part with a failed cause, the most urgent first. A gang is not a part.
+    """Return every part with a cause that is a failure, the most urgent first. A gang is not a part.
 
     Args:
         causes: causes of the report.

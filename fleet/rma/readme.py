@@ -195,7 +195,7 @@ def _files(run: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "- `part.json`: the same data for programs, in SI units",
-            "- `observations.csv`: every observation of this part, and those of other parts that failed because of it",
+            "- `observations.csv`: every observation of this part, and those of other parts whose failure is attributed to it",
             f"- Written by Rackproof {code(run['rackproof'])}. Every limit has a source; `report.html` of the run shows the "
             "whole fleet.",
         ]

@@ -190,7 +190,8 @@ def _facts(plan: Plan, results: StudyResults, currency: str) -> list[tuple[str, 
     ]
     if results.cost is not None:
         facts.append(("Cost of the hosts used", f"{_money(results.cost)} {currency}".rstrip()))
-    limits = [f"{study.stop_cost:g} {study.currency}".rstrip()] if study.stop_cost else []  # not that of --currency
+    # The budget is in the currency of the inventory, even if --currency names another one.
+    limits = [f"{study.stop_cost:g} {study.currency}".rstrip()] if study.stop_cost else []
     limits += [f"{study.stop_hours:g} h"] if study.stop_hours else []
     if limits:
         facts.append(("Budget", " or ".join(limits)))

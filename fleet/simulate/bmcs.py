@@ -19,7 +19,7 @@ STAGE_S = 100.0
 
 
 def bmc_record(plan: Plan, host: PlannedHost, number: int) -> Doc:
-    """Return the record of the BMC of a healthy host, which is the `number`th of the plan."""
+    """Return the record of the BMC of a healthy host. `number` is the position of the host in the plan."""
     moments = [
         (PREFLIGHT, "before"),
         *((stage.name, "after") for stage in plan.stages if stage.name != "gang" or host.gang),

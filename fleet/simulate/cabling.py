@@ -18,7 +18,7 @@ def adapter_scope(rail: int) -> str:
 
 
 def cabling_metrics(devices: int) -> Iterator[Doc]:
-    """Yield the readings of the switch port of each rail, with placeholders of `cabling_values`."""
+    """Yield the readings of the switch port of each rail, with placeholders for the values that `cabling_values` returns."""
     scopes = {adapter_scope(rail): rail for rail in range(devices)}
     readings = {
         "infiniband.switch": {scope: Placeholder("pod", f'"leaf%s-rail{rail}"') for scope, rail in scopes.items()},
@@ -32,6 +32,6 @@ def cabling_metrics(devices: int) -> Iterator[Doc]:
 
 
 def cabling_values(number: int, hosts_per_leaf: int = HOSTS_PER_LEAF) -> dict[str, str]:
-    """Return the values of the placeholders for a host, by its number in the plan."""
+    """Return placeholder -> its value for the host at position `number` in the plan."""
     pod, port = divmod(number, hosts_per_leaf)
     return {"pod": f"{pod + 1:02d}", "pod_guid": f"{pod:04x}", "leaf_port": str(port + 1)}

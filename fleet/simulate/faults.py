@@ -61,7 +61,7 @@ class FaultyHost:
         Args:
             name: name of the metric.
             late: skip snapshots from before the first launch of the host.
-            phase: skip snapshots of other phases.
+            phase: skip snapshots of other phases; empty: skip none.
         """
         bmcs = [self.bmc] if self.bmc else []
         for document in bmcs if name.startswith(BMC) else self.documents.values():
@@ -76,7 +76,7 @@ class FaultyHost:
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
     def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:
-        """Set a reading to another value in the selected snapshots. The default scope is the GPU of the fault."""
+        """Set a reading to another value. The default scope is the GPU of the fault; `snapshots` are arguments of `metrics`."""
         for metric in self.metrics(name, **snapshots):
             metric.setdefault("values", {})[scope or self.scope] = value
             metric.get("absent", {}).pop(scope or self.scope, None)
@@ -96,7 +96,7 @@ class FaultyHost:
         return str(self.gpu) in (labels.get("gpu"), labels.get("peer"))
 
     def scale(self, factor: float, *names: str, **params: Any) -> None:
-        """Multiply the observations with these names and parameters that involve the GPU."""
+        """Multiply by `factor` the observations with these names and parameters that involve the GPU."""
         for item in self.observations(*names, **params):
             scale_observation(item, factor)
 
@@ -118,7 +118,7 @@ class Effect:
     `rank_ended` and `rank_silent`: the rank of the faulty GPU; `rank_unable`: the last rank of the host.
     """
     speed: float = 1.0
-    """Bandwidth of the slow pairs (`rails`, `reach`), as a share of the healthy one."""
+    """Bandwidth of the slow pairs (`rails`, `reach`), as a share of their bandwidth on a healthy fabric."""
     rails: tuple[int, ...] = ()
     """The GPUs whose rails are slow; empty: all."""
     reach: str = HOST
@@ -149,7 +149,7 @@ class Fault:
     """Whether the fault is in a measured directory. The inventory must then name directories."""
 
 
-# --- a GPU in its host
+# --- faults of one GPU
 
 
 def _xid79(host: FaultyHost) -> None:
@@ -386,7 +386,7 @@ def _missing_observations(host: FaultyHost) -> None:
     ]
 
 
-# --- a host
+# --- faults of adapters, cables, memory modules, disks, BMCs and whole hosts
 
 
 def _slow_port(host: FaultyHost) -> None:
@@ -467,7 +467,7 @@ def _hung(host: FaultyHost) -> None:
 
 
 def _delay_what_follows(host: FaultyHost, stage: str, seconds: float) -> None:
-    """Delay everything that the host does after the launch of the stage by some seconds."""
+    """Delay by `seconds` everything that the host does after the launch of `stage`."""
     for name, document in host.documents.items():
         is_later = name != "host"
         for snapshot in document["snapshots"]:
@@ -619,7 +619,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("duplicate_serial", "same serial as a GPU in another host", apply=_duplicate_serial),
         Fault("wrong_vbios", "VBIOS version that no other GPU has", apply=_wrong_vbios),
         Fault("missing_observations", "no observations of one GPU in some benchmarks", apply=_missing_observations),
-        Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth, also with itself", apply=_slow_port,
+        Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth, even when it sends to itself", apply=_slow_port,
               in_gang=lambda gpu: Effect(speed=SLOW_PORT, rails=(gpu,))),
         Fault("slow_cable", "cable between the NIC of one GPU and its switch at half its rate", apply=_no_change,
               in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,))),

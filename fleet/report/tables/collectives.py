@@ -19,10 +19,12 @@ FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom
 MANY_LINES = 12
 """Maximum number of lines that are drawn one by one; more are drawn as median and range, with the failed lines."""
 _LOW, _FEWEST_TO_COMPARE = 0.8, 3
-"""A curve is marked if it ends below this share of the median, and there are at least this many curves."""
+"""A curve is marked if, at its largest size, it is below _LOW times the median of all curves at their largest sizes,
+and if there are at least _FEWEST_TO_COMPARE curves."""
 _LOW_LINE = "line low"
 """CSS classes of a marked curve."""
 _LIMIT_HALF_WIDTH = 34
+"""Half the length of the line of a limit, in pixels."""
 _MAX_SIZE = 1 << 60
 
 
@@ -136,7 +138,7 @@ def _operation(item: Observation | Verdict) -> Operation:
 
 
 def _message_size(item: Observation | Verdict) -> int:
-    """Return the message size in bytes, or 0."""
+    """Return the message size in bytes; 0 if it is missing or implausible."""
     value = finite(item.params.get("size_bytes"))
     return int(value) if value and 1 <= value <= _MAX_SIZE else 0
 

@@ -60,7 +60,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter[FigureKey]]:
-    """Return the values of each figure, and the number of devices without one."""
+    """Return the values of each figure, and the number of devices that should have a value of it but do not."""
     failing = failing_figures(verdict for verdict in report.verdicts if Scope.parse(verdict.scope).is_one_device)
     values: dict[FigureKey, list[_Value]] = {}
     absent: Counter[FigureKey] = Counter()

@@ -50,9 +50,10 @@ class Distribution:
     count: int = 0
     """Number of values."""
     failed: int = 0
-    """Number of parts that fail. In a large fleet, that of the criterion with the most failures."""
+    """Number of parts that fail. In a large fleet, the number that fail the criterion with the most failures."""
     inconclusive: int = 0
-    """Number of parts with an inconclusive verdict, with and without a value. In a large fleet as for `failed`."""
+    """Number of parts with an inconclusive verdict, including parts without a value. In a large fleet, the number for the
+    criterion with the most."""
     limits: dict[Limit, None] = field(default_factory=dict)
     criteria: dict[str, None] = field(default_factory=dict)
 

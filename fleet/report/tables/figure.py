@@ -27,6 +27,7 @@ LEGEND = (
 _OUTPUT_PARAMS: Mapping[str, tuple[str, ...]] = {
     output.name: tuple(output.over) for entry in BENCHMARKS.values() for output in entry.outputs
 }
+"""Name of a figure in the catalogue -> the parameters that the catalogue varies."""
 
 
 class FigureKey(NamedTuple):

@@ -31,7 +31,7 @@ class FormerRow:
     place: str
     """`percentile 42 of 310 accepted H200`; empty without a percentile."""
     trend: str
-    """`704 TFLOP/s to 712 TFLOP/s over 5 runs`, the first and the last; empty without earlier values."""
+    """`704 TFLOP/s to 712 TFLOP/s over 5 runs`: the oldest value and that of this run; empty without earlier values."""
     line: str
     """Path of the sparkline."""
 
@@ -102,7 +102,7 @@ def _line(values: tuple[float, ...]) -> str:
 
 
 def seen_before(report: FleetReport) -> Mapping[int, str]:
-    """Return position of the leading verdict of a cause -> when it was seen: `3 times, last on 2026-02-01 in r2`."""
+    """Return position of the leading verdict of a cause -> when the cause was seen: `3 times, last on 2026-02-01 in r2`."""
     causes = report.causes
     items = report.history.causes if report.history else ()
     return {

@@ -14,7 +14,7 @@ from schemas.reports import FAIL, FleetReport, HostReport, Verdict
 from schemas.scopes import Scope
 
 HEAT_CLASSES = 5
-"""CSS classes `heat1` … `heat5`, slowest to fastest."""
+"""Number of CSS classes: from `heat1` for the slowest pairs to `heat5` for the fastest."""
 _NAMES = ("peer_copy.bandwidth", "peer_copy.access", "peer_copy.latency")
 _ONE_WAY, _BOTH_WAYS, _LATENCY, _ACCESS = "bandwidth one_way", "bandwidth both_ways", "latency", "access"
 _LAYERS = (
@@ -191,6 +191,6 @@ def _notes(readings: Readings, link: str) -> Sequence[str]:
 
 
 def _heat(value: float, fastest: float) -> str:
-    """Return the color class: each covers a fifth of the rate of the fastest pair, so that small differences rarely show."""
+    """Return the CSS class of the color. Each covers a fifth of the rate of the fastest pair, so small differences rarely show."""
     share = value / fastest if fastest else 0.0
     return f"heat{max(1, min(HEAT_CLASSES, 1 + int(share * HEAT_CLASSES * 0.999)))}"

@@ -58,7 +58,7 @@ class Reason:
     lead: Verdict
     """The leading evidence."""
     seen: str = ""
-    """In which former runs it was seen: `3 times, last on 2026-02-01 in r2`; empty if in none."""
+    """In which former runs the cause was seen: `3 times, last on 2026-02-01 in r2`; empty if in none."""
     candidates: tuple[Verdict, ...] = ()
     """Verdicts to draw if they have numbers: first the leading one, then the figure that is farthest beyond its limit."""
 
@@ -119,7 +119,7 @@ def reset_command(reason: Reason, address: str) -> str:
 
 
 def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
-    """Return what a command does, and the command: package a part for its return, check it, or measure the host again."""
+    """Return what the next command does, and the command: package the part for its return, check the part, or measure again."""
     host = shlex.quote(clean(reason.lead.host))
     if reason.is_returned:
         part = f"--serial {shlex.quote(clean(reason.serial))}" if reason.serial else f"--host {host}"

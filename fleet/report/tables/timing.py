@@ -41,7 +41,7 @@ class StageTime(NamedTuple):
 
     @property
     def colour(self) -> int:
-        """Return the number of its color."""
+        """Return the number of the benchmark's color; COLOURS if the name is not that of a benchmark, such as REST."""
         return list(TITLES).index(self.benchmark) % COLOURS if self.benchmark in TITLES else COLOURS
 
 
@@ -119,8 +119,8 @@ def _medians(hosts: Mapping[str, Seconds]) -> dict[StageTime, float]:
 def _seconds(host: HostReport) -> dict[StageTime, float]:
     """Return the seconds of each benchmark, and the remaining time of the launches of each stage as `start and end`.
 
-    For a soak both are sums over all rounds, although its record has only the median duration of each benchmark and a few of the
-    launches.
+    The record of a soak has only the median duration of each benchmark, and only some launches. So the median is multiplied by
+    the number of finished rounds, and the duration of the whole soak stands for that of its launches.
     """
     seconds: dict[StageTime, float] = {}
     for item in host.measurements:

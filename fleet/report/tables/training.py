@@ -105,7 +105,7 @@ def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observati
 def _ranges(
     trainings: Mapping[TrainingKey, Observations], of_hosts: Mapping[TrainingKey, TrainingRow]
 ) -> list[TrainingRow]:
-    """Return one row per network and data set: the lowest and highest figure of the hosts that trained it without a problem."""
+    """Return one row per network and data set: the lowest and the highest figure of the hosts on which no figure is missing."""
     groups: dict[tuple[str, str], list[Observations]] = {}
     for key, row in of_hosts.items():
         if not row.problem:

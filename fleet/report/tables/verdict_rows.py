@@ -14,6 +14,7 @@ from schemas.scopes import Scope
 
 _MAX_VALUES = 16
 _SEVERAL_OPERATIONS = object()
+"""Begins the key of a group of passes of a minimum for several collective operations."""
 
 
 @dataclass(frozen=True, kw_only=True)
