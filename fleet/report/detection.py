@@ -111,7 +111,10 @@ def _cell(items: Sequence[Detection]) -> str:
 
 
 def fault_text(item: Detection) -> str:
-    """Return the smallest fault as text: `5.9 % less`, `4.3 times as much`, `12 °C more`, `nothing`."""
+    """Return the smallest fault as text: `5.9 % less`, `4.3 times as much`, `12 °C more`.
+
+    Return `nothing` for a floor that finds no fault of less than 100 %.
+    """
     fault, is_floor = item.fault, item.operator in ("ge", "gt")
     if fault is None:
         return "any value beyond the limit"

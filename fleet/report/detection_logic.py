@@ -111,7 +111,7 @@ def _why(criterion: Criterion) -> str:
         return "no run has three GPUs, or three hosts, with the figure"
     if criterion.variable:
         return "no inventory states the variable"
-    return "no host has the part, the reading, or that number of GPUs"
+    return "no host has the part, the reading, or the number of GPUs that the criterion is for"
 
 
 def unmeasured(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]]) -> dict[str, list[str]]:

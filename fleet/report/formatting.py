@@ -106,13 +106,13 @@ def is_change(verdict: Verdict) -> bool:
 
 
 def margin(verdict: Verdict) -> float | None:
-    """Return how far inside (positive) or outside its limit a value lies, as a share of the limit."""
+    """Return `margin_of` the value and limit of a verdict; None if either is not a number."""
     value, limit = finite(verdict.value), finite(verdict.limit)
     return None if value is None or limit is None else margin_of(value, verdict.operator, limit)
 
 
 def margin_of(value: float, operator: str, limit: float) -> float | None:
-    """Return how far inside (positive) or outside a limit a value lies, as a share of the limit.
+    """Return how far inside (positive) or outside (negative) a limit a value lies, as a share of the limit.
 
     Return None for a limit of 0, or for an operator that is not an inequality.
     """

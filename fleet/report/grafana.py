@@ -13,7 +13,10 @@ MARGIN_S = 60
 
 
 def run_dashboard(report: FleetReport, grafana_url: str) -> str:
-    """Return the URL of the dashboard at the time of the run; empty if no Grafana is configured."""
+    """Return the URL of the dashboard at the time of the run; empty if no Grafana is configured.
+
+    If the report lacks a valid time, the URL names the run but no time.
+    """
     if not grafana_url:
         return ""
     query = {"var-run_id": report.run_id}

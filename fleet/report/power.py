@@ -32,9 +32,10 @@ def render_power(power: Power) -> str:
         "n: parts x runs. sigma: deviation from run to run and from part to part together, estimated robustly; with fewer than "
         f"{MIN_VALUES_FOR_OUTLIERS} values,\n"
         "the standard deviation if that is larger. false alarm: probability that a healthy part fails. finds: smallest\n"
-        f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: the same for the highest "
-        "floor with a false alarm\n"
-        f"of at most {MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, because so few runs do not show the tails.",
+        f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: smallest slowdown that a "
+        "floor can\n"
+        f"find with this probability if {MAX_FALSE_ALARM:.1%} of the healthy parts may fail. A normal distribution is assumed,\n"
+        "because so few runs do not show the tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
             [_repeat(item) for item in power.repeats if item.group],

@@ -44,11 +44,17 @@ class Verification:
     """The result of a verification."""
 
     code: int
+    """VALID, CHANGED or UNCONFIRMED."""
     signer: str = ""
+    """Identity and key; empty if the signature is invalid."""
     statement: Mapping[str, Any] = field(default_factory=dict)
+    """The content of signed.json; empty if signature or files are wrong."""
     files: int = 0
+    """Number of files with a checksum."""
     problems: tuple[str, ...] = ()
+    """What is wrong with the signature, the files or the report."""
     notes: tuple[str, ...] = ()
+    """What was judged or rendered again, with which result, and what could not be."""
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:

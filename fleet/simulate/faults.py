@@ -115,7 +115,8 @@ class Effect:
     ended_by: str = ""
     """How a rank of the host ends a launch; empty: no rank ends it.
 
-    `rank_ended` and `rank_silent`: the rank of the faulty GPU; `rank_unable`: the last rank of the host.
+    `rank_ended` (its process is killed) and `rank_silent` (it hangs) happen to the rank of the faulty GPU, `rank_unable` (it
+    finds no device) to the last rank of the host.
     """
     speed: float = 1.0
     """Bandwidth of the slow pairs (`rails`, `reach`), as a share of their bandwidth on a healthy fabric."""

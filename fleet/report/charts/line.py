@@ -43,7 +43,7 @@ class Curve:
 
 
 class LineAxes:
-    """The axes of one chart."""
+    """The axes of one chart: from `first` to `last` horizontally, and from zero to at least `top` vertically."""
 
     def __init__(self, frame: Frame, first: float, last: float, top: float) -> None:
         self.frame = frame
@@ -57,7 +57,7 @@ class LineAxes:
         return round(self.frame.left + share * (self.frame.width - self.frame.left - self.frame.right), 1)
 
     def y(self, value: float) -> float:
-        """Return the vertical position of a value."""
+        """Return the vertical position of a value; that of the nearest end for a value beyond the axis."""
         share = min(max(value / self._ceiling, 0.0), 1.0)
         return round(
             self.frame.height - self.frame.bottom - share * (self.frame.height - self.frame.top - self.frame.bottom), 1

@@ -15,7 +15,7 @@ _LEAST_SPAN = 0.1
 """Smallest range of the vertical axis as a share of the highest value, so that noise does not fill the plot."""
 THROTTLED = "gpu.throttle.active"
 SAMPLED = "gpu."
-"""Prefix of figures that are sampled continuously: a gap is missing data and interrupts the line."""
+"""Prefix of the names of figures that are sampled continuously. A gap in their series is missing data and interrupts the line."""
 
 Point = tuple[int, int]
 
@@ -53,11 +53,11 @@ class Axes:
     high: float
 
     def x(self, seconds: float) -> int:
-        """Return the distance from the left."""
+        """Return the distance from the left, in pixels. A time after the end of the axis is at its end."""
         return round(WIDTH * min(1.0, seconds / self.ends_s))
 
     def y(self, value: float) -> int:
-        """Return the distance from the top."""
+        """Return the distance from the top, in pixels."""
         span = max(1.1 * (self.high - self.low), _LEAST_SPAN * abs(self.high)) or 1.0
         low = (self.low + self.high - span) / 2
         return round(HEIGHT * (1 - (value - low) / span))

@@ -16,7 +16,7 @@ _MIDDLE_Y, _ROW_HEIGHT = 14.0, 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """One value: x in percent of the width, y in pixels, and its verdict as the CSS class."""
+    """One value: x in percent of the width, y in pixels, and its state as the CSS class."""
 
     x: float
     y: float
@@ -25,7 +25,7 @@ class Dot:
 
 
 class Mark(NamedTuple):
-    """A value to draw, with its verdict and tooltip."""
+    """A value to draw, with its state (the verdict on it, or `unjudged`) and its tooltip."""
 
     value: float
     state: str

@@ -165,9 +165,9 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     is_port = parsed.device_kind == "hca" and bool(parsed.below)
     title = f"Port {parsed.get('port')}" if is_port else _title(parsed)
     of_lanes = [reading for reading in readings if Scope.parse(reading.scope).kind == "lane"]
-    of_port = [reading for reading in readings if Scope.parse(reading.scope).kind != "lane"]
+    of_scope = [reading for reading in readings if Scope.parse(reading.scope).kind != "lane"]
     limits = {f"{name}.{limit}" for name in POWERS for limit in LIMITS}
-    shown = [item for item in of_port if item.value is not None and item.name not in limits]
+    shown = [item for item in of_scope if item.value is not None and item.name not in limits]
     zeros = [item for item in shown if _is_zero(item) and not _not_passing(item, by_scope)]
     absent: dict[str, list[str]] = defaultdict(list)
     measured_on_a_lane = {item.name for item in of_lanes if item.value is not None}

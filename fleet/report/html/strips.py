@@ -54,7 +54,7 @@ class Strip:
     wanted: tuple[str, ...]
     criteria: tuple[str, ...]
     limits: tuple[float, ...]
-    """Positions in percent."""
+    """Positions of the limits that are drawn, in percent of the axis."""
     wrong: tuple[tuple[float, float], ...]
     """Where values fail: begin and width in percent."""
     axis: tuple[str, str]
