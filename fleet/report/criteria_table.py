@@ -35,7 +35,7 @@ def criteria_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
 
 
 def criteria_of(packs: Sequence[Pack]) -> list[Criterion]:
-    """Return the criteria of the packs, each once, under the pack that defines it."""
+    """Return the criteria of the packs, each once, grouped by the pack that defines it."""
     by_origin: dict[str, dict[str, Criterion]] = {}
     for pack in packs:
         for item in pack.criteria:

@@ -31,8 +31,10 @@ class Row:
     """What one criterion detects in one figure, measured with one set of settings, on each GPU model."""
 
     profiles: tuple[str, ...]
+    """The profiles that measure the figure with these settings."""
     stage: str
     test: str
+    """Title of the benchmark, or `Readings`."""
     criterion: str
     name: str
     cells: Mapping[str, str]

@@ -63,7 +63,7 @@ def _logic_title(item: Detection) -> str:
 
 
 def _logic_of(criterion: Criterion) -> str:
-    """Return what a criterion finds whatever the spread; empty if its figure varies."""
+    """Return what a criterion finds by its definition alone (one of LOGIC_TITLES); empty if that depends on the spread."""
     if criterion.same_as_fleet:
         return PEERS
     if criterion.same_as_fleet is False or criterion.baseline or criterion.per_hour:

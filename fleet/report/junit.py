@@ -61,8 +61,10 @@ class JunitCase:
     verdict: str
     """`pass`, `fail`, `inconclusive` or `waived`; anything else is an error."""
     kind: str = ""
+    """Attribute `type` of the element of a case that does not pass."""
     message: str = ""
     lines: tuple[str, ...] = ()
+    """Text of that element."""
     note: str = ""
     """Output of a case that passes."""
 
@@ -128,7 +130,10 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
 
 
 def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: str) -> str:
-    """Return the suite of a host. `title`: its most urgent cause, which may be a case in the suite of another host."""
+    """Return the suite of a host. If none of `cases` shows its decision, the suite also has the case `decision`.
+
+    `title`: the most urgent cause of the host, which may be a case in the suite of another host.
+    """
     class_name = _class_name(report, host.rack, host.name)
     has_problem = any(case.verdict not in (PASS, WAIVED) for case in cases)
     if not cases or (host.decision != ACCEPTED and not has_problem):

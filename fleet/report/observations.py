@@ -39,7 +39,7 @@ WHOLE_NUMBERS = frozenset({"launch", "samples", "verdicts"})
 NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
 """Columns of numbers, besides WHOLE_NUMBERS. All other columns are text, so that each column of the CSV file has one type."""
 MISSING = "missing"
-"""Status of an expected observation that was not reported. It has its own row."""
+"""Status of an expected observation that was not reported. The verdict on it has a row of its own."""
 NOT_LISTED = "not listed"
 """Verdict of an observation that passed or that no criterion judges, if the report lists only verdicts that do not pass."""
 CELL_LIMIT = 2000

@@ -145,7 +145,7 @@ class _ReportCollector:
         return (verdict for verdict in self._report.verdicts if verdict.verdict == FAIL)
 
     def _figures(self, kind: str) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Yield the value or the limit of each failure that is a number, in the order of `_failures`."""
+        """Yield the value or limit (`kind`) of each failure without a waiver, if it is a number, in the order of `_failures`."""
         effective = [verdict for verdict in self._failed() if verdict.waiver is None]
         ordered = sorted(effective, key=lambda verdict: (action_rank(verdict.action), self._failure(verdict)))[
             :MAX_FAILURES

@@ -54,7 +54,8 @@ def _state(document: Document) -> str:
 
 
 def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange, ...]:
-    """Return the verdicts of a report.json that differ in `report`: changed results first, changed details last.
+    """Return the differences between the verdicts of a report.json (`old`) and those of `report`: changed results first, changed
+    details last.
 
     Reasons are compared only if the same version of Rackproof wrote both, because versions word them differently.
     """

@@ -139,7 +139,7 @@ def _judge(job: _Job, share: Share) -> _Judged:
 def _only_host(
     plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff, cables: Cables
 ) -> FleetReport:
-    """Return a report with only this host of its gang."""
+    """Return the report on a gang, reduced to one of its hosts (`report`)."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     causes = diagnose(verdicts, plan.gangs(), cables)
     versions = compare_versions(plan, [report], shipped_advisories())

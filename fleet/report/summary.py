@@ -74,7 +74,7 @@ class SummaryInput:
     version_caveats: Sequence[SummaryLine] = ()
     """Versions with published vulnerabilities."""
     machines: Sequence[Sequence[str]] = ()
-    """The hosts of each machine that has several."""
+    """For each machine that is several hosts of the run: these hosts."""
     compared: Collection[str] = ()
     """Benchmarks with figures that a criterion compares with the fleet."""
 
@@ -139,7 +139,7 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
 
 
 def shared_machines(machines: Sequence[Sequence[str]]) -> Iterator[SummaryLine]:
-    """Yield a caveat if hosts of the run are one machine; `machines` are the hosts of each machine that has several."""
+    """Yield a caveat if several hosts of the run are one machine; `machines`: for each such machine, these hosts."""
     if machines:
         more = f"; {counted(len(machines) - MAX_MACHINES, 'more machine')}" if len(machines) > MAX_MACHINES else ""
         groups = "; ".join(f"{_names(hosts, MAX_GANG_NAMES)} share the machine" for hosts in machines[:MAX_MACHINES])

@@ -39,7 +39,8 @@ def sign(data: bytes, key: Path) -> str:
 
     Args:
         data: the bytes to sign.
-        key: the private key, or a public key whose private key is in an SSH agent. ssh-keygen asks for a passphrase.
+        key: the private key, or a public key whose private key is in an SSH agent. ssh-keygen asks for its
+            passphrase, if it has one.
 
     Raises:
         UsageError: there is no such key.

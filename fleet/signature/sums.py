@@ -30,7 +30,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def hash_files(directory: Path) -> dict[str, str]:
-    """Return path within the run -> its SHA-256, sorted; without UNSIGNED_FILES.
+    """Return path within the run -> SHA-256 of the file, sorted by path; without UNSIGNED_FILES.
 
     Raises:
         RunError: a file is a link or not regular, is partly written, or has a name with a backslash or a control character.

@@ -46,7 +46,7 @@ class FaultyHost:
     bmc: Doc | None = None
     """The record of its BMC, which the control node writes."""
     texts: dict[str, str | None] = field(default_factory=dict)
-    """Text that is written instead of a record; None: no file is written."""
+    """`host` or `gang` -> text that is written instead of this record; None: no file is written."""
     events: list[Doc] = field(default_factory=list)
     """Lines of events.jsonl."""
 
@@ -387,7 +387,7 @@ def _missing_observations(host: FaultyHost) -> None:
     ]
 
 
-# --- faults of adapters, cables, memory modules, disks, BMCs and whole hosts
+# --- other faults
 
 
 def _slow_port(host: FaultyHost) -> None:

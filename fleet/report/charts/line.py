@@ -31,7 +31,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A path in the chart's coordinates."""
+    """A curve: its SVG path in pixels of the chart, its CSS classes and its tooltip."""
 
     path: str
     css: str

@@ -70,10 +70,15 @@ class ActionGroup:
     title: str
     tone: str
     first: Sequence[Reason]
+    """The reasons that are shown at once."""
     rest: Sequence[Reason]
+    """The reasons that can be unfolded."""
     left_out: int
+    """Number of reasons that the section does not have."""
     count: int
+    """Number of all reasons."""
     hosts: int
+    """Number of hosts with one of the reasons."""
 
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:

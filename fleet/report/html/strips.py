@@ -90,7 +90,9 @@ class StripGroup:
 
     title: str
     strips: tuple[Strip, ...]
+    """Figures that a criterion judged, and that vary or fail."""
     unjudged: tuple[Strip, ...]
+    """Figures that vary, without a criterion."""
     constant: tuple[ConstantFigure, ...]
 
     @property
