@@ -166,6 +166,7 @@ class HostJudge:
         """Report on one host. In a large fleet, only some hosts that are not accepted keep their measurements."""
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
+        # Passes that were only counted are not in `verdicts`, so `decide` may have seen none.
         if rest and rest.passes and not any(verdict.blocks_acceptance for verdict in verdicts):
             decision = ACCEPTED
         report = HostReport(
@@ -217,6 +218,7 @@ class HostJudge:
         names = self._shared[key]
         metrics = view.observations.metrics
         tokens = tuple(metric.token for name in names for _, metric in metrics.get(name, ()))
+        # Only metrics with a token can be compared by it.
         if 0 in tokens or any(name not in metrics for name in names):
             return versions(view.evidence, criteria, view.observations)
         key = ("versions", view.kind, tokens, *view.evidence.software().items())

@@ -41,7 +41,8 @@ NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
 MISSING = "missing"
 """Status of an expected observation that was not reported. The verdict on it has a row of its own."""
 NOT_LISTED = "not listed"
-"""Verdict of an observation that passed or that no criterion judges, if the report lists only verdicts that do not pass."""
+"""Verdict of an observation on which a report that leaves out verdicts lists none. The observation passed, no criterion judges
+it, or the verdict on it is one too many (`merge.MAX_VERDICTS`)."""
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}

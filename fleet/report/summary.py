@@ -45,7 +45,9 @@ STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
 UNCOMPARED = "NOT COMPARED (the fleet's median needs three GPUs, or three hosts, of a model)"
 _SUMMARY_LINES = 20
+"""Maximum number of causes that a summary shows."""
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH, MAX_MACHINES = 10, 30, 40, 4
+"""Maximum numbers in a line: hosts of one gang or machine; hosts that no cause names; characters of a name; machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

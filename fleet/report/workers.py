@@ -22,6 +22,7 @@ _DRAW_S = 0.2
 """Seconds between updates of the progress bar."""
 
 Share = list[Unit]
+"""The units that one process judges."""
 _Context = TypeVar("_Context")
 _Result = TypeVar("_Result")
 

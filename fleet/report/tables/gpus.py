@@ -128,7 +128,7 @@ def speeds(report: FleetReport) -> Table | None:
 
 
 def stress(report: FleetReport) -> Table | None:
-    """Return a row per GPU: the figures of STRESS that were reported, and how long each reason throttled the GPU."""
+    """Return a row per GPU: the figures of STRESS that were reported, and the share of time in which each reason throttled it."""
     figures = _Figures(report)
     columns = figures.columns(STRESS)
     if not columns:
