@@ -113,5 +113,5 @@ def _of_fleet(criterion: Criterion) -> str:
         median = "it" if limits else "the fleet's median"
         limits.append(f"{deviations:g} robust deviations {'below' if is_floor else 'above'} {median}")
     choice = f", whichever is {'lower' if is_floor else 'higher'}" if len(limits) > 1 else ""
-    position = ", for parts in the same position" if criterion.by_position else ""
+    position = ", among the parts in the same position on each host" if criterion.by_position else ""
     return f"{', or '.join(limits)}{choice}{position}"

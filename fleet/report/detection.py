@@ -212,9 +212,9 @@ def markdown_detection(
     unknown = sorted({item.key.criterion for item in detections} - shown)
     if unknown:
         names = ", ".join(f"`{name}`" for name in unknown)
-        lines.append(f"- fewer than {MIN_PARTS} parts, or measured with the settings of no profile: {names}")
+        lines.append(f"- fewer than {MIN_PARTS} parts, or measured only with settings that no profile has: {names}")
     lines += [
-        f"- profile `{name}`, not measured with its settings: {', '.join(tests)}"
+        f"- not measured with the settings of profile `{name}`: {', '.join(tests)}"
         for name, tests in unmeasured(detections, profiles).items()
     ]
     for reason, ids in not_judged(criteria, detections).items():

@@ -68,9 +68,13 @@ class _ReportCollector:
         yield self._family(
             "end_timestamp_seconds", "When the last record of the run ended", (), [((), seconds_or_nan(report.ended))]
         )
-        yield self._family("decision", "1 for the decision on the fleet", ("decision",), self._decisions())
+        other = "0 for each other decision"
+        yield self._family("decision", f"1 for the decision on the fleet, {other}", ("decision",), self._decisions())
         yield self._family(
-            "host_decision", "1 for the decision on the host", ("host", "rack", "decision"), self._host_decisions()
+            "host_decision",
+            f"1 for the decision on the host, {other}",
+            ("host", "rack", "decision"),
+            self._host_decisions(),
         )
         yield self._family(
             "host_verdicts", "Verdicts on the host's observations", ("host", "rack", "verdict"), self._counts()

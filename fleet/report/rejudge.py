@@ -106,7 +106,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
     was, now = old["acceptance"]["status"], report.acceptance.status
     yield f"{report.run_id}: {was} → {now}" if was != now else f"{report.run_id}: {now}, unchanged"
     if old["rackproof"] != report.rackproof:
-        yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: the version may change verdicts too)"
+        yield f"(Rackproof {old['rackproof']} wrote the report; this is {report.rackproof}, which may judge differently)"
     if old.get("left_out"):
         yield f"(not compared: {counted(old['left_out'], 'verdict')} that the earlier report leaves out)"
     kinds = Counter(change.kind for change in changes)

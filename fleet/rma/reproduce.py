@@ -33,7 +33,7 @@ def reproduce_commands(
         _command("with all hosts, judged as in this run", "control node, in the checkout", playbook_command),
         _command("this host alone: it is not compared or launched with other hosts, so the run stays incomplete",
               "control node, in the checkout", f"{playbook_command} --limit {host}"),
-        _command("health and counters, which takes seconds (adjust the path if rackproof_prefix is set)", part.host,
+        _command("health and counters, in a few seconds (adjust the path if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
     # If the driver reported no UUID, the index selects the GPU.

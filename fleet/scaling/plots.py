@@ -61,7 +61,7 @@ def plots(results: StudyResults) -> list[Plot]:
             results,
             "Efficiency",
             "%",
-            "100 % is the smallest cell of the series",
+            "100 %: the images/s per rank of the smallest cell of the series",
             lambda row: (row.efficiency or 0) * 100,
         ),
         _plot(results, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),

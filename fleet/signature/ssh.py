@@ -92,7 +92,9 @@ def _reason_invalid(done: subprocess.CompletedProcess[str], data: bytes, signatu
     """Return why the signature is invalid: the data changed, or the signer is not allowed."""
     check = _keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature), data=data)
     if not check.returncode and (match := _KEY.search(check.stdout)):
-        return f"made with key {match[1]} {match[2]}, which is not an allowed signer for this purpose and time"
+        return (
+            f"made with key {match[1]} {match[2]}, which is not the key of an allowed signer for this purpose and time"
+        )
     output = (done.stderr or done.stdout).strip().splitlines()
     return f"does not match the checksums: {output[-1] if output else 'ssh-keygen rejected it'}"
 
