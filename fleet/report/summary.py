@@ -44,7 +44,7 @@ from schemas.times import format_span
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
 UNCOMPARED = "NOT COMPARED (the fleet's median needs three GPUs, or three hosts, of a model)"
-_SUMMARY_LINES = 20
+_MAX_CAUSES = 20
 """Maximum number of causes that a summary shows."""
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH, MAX_MACHINES = 10, 30, 40, 4
 """Maximum numbers in a line: hosts of one gang or machine; hosts that no cause names; characters of a name; machines."""
@@ -294,7 +294,7 @@ def select_causes(causes: Iterable[Cause]) -> tuple[list[Cause], int]:
     blocking = [cause for cause in causes if cause.waiver is None]
     first_of_host = {cause.host: number for number, cause in reversed([*enumerate(blocking)])}
     by_need = sorted(range(len(blocking)), key=lambda number: first_of_host[blocking[number].host] != number)
-    shown = [blocking[number] for number in sorted(by_need[:_SUMMARY_LINES])]
+    shown = [blocking[number] for number in sorted(by_need[:_MAX_CAUSES])]
     return shown, len(blocking) - len(shown)
 
 

@@ -33,7 +33,7 @@ DOWN_NVLINK = 11
 
 @dataclass(kw_only=True)
 class FaultyHost:
-    """A host, and the files that it writes."""
+    """A host, and the files that are written for it."""
 
     plan: Plan
     planned: PlannedHost

@@ -55,7 +55,7 @@ def add_adapter_pages(
     pages: dict[str, Any],
     budget: int,
 ) -> int:
-    """Add the pages of network adapters to the existing pages of hosts, as far as the budget allows; return what remains."""
+    """Add pages of network adapters to the existing pages of hosts, as far as the budget allows; return the remaining bytes."""
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
         if page is None or not host.adapters:

@@ -99,7 +99,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
         **_headline(report),
         **_measurements(report),
         racks=hosts.racks(report),
-        brief=sum(host.decision != ACCEPTED for host in report.hosts) > _MAX_OPEN_HOSTS,
+        names_only=sum(host.decision != ACCEPTED for host in report.hosts) > _MAX_OPEN_HOSTS,
         anchors=host_anchors(report),
         components=versions.components(report),
         changes=_changes(report) if report.baseline else None,

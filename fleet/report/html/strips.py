@@ -141,6 +141,7 @@ def _constant(figure: Distribution) -> ConstantFigure:
 
 def _strip(figure: Distribution) -> Strip:
     limits, unit = list(figure.limits), figure.unit
+    # At most two limits are drawn as lines; of more than four, only the lowest.
     drawn = [limit for _, limit in limits][:2] if len(limits) <= 4 else [min(limit for _, limit in limits)]
     low, median, high = figure.range
     axis = Axis.around([low, high, *drawn])

@@ -93,8 +93,8 @@ def _scope_suffix(scope: str) -> str:
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
     """Return one row for the group, or one per verdict if a joint row would not show which part and size has which value.
 
-    A joint row has all values of the group (`merge`), one value, or the values of several parts at one message size. Equal
-    verdicts other than passes share a row only if every part has one at every message size.
+    If `merge`, the group is one row with all of its values. Otherwise a joint row has one value, or the values of several parts
+    at one message size. Equal verdicts other than passes share a row only if every part has one at every message size.
     """
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     if merge:
