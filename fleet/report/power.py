@@ -1,4 +1,4 @@
-"""Render detection power as tables for a terminal."""
+"""Render detection power (the smallest slowdown that each floor finds) as tables for a terminal."""
 
 from __future__ import annotations
 

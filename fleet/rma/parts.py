@@ -77,7 +77,7 @@ class FailedPart:
     serial: str
     """Serial that the report gives; empty if it gives none."""
     causes: tuple[Cause, ...]
-    """The failed causes of this part, the most urgent first."""
+    """The causes of this part that are failures, the most urgent first."""
     findings: tuple[Verdict, ...]
     """Failed verdicts of these causes on this host, the most severe action first."""
     open: tuple[Verdict, ...]

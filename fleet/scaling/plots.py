@@ -1,4 +1,4 @@
-"""Draw the results of a scaling study: figures by number of ranks, and the time of each cell by part."""
+"""Draw the results of a scaling study: figures by number of ranks; time of each cell for hookup, training and the rest."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _plot(
 
 
 def bars(results: StudyResults) -> list[Bar]:
-    """Return a bar for each measured cell: its time by part."""
+    """Return a bar for each measured cell: its time for hookup, training and the rest."""
     timed = [row for row in results.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
     longest = max((row.wall_s or 0.0 for row in timed), default=0.0)
     several_epochs = len({row.cell.epochs for row in timed}) > 1

@@ -200,7 +200,7 @@ def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Ce
     observations = {item.name: item for item in by_host[first.members[0]].observations}
     figures: dict[str, float] = {}
     for kind, (minimum, maximum) in FIGURE_RANGES.items():
-        if kind in ("hookup", "duration"):  # parts of the launch
+        if kind in ("hookup", "duration"):  # both are within the launch
             maximum = min(maximum, wall_s + 1.0)
         value = _read_figure(observations.get(f"{WORKLOAD}.{kind}"), minimum, maximum)
         if isinstance(value, str):

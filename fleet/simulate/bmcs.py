@@ -1,4 +1,4 @@
-"""The BMCs of a simulated fleet: the readings of a healthy one before the run and after each stage."""
+"""The BMCs of a simulated fleet: the readings of a healthy BMC before the run and after each stage."""
 
 from __future__ import annotations
 

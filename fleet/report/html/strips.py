@@ -1,4 +1,4 @@
-"""Describe the strip plots of the figures that vary or fail, and the text of those that are equal everywhere."""
+"""Describe the strip plots of the figures that vary or fail. A figure with the same value on every part has only a text."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _trend(figure: FigureHistory, part: PartHistory) -> str:
 
 
 def _line(values: tuple[float, ...]) -> str:
-    """Return the sparkline of the values, which are at equal distances."""
+    """Return the sparkline of the values, drawn at equal distances."""
     axes = Axes(bucket_s=1.0, ends_s=len(values) - 1, low=min(values), high=max(values))
     return path([(min(WIDTH, axes.x(number)), axes.y(value)) for number, value in enumerate(values)])
 
