@@ -42,7 +42,7 @@ MISSING = "missing"
 """Status of an expected observation that was not reported. The verdict on it has a row of its own."""
 NOT_LISTED = "not listed"
 """Verdict of an observation on which a report that leaves out verdicts lists none. The observation passed, no criterion judges
-it, or the verdict on it is one too many (`merge.MAX_VERDICTS`)."""
+it, or the verdict on it is beyond the maximum number (`merge.MAX_VERDICTS`)."""
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}

@@ -1,4 +1,4 @@
-"""Build the data of the pages of network adapters. Only adapters of hosts that have a page have pages.
+"""Build the data of the pages of network adapters. An adapter has a page only if its host has one.
 
 A page has all readings of the adapter, its ports, its modules and its PCI device with their verdicts, the optical power of each
 lane beside the limits of the module, and the figures of the benchmark `verbs`.

@@ -1,4 +1,4 @@
-"""Describe the strip plots of the figures that vary or fail. A figure with the same value on every part has only a text."""
+"""Describe the strip plots of the figures that vary or fail. Figures with the same value on every part are written as text."""
 
 from __future__ import annotations
 

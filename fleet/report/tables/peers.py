@@ -191,6 +191,6 @@ def _notes(readings: Readings, link: str) -> Sequence[str]:
 
 
 def _heat(value: float, fastest: float) -> str:
-    """Return the CSS class of the color. Each is for a fifth of the fastest pair's rate, so small differences rarely show."""
+    """Return the CSS class of a rate. Each class covers a fifth of the fastest pair's rate, so small differences rarely show."""
     share = value / fastest if fastest else 0.0
     return f"heat{max(1, min(HEAT_CLASSES, 1 + int(share * HEAT_CLASSES * 0.999)))}"
