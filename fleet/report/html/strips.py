@@ -141,8 +141,7 @@ def _constant(figure: Distribution) -> ConstantFigure:
 
 def _strip(figure: Distribution) -> Strip:
     limits, unit = list(figure.limits), figure.unit
-    # At most two limits are drawn as lines; of more than four, only the lowest.
-    drawn = [limit for _, limit in limits][:2] if len(limits) <= 4 else [min(limit for _, limit in limits)]
+    drawn = drawn_limits(limits)
     low, median, high = figure.range
     axis = Axis.around([low, high, *drawn])
     dots, bars = draw_strip([_mark(point, unit) for point in figure.points.values()], figure.bins, axis)
@@ -165,6 +164,17 @@ def _strip(figure: Distribution) -> Strip:
         bars=bars,
         worst=_worst(figure.points.values(), limits, unit) if figure.failed or operators & {*_ORDERED} else (),
     )
+
+
+def drawn_limits(limits: Sequence[Limit]) -> list[float]:
+    """Return the limits that are drawn as lines: up to two, or else those at which a region of `wrong_sides` begins or ends."""
+    if len(limits) <= 2:
+        return [limit for _, limit in limits]
+    by_operator: dict[str, list[float]] = {}
+    for operator, limit in limits:
+        by_operator.setdefault(operator[0], []).append(limit)
+    edges = {"g": [min], "l": [max], "e": [min, max]}
+    return sorted({edge(values) for first, values in by_operator.items() for edge in edges[first]})
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:

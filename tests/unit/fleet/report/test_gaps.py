@@ -175,7 +175,9 @@ def test_numbers_include_failures_that_the_report_does_not_list() -> None:
     row = Judged(criterion=failure.criterion, name=failure.name, failed=30_000, inconclusive=5)
     large = replace(report, judged=(row,), verdicts=(failure,), left_out=29_999, detail=EXCEPTIONS)
     assert headline.sentence(large) == "30000 checks failed on 1 of 2 hosts. 5 more checks could not be evaluated."
-    assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in render_prometheus(large)
+    metrics = render_prometheus(large)
+    assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in metrics
+    assert "rackproof_report_host_verdicts{" not in metrics, "counts without the verdicts left out would be too low"
 
 
 def test_sentence_before_the_command_says_if_it_names_only_the_first_hosts() -> None:

@@ -1242,6 +1242,22 @@ def test_strip_shades_the_side_that_fails(operator: str, wrong: tuple[tuple[floa
     assert strips.wrong_sides([(operator, 40.0)]) == wrong
 
 
+@pytest.mark.parametrize(
+    ("limits", "lines"),
+    [
+        ([("ge", 1.0), ("ge", 2.0)], [1.0, 2.0]),
+        ([("ge", 2.0), ("ge", 1.0), ("ge", 3.0)], [1.0]),
+        ([("le", 1.0), ("lt", 2.0), ("le", 3.0)], [3.0]),
+        ([("ge", 1.0), ("ge", 2.0), ("le", 5.0), ("le", 6.0), ("lt", 7.0)], [1.0, 7.0]),
+        ([("eq", 1.0), ("eq", 2.0), ("eq", 3.0)], [1.0, 3.0]),
+    ],
+)
+def test_strip_with_many_limits_has_its_lines_where_the_shading_ends(
+    limits: list[tuple[str, float]], lines: list[float]
+) -> None:
+    assert strips.drawn_limits(limits) == lines
+
+
 def test_strip_of_a_large_fleet_is_a_histogram() -> None:
     spread = Spread(n=80, min=6e14, p05=7.4e14, p50=7.5e14, p95=7.6e14, max=7.7e14, bins=(1, 0, 0, 79))
     far = FarthestPart(host="gpu-01", scope="gpu=1", value=6e14, serial="1611", verdict=FAIL)
