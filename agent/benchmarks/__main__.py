@@ -12,7 +12,7 @@ from agent.placement import torch_env
 # The import of torch takes seconds. This call comes before it, so that errors in the launcher's variables are reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
-    gc.disable()  # an eighth of torch's import time would be garbage collection, which frees nothing here
+    gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing
 
 import argparse
 import contextlib
@@ -110,7 +110,8 @@ def connect_store() -> tuple[Store, int, int]:
 def _wait_for_all_ranks(context: Context) -> None:
     """Record that this rank has finished. Local rank 0 also waits for all ranks, at most until the time-out.
 
-    If it ended earlier, it would remove files that its host's ranks still write, and rank 0 would close the store.
+    If local rank 0 ended earlier, it would remove files that the other ranks of its host still write. When rank 0 ends, the store
+    is closed.
     """
     if context.world_size == 1:
         return

@@ -49,7 +49,7 @@ def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) ->
         module.run(context, settings(name, chosen))
     except CannotMeasureError as error:
         report_absent_outputs(context, name, error)
-    except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
+    except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result, and the next benchmark still runs
         problem = describe_error(error)
         log(f"{name}: {problem}")
         if BENCHMARKS[name].needs_group:

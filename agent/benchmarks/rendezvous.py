@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    gc.disable()  # an eighth of torch's import time would be garbage collection, which frees nothing here
+    gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing
 
 from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (

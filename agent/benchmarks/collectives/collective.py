@@ -35,10 +35,11 @@ seconds if ranks share CPUs."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
-"""Largest number of pairs of buffers with which a large operation is timed; the median is taken over all of them. The
-address of the buffers changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers the
-figure varies by 0.3 %."""
+"""Largest number of pairs of buffers with which a large operation is timed in turn; the median is that of all times. A figure
+depends on the addresses of the buffers by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers it varies
+by 0.3 %."""
 LARGE_BYTES = 1 << 20
+"""Smallest size of a large operation."""
 MEMORY_SHARE = 0.75
 """Share of the free device memory that the additional pairs of buffers may take."""
 
@@ -117,7 +118,7 @@ def _measure(
         wrong_after = buffers.run_and_check()
         context.synchronize()
         wrong += context.sum_over_ranks(float(wrong_after))
-    except Exception:  # wrong elements count even if a later operation hangs
+    except Exception:  # wrong elements of the first run count even if a later operation hangs
         if wrong and context.is_reporting_rank:
             name = f"collective.{case.op}.wrong_elements"
             context.report(name, int(wrong), unit=UNITS["wrong_elements"], scope=context.world_scope, **params)
@@ -166,7 +167,7 @@ def _allocate(context: Context, case: Case, communicator: Communicator | None) -
 def _allocate_more(context: Context, case: Case, communicator: Communicator | None) -> list[CollectiveBuffers]:
     """Return more pairs of buffers for a large operation on GPUs, at most BUFFER_PAIRS - 1; none for any other operation.
 
-    All ranks get the same number, which the GPU with the least free memory limits.
+    All ranks get as many pairs as fit on the GPU with the least free memory.
     """
     if context.device.type != "cuda" or case.size < LARGE_BYTES:
         return []
@@ -203,7 +204,7 @@ def _report_absent(context: Context, case: Case, status: str, reason: str) -> No
 def _find_nccl_choices(
     context: Context, cases: Sequence[Case], communicator: Communicator
 ) -> dict[Case, dict[str, Any]]:
-    """Run every case once, untimed, with NCCL's log enabled; return NCCL's choice by case.
+    """Run every case once, untimed, with NCCL's log enabled; return case -> what NCCL chose for it (parameters of its figures).
 
     Reports transport, channels and use of NVLS.
     """
@@ -244,7 +245,7 @@ def _find_nccl_choices(
 
 
 def all_transports(context: Context, own: str, key: str) -> str:
-    """Return the transports of all ranks. If a rank lacks NVLink or GPUDirect, only that rank's log shows it.
+    """Return the transports of all ranks: if one rank lacks NVLink or GPUDirect, only the log of that rank shows it.
 
     The ranks exchange their transports in the store of the launch under `key`. A rank without a transport in its log counts as
     `unknown`. The result is empty if no log has one.

@@ -32,6 +32,7 @@ POLL_S = 0.05
 END_S = 5.0
 """Time to wait for a killed process to end."""
 MAX_OUTPUT = 1 << 20
+"""How much is read: characters from the end of a log, and bytes of a process's output."""
 Results = list[dict[str, Any]]
 
 
@@ -40,11 +41,11 @@ class MeasurementError(Exception):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each operation and size `mnnvl.busbw` in B/s twice, and `mnnvl.speedup`, the ratio.
+    """Report for each operation and size two figures `mnnvl.busbw` in B/s, and `mnnvl.speedup`: the first divided by the second.
 
-    The first figure (parameter `mnnvl`: true) is measured as NCCL chooses, the second (false) with NCCL_MNNVL_ENABLE=0, so
-    without NVLink between the hosts. If any rank has wrong elements in a result, `mnnvl.wrong_elements`, their number on all
-    ranks, is reported in place of the bandwidth.
+    The first figure (parameter `mnnvl`: true) is measured with the transport that NCCL chooses. The second (false) is measured
+    with NCCL_MNNVL_ENABLE=0, so without NVLink between the hosts. If a result has wrong elements on any rank, their number on all
+    ranks, `mnnvl.wrong_elements`, is reported in place of the bandwidth.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return
@@ -59,7 +60,10 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) -> dict[tuple[str, int], float]:
-    """Measure on all ranks and report; return operation and size -> busbw, empty if a rank has no result."""
+    """Measure on all ranks and report; return (operation, size) -> busbw.
+
+    Results with wrong elements are left out. If the measurement failed on any rank, the result is empty on all ranks.
+    """
     log_path = context.work / f"mnnvl{int(enabled)}.rank{context.rank}.log"
     results: Results = []
     problem = ""
@@ -92,7 +96,7 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
 
 
 def _problems_of_ranks(context: Context, own: str, key: str) -> str:
-    """Return the problem of the first rank that has one, and the number of other ranks with a problem; empty if there is none.
+    """Return the problem of the first rank that has one, and the number of other ranks with one; empty if no rank has one.
 
     The ranks exchange their problems in the store of the launch under `key`. Only local rank 0 of each host reports, so without
     the exchange a problem of any other rank would be lost.
@@ -115,7 +119,7 @@ def _report_absent(context: Context, settings: Mapping[str, Any], reason: str, *
 
 
 def _run_rank(context: Context, settings: Mapping[str, Any], log_path: Path, *, enabled: bool) -> Results:
-    """Run the process of this rank, and return its results. Raises MeasurementError or OSError."""
+    """Run the process that measures for this rank, and return its results. Raises MeasurementError or OSError."""
     request = {
         "rank": context.rank, "world_size": context.world_size, "device": context.local_rank,
         "ops": settings["ops"], "sizes_bytes": settings["sizes_bytes"], "timeout_s": LIMIT_S,
@@ -145,7 +149,7 @@ def _run_rank(context: Context, settings: Mapping[str, Any], log_path: Path, *, 
 
 
 def _wait(context: Context, process: subprocess.Popen[bytes], output: int, key: str, deadline: float) -> Results:
-    """Pass the ID from the process of rank 0 to the others, and return the results of this rank's process."""
+    """Pass the communicator's ID from rank 0's process to those of the other ranks; return the results of this rank's process."""
     shared = False
     while time.monotonic() < deadline:
         context.heartbeat.record_progress()

@@ -1,4 +1,4 @@
-"""One rank of a collective in a process of its own, so that NCCL reads its environment again.
+"""One rank of a collective in a process of its own, so that NCCL reads its environment variables again.
 
 A program: it reads a request as a line of JSON from standard input, and writes lines of JSON. Rank 0 first writes the ID of the
 communicator (`id`); the other ranks read it from their standard input. The last line has `results` or `error`.
@@ -43,7 +43,10 @@ class PipeStore:
 
 
 def measure(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for each operation and size the median time in seconds, the bytes moved, and the number of wrong elements."""
+    """Return for each operation and size the median time in seconds, the bytes of the larger buffer, and the wrong elements.
+
+    The elements are checked before and after the timed runs.
+    """
     device = torch.device("cuda", request["device"])
     torch.cuda.set_device(device)
     rank, world_size = request["rank"], request["world_size"]

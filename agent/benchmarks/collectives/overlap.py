@@ -1,4 +1,4 @@
-"""An all_reduce at the same time as matrix products: which share of the shorter operation's time is hidden, and the slowdown.
+"""An all_reduce at the same time as matrix products: the share of the shorter one that is hidden, and the slowdown.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
 bandwidth. The number of products is chosen so that they take about as long as the all_reduce. The slowdown is the time of both

@@ -87,12 +87,12 @@ def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> No
         elif not digests.mismatches:
             context.report("digest.wrong_peer_copies", 0, repetitions=digests.count, **common)
     context.host_barrier("done")
-    context.release_memory()  # this process also holds memory on the other GPUs
+    context.release_memory()  # this process also holds memory on the other GPUs, which their ranks need next
 
 
 @dataclass
 class Digests:
-    """What is known about the digests so far: the first one, how many are wrong, and how many were checked."""
+    """The digests of one workload so far: the first one, the number of wrong ones, and the number that was checked."""
 
     first: int = 0
     mismatches: int = 0

@@ -212,8 +212,8 @@ def peer_copy(size: int, device: torch.device, peer: torch.device) -> Computatio
 def _round_trip(size: int, device: torch.device, buffer: torch.Tensor) -> Computation:
     """Prepare copies of random words to `buffer` and back. The result has the words that were read back.
 
-    The inverted words are copied before the words. So each bit is copied as 0 and as 1, and if a copy does not take place, wrong
-    words remain in the buffer.
+    The inverted words are copied first, then the words. So each bit is copied as 0 and as 1. If a copy is not made, the
+    words of the copy before it remain in the buffer, and count as wrong.
     """
     words = _random_words(size, size, 14)
     expected = torch.stack([~words, words])

@@ -18,13 +18,13 @@ from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR, UNSUPPORTED
 
 GROUP = 16
-"""Columns that one checksum covers. One element is about 25 % of a checksum of 16 elements, but only 0.6 % of a checksum of a
-whole row of 28672. That is less than the tolerance, so one wrong element in such a row could remain undetected."""
+"""Columns that one checksum covers. One element is about 25 % of a checksum of 16 elements. It would be only 0.6 % of a checksum
+of a whole row of 28672 elements, which is less than the tolerance: one wrong element in such a row could remain undetected."""
 TOLERANCE_FACTOR = 2
-"""Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`, because there are up to 1800 times as many checksums as
-rows: of 15 million normally distributed errors, the largest is 5.5 times their standard deviation; of 8192, it is 4 times. The
-bound for bf16, 4 % of the root mean square of the checksums, is also far above the sum of the largest possible rounding errors of
-all elements in an average group (2⁻⁸ of each element, together 1.1 %)."""
+"""Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because here each row has up to 1800 checksums
+(28672 columns / GROUP). The largest of 8192 normally distributed errors is 4 times their standard deviation; the largest of 15
+million (8192 rows of 1800) is 5.5 times. For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is
+far above the largest possible rounding errors of all elements in an average group together: 2⁻⁸ of each, 1.1 % in total."""
 REPEATED = 8
 """Number of further products, after the timed ones, that are compared with the first product."""
 
@@ -70,7 +70,7 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, shape: s
             differing += (product != first).any()
         context.synchronize()  # has a time-out, unlike reading the count
         checked += 1 + REPEATED
-        # Products that are equal to a wrong one are wrong, too.
+        # If the first product is wrong, the products that are equal to it are the wrong ones.
         wrong = checked - int(differing) if wrong else int(differing)
     finally:  # a wrong product counts even if the device fails later
         if wrong or checked > 1:

@@ -21,7 +21,7 @@ from agent.benchmarks.runtime.numa import run_on_cpus, usable_nodes
 from schemas.records import UNSUPPORTED
 
 LARGEST = 1 << 20
-"""Factors are below this, so a sum of 4096 products is below 2^52."""
+"""Elements of the factors are below this, so a sum of 4096 products of two elements is below 2^52, and exact in fp64."""
 NO_CLOCK = "no cpufreq driver: the firmware or a hypervisor sets the clocks"
 
 

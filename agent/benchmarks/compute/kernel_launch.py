@@ -1,4 +1,4 @@
-"""Time to launch a small kernel: queued one after another, waiting for each, and as part of a CUDA graph.
+"""Time to launch a small kernel: into the queue without waiting, with a wait for each kernel, and as part of a CUDA graph.
 
 A slow CPU, a power-saving CPU governor, a hypervisor, a debugger or a tracer makes launches slow, and with them every workload of
 small kernels. The time of a launch is measured on the host's clock, that of a node of a graph with CUDA events.
@@ -21,6 +21,7 @@ from schemas.records import ERROR
 QUEUE = 256
 """Launches between two waits. The queue of a GPU has about a thousand places, and a launch into a full queue waits."""
 WARM_UP = 100
+"""Untimed launches before the timed ones."""
 NODES, REPLAYS = 1000, 12
 """Kernels in the graph, and timed replays of it."""
 
@@ -84,4 +85,4 @@ def _time_graph(context: Context, number: torch.Tensor) -> list[float]:
         last.record()
         context.wait_for(last)
         seconds.append(elapsed_s(first, last) / NODES)
-    return seconds[1:]  # the first replay uploads the graph
+    return seconds[1:]  # the first replay includes the upload of the graph to the GPU

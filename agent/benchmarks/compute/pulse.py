@@ -1,10 +1,10 @@
 """Pulsed load: matrix products for half of each period, idle for the other half, on all GPUs in phase.
 
-In a launch of one host, each GPU is also loaded alone, one after the other.
+In a launch of one host, the GPUs are also loaded one after the other, each while the others are idle.
 
 A weak power supply or regulator carries a steady load, but fails if the load jumps from idle to full: clocks fall, products are
 wrong, or the GPU is lost. All GPUs of a host, and in a gang those of all hosts, begin each period at the same time. Meanwhile
-the supervisor reads their power more often than NVML has new values.
+the supervisor reads the power of the GPUs more often than NVML updates it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from schemas.records import UNSUPPORTED
 
 LEAST_PERIODS = 2
 DUTY = 0.5
+"""Share of a period in which the GPU is loaded."""
 LATEST = 0.1
 """A period counts as kept only if its load begins late by at most this share of the period."""
 DEPTH = 2
@@ -38,15 +39,17 @@ DEPTH = 2
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
+"""When the GPUs are loaded one after the other: time from the beginning of a turn to its first period, and how often all
+ranks check whether the turn is over."""
 IDLE_S = 0.2
 """Pause before the first period of each wave, so that this period begins at idle like the later ones."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each period length the products in each period and how exactly the periods were kept.
+    """Report for each period length the number of products in a period, and how exactly the periods were kept.
 
-    The number of wrong products is that of the whole run. The last product of each period must be bit-identical to the first
-    product of the run.
+    Also report `pulse.wrong_products`, one number for the whole run. The last product of each period must be bit-identical to the
+    very first product.
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):
@@ -79,7 +82,7 @@ def _report_unsupported(context: Context, settings: Mapping[str, Any], reason: s
 
 @contextlib.contextmanager
 def _fast_telemetry(context: Context) -> Iterator[None]:
-    """Request fast readings: the supervisor takes them as long as the marker file of any rank exists."""
+    """Request fast power readings: the supervisor takes them while any rank's marker file exists."""
     marker = context.work / f"{FAST_TELEMETRY}.{context.rank}"
     marker.touch()
     try:
@@ -152,6 +155,7 @@ class Wave:
     begun: list[float] = field(default_factory=list)
     """When the load of each period began."""
     loaded_s: list[float] = field(default_factory=list)
+    """For how long the load of each period lasted."""
 
     @property
     def end(self) -> float:
@@ -165,7 +169,7 @@ class Wave:
 
     @property
     def kept_share(self) -> float:
-        """Return the share of the periods that began in time and had load. If it is low, there was no square wave."""
+        """Return the share of the periods that began in time and had load. If it is low, the load was no square wave."""
         kept = [
             work > 0 and delay <= LATEST * self.period_s for work, delay in zip(self.work, self.delays_s, strict=True)
         ]

@@ -1,6 +1,6 @@
 """Matrix products on all devices of the host at once: untimed while power and temperature settle, and then timed.
 
-Healthy GPUs differ by up to 3 % in short runs in bf16, but only by up to 1.4 % at the power limit (4 H200,
+The bf16 rates of healthy GPUs differ by up to 3 % in short runs, but only by up to 1.4 % at the power limit (4 H200,
 docs/measurements/h200x4-*). So a slightly slow GPU stands out only in a long run at the power limit. Meanwhile the supervisor
 samples power and throttle reasons.
 """
@@ -22,8 +22,8 @@ from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, UNSUPPORTED
 
 BLOCK_S = 0.5
-"""Length of a timed block, unless a tenth of the duration is less. At the power limit the clock oscillates several times a
-second, and a block averages the oscillations."""
+"""Length of a timed block, unless a tenth of the duration is shorter. At the power limit the GPU's clock oscillates several times
+a second; a block is long enough to average that."""
 
 Moment = torch.cuda.Event | float
 
@@ -63,12 +63,12 @@ def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, com
 
 
 class WrongProducts:
-    """Counts the wrong products. The host reads the count block by block, while the GPU already has more work in its queue."""
+    """Counts the wrong products by one flag per block. The host reads a flag while later blocks are in the GPU's queue."""
 
     def __init__(self, context: Context) -> None:
         self.known = 0
         self._pending: deque[torch.Tensor] = deque()
-        # Flags are read on a stream of their own, so that reading does not wait for the work in the queue.
+        # Flags are read on a stream of their own, so that reading a flag does not wait for the later blocks.
         self._stream = cuda_stream(context.device) if context.device.type == "cuda" else None
 
     def add(self, is_wrong: torch.Tensor) -> None:

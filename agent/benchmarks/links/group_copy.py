@@ -1,4 +1,4 @@
-"""Copies between one GPU and all others of the host at once, and copies by a kernel instead of a copy engine.
+"""Copies between one GPU and all others of the host at the same time, and copies by a kernel instead of a copy engine.
 
 `peer_copy` measures one pair of GPUs at a time, so it can miss a faulty switch. A GPU that copies to or from all
 others uses all of its links.
@@ -22,7 +22,7 @@ from schemas.records import ERROR, SKIPPED
 COPIES, SPANS = 4, 12
 """Number of copies to or from each of the other GPUs in a timed span, and number of timed spans."""
 LARGEST = 1 << 24
-"""Integers below this are exact in fp32, so a copy that converts loses nothing."""
+"""Integers below this are exact in fp32, so the copy that converts int32 to fp32 (`by_kernel`) loses nothing."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -135,4 +135,4 @@ def _time_together(
         for done in [start() for start in starts]:
             context.wait_for(done, pause_s=0.0)  # a pause would lengthen the measured time
         seconds.append((time.perf_counter() - begin) / COPIES)
-    return seconds[1:]  # the first span enables the access between the GPUs
+    return seconds[1:]  # in the first span CUDA enables the access between the GPUs, which takes time

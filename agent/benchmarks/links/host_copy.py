@@ -49,7 +49,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 class CopyBuffers:
-    """Pinned memory and device memory of `size` bytes, two of each, and the copies between them."""
+    """Two buffers of `size` bytes in pinned host memory and two on the device, one pair for each direction, and the copies."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
@@ -79,12 +79,12 @@ class CopyBuffers:
         return copy_both_ways
 
     def count_wrong(self, direction: str) -> int:
-        """Return how many bytes of the targets differ from the sources."""
+        """Return how many bytes of the last copy, or of the last copies of both directions, differ from their sources."""
         copied = {"host_to_device": [0], "device_to_host": [1], "both_ways": [0, 1]}[direction]
         return sum(int((self._host[way].to(self._device[way].device) != self._device[way]).sum()) for way in copied)
 
     def moved(self, direction: str) -> int:
-        """Return the bytes of the copy, or of the copies of both directions."""
+        """Return the size in bytes of one copy, or of the two copies of both directions together."""
         return self.size * (2 if direction == "both_ways" else 1)
 
 
@@ -136,10 +136,13 @@ def _measure(
 
 
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
-    """Return the GPU's own NUMA node (None: unknown), another one on whose CPUs this process may run, and the node's label.
+    """Return the GPU's own NUMA node, another node on whose CPUs this process may run, and a label for memory on the first.
 
-    The label is `local`, or `unknown` if the process may use several nodes and the host does not report the GPU's. The other
-    node is None if this process may not run on the GPU's node: copies with remote memory are judged only against local ones.
+    The first node is None if the host does not report it. The label is then `unknown` if the process may use several nodes. In
+    all other cases the label is `local`.
+
+    The other node is None if there is none, if the first is None, or if this process may not run on the first: copies with memory
+    on another node are judged only by comparison with copies on the GPU's node.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
@@ -155,7 +158,10 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
 
 
 def _excluded_reason(node: int | None, nodes: Path) -> str:
-    """Return why this process may not run on the processors of that NUMA node; empty if it may, or if the node has none."""
+    """Return why this process may not run on the processors of that NUMA node.
+
+    Empty if it may, if the node is None, or if the node has no processors.
+    """
     cpus = dict(_cpus_by_node(nodes))
     usable = [str(each) for each, own in cpus.items() if own & os.sched_getaffinity(0)]
     if node is None or not cpus.get(node) or str(node) in usable:
@@ -175,7 +181,7 @@ def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:
 def memory_from_node(node: int | None) -> Iterator[None]:
     """Context manager in which new memory is allocated on that NUMA node, if this thread may run on its CPUs.
 
-    The kernel places memory on the node of the CPU that touches it first. So this thread runs on the node's CPUs meanwhile.
+    The kernel places memory on the node of the CPU that touches it first. So in this context the thread runs on those CPUs.
     """
     before = os.sched_getaffinity(0)
     cpus = dict(_cpus_by_node(NODES)).get(node, set()) & before if node is not None else set()

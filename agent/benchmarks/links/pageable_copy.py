@@ -1,6 +1,7 @@
-"""Copies between each GPU and ordinary (pageable) memory of the host, which the driver copies through pinned memory of its own.
+"""Copies between each GPU and ordinary (pageable) memory of the host. The driver makes them through pinned memory of its own.
 
-Many programs copy this way. It is slower than from pinned memory (`host_copy`), and also depends on the CPU and its memory.
+Many programs copy this way. Such a copy is slower than one of pinned memory (`host_copy`), and its rate also depends on the CPU
+and the host's memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Bandwidth and latency between pairs of hosts of a gang (the hosts of one multi-node launch), in one launch.
 
-The figures show which host makes a whole gang slow. A round-robin tournament (schemas/tournament.py), which the setting `rounds`
-can limit, gives the pairs. In each round every host has a partner (with an odd number of hosts, one has none), and GPU i of one
-host exchanges data with GPU i of the other, on all rails and in both directions at once. All ranks start a round together. So if
-a pair hangs, only that pair reports an error in its round; all ranks report their later pairs as skipped.
+The figures show which host makes a whole gang slow. The pairs are those of a round-robin tournament (schemas/tournament.py); the
+setting `rounds` can limit the number of its rounds. In each round every host has a partner (with an odd number of hosts, one has
+none), and GPU i of one host exchanges data with GPU i of the other, on all rails and in both directions at once. All ranks start
+a round together. So if a pair hangs, only that pair reports an error in its round; all ranks report their later pairs as skipped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RankLayout:
         nodes = [node for node, _ in self._ranks]
         self.hosts = max(nodes) + 1
         self.rails = min(nodes.count(node) for node in set(nodes))
-        """Number of GPUs of the host with the fewest. On other hosts the GPUs beyond this number take no part."""
+        """Number of GPUs on the host that has the fewest. On other hosts the GPUs beyond this number take no part."""
 
     def rank(self, node: int, local_rank: int) -> int:
         """Return the rank of that host and local rank. Raises KeyError."""
@@ -129,7 +129,7 @@ def _report_absent(context: Context, scope: str, status: str, reason: str) -> No
 
 
 def _report_remaining(context: Context, settings: Mapping[str, Any], first: int, reason: str) -> None:
-    """Report the reason for each partner that has no figure in the observations from index `first` on."""
+    """Report `reason` for each partner that has neither a figure nor an error in the observations from index `first` on."""
     reported = {item.scope for item in context.observations[first:] if item.name in UNITS}
     for scope in expected_scopes(context, settings):
         if scope not in reported:
@@ -146,7 +146,7 @@ class PairResult:
     """Seconds of an exchange of `size_bytes`."""
     size_bytes: int
     wrong: int
-    """Elements of the last exchange that differ from those that the other rank sent."""
+    """Elements received in the last exchange that differ from those that the other rank sent."""
 
 
 class PairExchange:
@@ -161,7 +161,7 @@ class PairExchange:
         self._own_time, self._peer_time = (torch.zeros(WORD, device=context.device) for _ in range(2))
 
     def measure(self, peer: int) -> PairResult:
-        """Measure bandwidth and latency. Both ranks run the same number of exchanges, derived from the slower one's time."""
+        """Measure bandwidth and latency. Both ranks run the same number of exchanges, computed from the slower rank's time."""
         context = self._context
         self._receive.fill_(-1.0)
         small = self._exchange(WORD, peer)

@@ -132,7 +132,7 @@ class DevicePair:
         for source, target, source_stream, target_stream in self._active_directions:
             with torch.cuda.stream(target_stream), torch.cuda.stream(source_stream):
                 first, last = cuda_event(), cuda_event()
-                # Keeps the GPU busy until the host has launched the timed copies.
+                # An untimed copy, which keeps the GPU busy until the host has launched the timed copies.
                 target.copy_(source, non_blocking=True)
                 first.record(source_stream)
                 for _ in range(COPIES):
@@ -149,7 +149,7 @@ class DevicePair:
 
 
 def _count_differing(context: Context, source: torch.Tensor, target: torch.Tensor) -> int:
-    """Return how many bytes differ. The target's device compares a second copy; if that differs, the host counts the bytes."""
+    """Return how many bytes differ. The target's device compares a new copy of the source; if it differs, the host counts."""
     differs = (source.to(target.device, non_blocking=True) != target).any()
     context.synchronize_devices((source.device, target.device))  # has a time-out, unlike reading the result
     if not differs:
@@ -181,4 +181,4 @@ def _time_small_copies(context: Context, target_device: torch.device) -> tuple[l
         last.record()
         context.wait_for(last)
         seconds.append(elapsed_s(first, last) / LATENCY_COPIES)
-    return seconds[1:], _count_differing(context, source, target)  # the first replay uploads the graph
+    return seconds[1:], _count_differing(context, source, target)  # the first replay includes the upload of the graph

@@ -1,6 +1,6 @@
 """Commands of perftest (`ib_write_bw` and its relatives), and what their output means.
 
-Only the table on stdout is read, not the file of `--out_json`: before 2024 it was not valid JSON, and it never states the unit.
+Only the table on stdout is read, not the file of `--out_json`: before 2024 that file was not valid JSON, and it never has a unit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ LATENCY_PROGRAM = "ib_write_lat"
 BYTES_OF_UNIT = {"Gb/sec": 1e9 / 8, "MB/sec": float(1 << 20), "MiB/sec": float(1 << 20)}
 """Unit in a column title -> bytes per second. Versions up to 4.5 print MB for 2^20 bytes."""
 MAX_OUTPUT = 1 << 20
+"""Characters of the output that are read."""
 MAX_LINE, MAX_REASON = 160, 400
+"""Longest line that is quoted, and longest reason, in characters."""
 _COLUMN = re.compile(r"#\w+|[\w.%]+(?: [a-z]+)?\[[^\]\s]+\]")
 _BANDWIDTH = re.compile(r"BW average\[([^\]\s]+)\]")
 _FIELD = re.compile(r"^\s*(Mtu|GID index|Link type)\s*:\s*(\w+)", re.MULTILINE)
@@ -57,7 +59,7 @@ class PerftestError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How the adapters transferred the messages, according to the header of the output."""
+    """The settings with which the adapters transferred the messages, from the header of the output."""
 
     mtu: int
     """Path MTU in bytes, as InfiniBand defines it (the payload of a packet): 256 to 4096."""
@@ -71,7 +73,7 @@ class Bandwidth:
 
     size_bytes: int
     bytes_per_second: float
-    """Mean over the test; if both directions are used, their sum. (The peak is not read: tests with a duration print 0.)"""
+    """Mean over the test; if both directions are used, their sum. The peak is not read: tests with a duration print 0 for it."""
     messages_per_second: float
     conditions: Conditions
 
@@ -101,7 +103,7 @@ def parse_bandwidth(stdout: str) -> Bandwidth:
 
 
 def parse_latency(stdout: str) -> Latency:
-    """Return the last row of a latency test by iterations.
+    """Return the last row of a latency test that makes a number of iterations (a test with a duration prints other columns).
 
     Raises PerftestError if the row, the typical latency or the MTU is missing.
     """
@@ -149,7 +151,7 @@ def _conditions(stdout: str) -> Conditions:
 
 
 def failure_reason(exit_code: int, stdout: str, stderr: str) -> str:
-    """Return why a test failed, in one line: what it means if that is known, and perftest's own words."""
+    """Return why a test failed, in one line: perftest's message, and before it the meaning of the message if that is known."""
     lines = [line for text in (stderr, stdout) for line in _complaints(text)]
     for line in lines:
         if meaning := _meaning(line):

@@ -23,12 +23,14 @@ LISTEN_S = 15.0
 MARGIN_S = 20.0
 """Time that a test may take beyond its duration, to connect and to end."""
 HELP_S = 10.0
+"""Time limit of `--help`."""
 END_S = 5.0
 """How long to wait for a process that was killed."""
 LATENCY_ITERATIONS = 1000
 MESSAGE_BYTES = 8
 """Size of the messages whose rate is measured."""
 LISTEN_STATE = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
 Progress = Callable[[], None]
 
 
@@ -48,17 +50,17 @@ class VerbsTest:
 
     @property
     def program(self) -> str:
-        """Return the program that measures the figure."""
+        """Return the name of the program that measures the figure."""
         return LATENCY_PROGRAM if self.figure == "latency" else PROGRAMS[self.op]
 
     @property
     def has_two_directions(self) -> bool:
-        """Return whether two hosts run the test once in each direction."""
+        """Return whether two hosts run the test twice, once in each direction."""
         return self.figure == "bandwidth" and self.direction == "one_way"
 
     @property
     def limit_s(self) -> float:
-        """Return the time after which the test is ended."""
+        """Return after how many seconds the test counts as failed."""
         return self.seconds + MARGIN_S
 
     def arguments(self, port: RdmaPort, tcp_port: int, gpu: Sequence[str] = (), server: str = "") -> list[str]:
@@ -131,7 +133,9 @@ class PerftestRun:
             self._files = files.pop_all()
         with contextlib.suppress(OSError):  # the processors may be outside this container's cpuset
             if wanted := set(cpus) & os.sched_getaffinity(0):
-                os.sched_setaffinity(self._process.pid, wanted)  # so that its memory is on the adapter's node
+                os.sched_setaffinity(
+                    self._process.pid, wanted
+                )  # so that the memory of the test is on the adapter's node
 
     @property
     def is_running(self) -> bool:
@@ -178,7 +182,10 @@ def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progres
 
 
 def finish(runs: Mapping[str, PerftestRun], limit_s: float, progress: Progress) -> dict[str, str]:
-    """Wait for the runs; return key -> why it failed, empty if it succeeded. A run that exceeds the limit is not ended."""
+    """Wait for the runs; return key -> why it failed, empty if it succeeded.
+
+    A run that exceeds the limit has failed, and still runs: the caller must end it.
+    """
     deadline = time.monotonic() + limit_s
     while any(run.is_running for run in runs.values()) and time.monotonic() < deadline:
         progress()
@@ -188,7 +195,7 @@ def finish(runs: Mapping[str, PerftestRun], limit_s: float, progress: Progress) 
 
 
 def free_tcp_port() -> int:
-    """Return a TCP port that no process uses."""
+    """Return a TCP port that no process uses at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

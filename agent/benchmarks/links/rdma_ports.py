@@ -1,4 +1,7 @@
-"""The RDMA ports of this host: which of them belong to the fabric, their partners, and the nearest GPU. Reads only /sys."""
+"""The RDMA ports of this host: which of them belong to the fabric, the partner's port of each, and the GPU nearest to each.
+
+Reads only /sys.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
 """Type of an adapter whose queues perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
-"""Ports with less than this share of the highest rate are not ports of the fabric. If the host has InfiniBand ports, only their
-rates are compared."""
+"""Ports with less than this share of the rate of the host's fastest port are not ports of the fabric. If the host has InfiniBand
+ports, the fastest of these counts."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
@@ -59,7 +62,7 @@ class RdmaPort:
 
 
 def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
-    """Return the RDMA ports of the host by rail, with the reason why some of them are not measured.
+    """Return the RDMA ports of the host by rail; `unusable` says why a port is not measured.
 
     Args:
         fabric_stated: whether the inventory states a fabric. Without it, RoCE ports are not measured: they may carry other
@@ -101,7 +104,7 @@ def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequen
 
 
 def _ports(root: Path) -> Iterator[RdmaPort]:
-    """Yield the ports of every adapter that is no virtual function."""
+    """Yield the ports of every adapter except virtual functions. Their `rail` is not yet known, and is 0."""
     for path in _entries(root / CLASS):
         device = path / "device"
         if (device / "physfn").exists() or not _NAME.fullmatch(path.name):
@@ -145,7 +148,10 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
 
 
 def _gid(path: Path) -> tuple[int, str]:
-    """Return index and type of the best RoCE v2 GID of the port's own interface: IPv4, then IPv6, then link-local."""
+    """Return index and type of the best RoCE v2 GID of the port's own interface: of IPv4, else IPv6, else link-local.
+
+    Without such a GID the index is -1, and the type is empty.
+    """
     own = _text(path / "gid_attrs/ndevs/0")
     found = []
     for entry in _entries(path / "gid_attrs/types"):

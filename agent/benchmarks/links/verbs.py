@@ -49,7 +49,7 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
 def _measure_loopback(
     context: RankContext, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]
 ) -> None:
-    """Measure each port with itself, one after the other: all at once, they would share the host's memory bandwidth."""
+    """Measure each port with itself, one port after the other: together they would share the host's memory bandwidth."""
     tests = planned_tests(settings)
     for port in ports:
         failed = ""

@@ -1,8 +1,8 @@
 """The tournament of verbs: pairs of hosts, with each rail alone, all rails together, or both (the setting `sharings`).
 
 Both hosts of a pair compute the same list of runs. In each run one host starts the servers and posts their TCP ports in the
-store, and the other connects. After a run both post which rails failed. Both leave these out of the rest of the round, except
-after a test with GPU memory.
+store, and the other connects. After a run both post which rails failed. Both leave the failed rails out of the rest of the round,
+unless the failed test used GPU memory, which may only lack support.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class HostStore:
         self._context.store.set(f"verbs/{key}/{self._host}", json.dumps(value))
 
     def wait_for_both(self, key: str, host: str, limit_s: float) -> bool:
-        """Return whether both hosts arrive at `key` within `limit_s`. A host does not wait if the other one has given up."""
+        """Return whether both hosts arrive at `key` within `limit_s`. A host stops waiting at once if the other has given up."""
         self.post(key, "here")
         name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
         while time.monotonic() < deadline and not self._context.store.check([f"{name}/gone"]):
@@ -128,7 +128,7 @@ class HostStore:
 
 
 class PairOfHosts:
-    """This host and its partner of one round."""
+    """This host and its partner in one round of the tournament."""
 
     def __init__(
         self, context: RankContext, store: HostStore, report: PortReport, me: str, other: str, address: str
@@ -138,7 +138,7 @@ class PairOfHosts:
         self._failed: dict[str, str] = {}
         """Own slot -> why the rail failed in this round."""
         self._lacking: set[str] = set()
-        """Own slots whose GPU memory cannot be used."""
+        """Own slots for which this host cannot run tests with GPU memory."""
 
     def measure(
         self,
@@ -154,7 +154,7 @@ class PairOfHosts:
             settings: the benchmark's settings.
             ports: the ports of this host.
             partner_slots: the slots of the partner's ports; None if it did not report them.
-            gang: the planned hosts, which decide the order of the two hosts.
+            gang: the planned hosts. Of the two hosts of the pair, the one that comes first here is the first client of each test.
             count: number of the round, from 1.
         """
         rails = self._rails(ports, partner_slots or []) if partner_slots is not None else []
@@ -187,7 +187,7 @@ class PairOfHosts:
                         yield PairRun(test=test, client=client, sharing=sharing, number=number, rails=batch)
 
     def _rails(self, ports: Sequence[RdmaPort], partner_slots: Sequence[str]) -> Rails:
-        """Return the rails that both hosts have; report the others as skipped."""
+        """Return the rails on which both hosts measure a port; report the other ports of this host as skipped."""
         rails = []
         for port in ports:
             slot = partner_port(port, [item.slot for item in ports], partner_slots)
@@ -269,7 +269,10 @@ class PairOfHosts:
         return ""
 
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
-        """Exchange with the partner which rails failed; if this host is the client, report the failures."""
+        """Exchange with the partner which rails failed.
+
+        If this host is the client, report its own failures, and the rails of a partner that did not answer.
+        """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)
         for port, slot in rails:

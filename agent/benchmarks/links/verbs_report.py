@@ -19,7 +19,7 @@ REMEDY = "install perftest (package perftest, or the one of DOCA-OFED) to measur
 
 
 def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:
-    """Return the tests of one port or pair of ports, those with GPU memory last, because its support may be missing."""
+    """Return the tests of one port or pair of ports. Those with GPU memory come last, because support for it may be missing."""
     figures, seconds = settings["figures"], settings["seconds"]
     tests = [
         VerbsTest(
@@ -96,13 +96,13 @@ class PortReport:
             self._context.report(name, value, unit=unit, **common)
             is_write = (test.op, test.direction, test.memory) == ("write", "one_way", "host")
             if name == "verbs.rate_ratio" and is_write and "partner" in where:
-                # With both `sharings` the write is measured alone and while all ports transfer: the higher ratio counts.
+                # With both `sharings` the write is measured alone, and while all ports transfer: the higher ratio counts.
                 ratios = self._ratios.setdefault(port, {})
                 ratios[where["partner"]] = max(value, ratios.get(where["partner"], 0.0))
         return ""
 
     def best_partners(self) -> None:
-        """Report the best `verbs.rate_ratio` of each port's one-way writes: it is low only if all partners get a low rate."""
+        """Report the best `verbs.rate_ratio` of each port's one-way writes. It is low only if the rate to no partner is high."""
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",

@@ -29,11 +29,13 @@ MOVED = {"copy": 2, "triad": 3}
 """Operation -> arrays that it reads or writes."""
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
-"""STREAM's rule: the arrays of a node's threads together are at least CACHE_FACTOR times as large as its last-level caches. But
-no array is larger than MOST_FACTOR times the setting: a virtual machine with few cores sees the cache of the whole processor."""
+"""STREAM's rule: one array per thread, of all threads of a node together, is at least CACHE_FACTOR times as large as the node's
+last-level caches. But no array is larger than MOST_FACTOR times the setting, because a virtual machine with few cores may see the
+cache of the whole processor."""
 MEMORY_SHARE = 0.25
-"""Largest share of the free memory that is used."""
+"""Largest share of the free memory that the arrays may take."""
 LEAST_BYTES = 1 << 16
+"""Least size of an array, unless the setting asks for less."""
 LEAST_PASSES = 3
 STEPS, SEGMENTS, NEAR_LINES = 2048, 7, 32
 """Steps in each timed segment of a chain, number of segments, and lines of the short chain, which stays in the nearest cache."""
@@ -100,9 +102,9 @@ def _report_latency(context: Context, seconds: float, where: Mapping[str, Any]) 
 
 
 def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[Node, Node, str]]:
-    """Return for each measurement the node of the processors, that of the memory, and the placement.
+    """Return for each measurement the node of the processors, the node of the memory, and the placement (`local` or `remote`).
 
-    A host of one node has no remote memory.
+    On a host of one node, no memory is remote.
     """
     by_number = {node.number: node for node in nodes}
     pairs = []
@@ -118,7 +120,7 @@ def array_bytes(nodes: Sequence[Node], wanted: int, limit: int) -> int:
     """Return the bytes of each of the three arrays of each thread: by STREAM's rule, as far as the free memory permits.
 
     Raises:
-        CannotMeasureError: the arrays would be smaller than LEAST_BYTES and than `wanted`.
+        CannotMeasureError: so little memory is free that an array would be smaller than `wanted` and smaller than LEAST_BYTES.
     """
     rule = max(CACHE_FACTOR * node.cache // len(node.cpus) for node in nodes)
     size = min(max(wanted, rule), MOST_FACTOR * wanted)
@@ -168,7 +170,7 @@ class HostMemory:
             op: an operation of MOVED.
             cpus: processors of the threads.
             homes: for each thread, the processor whose arrays it uses.
-            seconds: how long, but at least three passes.
+            seconds: how long to measure; at least LEAST_PASSES passes are made.
         """
 
         def work(number: int, barrier: threading.Barrier) -> tuple[float, int]:
@@ -195,8 +197,8 @@ class HostMemory:
     def latency(self, node: Node, home: Node) -> float:
         """Return how many seconds longer a read from the memory of `home` takes than one from the nearest cache.
 
-        The chain leads once through random lines of one array, whose contents are lost. Other arrays of the node are read before,
-        so that no line is in a cache.
+        The chain leads once through random lines of one array, whose contents are lost. Other arrays on that node are read first,
+        so that no line of the chain is in a cache.
         """
         arrays = self.arrays[home.cpus[0]]
         table = arrays[0]

@@ -1,8 +1,8 @@
 """Memory test: write several patterns to the device's free memory and read them back.
 
 The patterns are the ones of classic memory tests: constants and their inverses (find stuck bits), walking bits (coupled
-bits), each word's own address (decoder faults), random words and their inverses (everything else). `over_time` has the tests
-that repeat or wait until their share of the time is used.
+bits), each word's own address (decoder faults), random words and their inverses (everything else). The module `over_time` has
+the tests that repeat, or wait, until their share of the setting `seconds` is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from schemas.records import ERROR
 CHUNK = 1 << 27
 """Words (8 bytes) in one allocation: fragmented memory has room for many small allocations, but not for one large one."""
 PART = 1 << 25
-"""Words that are checked at once. The expected words need as much memory again, so the number is smaller on small devices."""
+"""Largest number of words that are checked at once. Their expected values need as much memory again, so the number is smaller on
+devices with little memory."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -34,7 +35,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     The address of an error is a virtual one of this process; NVIDIA offers no way to find the memory bank from it. The error
     also has the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
-    context.host_barrier("start")  # the other ranks have then freed their memory on this device
+    context.host_barrier("start")  # after it, the other ranks have freed their memory on this device
     free = free_bytes(context.device)
     words = min(PART, free // 2000)  # a comparison takes 9 bytes per word: half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words

@@ -15,9 +15,9 @@ FACTOR = 3.0
 LARGEST = 1 << 20
 """The elements are whole numbers below this, so that fp32 represents each result exactly: less than 2²² even in the triad."""
 CHECKED = 1 << 26
-"""Elements that are compared at once: the comparison needs temporary memory."""
+"""Elements that are compared at once. The comparison needs temporary memory for each of them."""
 SPAN_S = 0.02
-"""Length of a timed span. It covers several passes, so that the figure includes occasional disturbances."""
+"""Length of a timed span. It covers several passes, so that a disturbance in one of them affects the figure."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

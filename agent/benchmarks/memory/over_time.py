@@ -1,4 +1,4 @@
-"""Memory tests that need time: data stay in memory for minutes, cold and hot, or neighbouring words are rewritten often.
+"""Memory tests that need time: data stay in memory for minutes, on an idle or a hot device, or words nearby are rewritten often.
 
 The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
 explains the first two) and of cuda_memtest, which brought them to GPUs. The order in which a device accesses the words of one
@@ -66,7 +66,7 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
     multiply, _ = build_product(
         dtype if on_gpu else "fp32", HEATER_SIZE if on_gpu else CPU_HEATER_SIZE, context.device, seed=1
     )
-    multiply()  # the library allocates its memory now; errors of products are counted by `stress`
+    multiply()  # the library allocates its memory now; wrong products are not counted here, but by `stress`
     for pattern in FADE_PATTERNS:
         memory.write(partial(fill, pattern=pattern))
         context.synchronize()
@@ -83,8 +83,8 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
 def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
     """Read each part and then write its inverse, first with rising addresses, then with falling ones.
 
-    So a write that also changes another part is detected. Each pass uses another word: zeros, then those of BYTE_PATTERNS, then
-    random ones.
+    So a write that also changes a word of another part is detected. Each pass uses another value: 0, then those of BYTE_PATTERNS,
+    then random ones.
     """
     values = (0, *BYTE_PATTERNS)
     value = values[number] if number < len(values) else _random_word(number)
@@ -101,9 +101,9 @@ def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongW
 
 
 def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Write every 20th word once and all others several times, then read; with each of the 20 offsets.
+    """Write every 20th word once and all others several times, then read all; then the same with each of the other 19 offsets.
 
-    A cache does not hide an error, because between the write and the read of a word all of the memory is written.
+    A cache cannot hide an error, because all of the memory is written between the write and the read of a word.
     """
     for offset in range(MODULO):
         value = _random_word(number * MODULO + offset)

@@ -1,6 +1,7 @@
 """Write the patterns of memory tests.
 
-`address` is always that of the first word, divided by 8. So a pattern that is written in parts continues from part to part.
+`address` is always the address of the first of `words`, divided by 8. So a pattern that is written in parts continues from part
+to part.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 import torch
 
 WALK = 64
+"""Words after which a walking bit is at its first position again: the bits of a word."""
 CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
 """Patterns of one word, as int64."""
 MODULO = 20
-"""Distance of the words that the test modulo 20 checks. It is no power of two, unlike the sizes of lines, rows and banks."""
+"""Distance of the words that `modulo_20` checks, in words. It is no power of two, unlike the sizes of lines, rows and banks."""
 
 
 def fill(words: torch.Tensor, address: int, *, pattern: str) -> None:
@@ -44,7 +46,7 @@ def fill_modulo(words: torch.Tensor, address: int, *, offset: int, value: int) -
 
 
 def rewrite_others(words: torch.Tensor, address: int, *, offset: int, value: int) -> None:
-    """Write the inverse of `value` again between the words that `fill_modulo` has given `value`."""
+    """Write the inverse of `value` again to all words between those to which `fill_modulo` wrote `value`."""
     first = (offset - address) % MODULO
     rows = max(0, words.numel() - first) // MODULO
     words[first : first + rows * MODULO].view(rows, MODULO)[:, 1:] = ~value

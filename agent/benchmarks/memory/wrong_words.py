@@ -30,13 +30,14 @@ class WrongWords:
         self._examined = 0
         self._addresses: set[int] = set()
         self._bits = 0
+        """The bits that were wrong in any examined word."""
         self._recorded: dict[tuple[int, int], tuple[int, int]] = {}
         """Address and flipped bits of a word -> the expected word and the word that was read, the first time."""
 
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
         """Count the words that differ from what `fill` writes. `expected` has as many words, and is overwritten.
 
-        A wrong word is read once more for the record. If it is right then, the transfer was faulty, not the memory cell.
+        For the record a wrong word is read again. If it is right the second time, the transfer was faulty, not the memory cell.
         """
         fill(expected, address)
         wrong = words != expected

@@ -1,4 +1,4 @@
-"""Agreement of all ranks that something cannot be measured, so that no rank waits in a collective for one that gave up."""
+"""All ranks agree that something cannot be measured, so that no rank waits in a collective for a rank that gave up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
         result = work()
     except CannotMeasureError as error:
         problem = error
-    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must stop as well
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must stop too
         problem = CannotMeasureError(ERROR, describe_error(error))
     lowest, _ = context.min_max_over_ranks(-1 - context.rank if problem else 0)
     if problem:

@@ -1,8 +1,8 @@
-"""A common start for ranks of several hosts, whose clocks differ: the offset is measured as NTP does, and corrected.
+"""A common start for ranks of several hosts, whose clocks differ: the offsets are measured as NTP does, and corrected.
 
 All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose first rank has
-not left the benchmark. The leading host answers the other hosts in turn, and publishes the start, or the names of the hosts that
-did not reach it. So a host that hangs delays the others by one time-out only, and their reports name it.
+not left the benchmark. The leading host answers the questions of the other hosts, and then publishes the time of the start, and
+the names of the hosts that are not ready. So a host that hangs delays the others by one time-out only, and their reports name it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 EXCHANGES = 8
-"""Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest,
-because its times there and back differ least."""
+"""Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest: in
+that short time, the way to the leading host and the way back can differ least."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
-"""Time between the agreement and the start. In this time all ranks must read the start from the store."""
+"""Time between the agreement and the start, on one host and on several. In it all ranks must read the start from the store."""
 POLL_S = 0.0002
+"""How often a host looks for a question or an answer: often, because this delay adds to the uncertainty of the offset."""
 WAIT_S = 0.002
+"""How often a rank looks for the start."""
 TURN_S = 0.1
 """How long the leading host waits for the next question of a host before it answers another one."""
 LOCAL_WAITS = 3
-"""Number of time-outs for which a rank waits for the first rank of its host. That rank may itself wait for the answers of the
+"""For how many time-outs a rank waits for the first rank of its host. That first rank may itself wait for the answers of the
 leading host, and then for the start, which the leading host publishes only after it has waited for the other hosts."""
 
 
@@ -55,7 +57,7 @@ class Start:
     at: float
     """By this host's clock."""
     uncertainty_s: float
-    """How much earlier or later than the leading host any host may start, because of their clocks; 0 on one host."""
+    """By how much the start of a host may differ from that of the leading host, because offsets are uncertain; 0 on one host."""
 
 
 class CommonStart:
@@ -108,10 +110,10 @@ class CommonStart:
         context, offset = self._context, ClockOffset()
         name = f"{context.benchmark}/{step}"
         try:
-            for first in range(context.node):
+            for leader in range(context.node):
                 try:
-                    offset = measure_offset(context, f"{name}/{first}", first, self._members[first], self._clock)
-                    start = self._await_start(f"{name}/{first}", first)
+                    offset = measure_offset(context, f"{name}/{leader}", leader, self._members[leader], self._clock)
+                    start = self._await_start(f"{name}/{leader}", leader)
                     break
                 except _HostLeftError:
                     continue
@@ -137,11 +139,11 @@ class CommonStart:
         context.store.set(f"{name}/start", json.dumps(start))
         return start
 
-    def _await_start(self, name: str, first: int) -> dict[str, Any]:
+    def _await_start(self, name: str, leader: int) -> dict[str, Any]:
         """Return what the leading host has published. That host waits for the other hosts until its own limit."""
         context = self._context
         deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
-        _wait_for(context, f"{name}/start", first, self._members[first], deadline, WAIT_S)
+        _wait_for(context, f"{name}/start", leader, self._members[leader], deadline, WAIT_S)
         return dict(json.loads(context.store.get(f"{name}/start").decode()))
 
     def _wait(self, seconds: float) -> None:
@@ -153,17 +155,17 @@ class _HostLeftError(Exception):
     """The first rank of a host has left the benchmark."""
 
 
-def measure_offset(context: RankContext, name: str, first: int, first_name: str, clock: Clock) -> ClockOffset:
+def measure_offset(context: RankContext, name: str, leader: int, leader_name: str, clock: Clock) -> ClockOffset:
     """Return the clock of the leading host minus that of this host, and report to the leading host that this host is ready.
 
-    An answer with the time `s`, asked for at `a` and received at `b`, gives the offset `s - (a + b) / 2` (RFC 5905, section 8,
-    for a server that answers at once), with an error of at most `(b - a) / 2`.
+    If the question is asked at `a`, and the answer, the leading host's time `s`, is received at `b`, the offset is `s - (a + b) / 2`
+    (RFC 5905, section 8, for a server that answers at once). Its error is at most `(b - a) / 2`.
 
     Args:
         context: the first rank of this host.
         name: prefix of the keys in the store.
-        first: number of the leading host.
-        first_name: name of the leading host.
+        leader: number of the leading host.
+        leader_name: name of the leading host.
         clock: clock of this host.
 
     Raises:
@@ -176,7 +178,7 @@ def measure_offset(context: RankContext, name: str, first: int, first_name: str,
     for number in range(EXCHANGES):
         asked = clock()
         context.store.set(f"{key}/ask/{number}", "now")
-        _wait_for(context, f"{key}/answer/{number}", first, first_name, deadline, POLL_S)
+        _wait_for(context, f"{key}/answer/{number}", leader, leader_name, deadline, POLL_S)
         received = clock()
         answer = float(context.store.get(f"{key}/answer/{number}").decode())
         offset = ClockOffset(seconds=answer - (asked + received) / 2, uncertainty_s=(received - asked) / 2)
@@ -186,9 +188,9 @@ def measure_offset(context: RankContext, name: str, first: int, first_name: str,
 
 
 def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: Clock) -> dict[int, float]:
-    """Answer the hosts that ask. Return host -> uncertainty of its clock, in s, of those that are ready.
+    """Answer the questions of the hosts. Return host -> uncertainty of its offset in s, for the hosts that are ready.
 
-    It ends when every host is ready or its first rank has left the benchmark, and at the latest after the time-out.
+    Returns when each of the hosts is ready, or its first rank has left the benchmark, and at the latest after the time-out.
     """
     answered, uncertainties = dict.fromkeys(hosts, 0), dict[int, float]()
     waiting, deadline = list(answered), time.monotonic() + context.timeout_s + MARGIN_S
@@ -205,9 +207,9 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """Answer the host's waiting question, if any, and those that follow, each within TURN_S of the answer before it.
+    """Answer the host's waiting question, if any, and the questions that follow, each within TURN_S of the answer before it.
 
-    No other host is served meanwhile, so the answers are fast.
+    No other host is answered meanwhile, so that these answers are fast.
 
     Args:
         number: number of the host's next question.
@@ -228,7 +230,12 @@ def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
 
 
 def _wait_for(context: RankContext, key: str, host: int, host_name: str, deadline: float, poll_s: float) -> None:
-    """Wait for a key that the first rank of a host sets."""
+    """Wait for a key that the first rank of a host sets.
+
+    Raises:
+        NoStartError: the key was not set before the deadline.
+        _HostLeftError: that rank left the benchmark without setting the key.
+    """
     while not context.store.check([key]):
         # The second check, because the rank may have set the key just before it left.
         if _has_left(context, host) and not context.store.check([key]):

@@ -41,7 +41,7 @@ class Context(RankContext, Timing):
             return int(ends[0]), -int(ends[1])
 
     def software_versions(self) -> dict[str, str]:
-        """Return the versions of torch and of the CUDA, NCCL, cuDNN and cuBLAS that it uses, if it has them."""
+        """Return the version of torch and, as far as torch uses them, the versions of CUDA, NCCL, cuDNN and cuBLAS."""
         versions = {"torch": str(torch.__version__)}
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
@@ -71,9 +71,9 @@ class Context(RankContext, Timing):
 
 @cache
 def _cublas_version(maps: Path) -> str:
-    """Return the version of the cuBLAS in the memory of this process; empty if it is not there or does not report its version.
+    """Return the version of the cuBLAS in the memory of this process; empty if there is none, or if it does not report a version.
 
-    torch has no function for it. The version of CUDA does not determine it: packages and containers replace cuBLAS alone.
+    torch has no function for this. It does not follow from the version of CUDA: packages and containers replace cuBLAS alone.
 
     Args:
         maps: list of the mapped files, `/proc/self/maps`.
@@ -106,7 +106,7 @@ def join_process_group(context: Context) -> None:
     }
     if context.device.type == "cuda":
         # No rank runs CUDA graphs and other NCCL operations at the same time. NCCL's support for this costs 12 µs for each
-        # operation in a graph, because NCCL then notifies the host of each (measured, 4 H200: 20 µs instead of 8).
+        # operation in a graph, because NCCL then notifies the host of each operation (measured, 4 H200: 20 µs instead of 8).
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
         nccl_log.enable(context.work / f"nccl.rank{context.rank}.log")
         dist.init_process_group("nccl", device_id=context.device, **arguments)

@@ -95,7 +95,7 @@ def _cifar_file(path: Path) -> torch.Tensor:
 def _synthetic(shape: tuple[int, int, int]) -> Images:
     """Return noisy copies of ten patterns, the same on every rank.
 
-    The patterns are easy to tell apart, so the accuracy of a network shows only whether the training works.
+    The patterns are easy to tell apart: the accuracy of a network shows whether the training works, not how good the network is.
     """
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)

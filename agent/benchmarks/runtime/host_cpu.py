@@ -1,4 +1,4 @@
-"""The CPUs of a rank: the selection of those that it may use, and how long it waited for one.
+"""The CPUs of a rank: which of them it uses, and how long its threads waited for one.
 
 The waiting time shows whether busy CPUs or a CPU quota slowed the rank down. It comes from counters of the kernel, which are read
 before and after a benchmark and not during it.
@@ -54,10 +54,10 @@ def available_cpus() -> int:
 def pin_to_cpus(cpus: int, local_rank: int) -> None:
     """Limit this process and its children to `cpus` processors that no other rank of the host uses.
 
-    It uses one thread of each core first, because two ranks on the two threads of one core would share that core.
+    One hardware thread of each core is taken first, because two ranks on the two threads of one core would share that core.
 
     Raises:
-        ValueError: there are not enough processors. With fewer, the results would state more processors than the rank had.
+        ValueError: there are not enough processors. (With fewer, the record would state more processors than the rank had.)
     """
     available = sorted(os.sched_getaffinity(0))
     own = select_cpus(available, cpus, local_rank)
@@ -70,7 +70,7 @@ def pin_to_cpus(cpus: int, local_rank: int) -> None:
 
 
 def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path = Path("/")) -> list[int]:
-    """Return the processors of that local rank."""
+    """Return the processors of that local rank; fewer than `cpus` if `available` is too short for this rank and those before."""
 
     def thread_number(cpu: int) -> int:
         try:
@@ -78,7 +78,7 @@ def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path
             siblings = parse_cpu_list(text)
             return [sibling for sibling in available if sibling in siblings].index(cpu)
         except (OSError, ValueError):
-            return 0
+            return 0  # unknown: counts as the first thread of its core
 
     ordered = sorted(available, key=lambda cpu: (thread_number(cpu), cpu))
     return ordered[local_rank * cpus : (local_rank + 1) * cpus]
@@ -137,7 +137,7 @@ def _read_pressure(root: Path) -> int | None:
 
 
 def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
-    """Yield the process's cgroup and its parent groups (cgroup v1 or v2), each with its counts, if it has them."""
+    """Yield those of the process's cgroup and its parent groups (cgroup v1 or v2) that count quota periods, with the counts."""
     for chain in cgroup_chains("cpu", root):
         for directory in chain:
             if periods := _read_periods(directory / "cpu.stat"):

@@ -1,7 +1,8 @@
 """Values that the hosts of a launch exchange through its store, without the process group.
 
 The first host collects the values of all and publishes them together, so the traffic grows with the number of hosts, not with its
-square. If the first host's measuring rank has left the benchmark, for example because its GPU is broken, the next host collects.
+square. If the measuring rank of the first host has left the benchmark, for example because its GPU is broken, the next host
+collects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Additional time that the others wait for the collecting host, whose own limit begins only when it enters the step."""
+"""Additional time for which the other hosts wait for the collecting host: its limit begins only when it enters the step."""
 
 
 class ExchangeError(Exception):

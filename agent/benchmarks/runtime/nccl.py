@@ -1,6 +1,6 @@
 """Direct calls of NCCL, as in nccl-tests.
 
-torch.distributed offers some operations only in place or only out of place, and a call of it takes longer than NCCL
+torch.distributed offers some operations only in place or only out of place, and one of its calls takes longer than NCCL
 needs for a small message. Here every operation has the placements that nccl-tests has, and most cost one C call on the host.
 """
 
@@ -88,7 +88,7 @@ class Communicator:
 
     @classmethod
     def connect(cls, context: Context, name: str) -> Communicator:
-        """Create the communicator of that name on all ranks. If one has no libnccl.so.2, all of them raise NcclError.
+        """Create the communicator of that name on all ranks. If any rank has no libnccl.so.2, all ranks raise NcclError.
 
         Some builds of torch link NCCL statically. The other ranks must not wait for a rank with such a build.
         """
@@ -145,7 +145,7 @@ class Communicator:
         return make[op]()
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Call:
-        """Return a function that sends one buffer to a rank while it receives the other from that rank, on the current stream."""
+        """Return a function that sends `send` to rank `peer` and at once receives `receive` from it, on the current stream."""
         count = send.numel()
         return self._group([self._send(Buffer(send), 0, count, peer), self._receive(Buffer(receive), 0, count, peer)])
 
@@ -179,7 +179,7 @@ class Communicator:
     def _chunks(
         self, name: str, send: Buffer, receive: Buffer, count: int, targets: range, sources: range, *more: int
     ) -> Call:
-        """Return NCCL's function if it exists (2.28 and later), else a send to each target and a receive from each source."""
+        """Return a function that calls NCCL's `name` (2.28 and later), or else sends to each target and receives from each source."""
         if hasattr(self._library, name):
             return self._collective(name, send, receive, count, *more)
         return self._group(

@@ -15,7 +15,7 @@ from pathlib import Path
 VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""The names in the order of nccl.h: NCCL before 2.23 logs numbers, later versions log names."""
+"""The names of algorithms and of protocols in the order of nccl.h: NCCL before 2.23 logs numbers, later versions log names."""
 
 _environment_before: dict[str, str | None] = {}
 
@@ -73,7 +73,7 @@ def parse_choice(text: str) -> dict[str, str]:
 
 
 def _name(text: str, known: Sequence[str]) -> str:
-    """Return a name that NCCL logs, or that of a number; empty if the number is unknown."""
+    """Return the name in NCCL's log. If the log has a number, return the name with that number, or an empty string if unknown."""
     if not text.isdecimal():
         return text
     return known[int(text)] if int(text) < len(known) else ""

@@ -1,7 +1,7 @@
 """NUMA nodes of the host, and threads that work on chosen processors with memory of a chosen node.
 
 The kernel places memory on the node of the processor that touches it first, so a thread that is bound to a processor of the node
-writes the arrays first. Threads on other processors can then use them. Neither numactl nor libnuma is needed.
+writes the arrays first. Afterwards threads on any processor can use them. Neither numactl nor libnuma is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from agent.benchmarks.runtime.host_cpu import parse_cpu_list, select_cpus
 from agent.sampling.cgroups import memory_left
 
 T = TypeVar("T")
-"""A limit of cgroup v1 of this value or more means that there is no limit."""
 _NODES = "sys/devices/system/node"
 
 
@@ -32,7 +31,7 @@ class Node:
     cpus: tuple[int, ...]
     """One processor of each core."""
     free: int
-    """Bytes of free memory; if the host is one node, of available memory."""
+    """Bytes of free memory on the node; if the host counts as one node, of available memory (free, or used by the page cache)."""
     cache: int
     """Bytes of the last-level caches of its processors; 0 if not known."""
     farthest: int
@@ -66,7 +65,7 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the available memory of the host in bytes, or what is left below the limit of a container or job if that is less."""
+    """Return the available memory of the host in bytes, or, if less, what a container or job may still use below its limit."""
     available, left = _kilobytes(root / "proc/meminfo", "MemAvailable"), memory_left(root)
     return available if left is None else min(available, left)
 
@@ -129,7 +128,7 @@ def _cache(cpus: set[int], root: Path) -> int:
 
 
 def _farthest(number: int, nodes: Sequence[int], root: Path) -> int:
-    """Return the node with the greatest distance; of several, the next one by number, so that the nodes get different results."""
+    """Return the farthest node; of equally far ones, the next by number, so that different nodes get different results."""
     # The file has a distance for each node that is online, in the order of their numbers, which may have gaps.
     online = sorted(int(path.name[len("node") :]) for path in (root / _NODES).glob("node[0-9]*"))
     distances = dict(zip(online, _text(root / f"{_NODES}/node{number}/distance").split(), strict=False))

@@ -89,7 +89,7 @@ class RankContext:
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this rank reports what all ranks measured together. One rank on each host does, so that every record has it."""
+        """Whether this rank reports what all ranks measured together. One rank per host does, so that each record has it."""
         return self.local_rank == 0
 
     def set_phase(self, phase: str, exit_code: int | None = None) -> None:
@@ -103,7 +103,7 @@ class RankContext:
 
     @property
     def progress_due(self) -> bool:
-        """Whether this rank reports the progress of trainings, and last did so more than `SAVE_S` ago."""
+        """Whether this rank reports the progress of trainings, and its last such report is more than `SAVE_S` ago."""
         return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
     def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
@@ -174,14 +174,14 @@ class RankContext:
     def report_wrong_data(
         self, name: str, count: int, *, invalid: Mapping[str, str], scope: str, **params: Any
     ) -> None:
-        """Report a number of wrong results, and an error for figures (name -> unit), which were measured with wrong data."""
+        """Report the number of wrong results, and an error for each figure that is `invalid` because of them (name -> unit)."""
         self.report(name, count, unit="1", scope=scope, **params)
         for figure, unit in invalid.items():
             reason = f"wrong data: {name} is {count}"
             self.report_absent(figure, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
 
     def has_reported(self, name: str, scope: str, params: Mapping[str, Any]) -> bool:
-        """Return whether this rank has reported the figure with these parameters, or why it is absent."""
+        """Return whether this rank has reported the figure with these parameters, or the reason for its absence."""
         return any(
             item.name == name and item.scope == scope and params.items() <= item.params.items()
             for item in self.observations
@@ -190,7 +190,7 @@ class RankContext:
     def report_rate(
         self, name: str, amount: float, series: SampleSeries, *, unit: str, scope: str, **params: Any
     ) -> None:
-        """Report the median rate. Each time in the series is the time that `amount` (bytes, operations) took."""
+        """Report the median of the rates. Each time in the series is the time for `amount` (bytes or operations)."""
         rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
         self.report(name, rates, unit=unit, scope=scope, **params)
 

@@ -21,13 +21,13 @@ SPAN_S = 1e-3
 MAX_CALLS = 50
 """Maximum number of calls in one timed span."""
 BLOCK = 6
-"""Spans between two checks of the median's precision. Fewer values do not give a 95 % interval."""
+"""Spans between two checks of the median's precision. Fewer than six values give no 95 % confidence interval."""
 HEAD_START_S = 50e-6
-"""Head start of the host over the GPU for each call. The host needs 8 to 27 µs to launch a call (measured, 4 H200)."""
+"""Head start that the host gets over the GPU for each call. To launch a call, the host needs 8 to 27 µs (measured, 4 H200)."""
 SHORT_S = 1e-4
 """Calls shorter than this may take the host longer to launch than the GPU to run."""
 CYCLES_PER_S = 2e9
-"""GPU cycles that make one second of head start at an SM clock of 2 GHz. At a slower clock the head start is longer."""
+"""GPU cycles in a second of head start, for an SM clock of 2 GHz. At a slower clock the head start is longer."""
 
 
 @dataclass(kw_only=True)
@@ -96,7 +96,7 @@ class Timing:
     def _spans(
         self, works: Sequence[Work], calls: int, together: bool, *, warm_up: int = 0, head_start_s: float = 0.0
     ) -> list[float]:
-        """Return the seconds of one call in each span; with `together` those of the slowest rank."""
+        """Return for each span the seconds of one call; with `together` those of the slowest rank."""
         with self.heartbeat.in_collective() if together else contextlib.nullcontext():
             times = self._time(works, calls, warm_up, head_start_s)
         return self.max_over_ranks(times) if together else times
@@ -134,7 +134,7 @@ class Timing:
         `Event.synchronize` would wait for a device that hangs without end.
 
         Raises:
-            TimeoutError: the device did not reach it within `timeout_s`.
+            TimeoutError: the device did not reach the event within `timeout_s`.
         """
         deadline = time.monotonic() + self.timeout_s
         while not event.query():  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ class Timing:
     def time(self, work: Work, repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
         """Return `repetitions` measurements of the seconds that one call of `work` takes, each the mean of `iterations` calls.
 
-        On a GPU the times come from CUDA events. They include launch overhead only if the host is slower than the device.
+        On a GPU the times come from CUDA events. They include the launches only if these take longer than the kernels.
         """
         return self._time([work] * repetitions, iterations, warm_up)
 

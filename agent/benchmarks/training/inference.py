@@ -223,7 +223,7 @@ class Engine:
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report tokens per second, times to the first token and between tokens, wrong tokens, the cache's share of free memory."""
-    context.host_barrier("start")  # the other ranks have then freed their memory on this device
+    context.host_barrier("start")  # after it, the other ranks have freed their memory on this device
     with torch.inference_mode():
         engine = Engine(context, settings)
         context.host_barrier("decode")
