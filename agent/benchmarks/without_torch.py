@@ -1,8 +1,8 @@
 """Start the ranks of a stage whose benchmarks need no torch: `python -m agent.benchmarks.without_torch FILE REQUEST`.
 
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
-forks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters of `rendezvous.py`, and also says
-which ranks are on this host. `python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
+forks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters that `rendezvous.py` needs,
+and also says which ranks are on this host. `python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ def main() -> int:
         serving = KeyServer(config["name"]).serve(listener)
         threading.Thread(target=lambda: asyncio.run(serving), name="store", daemon=True).start()
     code = _wait_for_ranks(guards)
-    if config["hosts"] > 1 and (not code or config["rank"]):  # if its own ranks failed, the first host ends at once
+    if config["hosts"] > 1 and (
+        not code or config["rank"]
+    ):  # if ranks of the first host failed, it ends at once, without waiting for the others
         with contextlib.suppress(RuntimeError):  # the first host has ended early; its supervisor reports why
             _leave(config, json.loads(Path(request).read_text(encoding="utf-8")))
     return code
 
 
 def _start_rank(config: dict[str, Any], path: Path, request: str, local_rank: int) -> int:
-    """Fork the guard of a rank; return its process number."""
+    """Fork the guard process of a rank, which runs the rank; return the guard's process number."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:

@@ -1,7 +1,7 @@
 """The verb `busy`: check whether this host is in use.
 
-A host in use is inspected but not measured: its record gets a snapshot, and every planned observation of the stages that have no
-observation yet is recorded as skipped, with the reason why the host is in use.
+A host in use is inspected but not measured. Its record gets a snapshot. For each stage without observations, every planned
+observation is recorded as skipped, with the reason why the host is in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
-"""Maximum number of reasons in the record, which states how many more there are."""
+"""Maximum number of reasons that the record names. It also states how many more there are."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,7 +72,7 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    MIG mode does not count as use. `gpu_conflicts` returns it with and without `share`, the other conflicts only without.
+    MIG mode does not count as use. `gpu_conflicts` returns it with and without `share`, but users of a GPU only without `share`.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []

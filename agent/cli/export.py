@@ -53,8 +53,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="append",
         default=[],
         choices=COMPATIBLE,
-        help="also export the metrics under other names. dcgm: the names of dcgm-exporter, for its dashboards; 1.0: the names "
-        "that changed since Rackproof 1.0 (will be removed in the next release). May be given twice",
+        help="also export metrics under other names. dcgm: the names of dcgm-exporter, for its dashboards; 1.0: the names that "
+        "renamed metrics had in Rackproof 1.0 (this value will be removed in the next release). May be given twice",
     )
     parser.add_argument(
         "--state",
@@ -73,7 +73,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--window",
         type=float,
         default=WINDOW_S,
-        help="seconds over which minimum, mean and maximum are computed; must be longer than the scrape interval "
+        help="seconds of samples in the minimum, mean and maximum of a scrape; must be longer than the scrape interval "
         f"(default: {WINDOW_S:g})",
     )
     parser.add_argument(
@@ -148,7 +148,7 @@ def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConf
         print_progress(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics")
         background.notify_ready()
         end_of_run = EndOfRun(options.state)
-        while not ended.wait(FRESH_S):  # without a time-out, a signal just before the wait could be missed
+        while not ended.wait(FRESH_S):  # with a time-out, so that a signal just before the wait is not missed
             if options.for_run and end_of_run.is_reached(time.monotonic() - server.last_request):
                 print_progress("run finished, no scrapes; exiting")
                 break
@@ -156,17 +156,21 @@ def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConf
 
 
 class EndOfRun:
-    """Detects the end of a run, so that the exporter exits even if a crashed control node never stops it."""
+    """Detects the end of a run, so that the exporter exits even if the control node has crashed and never stops it."""
 
     def __init__(self, state: Path) -> None:
         self._state, self._had_run = state, False
 
     def is_reached(self, idle_s: float) -> bool:
-        """Return whether a run held the host, no run holds it now (docs/resume.md), and the last scrape was over IDLE_S ago."""
+        """Return whether a run has held the host (docs/resume.md), none does now, and the last scrape is more than IDLE_S ago.
+
+        Args:
+            idle_s: seconds since the last scrape.
+        """
         try:
             has_run = lease.held_by_other(self._state, "") is not None
         except (OSError, documents.DocumentError):
-            return False  # unknown
+            return False  # whether a run holds the host is unknown
         self._had_run |= has_run
         return self._had_run and not has_run and idle_s > lease.IDLE_S
 

@@ -64,7 +64,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--admit",
         choices=["anyone", "members"],
         default="anyone",
-        help="hosts that can connect to the rendezvous port and the two ports after it (default: anyone)",
+        help="which hosts can connect to the rendezvous port and the two ports after it (default: anyone)",
     )
     parser.set_defaults(call=_launch)
 
@@ -95,7 +95,13 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
-    """Return the hosts that start together, and prepare this process for its ranks. Raises PlacementError."""
+    """Return the hosts that start together.
+
+    Under a launcher, also check the GPUs that it allocated; under mpirun, let this process use all processors.
+
+    Raises:
+        PlacementError: the hosts are not valid, or the allocation does not fit the plan.
+    """
     members = select_members(run.plan, run.host, options.members, placement)
     if placement:
         check_gpu_allocation(run.host, os.environ)

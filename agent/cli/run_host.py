@@ -1,6 +1,6 @@
 """The verb `run-host`: run this host's part of a planned run from beginning to end, without a control node.
 
-The snapshot and each stage are verbs that the playbooks also run on a host. Each verb runs in a process of its own, so that a
+For the snapshot and for each stage it runs the same verb as the playbooks do. Each verb runs in a process of its own, so that a
 crash loses only the measurements of one verb. At the end the record is printed to the log (unless --quiet is given), even if a
 stage failed.
 """
@@ -45,7 +45,7 @@ OPERATOR_VARIABLES = (
     "GROUP_RANK",
     "LOCAL_RANK",
 )
-"""Prefixes of the variables that Kubeflow's operator sets for torchrun. The plan defines the ranks instead."""
+"""Prefixes of the variables that Kubeflow's operator sets for torchrun. They are removed, because the plan defines the ranks."""
 
 
 class TerminationRequested(Exception):  # noqa: N818 - not an error
@@ -160,8 +160,8 @@ class HostRunner:
             members, reason = [], str(error)
         else:
             absent = ", ".join(host for host in expected if host not in (*members, run.host.name))
-            # No members: neither of the two hosts that collect the members (`gang.watchers`) answered this host. The others
-            # may have launched without it.
+            # Without members, neither of the two hosts that collect the members (`gang.watchers`) answered this host. The other
+            # hosts may have launched without this one.
             absence = f"{absent} did not connect" if members else f"no answer from {' and '.join(gang.watchers)}"
             reason = f"no other host to launch with: {absence} within {options.meet_within:g} s"
             if absent and len(members) > 1:
@@ -175,7 +175,7 @@ class HostRunner:
             record_not_started(run, run.host.gang, request, reason)
 
     def _verb_options(self) -> list[str]:
-        """Return the options of this command line that are passed on to the verbs."""
+        """Return the options of this command line that are also given to the verbs of the stages."""
         options = self._options
         arguments = [f"--interface={options.interface}"] if options.interface else []
         arguments += ["--ethernet"] if options.ethernet else []
@@ -210,7 +210,7 @@ class HostRunner:
         """Print the records to the log, copy them to --results, and release the host; return the exit code.
 
         Raises:
-            OSError: --results is not writable; unless --quiet is given, the records were printed before.
+            OSError: --results is not writable. Unless --quiet is given, the records have been printed by then.
         """
         _on_termination(signal.SIG_IGN)  # a signal would cut the record short, and `collect` would reject it
         try:

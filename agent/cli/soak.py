@@ -38,8 +38,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         default=0,
         metavar="N",
-        help="start or continue in the background, wait for 1/N of the maximum duration or for the end, and report the progress; "
-        "with --json as the object {progress, started}",
+        help="start or continue the soak in the background, wait for 1/N of its maximum duration or for its end, and "
+        "report its progress; with --json as the object {progress, started}",
     )
     parser.set_defaults(call=_soak)
 
@@ -109,7 +109,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
-        # With --looks this process may still run after its playbook has ended. It must not restart a soak that was then stopped.
+        # With --looks this process may still run after its playbook has ended. A soak that was stopped then must stay stopped.
         lease.renew(options.run_dir, run.plan, only_if_held=bool(options.looks))
         started = background.start(arguments, options.run_dir, SOAK)
         starts.append(started.is_new)
@@ -125,6 +125,6 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     state = lease.state_directory(options.run_dir)
     if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
-    elif code == ENDED_EARLY:  # the host leaves the run and is free for other runs
+    elif code == ENDED_EARLY:  # this host takes no further part in the run, and is free for other runs
         lease.release(state, run.plan.run_id, run.plan.nonce)
     return code

@@ -41,10 +41,10 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 
 
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
-    """Run a stage and return the exit code. If the code is 0, and without --detach, copy the records to --results (if given).
+    """Run a stage and return the exit code; 75 if another run holds the host.
 
-    Waits until no other process runs this stage on this host. With --detach, only starts the stage in the background; with
-    --wait too, also waits for its end. Fails if another run holds the host.
+    First wait until no other process runs this stage on this host. Afterwards, if the code is 0, copy the records to --results
+    (if given). With --detach, do neither, and only start the stage in the background; with --wait too, also wait for its end.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:

@@ -65,7 +65,7 @@ def _stop(options: argparse.Namespace) -> int:
 def _stop_background(run_directories: Sequence[Path]) -> list[background.Stopped]:
     """End the background processes of these runs.
 
-    `release` does not end a process that has just started, because it is not in the lease yet.
+    `release` does not end a process that has just started, because the lease does not name that process yet.
     """
     paths = sorted(path for directory in run_directories for path in directory.glob("*.pid"))
     return [background.stop(path.parent, path.stem) for path in paths if background.is_running(path.parent, path.stem)]

@@ -53,6 +53,6 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     state = lease.state_directory(run.directory)
     if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
-    elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for other runs
+    elif not finished and stage == BENCHMARK:  # this host takes no further part in the run, and is free for other runs
         lease.release(state, run.plan.run_id, run.plan.nonce)
     return 0 if finished else NOT_FINISHED

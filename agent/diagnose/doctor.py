@@ -19,7 +19,7 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
 FAULTY_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
-"""Readings that look faulty while a link saves power: the generation is lower, and `pcie.slowed` is set."""
+"""Readings that look faulty while an idle link saves power: the PCIe generation is lower, and `pcie.slowed` is set."""
 IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark shows whether the link is faulty"
 NO_GPU_COUNT = (
     "expected number of GPUs unknown: give --gpus N; without it, a GPU that is missing on the PCI bus is not noticed"
@@ -57,10 +57,10 @@ def examine(
     gpu_count: int | None,
     wait_s: float,
 ) -> Diagnosis:
-    """Take two snapshots; return the diagnosis of their readings and of the changes between them.
+    """Take two snapshots; return the diagnosis from their readings and from the changes between the two.
 
     Args:
-        gpu_count: expected number of GPUs; None: as many as the PCI bus or the driver lists.
+        gpu_count: expected number of GPUs; None: as many as the PCI bus or the driver lists, whichever is more.
         wait_s: seconds between the two snapshots.
     """
     first, _ = take_snapshot(collectors, stage=STAGE, phase="before")
@@ -131,7 +131,7 @@ def _detected_gpu_count(snapshot: Snapshot) -> int:
 
 
 def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
-    """Change findings about slow links to inconclusive: without load, a link may be in a power-saving state."""
+    """Yield the verdicts. Failures of a slow link become inconclusive, because an idle link may be in a power-saving state."""
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
     idle_criteria = {criterion.id for criterion in criteria if criterion.name in FAULTY_AT_IDLE}
     for verdict in verdicts:

@@ -98,7 +98,10 @@ class DcgmRenamer:
         yield from _metric(XID, HELP[XID], self._xids(by_name, readings), readings, host)
 
     def _xids(self, by_name: Mapping[str, Family], readings: Readings) -> dict[str, float]:
-        """Return the last XID of each GPU, or 0; if several are new since the previous scrape, the highest of them."""
+        """Return the last XID of each GPU, 0 if it had none; if several are new since the previous scrape, the highest of them.
+
+        Empty if the kernel log cannot be read.
+        """
         log = by_name.get("xid.last_seen")
         if log is None or any(isinstance(value, Absent) for _, value in log.readings):
             return {}

@@ -85,7 +85,7 @@ class Exporter:
             return []
 
     def _log_changes(self, outcome: dict[str, float | str]) -> None:
-        """Log each collector that failed, failed for another reason, or recovered since the previous scrape."""
+        """Log each collector that has failed since the previous scrape, fails for another reason than then, or works again."""
         for name, result in outcome.items():
             previous = self._failures.get(name, "")
             reason = result if isinstance(result, str) else ""
@@ -96,7 +96,7 @@ class Exporter:
             self._failures[name] = reason
 
     def _collector_metrics(self, outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the state of each collector: success, duration, time of the last success, time for which it hangs."""
+        """Return the state of each collector: success, duration, time of the last success, and for how long it has hung."""
         now = time.time()
         success = _gauge("rackproof_collector_success")
         duration = _gauge("rackproof_collector_duration_seconds")
@@ -155,7 +155,10 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """Count the readings that are missing, by GPU and for all other parts together: the end of a series is easily overlooked."""
+    """Count the missing readings by status, for each GPU and for all other parts together.
+
+    In Prometheus a missing reading is only a series that ends, which is easily overlooked.
+    """
     missing = Counter(
         (labels.get("gpu", ""), value.status)
         for family in families
@@ -200,7 +203,7 @@ def serve(
 
 
 class _Undescribed:
-    """Wraps the exporter with an empty description. Otherwise prometheus_client reads the hardware to register it."""
+    """Wraps the exporter with an empty description. Without it, prometheus_client reads the hardware to register the exporter."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect

@@ -83,7 +83,7 @@ class CommonStart:
         key = f"{context.benchmark}/start/{context.node}/{step}"
         deadline = time.monotonic() + LOCAL_WAITS * (context.timeout_s + MARGIN_S)
         while not context.store.check([key]):
-            if self._is_leader():
+            if self._decides_for_host():
                 context.store.set(key, json.dumps(self._decide(step)))
             elif len(self._members) > 1 and not context.is_present(REPORTING_RANK) and not context.store.check([key]):
                 raise NoStartError("the first rank of this host, which knows the common clock, is lost")
@@ -96,7 +96,7 @@ class CommonStart:
             raise NoStartError(decision["problem"])
         return Start(**decision)
 
-    def _is_leader(self) -> bool:
+    def _decides_for_host(self) -> bool:
         """Return whether this rank decides for its host."""
         context = self._context
         if len(self._members) > 1:
@@ -158,8 +158,8 @@ class _HostLeftError(Exception):
 def measure_offset(context: RankContext, name: str, leader: int, leader_name: str, clock: Clock) -> ClockOffset:
     """Return the clock of the leading host minus that of this host, and report to the leading host that this host is ready.
 
-    If the question is asked at `a`, and the answer, the leading host's time `s`, is received at `b`, the offset is `s - (a + b) / 2`
-    (RFC 5905, section 8, for a server that answers at once). Its error is at most `(b - a) / 2`.
+    If a question is asked at `a`, and its answer, the leading host's time `s`, is received at `b`, the offset is
+    `s - (a + b) / 2` (RFC 5905, section 8, for a server that answers at once). Its error is at most `(b - a) / 2`.
 
     Args:
         context: the first rank of this host.

@@ -179,7 +179,10 @@ class Communicator:
     def _chunks(
         self, name: str, send: Buffer, receive: Buffer, count: int, targets: range, sources: range, *more: int
     ) -> Call:
-        """Return a function that calls NCCL's `name` (2.28 and later), or else sends to each target and receives from each source."""
+        """Return a function that calls NCCL's function `name`.
+
+        Before NCCL 2.28, which added these functions, it sends to each target and receives from each source instead.
+        """
         if hasattr(self._library, name):
             return self._collective(name, send, receive, count, *more)
         return self._group(

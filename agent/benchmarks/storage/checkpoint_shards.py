@@ -1,8 +1,8 @@
-"""A checkpoint in a shared directory: each host writes a shard for each of its ranks, and others read and compare every byte.
+"""A checkpoint in a shared directory: each host writes a shard for each of its ranks; another host reads and compares it.
 
-If a byte of a shard is wrong, the host that wrote the shard (its owner) and a third host read the shard, too. If all three, or
-both hosts other than the owner, read it wrong, the file system stored it wrong. Otherwise the client that read it wrong is at
-fault.
+If bytes of a shard are wrong, the host that wrote the shard (its owner) and a third host read the shard, too. If all three hosts,
+or both hosts other than the owner, read wrong bytes, the file system stored the shard wrong. Otherwise the host that read wrong
+bytes is at fault.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.target import ACCESS_S, TargetReport, clean
 
 SLOWEST = 20e6
-"""Rate in B/s of one host below which its shards are given up."""
+"""Rate in B/s of one host. If the host is slower, its reading or writing of shards is abandoned."""
 MOST_DISPUTED = 16
-"""Maximum number of wrong shards that one host reports. These are read again."""
+"""Maximum number of wrong shards of one owner that a host reports, so that they are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
 """Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first."""
@@ -39,7 +39,7 @@ class CheckpointShards:
         self._limit_s = ACCESS_S + self._size * self._shards / SLOWEST
 
     def run(self) -> None:
-        """Write, read, compare, and settle who is at fault for a wrong byte."""
+        """Write, read and compare the shards, and find out whether the file system or a host is at fault for a wrong byte."""
         clients = self._clients
         direct = clients.target.direct
         answers = clients.run(
@@ -55,7 +55,7 @@ class CheckpointShards:
         self._settle(self._read_all())
 
     def _read_all(self) -> dict[str, list[list[Any]]]:
-        """Return reader -> wrong shards. If a reader is left out, another host reads the shards in its place."""
+        """Return reader -> wrong shards. If a reader is excluded meanwhile, another host reads the shards in its place."""
         clients, wrong = self._clients, defaultdict[str, list[list[Any]]](list)
         unread = set(clients.hosts)
         for number in count():
@@ -111,16 +111,18 @@ class CheckpointShards:
         return found[:MOST_DISPUTED]
 
     def _settle(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-        """Report the wrong bytes that are stored in this host's shards, and those that this host misread."""
+        """Report how many bytes of this host's shards are stored wrong, and how many bytes this host misread in any shard."""
         clients, readings = self._clients, _by_shard(first)
         readers = self._read_again(readings) if readings else {}
         if any(found.keys() == readers[name] == {clients.host} != {name[0]} for name, found in readings.items()):
-            clients.target.problem = "this host read wrong bytes, and the other hosts that read them did not finish"
+            clients.target.problem = (
+                "this host read wrong bytes, and no other host could read them again to confirm this"
+            )
             return
         stored, misread = 0, 0
         about: dict[str, Any] = {}
         for name, found in readings.items():
-            # The owner may read its own shard correctly from a cache, so two others suffice.
+            # Two hosts other than the owner suffice, because the owner may read its shard correctly from a cache.
             if found.keys() == readers[name] or len(found.keys() - {name[0]}) > 1:
                 if name[0] == clients.host:
                     bytes_, place = next(iter(found.values()))
@@ -133,16 +135,16 @@ class CheckpointShards:
         self._report.figure(clients.target, "shared_storage.misread_bytes", misread)
 
     def _read_again(self, readings: Readings) -> dict[tuple[str, int], set[str]]:
-        """Let the owner of each wrong shard and a third host read it, too.
+        """Let the owner of each wrong shard and a third host read the shard, too.
 
-        Add to `readings` what they read wrong; return owner and number of each shard -> hosts that have read it.
+        Add the wrong bytes that they read to `readings`; return owner and number of each shard -> hosts that have read it.
         """
         clients = self._clients
         readers: dict[tuple[str, int], set[str]] = {}
         for name, found in readings.items():
             owner, reader = name[0], next(iter(found))
             third = next((host for host in clients.hosts if host not in (reader, owner)), "")
-            # An owner that was excluded after the first reading has removed its shards.
+            # If the owner was excluded after the first reading, it has removed its shards, and nobody can read them again.
             readers[name] = {*found, *({owner, third} - {""} if owner in clients.hosts else ())}
         again: list[list[Any]] = []
         for owner, number in readings:

@@ -1,4 +1,4 @@
-"""Run as a program, in a child process: prepare a directory for a measurement, or check for or remove its subdirectories.
+"""Run as a program, in a child process: prepare a directory for a measurement, or look for subdirectories, or remove one.
 
     python directory.py prepare DIRECTORY      prints a JSON object about the directory and its file system
     python directory.py see DIRECTORY NAME …   prints a JSON object that lists the NAMEs that exist
@@ -24,7 +24,7 @@ from typing import Any
 
 PREFIX = "rackproof-storage-"
 LEFTOVER_S = 86400.0
-"""A subdirectory of Rackproof that is older than this was left by a measurement that was killed."""
+"""A subdirectory of Rackproof that is older than this was left behind by a measurement that was killed."""
 BLOCK = 4096
 MAX_DEVICES = 256
 """Block devices that are visited on the way from a file system down to its disks."""
@@ -34,7 +34,7 @@ def prepare(directory: str) -> dict[str, Any]:
     """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `pool`, `device`, `model`, `disks`.
 
     Raises:
-        ValueError: it is not a directory.
+        ValueError: `directory` is not a directory.
         OSError: nothing can be written to it.
     """
     status = Path(directory).stat()
@@ -88,7 +88,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. If this host's clock were wrong, subdirectories in use by others could look old.
+        now: the time by the file system's clock. By a wrong clock of this host, directories in use by others could look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

@@ -1,7 +1,7 @@
 """Commands of fio, and what its output means.
 
-fio's exit code and the field `error` do not suffice: fio 3.33 and 3.42 end with code 0 after a read pass whose blocks were wrong,
-unless `verify_fatal` is set. Other lines may precede its JSON.
+To detect wrong blocks, fio's exit code and the field `error` do not suffice: unless `verify_fatal` is set, fio 3.33 and 3.42 end
+with code 0 after a read pass that found wrong blocks. Other lines may precede fio's JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ DEPTHS = {"sequential": 16, "random": 32}
 """Transfers in flight per job; the engine psync has one."""
 MAX_LINE, MAX_REASON = 200, 400
 HELP_S = 10.0
+"""Time limit of a call that lists or tests an engine."""
 EILSEQ = 84
 _MEANINGS = {
     5: "the disk or its file system failed an access (EIO)",
@@ -54,7 +55,7 @@ class FioPass:
     depth: int = 0
     """Transfers in flight per job, if the engine can have several; 0: the value in `DEPTHS`."""
     repeats: bool = False
-    """Go through the region again until the time is over."""
+    """At the end of the region, begin again at its start until the time is over."""
     verify: bool = False
     """When writing: write a checksum into each block. When reading: compare each block with its checksum."""
 
@@ -66,7 +67,7 @@ class FioPass:
         Args:
             file: test file. Job i uses the region from i × step_bytes on.
             engine: I/O engine.
-            direct: bypass the page cache; otherwise fio asks the kernel to drop the file from it first.
+            direct: bypass the page cache. If False, fio asks the kernel to drop the file from the page cache first.
             jobs: number of jobs at the same time.
             size_bytes, step_bytes: size of each region, and distance between their beginnings.
         """
@@ -140,7 +141,7 @@ def _result(jobs: Sequence[Mapping[str, Any]]) -> FioResult:
 
 
 def wrong_blocks(code: int | None, stdout: str, stderr: str) -> tuple[int, str]:
-    """Return how many wrong blocks the output of a pass with `verify` reports, and where the first one is; 0 if none.
+    """Return how many wrong blocks the output of a pass with `verify` reports, and where the first one is; 0 and "" if none.
 
     fio stops at the first wrong block of each job, so there may be more.
     """
@@ -152,7 +153,7 @@ def wrong_blocks(code: int | None, stdout: str, stderr: str) -> tuple[int, str]:
 
 
 def failure_reason(code: int, errors: Sequence[int], stdout: str, stderr: str) -> str:
-    """Return why a pass failed, in one line: what it means if that is known, and fio's own words."""
+    """Return why a pass failed, in one line: fio's messages, and before them the meaning of the error if that is known."""
     if not errors:
         errors = [int(match) for match in re.findall(r"\berr=(\d+)/", stderr + stdout)]
     text = stderr if stderr.strip() else stdout.partition("{")[0]

@@ -30,7 +30,7 @@ FILE = "data"
 MARGIN_S = 20.0
 """Time that a pass may take beyond its duration."""
 SLOWEST_READ = 0.1
-"""The comparison has no fixed duration. It is abandoned if its rate is below this share of the rate of writing."""
+"""The comparison has no fixed duration. It is abandoned if its rate is below this share of the rate of the sequential write."""
 NO_FIO = "fio is not installed: set rackproof_install_fio, or install the package fio (RHEL: also fio-engine-libaio)"
 
 
@@ -99,7 +99,7 @@ class _Passes:
         written = self._sequential("write", verify=True)
         for target in self._targets:
             if result := written.get(target.path):
-                # fio ends the jobs at different offsets, so all use as many bytes as the slowest has written.
+                # fio ends the jobs at different offsets. Later passes use as many bytes of each region as the slowest job wrote.
                 size = min(result.job_bytes) // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
                 file, _, step = self._regions[target.path]
                 self._regions[target.path] = (file, size, step)

@@ -1,4 +1,4 @@
-"""Run as a program, in a child process: write the shard of a checkpoint, compare one, or create, look up or remove files.
+"""Run as a program, in a child process: write or compare a shard of a checkpoint, or create, look up or remove files.
 
     python shard.py write FILE SEED BYTES DIRECT
     python shard.py read FILE SEED BYTES DIRECT
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 1 << 20
-"""Size of a block of a shard. Each begins with its number, so that a block in the wrong place is wrong."""
+"""Size of a block of a shard. Each block begins with its number, so that a block in the wrong place counts as wrong."""
 NUMBER_BYTES = 8
 
 
@@ -92,7 +92,7 @@ def differences(found: bytes, expected: bytes) -> tuple[int, int]:
 
 
 def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
-    """Return the block; shorter if the file ends before."""
+    """Return the block; fewer bytes if the file ends before the end of the block."""
     length = 0
     while length < BLOCK:
         with memoryview(buffer) as view, view[length:] as rest:

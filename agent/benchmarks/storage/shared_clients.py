@@ -23,7 +23,7 @@ _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 
 class ExcludedError(Exception):
-    """This host takes no further part; the message says why. It is empty if `Target.problem` has the reason."""
+    """This host takes no further part; the message says why. The message is empty if `Target.problem` has the reason."""
 
 
 class Clients:
@@ -41,6 +41,7 @@ class Clients:
         self.hosts: tuple[str, ...] = ()
         """The hosts that take part, in the order of the launch."""
         self._works: dict[str, str] = {}
+        """Host -> name of its subdirectory for test files."""
 
     @property
     def host(self) -> str:
@@ -53,7 +54,7 @@ class Clients:
         Raises:
             ExcludedError: this host has another file system there or a problem, or answered too late.
         """
-        # Hosts may come from benchmarks of different duration, and a file system may hang at the first access.
+        # The long limit, because hosts may arrive late from the benchmark before this one, and a file system may hang at first.
         answers = self._gather("join", {"work": self.target.work.rpartition("/")[2]}, self.context.timeout_s)
         self._works = {
             host: str(answer["work"]) for host, answer in answers.items() if _WORK.fullmatch(str(answer["work"]))
@@ -69,7 +70,10 @@ class Clients:
         self._leave_out_others(views)
 
     def _leave_out_others(self, views: Mapping[str, Sequence[str]]) -> None:
-        """Leave out the hosts that do not see what most hosts see. If two views are equally common, leave out all hosts."""
+        """Leave out the hosts that do not see the subdirectories that most hosts see.
+
+        If the two most common views are equally common, leave out all hosts.
+        """
         (view, count), *others = Counter(tuple(view) for view in views.values()).most_common()
         is_unclear = any(number == count for _, number in others)
         same = tuple(host for host in self.hosts if tuple(views[host]) == view and not is_unclear)
@@ -84,7 +88,7 @@ class Clients:
         self.hosts = same
 
     def step(self, name: str, value: Mapping[str, Any], limit_s: float = ACCESS_S) -> dict[str, Any]:
-        """Exchange the values of a step; return host -> value of those without a problem.
+        """Exchange the values of a step; return host -> value of the hosts without a problem. Only these take further part.
 
         Args:
             name: name of the step, different for each call.

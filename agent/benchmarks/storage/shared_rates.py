@@ -16,8 +16,9 @@ from schemas.scopes import HOST
 FILE, DEPTH = "data", 4
 """Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
 MOST_FILES = 20_000
+"""Maximum number of files that a host creates."""
 SATURATED = 0.9
-"""Share of the highest total bandwidth. `saturation_clients` is the smallest number of clients that reach it."""
+"""Share of the highest total bandwidth. `saturation_clients` is the smallest number of clients that reach this share."""
 
 
 def numbers_of_clients(first: int, hosts: int) -> list[int]:
@@ -45,7 +46,7 @@ class SharedRates:
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
         """Reader -> rate and owner of the file, for each round with all clients."""
-        # A quarter of the free space for the files of all hosts, and another one for the shards of their checkpoint.
+        # A quarter of the free space is for the files of all hosts, and another quarter for the shards of their checkpoint.
         free = clients.target.free // 4 // max(1, len(clients.hosts))
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
         size = min(settings["size_bytes"], free // len(self._counts)) // runner.jobs
@@ -57,15 +58,15 @@ class SharedRates:
         """Measure with each number of clients. The figures of single clients come from the last measurement, with all clients."""
         for number, count in enumerate(self._counts):
             is_last = number == len(self._counts) - 1
-            # All that still take part: hosts may have been excluded since `_counts` was computed.
+            # In the last measurement all hosts that still take part: some may have been excluded since `_counts` was computed.
             part = self._clients.hosts if is_last else self._clients.hosts[:count]
             # A file of its own for each number of clients: some clients cache the size of a file.
             self._file = f"{FILE}{number}"
             regions: dict[str, int] = {}
-            for distance in range(1, (self._settings["rounds"] if is_last else 1) + 1):
-                regions = self._write(f"write/{number}/{distance}", part, is_last)
-            for distance in range(1, (self._settings["rounds"] if is_last else 1) + 1):
-                self._read(f"read/{number}/{distance}", part, regions, distance, is_last)
+            for round_number in range(1, (self._settings["rounds"] if is_last else 1) + 1):
+                regions = self._write(f"write/{number}/{round_number}", part, is_last)
+            for round_number in range(1, (self._settings["rounds"] if is_last else 1) + 1):
+                self._read(f"read/{number}/{round_number}", part, regions, round_number, is_last)
         self._report_writes()
         self._report_reads()
         self._report_ramp()
@@ -84,12 +85,14 @@ class SharedRates:
         blocks = {host: int(value["bytes"]) // fio.SEQUENTIAL_BYTES for host, value in answers.items()}
         return {host: number * fio.SEQUENTIAL_BYTES for host, number in blocks.items() if number > 0}
 
-    def _read(self, step: str, part: Sequence[str], regions: Mapping[str, int], distance: int, is_last: bool) -> None:
+    def _read(
+        self, step: str, part: Sequence[str], regions: Mapping[str, int], round_number: int, is_last: bool
+    ) -> None:
         """Read the files of other hosts at the same time."""
         item = fio.FioPass(
             name="read", op="read", pattern="sequential", seconds=self._seconds, depth=DEPTH, repeats=True
         )
-        owner = self._owner(part, regions, distance)
+        owner = self._owner(part, regions, round_number)
         result = self._pass(item, part, owner, regions.get(owner, 0)) if owner else None
         answer = {"rate": result.bytes_per_second, "owner": owner} if result else {}
         answers = self._clients.step(step, answer, self._limit_s)
@@ -98,15 +101,18 @@ class SharedRates:
         if is_last:
             self._rounds.append(rates)
 
-    def _owner(self, part: Sequence[str], regions: Mapping[str, int], distance: int) -> str:
-        """Return the host whose file this host reads; empty if it reads none."""
+    def _owner(self, part: Sequence[str], regions: Mapping[str, int], round_number: int) -> str:
+        """Return the host whose file this host reads in that round; empty if it reads none.
+
+        It reads its own file only if no other file is readable.
+        """
         if self._clients.host not in part:
             return ""
         order = [*part[(at := part.index(self._clients.host)) + 1 :], *part[: at + 1]]
         # A host that was excluded after it wrote its file has removed it.
         readable = [host for host in order if host in regions and host in self._clients.hosts]
         others = [host for host in readable if host != self._clients.host] or readable
-        return others[(distance - 1) % len(others)] if others else ""
+        return others[(round_number - 1) % len(others)] if others else ""
 
     def _pass(self, item: fio.FioPass, part: Sequence[str], owner: str, size: int) -> fio.FioResult | None:
         clients = self._clients
@@ -117,7 +123,7 @@ class SharedRates:
         return results.get(clients.target.path)
 
     def _aggregate(self, op: str, rates: Sequence[float], is_last: bool) -> None:
-        """Note what these clients reached together; of several rounds, the best counts."""
+        """Keep the total bandwidth of these clients; of several rounds with the same clients, the best counts."""
         if rates:
             count, rate = len(rates), sum(rates)
             self._ramp[op][count, is_last] = max(rate, self._ramp[op].get((count, is_last), 0.0))
@@ -136,12 +142,12 @@ class SharedRates:
 
     def _report_together(self, name: str, unit: str, value: float, **params: Any) -> None:
         context, target = self._clients.context, self._clients.target
-        # A host that measures alone has no wider scope, and `host` takes no label after it.
+        # If a host measures alone, the world scope is `host`, which cannot precede another label.
         scope = target.scope if context.world_scope == HOST else f"{context.world_scope},{target.scope}"
         context.report(name, value, unit=unit, scope=scope, **params)
 
     def _report_writes(self) -> None:
-        """Report the best rate at which this host wrote its file: a file system may serve clients unequally for a moment."""
+        """Report the best rate at which this host wrote its file: in a single round a file system may serve clients unequally."""
         if self._written:
             best = max(self._written, key=lambda result: result.bytes_per_second)
             about = {"clients": len(self._clients.hosts), "moved_bytes": sum(best.job_bytes)}
@@ -187,6 +193,6 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
         if action == "create":
             count = int(answer["count"])
         if answer["count"] and answer["typical"] > 0:
-            # From the median time of a file: a pause of the server or of this host must not make a client look slow.
+            # From the median time per file: a pause of the server or of this host must not make the client look slow.
             rate = 1 / float(answer["typical"])
             report.figure(clients.target, "shared_storage.metadata_rate", rate, {"clients": len(counts)}, op=action)

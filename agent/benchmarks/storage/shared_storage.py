@@ -2,7 +2,8 @@
 
 One rank of each host is a client of the file system. The benchmark has three parts:
 
-- Rates: each client writes a file and reads the file of another client. A few clients begin, then twice as many, up to all.
+- Rates: each client writes a file and reads the file of another client. First a few clients do so
+  at the same time, then twice as many, and so on up to all.
 - Metadata: the clients create, look up and remove files.
 - Checkpoint: each client writes one shard per rank of its host. Other hosts read the shards back and compare them.
 

@@ -32,7 +32,7 @@ class Target:
 
     path: str
     problem: str = ""
-    """Why it can no longer be measured."""
+    """Why it can no longer be measured; empty if it can."""
     work: str = ""
     """Subdirectory for test files."""
     free: int = 0
@@ -40,7 +40,7 @@ class Target:
     disks: frozenset[str] = frozenset()
     """The disks below it; empty if unknown."""
     pool: str = ""
-    """The block device, or the type of a file system without one. Directories with the same pool may share their free space."""
+    """The block device, or the type of a file system that has none. Directories with the same pool may share their free space."""
     about: dict[str, Any] = field(default_factory=dict)
     """Parameters of its figures, such as file system, device and models of the disks."""
 
@@ -80,7 +80,7 @@ def little_space(free: int, users: int, kind: str) -> str:
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
-    """Remove the test files. A file system that hangs keeps them; a later measurement removes those older than a day."""
+    """Remove the test files. If the file system hangs, they stay; a later measurement removes those that are a day old."""
     run_directory_program(
         context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
     )
@@ -162,6 +162,7 @@ class FioRunner:
 
     context: RankContext
     path: str
+    """Path of fio; empty if it is not installed."""
     engine: str
     jobs: int
 

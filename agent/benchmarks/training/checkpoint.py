@@ -1,8 +1,8 @@
 """Save a checkpoint on every host, restore it on every rank, compare every bit, and continue the training.
 
 The checkpoint has the model, the optimizer, the step number and the random state. It is restored into a second trainer,
-which started with another seed and must then have the saved state. After that both trainers continue and must stay equal: an
-error in the random state or the optimizer may show only then.
+which started with another seed and must then have the saved state. After that both trainers continue, and their states must
+stay equal: an error in the random state or the optimizer may show only in later steps.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def save(context: Context, state: State, path: Path) -> None:
 
 
 def find_differences(first: State, second: State) -> list[str]:
-    """Return the dotted names of the parts that are in only one state or are not bit-identical."""
+    """Return the dotted names of the parts that only one of the states has, or that are not bit-identical."""
     first_leaves, second_leaves = _leaves(first), _leaves(second)
     return [
         name
@@ -179,8 +179,8 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
     """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not reproducible."""
-    # PyTorch warns that the backward pass of max pooling uses atomic additions. Here the pooling windows do not overlap, so
-    # no element is a sum and the order does not matter.
+    # PyTorch warns of the backward pass of max pooling, because it uses atomic additions. That is no problem here: the pooling
+    # windows do not overlap, so no element is a sum, and the order of additions does not matter.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

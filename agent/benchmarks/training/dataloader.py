@@ -1,7 +1,7 @@
 """Images per second that the host's CPUs prepare for each rank, compared with the rate at which the rank's device trains.
 
-All ranks of the host load at once, because they share its CPUs; one rank alone would be far faster than in real training. The
-images are in memory, so the figure measures the CPUs and not the disk. Each image is shifted, rotated and normalized
+All ranks of the host load images at once, because they share its CPUs: one rank alone would be far faster than in real training.
+The images are in memory, so the figure depends on the CPUs and not on the disk. Each image is shifted, rotated and normalized
 individually, as in PyTorch's examples. No process group is used, because ranks on different hosts do not affect each other here.
 """
 
@@ -113,7 +113,7 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
         num_workers=workers,
         prefetch_factor=PREFETCH if workers else None,
         pin_memory=pinned,
-        # Never fork: this process has used CUDA, and has threads.
+        # No fork of this process, because it has used CUDA and has threads.
         multiprocessing_context=forkserver(__name__) if workers else None,
         timeout=context.timeout_s if workers else 0,
     )

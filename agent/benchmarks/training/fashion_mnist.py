@@ -2,8 +2,8 @@
 
 It trains the small `convnet` on Fashion-MNIST. A plain loop would spend most of its time on kernel launches: a step of this
 network has about forty kernels of a few microseconds. So all inputs of a step are on the device (images, order, learning rates,
-step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU, or if the step cannot be
-captured, it runs eagerly.
+step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU, or if a step cannot be
+captured as a graph, the steps run without one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 0.1
-"""Share of the steps in which the learning rate rises: with the full rate of 16 ranks from the start, training diverges."""
+"""Share of the steps, at the beginning, in which the learning rate rises. At once at the rate of 16 ranks, training diverges."""
 MAX_RATE = 0.16
 """Upper limit of the learning rate, which grows with the number of ranks. At the default rate, 16 ranks reach the limit."""
 GRAPH_WARM_UP = 3
+"""Steps before the capture of the graph. Each needs a batch, so a shorter training makes one."""
 
 
 class GraphedTraining:
-    """The training. `step` uses no data on the host, so it can be captured as a CUDA graph."""
+    """The training. `step` reads nothing from the host's memory, so that it can be captured as a CUDA graph."""
 
     def __init__(self, context: Context, model: nn.Module, images: Images, settings: Mapping[str, Any]) -> None:
         batch, epochs, device = settings["batch_size"], settings["epochs"], context.device
@@ -98,9 +99,9 @@ def count_differing_parameters(model: nn.Module) -> int:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report accuracy on the test images, images per second in training, and seconds from reading the files to that accuracy.
+    """Report accuracy on the test images, images per second in training, and the seconds from reading the files to the accuracy.
 
-    If the parameters differ between the ranks after the training, report `fashion_mnist.wrong_parameters` instead: their number.
+    If parameters differ between the ranks after the training, report their number instead (`fashion_mnist.wrong_parameters`).
     """
     context.min_max_over_ranks(0)  # a barrier: all ranks start together
     began = time.perf_counter()

@@ -1,14 +1,15 @@
-"""Inference of a decoder with a full KV cache: prefill, greedy decoding, latencies with their tails, and equal tokens.
+"""Inference of a decoder with a full KV cache: rates of prefill and greedy decoding, percentiles of the latencies, wrong tokens.
 
 The decoder has the blocks of `transformer`, in bf16, with one KV head for each head. Each sequence has `prompt` tokens and room
-for `steps` more. The cache has a share of the free memory. The sequences that fit into it are decoded together, one token of
-each in a step. A step reads the whole cache and masks what is not yet written, so that all steps take the same time.
+for `steps` more. The cache takes a share of the free memory. As many sequences as fit into it are decoded together, one token
+of each in a step. A step reads the whole cache and masks the part that is not yet written, so that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
 they include kernel launches and delays by other processes of the host.
 
-The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal that of the first
-round: the operations have no atomic additions and are launched the same way each time, so any other token is a wrong result.
+The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal the same
+token of the first round: the operations have no atomic additions and are launched the same way each time, so any other token is a
+wrong result.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from schemas.records import ERROR
 
 SEED = 20261128
 MULTIPLE = 8
-"""A number of sequences above this is rounded down to a multiple of it, so that GPUs of one model, whose free memory differs
-slightly, usually decode equally many sequences."""
+"""If more than this many sequences fit, their number is rounded down to a multiple of this. So GPUs of one model, whose free
+memory differs slightly, usually decode equally many sequences."""
 WARM_UP = 3
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 
@@ -89,7 +90,7 @@ class Cache:
     def __init__(self, settings: Mapping[str, Any], sequences: int, device: torch.device) -> None:
         self.length = settings["prompt"] + settings["steps"]
         shape = (sequences, settings["heads"], self.length, settings["width"] // settings["heads"])
-        # Zeros, because masked positions have weight 0, and 0 times an infinite value left in the memory would be NaN.
+        # Zeros, because a masked position has weight 0, and 0 times an infinite value that was left in the memory would be NaN.
         self.keys, self.values = (
             [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(settings["layers"])]
             for _ in range(2)
@@ -168,7 +169,7 @@ class Engine:
         self._tokens[sequence : sequence + 1] = self._choose(scores)
 
     def _decode(self) -> None:
-        # -1 is not a valid index of the embedding: it would end the process before the wrong token is counted.
+        # A token of -1 is not a valid index of the embedding: it would end the process before the wrong token is counted.
         known = self._tokens.clamp(min=0)
         self._tokens.copy_(self._choose(self._model.decode(known, self._cache, self._position)))
         self._position += 1
@@ -178,7 +179,7 @@ class Engine:
         return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
 
     def run(self, seconds: float) -> None:
-        """Decode for about that time: a complete first round, then at least one more. The last round is cut short.
+        """Decode for about that time: a complete first round, then at least one more. The last round ends when the time is over.
 
         Afterwards, prefill until there are enough samples for the percentiles of the time to the first token.
         """
@@ -252,7 +253,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _report_percentiles(
     context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
 ) -> None:
-    """Report each percentile. If there are so few samples that none lies beyond it, report it as absent."""
+    """Report each percentile. If there are too few samples for one to lie beyond the percentile, report it as absent."""
     for key in percentiles:
         share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:
@@ -263,7 +264,7 @@ def _report_percentiles(
 
 
 def least_samples(key: str) -> int:
-    """Return how many samples a percentile needs, so that at least one is beyond it."""
+    """Return how many samples are needed so that at least one of them lies beyond the percentile."""
     return round(1 / (1 - PERCENTILES[key]))
 
 

@@ -1,9 +1,9 @@
 """The loss curve of a short training on each device, compared with the same training in fp64 on a CPU.
 
 A small dense transformer (pre-norm blocks, causal attention, no bias) is trained by SGD with momentum. Weights and data are
-generated on the CPU from a seed, so both trainings begin equal and differ only by rounding. The reference needs no recorded
-file and no assumption about a GPU: each rank computes it on its CPU. fp32 is IEEE single precision, without TF32. In bf16 the
-weights and their updates are in fp32, as in mixed-precision training.
+generated on the CPU from a seed, so the two trainings begin with equal values and differ only by rounding. The reference needs no
+recorded file and no assumption about a GPU: each rank computes it on its CPU. fp32 is IEEE single precision, without TF32. In
+bf16 the weights and their updates are in fp32, as in mixed-precision training.
 
 The operations have no atomic additions: the embedding is a product with one-hot rows, and the attention is explicit.
 """
@@ -25,13 +25,13 @@ from schemas.records import ERROR
 SEED = 20261128
 VOCABULARY = 64
 BATCHES = 4
-"""Batches, used in turn."""
+"""Number of different batches, which the steps use in turn."""
 RATE, MOMENTUM = 0.05, 0.9
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each type the largest relative deviation of a loss, and how many losses are not finite."""
+    """Report for each type the largest relative deviation of a loss from the reference, and how many losses are not finite."""
     context.set_phase("loss_curve reference")
     reference = train(settings, "fp64", torch.device("cpu"))
     context.host_barrier("start")
@@ -59,16 +59,16 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def largest_deviation(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the largest |loss - reference| / reference of the steps."""
+    """Return the largest |loss - reference| / reference over all steps."""
     return max(abs(loss - right) / right for loss, right in zip(losses, reference, strict=True))
 
 
 def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list[float]:
     """Return the loss before each step. Products are in `dtype`, weights in fp32, or in fp64 if `dtype` is fp64."""
     generator = torch.Generator().manual_seed(SEED)
-    kept = torch.float64 if dtype == "fp64" else torch.float32
+    weight_dtype = torch.float64 if dtype == "fp64" else torch.float32
     weights = [
-        weight.to(device, kept).requires_grad_()
+        weight.to(device, weight_dtype).requires_grad_()
         for weight in _initial_weights(settings["layers"], settings["width"], generator)
     ]
     batches = [_make_batch(settings, generator).to(device) for _ in range(BATCHES)]
@@ -102,8 +102,8 @@ def compute_loss(weights: Sequence[torch.Tensor], tokens: torch.Tensor, heads: i
         states = states + attended.transpose(1, 2).reshape(states.shape) @ outward
         states = states + nn.functional.gelu(_normalized(states) @ up) @ down
     scores = _normalized(states) @ head
-    kept = torch.promote_types(dtype, torch.float32)
-    return nn.functional.cross_entropy(scores.flatten(0, 1).to(kept), tokens[:, 1:].flatten())
+    loss_dtype = torch.promote_types(dtype, torch.float32)
+    return nn.functional.cross_entropy(scores.flatten(0, 1).to(loss_dtype), tokens[:, 1:].flatten())
 
 
 def _normalized(states: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
 """Training of a transformer with a mixture of experts, sharded by FSDP2: step time, tokens per second, model FLOP utilization.
 
 Each block has attention as in `transformer`, and eight experts instead of its MLP. A router chooses two experts for each token.
-Each expert has room for `CAPACITY` times its even share of the tokens; further tokens skip it, as in Switch Transformer (Fedus
-et al. 2021). So all shapes are fixed: the tokens are gathered by expert, all experts compute one batched product, and the results
-are gathered back by token. Experts are sharded with the other weights; there is no exchange of tokens between ranks.
+Each expert has room for `CAPACITY` times an even share of the tokens. Tokens for which it has no room skip it, as in Switch
+Transformer (Fedus et al. 2021). So all shapes are fixed: the tokens are gathered by expert, all experts compute one batched
+product, and the results are gathered back by token. Experts are sharded like the other weights; ranks exchange no tokens.
 
-Model FLOPs count the two experts of each token, even if the token skips one, and not the unused room.
+Model FLOPs count the two experts of each token, even if the token skips one of them. They do not count unused room.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agent.sampling.statistics import summarize
 EXPERTS, USED = 8, 2
 """Experts of a block, and how many of them a token uses."""
 CAPACITY = 1.25
-"""Room of an expert, relative to its even share of the tokens."""
+"""Room of an expert, relative to an even share of the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Experts(nn.Module):
         uses = nn.functional.one_hot(flat, EXPERTS)
         place = (uses.cumsum(0) * uses).sum(-1) - 1  # position of the use among those of its expert
         kept = place < room
-        # All uses without room get one additional last row, which no expert computes.
+        # All uses without room get the same row after the last one. No expert computes it: its result is zero.
         slot = torch.where(kept, flat * room + place, EXPERTS * room)
         source = torch.full((EXPERTS * room + 1,), count, dtype=torch.int64, device=tokens.device)
         source[slot] = torch.arange(count * USED, device=tokens.device) // USED

@@ -1,7 +1,7 @@
 """Training of a network that is split over two devices, with data-parallel replicas (PyTorch's "DDP with model parallelism").
 
-Each even local rank uses two devices, its own and the next one, while the odd ranks wait. If the number of GPUs is odd, the
-last one is not used. On CPUs both halves are on the same device.
+Each even local rank uses two devices, its own and the next one, while the odd ranks wait. If a host has an odd number of GPUs,
+its last GPU is not used. On CPUs both halves are on the same device.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def _replica_leaders(context: Context, leads: bool) -> list[int]:
 def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
     """Return a process group of the leaders; None on the other ranks, which must call this too.
 
-    join_process_group() binds the default group, and every group derived from it, to one device per rank. The gradients of a
-    replica are on two devices, so this group must not be bound.
+    join_process_group() binds the default group, and every group that is created from it, to one device per rank. The gradients
+    of a replica are on two devices, so the group of the leaders must not be bound.
     """
     default = dist.group.WORLD
     bound, default.bound_device_id = default.bound_device_id, None  # type: ignore[union-attr]
@@ -139,7 +139,7 @@ def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
 
 
 def _build_replica(context: Context, leads: bool, width: int, batch: int) -> SplitReplica | None:
-    """Return the replica that this rank runs, after a test without other ranks; None if this rank runs none."""
+    """Return the replica that this rank runs, after a backward pass without other ranks as a test; None if it runs none."""
 
     def build() -> SplitReplica | None:
         try:
@@ -155,5 +155,5 @@ def _build_replica(context: Context, leads: bool, width: int, batch: int) -> Spl
 
 
 def _wait_for_host(context: Context, what: str) -> None:
-    """Wait for the other ranks of the host without NCCL, whose kernels would keep the device of a replica busy."""
+    """Wait for the other ranks of the host, without NCCL: its kernels would keep the device that a replica uses busy."""
     context.host_barrier(f"model_parallel {what}")

@@ -1,9 +1,9 @@
 """The training of a scaling study, timed from the launch of the ranks.
 
-It is Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with
-momentum 0.5; the batch size is per rank. As in most trainings, the host's CPUs prepare the images: worker processes of each rank
-convert them one by one. So a host with too few CPUs for its GPUs is as slow here as in real training. `fashion_mnist` measures
-the GPUs without this limit.
+It is the training of Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST, DDP, SGD
+with a learning rate of 0.01 and a momentum of 0.5; the batch size is per rank. As in most trainings, the host's CPUs prepare the
+images: worker processes of each rank convert them one by one. So a host with too few CPUs for its GPUs is as slow here as in real
+training. `fashion_mnist` measures the GPUs without this limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOMENTUM = 0.5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 """Precision -> autocast dtype. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
 MIN_STEPS = 2
-"""Minimum number of steps. The first one is not part of the throughput, because torch builds kernels and buckets in it."""
+"""Minimum number of steps. The first step is not part of the throughput, because torch builds kernels and DDP's buckets in it."""
 
 Item = tuple[torch.Tensor, int]
 

@@ -1,20 +1,20 @@
-"""Data-parallel training steps in two parts: how long each rank computes, and how long it waits for the others.
+"""Data-parallel training steps in two parts: how long each rank computes, and how long it waits for the other ranks.
 
 In a DDP step the all_reduce of the gradients overlaps with the backward pass, so compute time and waiting time cannot be
 separated. NCCL's kernels also spin while they wait, which uses part of the device. So these steps exchange the gradients only
 after the backward pass, and each rank times the two parts with its own clock:
 
 * compute: update, forward and backward pass, until the device has finished them. Ranks do not interact.
-* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the rank that starts last does not wait.
-  The shortest exchange of a step is the communication time. A rank's exchange minus that time is the time this rank waited.
+* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, and the rank that begins last does not wait.
+  So the shortest exchange of a step is the communication time, and a rank's exchange minus that time is how long the rank waited.
 
 Two effects of DDP are not measured: that computing and communication overlap (so these steps take longer than DDP's), and that
-they slow each other down. The network is that of the benchmark `transformer`, with its tokens in device memory. As in real
-training, it is so large that the GPU limits the speed and not the kernel launches. On GPUs `straggler.launch` reports how long
-the host needed for the launches.
+computing and communication slow each other down. The network is that of the benchmark `transformer`, with its tokens in device
+memory. As in real training, it is so large that the GPU limits the speed, and not the launch of kernels. On GPUs
+`straggler.launch` reports how long the host needed to launch the kernels.
 
-The times of the ranks are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in
-every tenth step does. Counts, shares and `straggler.cpu_wait` are over all steps.
+The reported times are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every
+tenth step does. Counts, shares and `straggler.cpu_wait` are over all steps.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from schemas import documents
 from schemas.records import ERROR
 
 MIN_STEPS = 60
-"""Fewest steps of a training, in all epochs together, unless `max_steps` allows fewer. With many ranks an epoch would have too
-few steps for the loss to fall, or none; each rank then trains on its images several times in an epoch."""
+"""Fewest steps of a training, in all epochs together, unless `max_steps` allows fewer. With many ranks, an epoch of all images
+would have too few steps for the loss to fall, or none. Then each rank trains on its images several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 
@@ -97,7 +97,7 @@ def steps_per_epoch(images: int, settings: Mapping[str, Any]) -> int:
 
 
 def batches(order: torch.Tensor, size: int, count: int) -> Sequence[torch.Tensor]:
-    """Return `count` batches (size,) of the images in this order (images,); from the start again if there are too few."""
+    """Return `count` batches (size,) of the image numbers in `order` (images,). If these are too few, use them again."""
     repetitions = -(-size * count // len(order))
     split: Sequence[torch.Tensor] = order.repeat(repetitions).split(size)  # type: ignore[no-untyped-call]
     return split[:count]

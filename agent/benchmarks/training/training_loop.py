@@ -41,7 +41,7 @@ def build_network(name: str) -> nn.Module:
     try:
         from torchvision.models import resnet18
     except (ImportError, RuntimeError, AttributeError) as error:
-        # A torchvision that was built for another torch raises one of these errors; real clusters have such installations.
+        # A torchvision that was built for another torch raises one of these errors. Clusters do have such installations.
         reason = f"no torchvision that fits torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
         raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)
@@ -92,7 +92,7 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: mark backward pass and update in the heartbeat as a collective. False: they use none, or the caller marks it.
+        collective: mark backward pass and update as a collective in the heartbeat. False: there is none, or the caller marks it.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)
@@ -169,7 +169,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the accuracy and the mean loss on the test images; each rank evaluates its own share."""
     own = slice(context.rank, None, context.world_size)
-    # 100 images fit into a CPU's caches, which saves a third of the time.
+    # On a CPU 100 images, because these fit into its caches, which saves a third of the time.
     batch = 1000 if context.device.type == "cuda" else 100
     correct, loss = torch.zeros((), device=context.device), torch.zeros((), device=context.device)
     model.eval()

@@ -3,9 +3,9 @@
 Pre-norm blocks with causal attention and an MLP of four times the width; parameters in fp32, computation in bf16, AdamW.
 
 Model FLOPs per token, forward and backward: 6·N for the N weights in matrix products (12·width² per layer, and the head; the
-embedding is only a look-up), plus 6·layers·width·sequence for attention (half of 12, because it is causal). Utilization is
-relative to the bf16 matrix product rate of the same ranks, measured just before. So no data sheet is needed, and a slow GPU
-does not look like bad sharding.
+embedding is only a look-up), plus 6·layers·width·sequence for attention (half of 12, because attention is causal). Utilization is
+relative to the bf16 matrix product rate of the same ranks, measured just before the training. So no data sheet is needed, and a
+slow GPU does not look like bad sharding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP = 3
 ACTIVATION_BYTES = 34
 """Bytes kept for the backward pass per token, layer and unit of width, in bf16 (Korthikanti et al. 2022, equation 2)."""
 STATE_BYTES = 16
-"""Bytes per parameter: its fp32 value, its gradient, and AdamW's two moments."""
+"""Bytes per parameter, 4 each: its fp32 value, its gradient, and AdamW's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ def _report(context: Context, shape: Shape, times: Sequence[float], peak: float,
 
 
 def shard(context: Context, build: Callable[[], Transformer]) -> nn.Module:
-    """Return the sharded model that `build` makes. Uses no collective."""
+    """Make a model with `build`, and return it sharded over all ranks. Uses no collective."""
     fsdp = _import_fsdp2()
     torch.manual_seed(1)
     with context.device:  # created on the device: creating it on one CPU core takes seconds
@@ -193,7 +193,7 @@ def _import_fsdp2() -> Any:
 
 
 def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
-    """Return the shape with as many of its layers as fit on the device with the least free memory; on CPUs with all.
+    """Return `wanted` with as many of its layers as fit on the device with the least free memory; on CPUs with all layers.
 
     If a rank ran out of memory in a step, the others would hang. Raises CannotMeasureError on all ranks if not even one
     layer fits.

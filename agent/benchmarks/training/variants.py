@@ -113,7 +113,7 @@ class VariantTraining:
                 broadcast_buffers=False,
                 bucket_cap_mb=BUCKET_MB,
                 gradient_as_bucket_view=True,
-                static_graph=not self._variant.compiled,  # the compiler splits its graph at DDP's buckets by itself
+                static_graph=not self._variant.compiled,  # torch.compile itself splits its graph at DDP's buckets
             )
         if side_stream:
             done = cuda_event()
@@ -121,7 +121,12 @@ class VariantTraining:
             self._context.wait_for(done)
 
     def compile(self) -> None:
-        """Compile the module and run its forward pass. Raises CannotMeasureError, or OutOfMemoryError of torch."""
+        """Compile the module and run its forward pass.
+
+        Raises:
+            CannotMeasureError: torch.compile does not work on this host.
+            torch.cuda.OutOfMemoryError: the memory of the device is too small.
+        """
         torch._dynamo.reset()
         self.module = torch.compile(self.module, dynamic=False)  # type: ignore[assignment]
         try:
@@ -192,7 +197,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """If `enabled`, let cuDNN time its convolution algorithms (takes seconds) and use the fastest; otherwise turn this off."""
+    """If `enabled`, let cuDNN time its convolution algorithms (this takes seconds) and use the fastest; otherwise forbid it."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:
