@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# The import of torch takes seconds. This call comes before it, so that errors in the launcher's variables are reported at once.
+# Before the import of torch, which takes seconds, so that errors in the launcher's variables are reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing

@@ -51,7 +51,7 @@ def run_to_end(context: RankContext, run: Callable[[], object]) -> None:
         run()
         context.save()
         context.begin("end")
-        context.host_barrier()  # the others save first: the launcher ends all ranks of the host as soon as one has failed
+        context.host_barrier()  # until the other ranks have saved: if one fails, the launcher ends all ranks of the host
     except Exception as error:
         context.heartbeat.record_failure(str(error))
         context.set_phase(f"failed: {describe_error(error)}"[:500], 1)

@@ -2,7 +2,7 @@
 
 Sizes, algbw and busbw are defined as in nccl-tests (doc/PERFORMANCE.md), with one exception: the algbw of hypercube is
 size / time, as for all other operations. The size is the larger of a rank's send and receive buffers. busbw = algbw × a
-factor that makes it comparable with the rate of a link.
+factor that makes the product comparable with the rate of a link.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def _repeat(context: Context, computation: Computation, seconds: float, digests:
 def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Return a 64-bit digest, on the tensor's device: the sum modulo 2⁶⁴ of the words, each multiplied by its own odd factor.
 
-    Multiplication by an odd factor loses no bit, so one flipped bit changes the sum. The order of the additions does not.
+    Multiplication by an odd factor loses no bit, so one flipped bit changes the sum. The order of the additions does not change
+    it.
     """
     return (_words(result) * factors).sum()
 

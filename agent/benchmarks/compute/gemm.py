@@ -27,11 +27,11 @@ TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e
 """Largest tolerated error of a row's checksum, relative to the root mean square of all checksums: a few rounding errors."""
 CHECKSUMS = 4
 DTYPE_REST_S = 0.3
-"""Pause before each precision, so that the GPU is neither hot nor at its power limit from the previous one."""
+"""Pause before each precision, so that the GPU is not still hot, or at its power limit, from the precision before."""
 BLOCK_REST_S = 0.05
-"""Pause between the blocks of one precision. Without it a GPU reaches its power limit within the run, and the median mixes
-times before and after that. Measured on H200: bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the pause,
-by at most 0.23 % with it."""
+"""Pause between the blocks of one precision. Without it a GPU reaches its power limit during the run, and the median mixes times
+from before and from after that moment. Measured on H200: bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the
+pause, by at most 0.23 % with it."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -57,9 +57,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _measure(context: Context, settings: Mapping[str, Any], dtype: str, common: Mapping[str, Any]) -> None:
     size, on_gpu, wrong = settings["size"], context.kind == "gpu", 0
     try:
-        multiply, count_wrong = build_product(dtype, size, context.device, seed=context.rank)
+        multiply, count_wrong_rows = build_product(dtype, size, context.device, seed=context.rank)
         multiply()
-        wrong = int(count_wrong() > 0)
+        wrong = int(count_wrong_rows() > 0)
         time.sleep(DTYPE_REST_S if on_gpu else 0.0)
         series = context.sample(
             multiply,
@@ -67,7 +67,7 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, common: 
             seconds=settings["seconds"],
             rest_s=BLOCK_REST_S if on_gpu else 0.0,
         )
-        wrong += int(count_wrong() > 0)
+        wrong += int(count_wrong_rows() > 0)
     finally:  # a wrong product counts even if the GPU fails later
         if wrong:
             context.report_wrong_data("gemm.wrong_products", wrong, invalid={"gemm.throughput": "FLOP/s"}, **common)
@@ -100,13 +100,13 @@ def build_product(
 
     vectors = torch.randn(size, CHECKSUMS, device=device, dtype=torch.float64, generator=generator)
 
-    def count_wrong() -> int:
+    def count_wrong_rows() -> int:
         """Check every row with Freivalds' algorithm, which costs little: (A·B)·x must equal A·(B·x), in fp64."""
         expected = left.double() @ (right.double() @ vectors)
         errors = (result.double() @ vectors - expected).abs() / expected.square().mean().sqrt()
         return int((~(errors <= TOLERANCE[dtype])).any(1).sum())  # written so that NaN is wrong
 
-    return multiply, count_wrong
+    return multiply, count_wrong_rows
 
 
 def unsupported_reason(dtype: str, device: torch.device) -> str:

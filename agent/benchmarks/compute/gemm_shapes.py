@@ -32,8 +32,8 @@ REPEATED = 8
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `gemm_shapes.throughput` and `.wrong_products` for each dtype and shape.
 
-    The first product is checked against its factors. The last timed one and REPEATED more must be bit-identical to the first,
-    as cuBLAS guarantees for one stream (NVIDIA, cuBLAS documentation, "Results reproducibility").
+    The first product is checked against its factors. The last timed product and REPEATED further ones must be bit-identical to
+    the first, as cuBLAS guarantees for one stream (NVIDIA, cuBLAS documentation, "Results reproducibility").
 
     A shape is `MxNxK`: (M, K) by (K, N). A product counts as 2·M·N·K operations (for int8: integer operations).
     """
@@ -59,10 +59,10 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, shape: s
     rows, columns, inner = map(int, shape.split("x"))
     wrong, checked = 0, 0
     try:
-        multiply, count_wrong = build(dtype, rows, columns, inner, context.device, seed=context.rank)
+        multiply, count_wrong_rows = build(dtype, rows, columns, inner, context.device, seed=context.rank)
         product = multiply()
         first = product.clone()
-        wrong, checked = int(count_wrong() > 0), 1
+        wrong, checked = int(count_wrong_rows() > 0), 1
         series = context.sample(multiply, precision=settings["precision"], seconds=settings["seconds"])
         differing = torch.zeros((), dtype=torch.int64, device=context.device)
         for number in range(1 + REPEATED):
@@ -117,7 +117,7 @@ def build(
                 return torch._scaled_mm(left, right, scale_a=scale, scale_b=scale, out_dtype=kind, out=result)
             return torch.matmul(left, right, out=result)
 
-    def count_wrong() -> int:
+    def count_wrong_rows() -> int:
         factors = right.t().double().view(-1, group, inner)
         sums = torch.bmm(vector.view(-1, 1, group), factors).view(-1, inner)
         del factors  # up to 2 GB
@@ -127,4 +127,4 @@ def build(
         limit = tolerance * float(expected.square().mean().sqrt())
         return int((~(errors <= limit)).any(1).sum())  # written so that NaN is wrong
 
-    return multiply, count_wrong
+    return multiply, count_wrong_rows

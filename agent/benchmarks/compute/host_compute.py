@@ -1,7 +1,7 @@
 """Matrix products in fp64 on all cores of the host at once, each checked, and the clock of the processors meanwhile.
 
-The factors are whole numbers so small that every partial sum is exact in fp64. So each product has one right result, whatever
-the order of the sums and whatever library computes them, and every element is compared with it.
+The factors are whole numbers so small that every partial sum is exact in fp64. So a product has only one right result, in
+whatever order its sums are computed, and by whatever library. Every element of every product is compared with that result.
 """
 
 from __future__ import annotations

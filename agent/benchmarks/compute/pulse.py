@@ -35,7 +35,7 @@ DUTY = 0.5
 LATEST = 0.1
 """A period counts as kept only if its load begins late by at most this share of the period."""
 DEPTH = 2
-"""Products that are queued on the GPU at once: so many that it never waits for the host, so few that the load ends in time."""
+"""Products in the GPU's queue at once: so many that the GPU never waits for the host, so few that the load ends in time."""
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
@@ -130,7 +130,7 @@ class Load:
         return count
 
     def compare(self) -> None:
-        """Compare the last product with the first one, and count it if it is wrong."""
+        """Compare the last product with the first one; if they differ, count the last one as wrong."""
         differs = (self._product != self._expected).any()
         self._context.synchronize()  # has a time-out, unlike reading the result
         self.wrong += int(differs)
@@ -177,7 +177,7 @@ class Wave:
 
     @property
     def periods_s(self) -> list[float]:
-        """Return the measured lengths of the periods, from one begin to the next, in seconds."""
+        """Return the measured lengths of the periods in seconds, each from the begin of its load to that of the next period."""
         return [later - earlier for earlier, later in zip(self.begun, self.begun[1:], strict=False)]
 
     @property

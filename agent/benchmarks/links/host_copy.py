@@ -141,8 +141,8 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
     The first node is None if the host does not report it. The label is then `unknown` if the process may use several nodes. In
     all other cases the label is `local`.
 
-    The other node is None if there is none, if the first is None, or if this process may not run on the first: copies with memory
-    on another node are judged only by comparison with copies on the GPU's node.
+    The other node is None if no other can be used, if the first is None, or if this process may not run on the first: copies with
+    memory on another node are judged only by comparison with copies on the GPU's node.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))

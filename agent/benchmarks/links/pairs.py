@@ -252,7 +252,8 @@ class NcclTransport:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._communicator = Communicator.connect(context, "pairs")
-        self._flag = torch.ones(1, device=context.device)  # an attribute, because the operation keeps only its address
+        # The tensor is an attribute, because the operation keeps only its address.
+        self._flag = torch.ones(1, device=context.device)
         self._all_reduce = self._communicator.operation("all_reduce", self._flag, self._flag)
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:

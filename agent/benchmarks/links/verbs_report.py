@@ -68,7 +68,7 @@ class PortReport:
         return {name for name, path in self.installation.paths.items() if path}
 
     def command(self, test: VerbsTest, port: RdmaPort, tcp_port: int, server: str = "") -> list[str]:
-        """Return the command of one side of a test. Raises PerftestError if it cannot use GPU memory."""
+        """Return the command of one side of a test. Raises PerftestError if it needs GPU memory, and cannot use it."""
         gpu: list[str] | str = []
         if test.memory == "gpu":
             address = nearest_gpu(port, self._context.devices) if self._context.kind == "gpu" else ""

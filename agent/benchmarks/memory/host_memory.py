@@ -2,8 +2,9 @@
 
 One rank of the host measures, with one thread on each core; the others wait. Bytes are counted as in STREAM: those of the arrays
 that the operation reads and writes (2 arrays for copy, 3 for triad), without the lines that the processor reads before it
-overwrites them. The target and the first source are checked afterwards. Latency is the time of a read in a chain of dependent
-reads, each of another cache line, minus the time of such a read in the cache: so the time of the interpreter cancels out.
+overwrites them. The target and the first source are checked afterwards. Latency is the time of a step in a chain of dependent
+reads, each of another cache line, minus the time of a step in a chain that stays in the cache. So the time that Python's
+interpreter needs for a step cancels out.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ cell lose its charge faster."""
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
-"""Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB. They
-must fit into the 2 % of memory that are not tested: 480 MB on a GPU with 24 GB. (`stress` uses 8192 rows and columns.)"""
+"""Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB, which must fit
+into the 2 % of the memory that are not tested: 480 MB on a GPU with 24 GB. (`stress` uses 8192 rows and columns.)"""
 HEATER_CALLS = 500
 """Products in the queue at once: 0.1 s on an H100 at 700 TFLOP/s."""
 BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]

@@ -26,9 +26,9 @@ class CannotMeasureError(Exception):
 
 
 def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result:
-    """Return what `work` returns, or raise CannotMeasureError on all ranks if it fails on any of them.
+    """Return what `work` returns, or raise CannotMeasureError on all ranks if `work` fails on any rank.
 
-    `work` must not use the process group: if a rank fails inside a collective, the others wait in it.
+    `work` must not use the process group: if a rank fails inside a collective, the other ranks wait there for it.
     """
     problem: CannotMeasureError | None = None
     try:
@@ -47,7 +47,7 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
 
 
 def report_absent_outputs(context: RankContext, benchmark: str, problem: CannotMeasureError, **params: Any) -> None:
-    """Report as absent, with these parameters, every output of the benchmark that this rank would report."""
+    """Report as absent every output that this rank would report for the benchmark; `params` are the parameters of each."""
     for output in {output.name: output for output in outputs(benchmark, context.kind)}.values():
         if output.scope == "device" or context.is_reporting_rank:
             scope = context.device_scope if output.scope == "device" else context.world_scope

@@ -26,11 +26,11 @@ Periods = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class CpuCounters:
-    """The kernel's counters at one moment; empty or None if the kernel does not have them."""
+    """The kernel's counters at one moment; a field is empty or None if the kernel does not have that counter."""
 
     time: float
     delays: Mapping[int, int]
-    """Thread -> nanoseconds in which it was runnable but waited for a processor."""
+    """Thread -> nanoseconds in which the thread was runnable but waited for a processor."""
     pressure: int | None
     """Microseconds in which any process of the host waited for a processor."""
     quotas: Mapping[Path, Periods]

@@ -68,7 +68,7 @@ class KeyStore:
     """A client of the store.
 
     Raises:
-        RuntimeError: the store does not answer. torch's store raises the same error.
+        RuntimeError: the store does not answer. (Torch's store then raises a RuntimeError, too.)
     """
 
     def __init__(self, address: str, port: int, name: str, *, limit_s: float) -> None:

@@ -76,7 +76,7 @@ def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T]
     Each of these threads runs its PyTorch operations alone, without PyTorch's pool of threads.
 
     Raises:
-        Exception: the exception of a thread that failed. The others stop at the barrier.
+        Exception: the exception of a thread that failed. The other threads stop at the barrier.
         TimeoutError: threads did not finish within `timeout_s`.
     """
     results: dict[int, T] = {}

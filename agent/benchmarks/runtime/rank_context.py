@@ -68,7 +68,7 @@ class RankContext:
     begun: dict[str, float] = field(default_factory=dict)
     """When each benchmark, and each step between them, began, by `time.monotonic()`."""
     unable: str = ""
-    """Why this rank cannot join the process group."""
+    """Why this rank cannot join the process group; empty if it can."""
     lost: dict[int, str] = field(default_factory=dict)
     """Local ranks that this rank no longer waits for, and why."""
     observations: list[Observation] = field(default_factory=list)

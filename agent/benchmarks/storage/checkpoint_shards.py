@@ -1,4 +1,4 @@
-"""A checkpoint in a shared directory: each host writes a shard for each of its ranks; another host reads and compares it.
+"""A checkpoint in a shared directory: each host writes a shard for each of its ranks; another host reads and compares them.
 
 If bytes of a shard are wrong, the host that wrote the shard (its owner) and a third host read the shard, too. If all three hosts,
 or both hosts other than the owner, read wrong bytes, the file system stored the shard wrong. Otherwise the host that read wrong

@@ -112,7 +112,7 @@ class FioResult:
 
 
 def parse(op: str, code: int, stdout: str, stderr: str) -> FioResult:
-    """Return the figures of a pass. Raises FioError if it failed, or its output cannot be read."""
+    """Return the figures of a pass. Raises FioError if the pass failed, or if fio's output cannot be read."""
     try:
         document, _ = json.JSONDecoder().raw_decode(stdout, re.search(r"^\{", stdout, re.MULTILINE).start())  # type: ignore[union-attr]
         jobs = [job for job in document["jobs"] if job[op]["total_ios"] or job["error"]]

@@ -89,7 +89,7 @@ def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
 def run_directory_program(
     context: RankContext, arguments: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Any] | str]:
-    """Run the program on each directory; return its answer, or a problem."""
+    """Run the program `directory.py` for each path with these arguments; return path -> its answer, or a problem."""
     program = (sys.executable, "-I", "-S", directory.__file__)
     commands = {path: [*program, *words] for path, words in arguments.items()}
     return {
@@ -138,14 +138,14 @@ class TargetReport:
     def figure(
         self, target: Target, name: str, value: float, about: Mapping[str, Any] | None = None, **params: Any
     ) -> None:
-        """Report a figure. `params` are its settings, `about` describes the measurement."""
+        """Report a figure. `params` are the parameters that the plan expects; those in `about` describe the measurement."""
         self._reported.add((target.scope, name, frozenset(params.items())))
         self._context.report(
             name, value, unit=self._units[name], scope=target.scope, **params, **target.about, **(about or {})
         )
 
     def absent(self, target: Target, **params: Any) -> None:
-        """Report the problem of the directory for every figure with these settings that was not reported."""
+        """Report the problem of the directory for every expected figure with these parameters that was not reported."""
         for item in self._expected:
             key = (target.scope, item.name, frozenset(item.params.items()))
             if key not in self._reported and params.items() <= item.params.items():
