@@ -31,7 +31,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add busy to the command."""
     parser = verbs.add_parser(
         "busy",
-        help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
+        help="check whether this host is in use; if so, record its measurements as skipped. Exits 0 if it is free, 1 if in use",
         epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
         "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU whose processes cannot "
         "be listed counts as in use. If the plan shares GPUs with other processes, GPUs are not checked.",

@@ -23,7 +23,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add emit-record to the command."""
     parser = verbs.add_parser(
         "emit-record",
-        help="print this host's records as lines that `rackproof collect` reads from a log; exits 2 if there are none",
+        help="print this host's records as lines that `rackproof collect` reads from a log; exits 2 if this host has no record",
         epilog="example: rackproof emit-record --run-dir /var/lib/rackproof/runs/r1",
     )
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")

@@ -155,7 +155,7 @@ def _allocate(context: Context, case: Case, communicator: Communicator | None) -
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):
-            raise ValueError(f"a hypercube needs a power of two of ranks, not {context.world_size}")
+            raise ValueError(f"the number of ranks in a hypercube must be a power of two, not {context.world_size}")
         buffers = CollectiveBuffers(*case, context.rank, context.world_size, context.device, communicator)
     except (RuntimeError, ValueError) as caught:  # usually out of memory
         error = caught

@@ -84,7 +84,9 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
     if port.link_layer == ROCE and has_infiniband:
         return "not a port of the fabric: it is Ethernet, and the host has InfiniBand ports"
     if port.link_layer == ROCE and not fabric_stated:
-        return "RoCE ports are measured if the inventory states rackproof_fabric_gbps or rackproof_infiniband_ports"
+        return (
+            "RoCE ports are measured only if the inventory states rackproof_fabric_gbps or rackproof_infiniband_ports"
+        )
     if not port.rate:
         return "the port has no link"
     if port.rate < LEAST_SHARE * fastest:
