@@ -105,7 +105,7 @@ def main() -> None:
     path, *arguments = sys.argv[1:]
     config: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     if config["trains"]:
-        importlib.import_module("torch._dynamo")  # each rank's first optimizer imports it
+        importlib.import_module("torch._dynamo")  # once here, or else the first optimizer of each rank imports it
     gc.freeze()  # otherwise Python spends half a second at exit on the objects that the import of torch created
     gc.enable()
     disable_name_lookups()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 FRESH_S = 14.0
-"""Time for which a page is cached, just below the usual scrape interval of 15 s. It limits the cost of several scrapers, such
-as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so to read eight
+"""Time for which a page is cached, just below the usual scrape interval of 15 s. The cache limits the cost of several scrapers,
+such as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so to read eight
 GPUs every second would use 8 % of a CPU."""
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 """Default and largest number of samples of each GPU per second."""
 WINDOW_S = 30.0
-"""Default length of the window. It is longer than a scrape interval of 15 s plus the time for which a page is cached
-(FRESH_S), so that scrapes leave no gap."""
+"""Default length of the window whose samples give the exported minimum, mean and maximum. It is longer than a scrape interval of
+15 s plus the time for which a page is cached (FRESH_S), so that no sample is missing from all scrapes."""
 MAX_WINDOW_S = 600.0
 COMPATIBLE = ("1.0", "dcgm")
 """Values of `--compat`, the keys of `exporter.COMPATIBLE_NAMES`."""

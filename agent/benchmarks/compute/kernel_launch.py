@@ -1,7 +1,7 @@
 """Time to launch a small kernel: into the queue without waiting, with a wait for each kernel, and as part of a CUDA graph.
 
 A slow CPU, a power-saving CPU governor, a hypervisor, a debugger or a tracer makes launches slow, and with them every workload of
-small kernels. The time of a launch is measured on the host's clock, that of a node of a graph with CUDA events.
+small kernels. The time of a launch is measured with the host's clock, the time of a kernel in a graph with CUDA events.
 """
 
 from __future__ import annotations

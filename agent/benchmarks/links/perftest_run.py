@@ -124,7 +124,7 @@ class PerftestRun:
     """One running side of a test."""
 
     def __init__(self, command: Sequence[str], cpus: Iterable[int] = ()) -> None:
-        """Start the command. Raises OSError."""
+        """Start the command on those of `cpus` that this process may use; if there are none, on all. Raises OSError."""
         with contextlib.ExitStack() as files:
             self._stdout, self._stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             self._process = subprocess.Popen(
@@ -143,7 +143,7 @@ class PerftestRun:
         return self._process.poll() is None
 
     def failure(self) -> str:
-        """Return why a process that has ended failed; empty if it did not."""
+        """Return why the process failed, after it has ended; empty if it did not fail."""
         code = self._process.returncode
         return failure_reason(code, self.stdout(), _read(self._stderr)) if code else ""
 

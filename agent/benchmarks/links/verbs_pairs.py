@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_REASON = 300
 Rails = Sequence[tuple[RdmaPort, str]]
-"""Own port, and the slot of the partner's port."""
+"""For each rail: the port of this host, and the slot of the partner's port."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ class MemoryUnderTest:
         self._expected = torch.empty(min(part_words, largest), dtype=torch.int64, device=chunks[0].device)
 
     def parts(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the words of each part, and the address of the first of them, divided by 8."""
+        """Yield the words of each part, and the address of its first word, divided by 8."""
         count = self._expected.numel()
         for chunk in self.chunks:
             for start in range(0, chunk.numel(), count):

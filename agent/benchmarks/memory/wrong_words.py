@@ -13,11 +13,11 @@ Fill = Callable[[torch.Tensor, int], None]
 """Writes the expected words into a tensor (int64). The second argument is the address of the first word, divided by 8."""
 
 SLICE = 1 << 20
-"""Words that are searched for errors at once. The positions of the errors need 8 bytes each."""
+"""Words that are searched for errors at once, because the position of each error needs 8 bytes."""
 MOST_EXAMINED = 1 << 16
-"""Wrong words of one pattern whose addresses and bits are counted. Further ones only count as wrong words."""
+"""Maximum number of wrong words of one pattern whose addresses and bits are examined. Further wrong words are only counted."""
 MOST_RECORDED = 16
-"""Wrong words of one pattern that get an observation of their own."""
+"""Maximum number of wrong words of one pattern that get an observation of their own."""
 WORD_BITS = 64
 UNSIGNED = (1 << WORD_BITS) - 1
 

@@ -45,7 +45,7 @@ class SharedRates:
         """Operation -> (number of clients, whether these are all) -> their total bandwidth in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
-        """Reader -> rate and owner of the file, for each round with all clients."""
+        """For each round with all clients: reader -> rate, and owner of the file."""
         # A quarter of the free space is for the files of all hosts, and another quarter for the shards of their checkpoint.
         free = clients.target.free // 4 // max(1, len(clients.hosts))
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))

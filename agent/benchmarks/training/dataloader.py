@@ -105,7 +105,7 @@ def _choose_network() -> tuple[str, nn.Module]:
 
 
 def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds: float) -> float:
-    """Return the images per second that reach this rank's device while all ranks of the host load."""
+    """Return the images per second that reach this rank's device while all ranks of the host load images."""
     images, pinned = load(name, []), context.device.type == "cuda"
     loader = DataLoader(
         AugmentedImages(images.train, images.train_classes),

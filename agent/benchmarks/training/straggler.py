@@ -121,7 +121,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _tested_replica(context: Context, shape: Shape) -> TimedReplica:
-    """Return the replica after one computation without other ranks, which shows a lack of memory or an unsupported type."""
+    """Return the replica after one computation without other ranks, which fails if memory is short or the type unsupported."""
     replica = TimedReplica(context, shape)
     replica.compute()
     context.synchronize()
