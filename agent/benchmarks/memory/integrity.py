@@ -37,7 +37,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """
     context.host_barrier("start")  # after it, the other ranks have freed their memory on this device
     free = free_bytes(context.device)
-    words = min(PART, free // 2000)  # a comparison takes 9 bytes per word: half a percent of the free memory
+    words = min(PART, free // 2000)  # comparing a word takes 9 more bytes: half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words
     wanted = min(wanted, settings["most_bytes"] or wanted)
     memory = MemoryUnderTest(list(_allocate(wanted, context.device)), words)
@@ -66,6 +66,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
+    """Return the free bytes of a GPU, after torch has freed what it had cached; for a CPU the available memory of the host."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])

@@ -73,7 +73,7 @@ class RankContext:
     """Local ranks that this rank no longer waits for, and why."""
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
-    """Time windows for which `request_telemetry` has requested NVML samples."""
+    """Time windows for which `request_telemetry` has asked the supervisor for NVML samples."""
     _barriers: dict[str, int] = field(default_factory=dict)
     _saved: float = field(default_factory=time.monotonic)
     _reported: float = field(default_factory=time.monotonic)
