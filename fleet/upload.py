@@ -40,7 +40,7 @@ class Upload:
 
 
 def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
-    """Upload those files of a reported run that the store does not have; report.json comes last.
+    """Upload those files of a reported run that the store lacks or has with other content; report.json comes last.
 
     Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path in it.
 
@@ -139,8 +139,8 @@ def _files(directory: Path, run_dir: Path) -> Iterator[str]:
 def _client(endpoint: str) -> Any:
     """Return a client of S3. boto3 finds the credentials, for example in the environment or the files of AWS.
 
-    Stores other than AWS often support neither host names of buckets nor the checksums that AWS added in 2025. So requests to
-    them have the bucket in the path. Every upload has its MD5, which all stores verify.
+    Stores other than AWS often support neither the bucket's name as a part of the host name, nor the checksums that AWS added in
+    2025. So a request to them has the bucket in its path, and every upload has its MD5, which all stores verify.
     """
     import boto3
     from botocore.config import Config

@@ -38,13 +38,14 @@ def read_yaml(path: Path, schema: str) -> Any:
     """Return the YAML document at `path`, checked against schemas/`schema`.schema.json.
 
     Raises:
-        UsageError: unreadable, not YAML, ambiguous or invalid; the message names the file and, if it can be read, the position.
+        UsageError: the file is unreadable, not YAML, ambiguous (a key occurs twice) or invalid. The message names the file, and
+            the position of the error if the file can be read.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error  # `rackproof` adds a remedy that depends on `error`
-    # For a value that does not match its tag (`!!bool x`, `!!int ""`), or a text that is not UTF-8, any of these is raised.
+    # PyYAML raises one of these also if a value does not match its tag (`!!bool x`, `!!int ""`), or the text is not UTF-8.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
     try:

@@ -1,6 +1,7 @@
 """Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
 
-In most of them the value is a slot of a template, for which a level is drawn later.
+The value of most observations is a slot of a template: a list with one text for each level. The level is drawn for each host when
+the template is rendered.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Doc = dict[str, Any]
 LARGE_BYTES = 1 << 20
 """From this size on, bandwidth and not latency determines the duration of a collective."""
 MIN_NVLS_RANKS = 8
-"""NCCL uses NVLink SHARP with the eight GPUs of a host; on the four GPUs that were measured, NVLink SHARP was off."""
+"""NCCL is assumed to use NVLink SHARP on so many GPUs of a host or more: it does on eight, and did not on the four measured."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
-"""Figure -> seed that shuffles its levels, so that the GPU with the highest throughput does not have the best value here too."""
+"""Figure -> seed that shuffles its levels, so that the GPU with the highest throughput is not also the best in this figure."""
 HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")
-"""Figures that state how many GPUs of the host copied at once."""
+"""Figures with the parameter `devices`: how many GPUs of the host copied at the same time."""
 _RATES = ("throughput", "flops")
-"""Last parts of the names of rates that all ranks produce together, so that they depend on the number of ranks."""
+"""Last parts of names. Figures with such a name are rates of all ranks together, so they grow with the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def _node_observations(data: GpuData, stage: str, group: SimulatedRanks) -> Iter
 def _scopes(
     plan: Plan, host: PlannedHost, expectation: Expectation, group: SimulatedRanks
 ) -> Iterator[tuple[Any, str]]:
-    """Yield each scope, and the group of slots with which its value is drawn."""
+    """Yield each scope of an expectation, and the group of slots to which the value at this scope belongs."""
     draw_group = _draw_group(expectation)
     if expectation.scope == "peers":
         for partner in range(group.partners):
@@ -108,7 +109,10 @@ def _draw_group(expectation: Expectation) -> str:
 def _bodies(
     data: GpuData, plan: Plan, host: PlannedHost, expectation: Expectation, group: SimulatedRanks
 ) -> Iterator[Any]:
-    """Yield a function for each matching figure. It takes the group of a slot and returns unit, status, params and value."""
+    """Yield a function for each figure that fits the expectation.
+
+    The function takes the group of a slot, and returns unit, status, params and value.
+    """
     drawn_by = GANG if expectation.scope == "world" and expectation.stage == GANG_STAGE else HOST
     if expectation.name.startswith("collective.") and expectation.name.count(".") == 2:
         params, unit, texts = _collective_body(data, expectation, group, host.fabric_gbps)
@@ -142,7 +146,7 @@ def _bodies(
 def _figures_for(
     data: GpuData, plan: Plan, expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the figures for an expectation. Those that do not depend on the GPU are not in the data file."""
+    """Return the figures for an expectation: made here if they do not depend on the GPU model, else those of the data file."""
     if expectation.name == DURATION.name and expectation.params.get("benchmark") == VERBS:
         return [{"unit": "s", "value": verbs_seconds(plan, group.stage), "params": dict(expectation.params)}]
     if expectation.name == DURATION.name and not any(
@@ -162,7 +166,14 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _body(params: Doc, unit: str, texts: Sequence[str] | str, drawn_by: str) -> Any:
-    """Return a function from the group of the slot to the observation without name, scope and stage."""
+    """Return a function that takes the group of the slot and returns the observation without name, scope and stage.
+
+    Args:
+        params: parameters of the observation.
+        unit: unit of the value.
+        texts: the members `value` and `samples` as JSON: one text if they are fixed, else a list with one text for each level.
+        drawn_by: what draws the level of the slot, `HOST` or `GANG`.
+    """
     members = {"unit": unit, "status": "measured", **({"params": params} if params else {})}
     if isinstance(texts, str):
         return lambda _draw_group: {**members, **json.loads(f"{{{texts}}}")}
@@ -172,7 +183,7 @@ def _body(params: Doc, unit: str, texts: Sequence[str] | str, drawn_by: str) -> 
 def _member_texts(
     data: GpuData, figure: Mapping[str, Any], expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[str] | str:
-    """Return the members `value` and `samples` as JSON: one text, or one for each level."""
+    """Return the members `value` and `samples` as JSON: one text if the value is fixed, else a list with a text for each level."""
     if "value" in figure:
         return f'"value":{json.dumps(figure["value"])}'
     if expectation.name in ("stress.clock", "stress.efficiency"):
@@ -182,7 +193,7 @@ def _member_texts(
             _scaled_spread(data, figure["spread"], expectation, group), _SHUFFLES.get(expectation.name, 0)
         )
         if expectation.scope == "world" and figure["unit"] == "s":
-            values.reverse()  # the fastest part takes the least time
+            values.reverse()  # a higher level means a faster part, which takes less time
     return value_members(values, figure.get("samples"))
 
 
@@ -204,7 +215,10 @@ def _derived_values(data: GpuData, expectation: Expectation) -> list[float]:
 def _scaled_spread(
     data: GpuData, spread: Sequence[float], expectation: Expectation, group: SimulatedRanks
 ) -> list[float]:
-    """Return the spread of a figure, scaled to the ranks of `group` if all ranks together produce the rate or take the time."""
+    """Return the spread of a figure on the ranks of `group`.
+
+    Rates and times of all ranks together are scaled from the number of measured ranks; the spread of other figures is unchanged.
+    """
     doublings = math.log2(group.ranks / data.measured_ranks)
     kind = expectation.name.rpartition(".")[2]
     factor = 1.0
@@ -234,7 +248,7 @@ def value_members(values: Sequence[float], samples: Mapping[str, Any] | None) ->
 
 
 def has_nvls(group: SimulatedRanks) -> bool:
-    """Return whether NCCL would use NVLink SHARP."""
+    """Return whether NCCL is assumed to use NVLink SHARP among the ranks of `group`."""
     return group.stage != GANG_STAGE and group.ranks >= MIN_NVLS_RANKS
 
 
@@ -266,7 +280,7 @@ def _collective_body(
 
 
 def _curve(data: GpuData, op: str, placement: str, kind: str) -> Mapping[str, Any]:
-    """Return the curve of an operation, or the closest one that was measured."""
+    """Return the curve of an operation, a placement and a kind. If it was not measured, use another placement, or `latency`."""
     candidates = (
         (op, placement, kind),
         (op, "out_of_place", kind),
@@ -278,14 +292,18 @@ def _curve(data: GpuData, op: str, placement: str, kind: str) -> Mapping[str, An
 
 
 def _setting_at(curve: Mapping[str, Any], key: str, size: int) -> str:
-    """Return the `algorithm` or `protocol` of NCCL at a size."""
+    """Return the `algorithm` or `protocol` that NCCL uses at `size` bytes."""
     index = sum(point[0] < size for point in curve["points"])
     values = [value for count, value in curve[key] for _ in range(count)]
     return str(values[min(index, len(values) - 1)])
 
 
 def bus_factor(factor: float, measured_ranks: int, ranks: int) -> float:
-    """Return bus bandwidth divided by algorithm bandwidth on `ranks` ranks: 2(n-1)/n, (n-1)/n, or independent of n."""
+    """Return bus bandwidth divided by algorithm bandwidth on `ranks` ranks.
+
+    On n ranks, this quotient is 2(n-1)/n, (n-1)/n or a constant, depending on the operation. `factor` is the quotient on
+    `measured_ranks` ranks, from which the operation's formula is recognized.
+    """
     measured_share = (measured_ranks - 1) / measured_ranks
     for multiple in (2.0, 1.0):
         if math.isclose(factor, multiple * measured_share, rel_tol=1e-3):
@@ -316,7 +334,7 @@ def _cached_latencies(
 def _latencies(
     data: GpuData, op: str, placement: str, kind: str, size: int, group: SimulatedRanks, fabric_gbps: float
 ) -> tuple[Sequence[float], Sequence[str]]:
-    """Return seconds at each level, and their member texts."""
+    """Return the seconds at each level, and for each level the members `value` and `samples` as JSON."""
     latencies: tuple[Sequence[float], Sequence[str]] = _cached_latencies(
         data.model, op, placement, kind, size, group, fabric_gbps
     )

@@ -38,7 +38,7 @@ from schemas.tournament import partners
 Doc = dict[str, Any]
 SIMULATED_STAGES = ("benchmark", "gang")
 BATCH_HOSTS = 64
-"""Number of hosts without a gang that a process writes at a time."""
+"""Maximum number of hosts in a batch of hosts without a gang. A process writes one batch at a time."""
 RELAUNCH_GAP_S = 10.0
 """Seconds between two launches of a gang."""
 MAX_GPUS = 16
@@ -76,7 +76,9 @@ class Fleet:
         rack_digits, host_digits = max(len(str(self.racks)), 2), max(len(str(-(-self.hosts // self.racks))), 2)
         for number in range(self.hosts):
             rack = number * self.racks // self.hosts
-            first_number = -(-rack * self.hosts // self.racks)  # rounded up
+            first_number = -(
+                -rack * self.hosts // self.racks
+            )  # number of the first host in the rack; the quotient is rounded up
             index = number - first_number
             rack_name = f"r{rack + 1:0{rack_digits}}"
             hosts[f"{rack_name}-h{index + 1:0{host_digits}}"] = {
@@ -130,12 +132,12 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
     """Return the faults with a host and a GPU for each.
 
     Args:
-        requests: `KIND[:HOST[:GPU]]` each. Without a host, the seed selects one that has no fault yet.
+        requests: `KIND[:HOST[:GPU]]` each. Without HOST, the seed selects a host that no request names and that has no fault yet.
         plan: plan of the run.
         seed: selects hosts and GPUs.
 
     Raises:
-        UsageError: no such kind, host or GPU, or more faults than hosts.
+        UsageError: a kind, host or GPU does not exist, a host cannot have the fault, or no host without a fault is left.
     """
     names = [host.name for host in plan.hosts]
     generator = random.Random(f"faults {seed}")  # noqa: S311 - no secret
@@ -239,7 +241,10 @@ class RunWriter:
     def _with_faults(
         self, host: PlannedHost, injections: Sequence[Injection], texts: Mapping[str, str | None], bmc: Doc | None
     ) -> tuple[dict[str, str | None], list[Doc]]:
-        """Return the texts of the records with the faults, and the lines of events.jsonl. `bmc` is changed in place."""
+        """Return the records of the host, changed by its NVLink domain and its faults, as texts, and the lines of events.jsonl.
+
+        `bmc` is changed in place.
+        """
         faulty_host = FaultyHost(
             plan=self.plan,
             planned=host,
@@ -354,7 +359,10 @@ class RunWriter:
         return template.render(values, self._draw_levels(template, host.name, HOST), gang_levels)
 
     def _draw_levels(self, template: Template, part: str, drawn_by: str) -> bytes:
-        """Draw a level for each group of slots: `part` decides its quantile in all runs, the seed its noise in this run."""
+        """Draw a level for each group of slots.
+
+        The quantile in it depends on `part` only, so it is the same in all runs. The noise in it also depends on the seed.
+        """
         part_generator = random.Random(f"part {part}")  # noqa: S311 - no secret
         run_generator = random.Random(f"run {self.fleet.seed} {part}")  # noqa: S311 - no secret
         return draw_levels(part_generator, run_generator, max(len(template.groups[drawn_by]), 1))
@@ -365,7 +373,9 @@ def _to_text(document: Doc) -> str:
 
 
 def write_run(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: Plan, *, jobs: int = 1) -> None:
-    """Write the run directory. The plan is written last: a directory without a plan does not count as a run.
+    """Write the run directory.
+
+    The plan is written last. A directory without a plan does not count as a run, so an interrupted simulation leaves none.
 
     Raises:
         UsageError: the plan is invalid.

@@ -87,9 +87,9 @@ def _launch_records(
 def _end_launch(
     plan: Plan, records: dict[str, Doc], launch_plan: LaunchPlan, host: str, gpu: int, effect: Effect
 ) -> dict[str, Doc]:
-    """Change the records of a launch that a rank of `host` ended: no host measured anything, and all report that rank.
+    """Change the records of a launch that a rank of `host` ended, so that no host has measured anything.
 
-    If the rank is unable to take part, only its own host reports it.
+    The rank is reported by its own host only if it was unable to take part, else by every host of the launch.
     """
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
@@ -114,7 +114,7 @@ def _end_launch(
             if "timeline" in launch:
                 end_early(launch["timeline"], STOPPED_LAUNCH_S)
             if is_unable and name != host:
-                continue  # its ranks exited normally, without a measurement
+                continue  # the ranks of the other hosts exited normally, without a measurement
             for exit_report in launch["ranks"]:
                 exit_report |= {"exit_code": 0, "phase": "end"} if is_unable else {"exit_code": None, "phase": phase}
             launch |= {"outcome": "failed", "reason": text, "culprit": culprit}
@@ -122,7 +122,7 @@ def _end_launch(
 
 
 def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect) -> None:
-    """Slow down the pairs that the effect reaches on its slow rails, and large collectives of all hosts."""
+    """Make the pairs that the effect reaches slower, on all rails or on `effect.rails`, and large collectives on all hosts."""
     is_slow = _slow_pairs(plan, records, host, effect.reach)
     slow_rails = {scope for rail in effect.rails for scope in (f"gpu={rail}", f"hca=mlx5_{rail}")}
     for name, record in records.items():
@@ -140,7 +140,7 @@ def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect
 
 
 def _slow_pairs(plan: Plan, records: Mapping[str, Doc], host: str, reach: str) -> Callable[[str, str], bool]:
-    """Return a function from a host and its partner to whether the effect reaches their pair."""
+    """Return a function that takes a host and its partner, and returns whether the effect reaches their pair."""
     if reach == RAIL:
         return lambda _name, _partner: True
     if reach == PATH:
@@ -152,7 +152,7 @@ def _slow_pairs(plan: Plan, records: Mapping[str, Doc], host: str, reach: str) -
 
 
 def _leaf(record: Doc) -> Any:
-    """Return the switch of the first rail of a host: hosts that share it share the switch of every rail."""
+    """Return the switch of a host's first rail. Two hosts with the same switch on this rail have the same one on every rail."""
     metrics = (metric for snapshot in record["snapshots"] for metric in snapshot["metrics"])
     return next(metric["values"][adapter_scope(0)] for metric in metrics if metric["name"] == "infiniband.switch_id")
 

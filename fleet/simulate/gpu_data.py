@@ -1,7 +1,8 @@
 """Read the data file of a GPU model, and draw figures from it.
 
-A figure is drawn from a normal distribution with the median and the standard deviation of the measured parts. The distribution is
-cut off at the lowest and the highest measured value, so that no healthy simulated part is outside the measured range.
+A part is what has a figure of its own: a GPU, a link, a host or a gang. A figure is drawn from a normal distribution with the
+median and the standard deviation of the measured parts. The distribution is cut off at the lowest and the highest measured value,
+so that no healthy simulated part is outside the measured range.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from schemas.errors import UsageError
 
 PARTS, RUNS = 64, 4
 LEVELS = PARTS * RUNS
-"""A level is one byte: six bits for the quantile of the part, the same in each run, and two for the noise of the run."""
+"""A level is one byte. Six bits select the quantile of the part, which is the same in every run. Two bits select the run's noise."""
 _RUN_NOISE_SIGMAS = (-1.15, -0.32, 0.32, 1.15)
 """Median of each quarter of a normal distribution, in standard deviations."""
 _NORMAL = NormalDist()
@@ -44,7 +45,7 @@ class GpuData:
     """Number of GPUs on which figures of a whole host were measured."""
     software: Mapping[str, str]
     figures: Mapping[str, tuple[Mapping[str, Any], ...]]
-    """Name -> figures, one for each setting that was measured."""
+    """Name -> the figures of this name, one for each combination of parameters that was measured."""
     curves: Mapping[tuple[str, str, str], Mapping[str, Any]]
     """Operation, placement, `latency` or `graph_latency` -> points by size."""
     readings: tuple[Mapping[str, Any], ...]
@@ -133,9 +134,10 @@ def draw_levels(part: random.Random, run: random.Random, count: int) -> bytes:
 
 
 def interpolate(points: Sequence[Sequence[float]], size: int) -> list[float]:
-    """Return the spread of a curve at `size` bytes: a power law between points, proportional to the size above the last one.
+    """Return the spread of a curve at `size` bytes.
 
-    Below the first point, the power law of the first two continues.
+    Between two points, it follows a power law. Below the first point, the power law of the first two continues. Above the last
+    point, the spread is proportional to the size. If there is only one point, its spread holds for all sizes.
     """
     if len(points) == 1:
         return list(points[0][1:])
@@ -152,5 +154,5 @@ def interpolate(points: Sequence[Sequence[float]], size: int) -> list[float]:
 
 
 def json_numbers(values: Iterable[float]) -> list[str]:
-    """Return the numbers as JSON, with seven digits."""
+    """Return the numbers as JSON, with seven significant digits."""
     return [f"{value:.7g}" for value in values]

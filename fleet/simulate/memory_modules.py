@@ -1,4 +1,4 @@
-"""The memory modules of a simulated host, one in each channel of two processors, and the values that a fault gives them."""
+"""The memory modules of a simulated host, one in each channel of two processors, and the values that faults use for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_HOST: dict[str, tuple[str, Any]] = {
 
 
 def memory_module_metrics() -> Iterator[Doc]:
-    """Yield the readings of a healthy host."""
+    """Yield the readings of the memory modules of a healthy host."""
     for name, (unit, value) in _OF_SLOTS.items():
         yield {"name": name, "unit": unit, "values": dict.fromkeys(SLOTS, value)}
     for name, (unit, value) in _OF_HOST.items():

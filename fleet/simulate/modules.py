@@ -26,7 +26,7 @@ def module_with_dark_lane() -> list[dict[str, Any]]:
 
 
 def module_on_degrading_cable(launches: int) -> list[dict[str, Any]]:
-    """Return the readings of a module whose port lost blocks in each of `launches` launches."""
+    """Return the readings of a module whose port counted errors in each of `launches` launches. The link never went down."""
     errors = {name: count * launches for name, count in zip(_COUNTERS, (4000, 12, 0), strict=True)}
     power = dict.fromkeys(LANES, _LIGHT_W)
     counters = [_metric(name, {PORT: count}) for name, count in errors.items()]

@@ -1,7 +1,7 @@
 """Make the hosts of a simulated rack one NVLink domain: its cluster UUID, the connections of IMEX, and NCCL's transport.
 
-No record of a rack with a domain exists. The readings have the form that NVIDIA's programs give them. The figures stay those of
-the model, which has no NVLink between hosts.
+No record of a rack with a domain exists, so the readings have the form that NVIDIA's programs give them. The figures stay those
+of hosts without NVLink between them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from schemas.readings import READINGS
 
 Doc = dict[str, Any]
 CLIQUE = 32766
-"""Clique of the default partition."""
+"""Clique that the GPUs of a domain's default partition report."""
 TRANSPORT = "P2P/MNNVL"
 
 
@@ -25,11 +25,11 @@ def join_domain(
 
     Args:
         documents: records of the host.
-        members: the hosts of the domain, in the order of IMEX.
+        members: the hosts of the domain, in the order in which IMEX numbers them.
         host: the host.
         rack: number of the rack.
         down: hosts whose IMEX does not work.
-        is_whole: whether all ranks are in one clique with IMEX, so that NCCL uses NVLink between hosts.
+        is_whole: whether all ranks are in one clique and IMEX works on all hosts, so that NCCL uses NVLink between hosts.
     """
     readings = _imex_readings(members, host, down)
     identity = {"gpu.fabric.cluster_uuid": f"51400000-0000-4000-8000-{rack:012x}", "gpu.fabric.clique_id": CLIQUE}

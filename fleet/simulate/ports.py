@@ -45,7 +45,7 @@ def port_metrics(host: PlannedHost, devices: int) -> Iterator[Doc]:
 
 
 def port_values(number: int) -> dict[str, str]:
-    """Return the values of the placeholders for a host, by its number in the plan."""
+    """Return the values of the placeholders for the host with this number in the plan."""
     return {"port_guid": f"{number:04x}"}
 
 
@@ -54,7 +54,7 @@ def _metric(name: str, values: Mapping[str, Any]) -> Doc:
 
 
 def verbs_seconds(plan: Plan, stage: str) -> float:
-    """Return how long `verbs` takes on the host with the most ports, or in the rounds of the largest gang."""
+    """Return the seconds that `verbs` takes: in the gang stage in the gang with the most rounds, else on the host with the most ports."""
     chosen = settings(VERBS, plan.stage(stage).benchmarks[VERBS])
     in_gang = stage == GANG
     tests = {(figure.test, *figure.params.items()) for figure in planned_figures(chosen, chosen["sharings"])}
@@ -74,9 +74,9 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         plan: plan of the run.
         host: the host.
         stage: the stage.
-        partners: number of hosts with which the host is paired, in a gang.
-        first: number of these partners that come after the host in the gang; they have the numbers 0 to `first` - 1. With them
-            the host measures latency and message rate, as the first of the pair.
+        partners: number of hosts with which the host is paired in the gang stage.
+        first: number of these partners that come after the host in the gang; they have the numbers 0 to `first` - 1. In a pair
+            with one of them, this host is the first. Only the first host of a pair reports latency and message rate.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
@@ -95,7 +95,7 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
                     yield _observation(host, chosen, stage, figure, rail, scope, partner)
     shares = [each for each in planned_figures(chosen, chosen["sharings"]) if _is_share(each)]
     for rail in range(len(host.devices)) if shares and partners else ():
-        # Of several tests with a partner the last one counts, as in the benchmark.
+        # If several tests with a partner measured the share, the last one counts, as in the benchmark.
         groups = tuple(_group(shares[-1], rail, partner) for partner in range(partners))
         best = Greatest(texts=_texts(host, shares[-1], in_gang=True), groups=groups)
         yield {
@@ -165,7 +165,10 @@ def _values(median: float, deviation: float) -> list[float]:
 
 
 def update_best(document: Doc) -> None:
-    """Compute the best share of each port again after its shares changed: the greatest of the last shares with each partner."""
+    """Compute the best share of each port again after its shares were changed.
+
+    It is the greatest of the shares with its partners. If there are several shares with a partner, the last one counts.
+    """
     shares: dict[str, dict[str, float]] = {}
     for item in document["observations"]:
         if item["name"] == "verbs.rate_ratio" and SHARE.items() <= item["params"].items():

@@ -30,13 +30,13 @@ Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
 """Which readings a record has: all, or only those that a criterion names and a few more, to keep large fleets small."""
 _UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
-"""Readings that a record always has, although no criterion matches them."""
+"""Prefixes of readings that a record always has, although no criterion matches them."""
 _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
 """Readings that an agent reports together with others, so that a record without them is incomplete."""
 NVLINKS = 18
 """Number of NVLinks of a GPU."""
 READINGS_GPUS = 4
-"""Number of GPUs of the host whose readings are used."""
+"""Number of GPUs of the real host whose readings the data file contains."""
 PROPORTIONAL_READINGS = (
     "host.cpu.count",
     "host.cpu.cores",
@@ -46,10 +46,11 @@ PROPORTIONAL_READINGS = (
 )
 """Readings that grow in proportion to the GPUs of the host."""
 TIMES = {"gpu.throttle.time": 38.6}
-"""Counters of seconds under load -> their value at the end of the run whose readings are used."""
+"""Counter of seconds under load -> its value at the end of the real run whose readings the data file contains."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 DURING_GANG = "during the gang launch"
-"""Readings as during a launch; counters have their values after the host's own launch, so that they do not fall."""
+"""Which readings a snapshot during a gang launch has: those from during the launch on the host alone. Only counters have their
+values from after that launch, so that they never fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
 """The reading that identifies the machine."""
 UPTIME_S = 86_400.0
@@ -59,7 +60,7 @@ START_S, STAGE_GAP_S = 12.0, 4.0
 FIRST_LAUNCH_S = 20.0
 """When the first launch begins, in seconds after the plan was made."""
 DEFAULT_DURATION_S = 5.0
-"""Assumed duration of a benchmark of which none was measured."""
+"""Assumed duration of a benchmark whose duration was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class RunTiming:
 
 
 Snapshots = Sequence[tuple[str, str, str, float]]
-"""Stage, phase, the phase whose readings are used, and the time of each snapshot."""
+"""For each snapshot: its stage, its phase, the phase whose readings it has, and its time in seconds after the plan was made."""
 
 
 def timing(plan: Plan, data: GpuData) -> RunTiming:
@@ -118,7 +119,7 @@ def benchmark_durations(plan: Plan, stage: str, data: GpuData) -> dict[str, floa
 
 
 def _timeline(plan: Plan, stage: str, data: GpuData, shape: RecordShape) -> Doc:
-    """Return the member `timeline` of a launch, if the record has all readings."""
+    """Return the member `timeline` of a launch; empty if the record does not have all readings."""
     if shape.readings != ALL:
         return {}
     return {"timeline": make_timeline(stage, shape.devices, benchmark_durations(plan, stage, data), START_S)}
@@ -228,7 +229,7 @@ def _record(
 
 
 def _selected(snapshots: Snapshots, readings: str) -> Snapshots:
-    """Return every snapshot, or only those that every record must have if only judged readings are wanted."""
+    """Return all snapshots; if only judged readings are wanted, without those `during` a launch, which a record need not have."""
     return snapshots if readings == ALL else [item for item in snapshots if item[1] != "during"]
 
 
@@ -317,15 +318,17 @@ def _is_wanted(name: str, readings: str) -> bool:
 
 
 def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s: float) -> Iterator[Doc]:
-    """Yield the metrics of every collector in one snapshot. The GPUs were under load for `loaded_s` before the last snapshot."""
+    """Yield the metrics of every collector in one snapshot. `loaded_s` is how long the host's own launch loads the GPUs."""
     for family in data.readings:
         if family["name"].startswith("infiniband."):
-            continue  # `ports` makes them
+            continue  # `port_metrics` makes these
         readings = family.get("during" if phase == DURING_GANG else phase)
         known = READINGS.get(family["name"])
         if phase == DURING_GANG and readings is not None and known and known.counter:
             readings = family["after"]
-        readings = family["before"] if readings == "before" else readings
+        readings = (
+            family["before"] if readings == "before" else readings
+        )  # the data file does not repeat equal readings
         if readings is None or not _is_wanted(family["name"], shape.readings):
             continue
         metric: Doc = {"name": family["name"], "unit": family["unit"]}
@@ -348,7 +351,7 @@ def _values(
 
 
 def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
-    """Yield the GPU (-1: none) and each scope that a scope with `*` covers."""
+    """Yield each scope that a scope with `*` stands for, after its GPU. Without `*`, yield -1 and the scope itself."""
     if "*" not in general_scope:
         yield -1, general_scope
         return
@@ -365,7 +368,11 @@ def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
 
 
 def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
-    """Return the value of a reading: its identity, a count, a slot between two extremes, or the measured value."""
+    """Return the value of a reading.
+
+    It is an identity of the simulated host, its number of GPUs, a slot with levels between two measured extremes, or the measured
+    value, which in some readings grows with the number of GPUs.
+    """
     identities: Mapping[str, Any] = {
         "gpu.uuid": Placeholder(f"uuid{gpu}"),
         "gpu.serial": Placeholder(f"serial{gpu}"),

@@ -13,7 +13,7 @@ HOST, GANG = "host", "gang"
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A value that is drawn: one JSON text per level. Under the key `**` each text is several members of the object."""
+    """A value that is drawn: one JSON text for each level. If the key is `**`, each text has several members of the object."""
 
     texts: Sequence[str]
     group: str
@@ -23,10 +23,10 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Greatest:
-    """The greatest value of several groups of slots that the host draws. All these slots have the texts `texts`."""
+    """The greatest of the values of several groups of slots that the host draws. The slots of all these groups have `texts`."""
 
     texts: Sequence[str]
-    """Texts of one member, `"value":1.5`."""
+    """One text for each level, with one member, such as `"value":1.5`."""
     groups: Sequence[str]
 
 
@@ -47,7 +47,7 @@ class Template:
     slots: list[tuple[Sequence[str], str, int]] = field(default_factory=list)
     """For each slot: its texts, what draws the level (empty: a placeholder), and the number of its group."""
     placeholders: dict[str, list[str]] = field(default_factory=dict)
-    """Name -> list of its one text, shared by the slots with that name."""
+    """Name -> a list that holds only its text. All slots with this name share the list, so `render` sets the text of all at once."""
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})
     """`HOST` or `GANG` -> group -> its number."""
 

@@ -92,7 +92,7 @@ def throttle(series: dict[str, str], *, watts: int, mhz: int, hot_cel: int = 0) 
 
 
 def lose_gpu(timeline: dict[str, Any], gpu: str, reason: str, *, after_share: float = 0.0) -> None:
-    """End the series of a GPU after `after_share` of the time; if it is 0, remove them."""
+    """End the series of a GPU after `after_share` of the time; if `after_share` is 0, remove the series."""
     series = timeline["gpus"].pop(gpu)
     if after_share:
         timeline["gpus"][gpu] = {

@@ -62,22 +62,22 @@ class Exporters:
         self._started = False
 
     def stage_reports(self, host: str) -> Mapping[str, StageReport]:
-        """Return the last report of each stage by its name."""
+        """Return the last report of the host's exporter about each stage, by stage name; empty if there is none."""
         with self._lock:
             return self._stage_reports.get(host, {})
 
     def problems(self) -> dict[str, str]:
-        """Return why the last scrape failed, by host."""
+        """Return host -> why its last scrape failed, for the hosts of the last `set_hosts`."""
         with self._lock:
             return {host: problem for host, problem in self._problems.items() if host in self._hosts}
 
     def set_hosts(self, hosts: Collection[str], targets: str, *, background: bool = True) -> None:
-        """Set the hosts to scrape, and unless `background` scrape them now.
+        """Set the hosts to scrape. They are scraped now, or with `background` in a thread.
 
         Args:
             hosts: names of the hosts.
             targets: path of the file of addresses; empty: `prometheus/RUN_ID.json` beside the run directory.
-            background: scrape in a thread from now on.
+            background: return at once; a thread scrapes the hosts repeatedly from now on.
         """
         with self._lock:
             self._hosts, self._targets_path = frozenset(hosts), targets
@@ -163,7 +163,7 @@ def fetch(address: str) -> str:
 
 
 def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
-    """Return the report of each stage by its name; empty if the page is of another run."""
+    """Return the report of each stage by its name; empty if the page is not about this run."""
     samples = list(_samples(page))
     runs = [labels.get("run_id") for name, labels, _ in samples if name == "rackproof_run_info"]
     if runs != [run_id]:

@@ -18,7 +18,7 @@ NAMED_HOSTS = 8
 TASK_START_S = 2.0
 """Time to wait for all hosts to start a task before a line names them."""
 SILENT_S = 300.0
-"""Interval of heartbeat lines without progress: some CI systems stop jobs that print nothing."""
+"""Interval at which an unchanged heartbeat line is printed again, since some CI systems stop jobs that print nothing."""
 
 
 def changes(old: View | None, new: View) -> list[str]:
@@ -44,7 +44,10 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield state changes, one line for all hosts with the same change: hundreds of hosts can change at once."""
+    """Yield a line for each host that failed with a known reason, and one line for all other hosts with the same change of state.
+
+    Hundreds of hosts can change at once.
+    """
     before = {host.name: host for host in old.hosts} if old else {}
     hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)
     for host in new.hosts:
@@ -56,13 +59,18 @@ def _state_changes(old: View | None, new: View) -> Iterator[str]:
                 yield f"{host.name} {stage}: {cell.state}: {host.trouble}"
             else:
                 hosts_by_change[stage, cell.state].append(host.name)
-        if host.trouble and host.name in before and not before[host.name].trouble and not _has_failed(before, host):
+        if (
+            host.trouble
+            and host.name in before
+            and not before[host.name].trouble
+            and not _has_just_failed(before, host)
+        ):
             yield f"{host.name}: {host.trouble}"
     for (stage, state), hosts in hosts_by_change.items():
         yield f"{join_names(hosts, NAMED_HOSTS)} {stage}: {state}"
 
 
-def _has_failed(before: dict[str, HostStatus], host: HostStatus) -> bool:
+def _has_just_failed(before: dict[str, HostStatus], host: HostStatus) -> bool:
     old_cells = before[host.name].cells
     return any(
         cell.state in (FAILED, UNREACHABLE) and cell.state != old_cells[stage].state
@@ -95,9 +103,10 @@ def _stage_start(view: View) -> str:
 
 
 def _heartbeat(view: View) -> tuple[str, str]:
-    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, about 1 min 10 s left` (`at most`: no estimate).
+    """Return a line such as `benchmark: 3 of 4 hosts done, r12-h07 61 %`, and its ending, such as `, about 1 min 10 s left`.
 
-    Both are empty if no host is pending.
+    The ending says `at most` if only deadlines are known. If the task does not wait for a stage, the ending says how long the
+    task has run. Line and ending are empty if no host is pending.
     """
     if not view.pending:
         return "", ""
@@ -111,7 +120,10 @@ def _heartbeat(view: View) -> tuple[str, str]:
 
 
 def _time_left(pending: list[HostStatus]) -> str:
-    """Return how long the slowest host is expected to take if all are known, else the time until the last deadline."""
+    """Return the time until the last host is expected to finish; if it is unknown for any host, the time until the last deadline.
+
+    Empty if no deadline is known either.
+    """
     expected_s = [host.expected_s for host in pending if host.expected_s is not None]
     if expected_s and len(expected_s) == len(pending):
         return f", about {duration(max(expected_s))} left"
@@ -148,7 +160,7 @@ class HeartbeatLines:
         self._last_line, self._last_line_at = "", 0.0
 
     def due(self, view: View) -> list[str]:
-        """Return the lines that are due."""
+        """Return the line that is due, or no line."""
         task = (view.waiting_for, view.task_since)
         task_age = view.at - (view.task_since or view.at)
         if task != self._task and (line := _stage_start(view)) and task_age >= min(TASK_START_S, self._every_s):

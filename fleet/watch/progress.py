@@ -13,7 +13,9 @@ WAITING, RUNNING, DONE, FAILED, UNREACHABLE = "waiting", "running", "done", "fai
 LEFT, UNKNOWN, NONE = "left", "unknown", "none"
 """`LEFT`: the host left the run before this stage. `NONE`: the stage is not planned for this host."""
 _JUDGING = ("report.yml", "teardown.yml")
+"""Playbooks that prepare no host."""
 _PREPARING = frozenset({"preflight", "plan", "nvidia_driver", "container_toolkit", "agent", "monitoring"})
+"""Roles that belong to the stage `prepare` until the first other stage begins."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ class RunProgress:
         self.pending: dict[str, float] = {}
         """Host -> when the task began on the host."""
         self.answered: set[str] = set()
-        """Hosts on which the task finished or failed."""
+        """Hosts on which the current task has ended: finished, failed or unreachable. Hosts that skipped it are not included."""
         self.stopped = ""
         """The task on the control node that failed."""
         self._started_hosts: set[str] = set()

@@ -102,7 +102,7 @@ class RunScreen:
             yield from (head, _host_table(self._view, hosts, columns), *findings)
             return
         options = options.update(height=None)
-        findings, not_rendered = findings[:height], findings[height:]  # wrapping thousands would be slow
+        findings, not_rendered = findings[:height], findings[height:]  # wrapping thousands of findings would be slow
         below_head = max(0, height - len(console.render_lines(head, options)))
         finding_lines = len(console.render_lines(Group(*findings), options)) if findings else 0
         reserved = max(min(finding_lines, 2), min(finding_lines, below_head // FINDINGS_SHARE))

@@ -36,7 +36,7 @@ class Tail:
         return events
 
     def _read_new(self) -> bytes:
-        """Return the next bytes of the file; none if there are no new ones."""
+        """Return the next bytes of the file; empty if there are no new ones or the file cannot be read."""
         self.problem = ""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -44,6 +44,7 @@ class HostStatus:
     failed: tuple[str, ...]
     """The causes of its failures in the records fetched so far, one line each."""
     decision: str
+    """Decision about the host in the report; empty: there is no report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class View:
     pending: tuple[str, ...]
     """Hosts on which the task is still running."""
     answered: int
-    """Number of hosts on which the task has finished."""
+    """Number of hosts on which the task has ended, with or without a failure."""
     stages: tuple[str, ...]
     deadlines: Mapping[str, float]
     """Stage -> its deadline in seconds after its start."""
@@ -81,10 +82,15 @@ class View:
     expected_s: float | None
     """Seconds until the last stage is expected to end, without installation and report; None: unknown, or nothing runs."""
     decision: str
+    """Decision about the run, from the report or the journal; empty: the run has not been reported."""
     status: str
+    """Status of the acceptance, from the report; empty: there is no report, or it was not read."""
     ended: float | None
+    """When the run was reported; None: not yet."""
     summary: tuple[str, ...]
+    """Summary of the report, one line each; empty like `status`."""
     records: int
+    """Number of records that have been fetched and are valid."""
     records_expected: int
     judged: float | None
     """When the records were last judged; None: not yet."""
@@ -135,7 +141,7 @@ def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> fl
 
 
 def attention_rank(host: HostStatus) -> int:
-    """Return how urgently a host needs attention: 0 first."""
+    """Return a rank from 0 to 5. The lower it is, the more urgently the host needs attention."""
     states = {cell.state for cell in host.cells.values()}
     if states & {FAILED, UNREACHABLE} or host.trouble or host.decision == "rejected":
         return 0

@@ -115,7 +115,7 @@ class Watcher:
         )
 
     def _current_task(self, is_running: bool | None) -> dict[str, Any]:
-        """Return the fields of the current play and task, empty if no playbook runs."""
+        """Return the fields of the playbook and of its current play and task. If no playbook runs, play and task are empty."""
         progress, may_run = self._run_progress, is_running is not False
         return {
             "playbook": progress.playbook,
@@ -136,7 +136,10 @@ class Watcher:
             self._last_journal_entry = event
 
     def _lock_state(self) -> tuple[bool | None, str, float | None]:
-        """Return whether a playbook is running (None: unknown), who started it, and when."""
+        """Return whether a playbook is running (None: unknown), who started it, and when.
+
+        If no process has locked the run, who and when are empty and None.
+        """
         try:
             lock = run_lock.holder(self._run_dir)
         except OSError:

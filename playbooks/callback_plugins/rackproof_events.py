@@ -1,7 +1,7 @@
 """Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
 
-`events.jsonl` has each failed or unreachable host, with task and message, and the hosts that completed each play, for the report.
-Ansible itself does not keep them.
+`events.jsonl` has each failed or unreachable host, with task and message, and the hosts that completed each play. The report
+needs these events, and Ansible itself does not keep them.
 `progress.jsonl` has every step of the playbook, for `rackproof watch`. An error in writing it never ends the playbook.
 """
 
@@ -91,7 +91,7 @@ class EventLog:
         self._buffer: list[Json] = []
 
     def open(self, directory: Path) -> None:
-        """Open the file, and write the buffered events. If a killed process left an incomplete line, terminate it first."""
+        """Open the file, and write the buffered events. If a killed process left an incomplete last line, end that line first."""
         path = directory / self._name
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         self._file = os.open(path, flags, 0o644)
@@ -228,7 +228,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Record the task, with the stage that it waits for."""
-        # A task has started, so hosts are left. (Without hosts, Ansible starts plays but no tasks.)
+        # This task has started, so at least one host is left: without hosts, Ansible starts plays but no tasks.
         if self._play_command:
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
@@ -324,7 +324,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         return ""
 
     def _warn_of_shared_machines(self) -> None:
-        """Warn once for each machine that has several names in the inventory."""
+        """Warn once for each machine that has several names in the inventory, unless the run is a rehearsal."""
         for hosts in filter(lambda hosts: len(hosts) > 1 and not self._is_rehearsal, self._machines.values()):
             names = sorted(hosts)
             more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
