@@ -183,7 +183,7 @@ def _body(params: Doc, unit: str, texts: Sequence[str] | str, drawn_by: str) -> 
 def _member_texts(
     data: GpuData, figure: Mapping[str, Any], expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[str] | str:
-    """Return the members `value` and `samples` as JSON: one text if the value is fixed, else a list with a text for each level."""
+    """Return the members `value` and `samples` as JSON: one text if the value is fixed, else a list of a text for each level."""
     if "value" in figure:
         return f'"value":{json.dumps(figure["value"])}'
     if expectation.name in ("stress.clock", "stress.efficiency"):

@@ -24,7 +24,7 @@ from schemas.errors import UsageError
 
 PARTS, RUNS = 64, 4
 LEVELS = PARTS * RUNS
-"""A level is one byte. Six bits select the quantile of the part, which is the same in every run. Two bits select the run's noise."""
+"""A level is one byte. Six bits select the quantile of the part, which is the same in every run; two select the run's noise."""
 _RUN_NOISE_SIGMAS = (-1.15, -0.32, 0.32, 1.15)
 """Median of each quarter of a normal distribution, in standard deviations."""
 _NORMAL = NormalDist()

@@ -17,7 +17,7 @@ from ansible.plugins.action.fetch import ActionModule as Fetch
 
 MAX_BYTES = 8_000_000
 MAX_MEMORY_BYTES = 96_000_000
-"""Maximum growth of the address space while a record is fetched. Ansible holds several copies of a record, as text and as JSON."""
+"""Maximum growth of the address space while a record is fetched. Ansible has several copies of a record, as text and as JSON."""
 
 
 class ActionModule(Fetch):  # type: ignore[misc]
