@@ -1,4 +1,4 @@
-"""The command `rackproof`. Importing it puts Rackproof's packages before others of the same names on the import path.
+"""The command `rackproof`. Importing this package puts Rackproof's packages before others of the same names on the import path.
 
 Otherwise a PYTHONPATH could lead to other packages named `agent` or `schemas`, and in a checkout that is not installed, child
 processes would not find these packages at all. `sys.path[0]`, the directory of the script, stays first.
@@ -22,7 +22,7 @@ def _first_directory(path: list[str]) -> int | None:
 
 
 def _put_first() -> None:
-    """Put the directory of these packages before any other one with modules of the same names, except `sys.path[0]`."""
+    """Put the directory of Rackproof's packages before any other directory with modules of these names, except `sys.path[0]`."""
     first = _first_directory(sys.path[1:])  # sys.path[0], the directory of the script, differs between processes
     if first is not None and Path(sys.path[first + 1]).resolve() == Path(_ROOT):
         return

@@ -47,6 +47,7 @@ from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 MAX_GPUS = 128
 MULTI_HOST_BENCHMARKS = ("pairs",)
 HOST_DIRECTORY = "host"
+"""Directory in the run directory in which the agent keeps its own records, as it does on a host of a fleet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
     profile_stages = profile["stages"]
     if BENCHMARK not in profile_stages:
         raise UsageError(
-            f"profile {profile['name']} has no stage {BENCHMARK}, the only one that `rackproof run` runs (it has "
+            f"profile {profile['name']} has no stage {BENCHMARK}, the only stage that `rackproof run` runs (the profile has "
             f"{', '.join(profile_stages)}): choose smoke, standard, extended or rehearsal; run a soak with playbooks/burnin.yml"
         )
     stage, gang = dict(profile_stages[BENCHMARK]), profile_stages.get(GANG)

@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     if is_process := arguments is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # an encoding other than UTF-8 has no ≥
+            sys.stdout.reconfigure(errors="backslashreplace")  # the output may have ≥, which some encodings lack
         gc.disable()  # until all imports are done: garbage collection takes a twelfth of the start-up time and frees nothing
     arguments = sys.argv[1:] if arguments is None else arguments
     verb = next((word for word in arguments if not word.startswith("-")), "")

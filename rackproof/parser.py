@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _is_option(word: str) -> bool:
-    """Return False for values such as `-`, `-1` or a text with a space."""
+    """Return whether the word is an option, and not a value such as `-`, `-1` or a text with a space."""
     return len(word) > 1 and word[0] == "-" and " " not in word and not _NUMBER.fullmatch(word)
 
 

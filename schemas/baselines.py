@@ -32,7 +32,7 @@ class Level:
     sigma: float | None = None
     """Standard deviation between runs, divided by the value; None for fewer than three runs."""
     precision: float | None = None
-    """Standard error of the median within a run, divided by the value; None if it was measured once."""
+    """Standard error of the median within a run, divided by the value; None if a run measures the figure only once."""
     left_out: int = 0
     """Number of runs excluded as outliers."""
     values: Mapping[str, float] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class PartBaseline:
     figures: tuple[Level, ...]
     slot: str = ""
     gpus: tuple[Gpu, ...] = ()
-    """GPUs of the host; empty for a GPU."""
+    """GPUs of the host; empty in the baseline of a GPU."""
     parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     schema: str = BASELINE_SCHEMA
@@ -97,7 +97,7 @@ class HostBaseline:
 
     host: PartBaseline | None = None
     gpus: Mapping[str, PartBaseline] = field(default_factory=dict)
-    """By serial."""
+    """Serial of a GPU -> its baseline."""
     problem: str = ""
     """Why the baseline is rejected; empty if it is not."""
 
@@ -109,7 +109,7 @@ class PlannedBaseline:
     directory: str
     """Directory from which it was copied."""
     digest: str
-    """SHA-256 of the index of the copy, which contains the checksum of each file."""
+    """SHA-256 of the copy's index. The index contains the checksum of each file."""
 
 
 REGRESSED, IMPROVED, CHANGED, UNCLEAR = "regressed", "improved", "changed", "unclear"
@@ -135,16 +135,16 @@ class Change:
     text: str
     """One sentence for people."""
     serial: str = ""
-    """Serial of the current part, or of the earlier one if it is gone."""
+    """Serial of the part in the new run; if the part is gone, of the part in the baseline."""
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
     unit: str = ""
     old: Value = None
     new: Value = None
     share: float | None = None
-    """(new - old) / old."""
+    """(new - old) / |old|; None if `old` is 0, or if the change is not that of a figure."""
     noise: float | None = None
-    """Relative noise. Only a larger difference counts as a change."""
+    """Noise of the figure, divided by |old|. A difference up to the noise is not a change."""
     basis: str = ""
     """Where the noise comes from, for example a criterion."""
 
@@ -155,7 +155,7 @@ class Change:
 
     @property
     def is_unreported(self) -> bool:
-        """Whether it is unknown if something changed: a figure is too noisy, or the new run lacks figures or serials."""
+        """Whether it is not known if something has changed: a figure is too noisy, or the new run lacks figures or serials."""
         return self.kind in (UNCLEAR, FIGURES_GONE)
 
 

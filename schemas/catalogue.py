@@ -55,7 +55,7 @@ def _convert(value: Any, default: Any) -> Any:
 
 
 def value_problem(benchmark: str, key: str, value: Any) -> str:
-    """Return why a value cannot be that of a benchmark's setting, as the end of a sentence; empty if it can."""
+    """Return why a benchmark's setting cannot have this value, as the end of a sentence; empty if it can have it."""
     default = BENCHMARKS[benchmark].settings[key]
     items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
     examples = examples or [*BENCHMARKS[benchmark].choices[key]]
@@ -96,7 +96,7 @@ def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
 
 
 def needs_torch(benchmarks: Collection[str]) -> bool:
-    """Return whether a stage with these benchmarks needs torch; without any benchmark, its ranks only join a process group."""
+    """Return whether a stage with these benchmarks needs torch. A stage without any does: its ranks join a process group."""
     return not benchmarks or any(BENCHMARKS[name].needs_torch for name in benchmarks)
 
 

@@ -33,12 +33,14 @@ try:
 except ImportError:  # it is not installed on GPU hosts, which validate few documents
     jsonschema_rs = None  # type: ignore[assignment]
 COMPILES = jsonschema_rs is not None
+"""Whether schemas can be compiled: jsonschema-rs is installed."""
 
 READABLE, SECRET = 0o644, 0o600
 """Permissions of a written file: readable by everyone, or by its owner only."""
 MAX_BYTES = 8_000_000
 """A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
+"""Maximum number of nested levels of a document."""
 _DEVICES = Path("/dev")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _USER_INFO = re.compile("//.*@")
@@ -137,7 +139,10 @@ def checked(text: bytes, schema: str, *, source: str, max_bytes: int = MAX_BYTES
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file, at most `max_bytes` + 1 bytes. Raises DocumentError like `read`."""
+    """Return the content of a regular file. Raises DocumentError like `read`.
+
+    If the file grows beyond `max_bytes` while it is read, return only `max_bytes` + 1 bytes, which `parse` refuses.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -205,7 +210,7 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = READA
 
 
 def name_file(error: BaseException, path: Path | str) -> None:
-    """Add the path to an error of a write that has none, such as that of a full disk."""
+    """Add the path to the error of a failed write if the error names no file, as on a full disk."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
 
@@ -226,7 +231,7 @@ def _plain(value: object) -> Json:
 def validate(value: Json, schema: str, *, source: str) -> None:
     """Raise DocumentError if `value` does not match the schema.
 
-    The error names a wrong version, or else the innermost location.
+    Of several faults, the error names a wrong version of the document, or else the fault at the innermost location.
     """
     errors = sorted(faults(value, schema), key=lambda error: (not _of_version(error), -len(error.absolute_path)))
     if errors:
@@ -318,7 +323,7 @@ def _as_text(where: str, error: ValidationError) -> str:
 
 
 VERY_SIMILAR = 0.85
-"""Least similarity of a word with one or two typing errors to the right word."""
+"""Lowest similarity (0 to 1) at which a word counts as the right word with one or two typing errors."""
 MAX_SUGGESTIONS = 6
 """Maximum number of suggested words that begin with the wrong word or share a part with it."""
 
@@ -330,8 +335,8 @@ def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> s
 
     * All known words that begin with the word, or have all of its parts (for `h200`: h200-nvl, h200-sxm).
     * All known words that begin with a part of the word (for `nvidia-h200`), unless a known word is very similar.
-    * The most similar known word. It is also suggested in place of more than MAX_SUGGESTIONS words. With `same_letters` it must
-      begin with the same letters, because `gh200` and `h200` are different hardware.
+    * The most similar known word. It is also suggested in place of more than MAX_SUGGESTIONS words. With `same_letters`, its
+      letters before the first digit must be those of the word, because `gh200` and `h200` are different hardware.
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()
     parts = set(_parts(folded))

@@ -36,7 +36,7 @@ class Size:
 
 
 def expected_s(benchmark: str, chosen: Mapping[str, Any], size: Size) -> float:
-    """Return the seconds that a benchmark is expected to take on GPUs with these settings."""
+    """Return the seconds that a benchmark is expected to take on GPUs with these settings; 0 if it needs peers and has none."""
     entry = BENCHMARKS.get(benchmark)
     if entry is None:
         return UNKNOWN_S

@@ -1,4 +1,4 @@
-"""Errors that the operator can fix. The message has the value, the cause and the remedy.
+"""Errors that the operator can fix. The message names the wrong value, the cause and the remedy.
 
 If such an error is not caught, `rackproof.main` prints its message on stderr and exits with its code.
 """

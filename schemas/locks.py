@@ -61,9 +61,9 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 
 
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
-    """Replace the content of the file with the document, as one line. `read_line` returns the old or the new document."""
+    """Replace the content of the file with the document, as one line. A reader always gets the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    # One call, which a signal does not interrupt. The rest of a longer old line then follows the newline; readers ignore it.
+    # One call, which a signal does not interrupt. Until the file is cut, the rest of a longer old line follows, and is ignored.
     try:
         os.pwrite(descriptor, text, 0)
         os.ftruncate(descriptor, len(text))
@@ -165,6 +165,7 @@ def pid_namespace() -> str:
 
 
 def user_name() -> str:
+    """Return the account that started this process, before sudo if it was used; `user UID` if the account has no name."""
     with contextlib.suppress(KeyError, OSError):  # a container may have no name for the account
         return os.environ.get("SUDO_USER") or getpass.getuser()
     return f"user {os.getuid()}"

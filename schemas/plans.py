@@ -180,7 +180,7 @@ class Plan:
     waivers: tuple[Waiver, ...] = ()
     """The waivers at the beginning of the run."""
     baseline: PlannedBaseline | None = None
-    """The accepted records that the run is compared with."""
+    """The baseline that the run is compared with; None if there is none."""
     study: Study | None = None
     """Set for a scaling study, in which nothing is judged and each cell is a separate launch."""
     durations_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class Plan:
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:
-        """Return the plan of these hosts, in this order and without the manifest. A gang must be complete."""
+        """Return the plan of these hosts, in this order, without the manifest. `hosts` must have all hosts of a gang, or none."""
         part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
         vars(part)["_expected"] = self._expected  # the cache is valid for both plans
         return part

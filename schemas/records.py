@@ -73,7 +73,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One collector family in one snapshot. Each scope has a value or the reason why there is none."""
+    """The readings of one name in one snapshot. Each scope has a value or the reason why there is none."""
 
     name: str
     unit: str
@@ -192,14 +192,20 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same in the records of all its hosts."""
+    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same in the record of each of the launch's hosts."""
 
     kind: str
-    """`rank_silent`, `rank_ended`, `rank_absent` (it did not start), `rank_behind` (it failed first, or the others wait for it),
-    `host_silent`, `host_absent`; `cut_off`: a host no longer receives a message from any of its senders; it names itself if all
-    other hosts are its senders, and otherwise the senders; `rank_unable`: a host reports that one of its ranks has no working
-    device; `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does
-    not exist."""
+    """What happened:
+
+    - `rank_silent`, `rank_ended`, `rank_absent`: a rank became silent, ended, or did not start.
+    - `rank_behind`: a rank failed first, or the others wait for it.
+    - `host_silent`, `host_absent`: a host became silent, or did not join the launch.
+    - `cut_off`: a host no longer receives the statuses of any host that sends them to it. A host to which all others send them
+      names itself. Any other host names the hosts that send to it.
+    - `rank_unable`: a host reports that one of its ranks has no working device.
+    - `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does not
+      exist.
+    """
     hosts: tuple[str, ...]
     """Several if several hosts became silent, did not join or raised the same exception, or if two hosts lost contact with each
     other."""
@@ -266,7 +272,7 @@ class Record:
 
     @cached_property
     def distinct_metrics(self) -> list[Metric]:
-        """Return the metrics of all snapshots. Equal metrics of several snapshots are one object, and are returned once."""
+        """Return the metrics of all snapshots. Equal metrics that a `quick.Reader` made one object are returned once."""
         return list({id(metric): metric for snapshot in self.snapshots for metric in snapshot.metrics}.values())
 
     @cached_property
@@ -283,7 +289,7 @@ class Record:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """Return a dataclass of the contract as JSON. Fields with their default are omitted, except `schema`."""
+    """Return a dataclass of this package as JSON. Fields that have their default are omitted, except `schema`."""
     result = {}
     for name, default in _fields(type(record)):  # type: ignore[arg-type]
         value = getattr(record, name)

@@ -16,7 +16,7 @@ REPORT_SCHEMA = "rackproof.report/2"
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 ACCEPTED, REJECTED, INCOMPLETE = "accepted", "rejected", "incomplete"
 ALL, EXCEPTIONS = "all", "exceptions"
-"""How much of the hosts a report contains."""
+"""Which verdicts and measurements a report contains: all, or mainly those that prevent acceptance (`FleetReport.detail`)."""
 ACTIONS = (
     "rma",
     "inspect_hardware",
@@ -210,7 +210,7 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterReading:
-    """The last reading of one kind of an adapter, or of one of its ports or lanes."""
+    """The last value of one reading of an adapter, or of one of its ports or lanes."""
 
     name: str
     scope: str
@@ -269,7 +269,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Distribution of numeric values. If they are many, quantiles have errors of up to 0.01 %; `min` and `max` are exact."""
+    """Distribution of numeric values. If there are many, the quantiles are rounded by up to 0.01 %; `min` and `max` are exact."""
 
     n: int
     min: float

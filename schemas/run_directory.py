@@ -36,7 +36,7 @@ def record_names(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def bmc_record_names(plan: Plan) -> dict[str, str]:
-    """Return path -> host of the record of each BMC that the plan expects. The control node writes it."""
+    """Return path -> host, for the record of each BMC that the plan expects. The control node writes these records."""
     return {f"{BMCS}/{host.name}.json": host.name for host in plan.hosts if host.bmc}
 
 

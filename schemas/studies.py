@@ -1,4 +1,4 @@
-"""A scaling study: the same training on increasing numbers of hosts and GPUs, which are the cells of a matrix."""
+"""A scaling study: the same training with each combination of settings, such as the number of hosts. A combination is a cell."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def soak_from_json(document: Mapping[str, Any]) -> Soak:
 
 
 def downsample(timeline: Timeline, most: int) -> Timeline:
-    """Return the timeline with at most that many buckets."""
+    """Return the timeline with at most `most` buckets in each series."""
     last = max((one.at[-1] for one in timeline.series if one.at), default=0)
     factor = last // most + 1
     if factor == 1:

@@ -66,7 +66,7 @@ class Trace:
 def make_trace(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
     """Return the trace of a recording, with at most MOST_BUCKETS buckets; None if nothing was recorded and nothing failed.
 
-    If a bucket has no sample of a GPU, or one that failed, it is a gap (`.`) for that GPU.
+    If a bucket has no sample of a GPU, or a sample that failed, it is a gap (`.`) for that GPU.
     """
     timeline = downsample(timeline, MOST_BUCKETS)
     by_scope = {(series.name, series.scope): series for series in timeline.series}

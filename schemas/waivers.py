@@ -21,9 +21,9 @@ class Waiver:
     scope: str = ""
     """Scope, such as `gpu=3`, including all scopes below it; empty: the whole host."""
     name: str = ""
-    """Name of the observation; required if the observation is absent."""
+    """Name of the observation; required with `absent`, and empty for any observation."""
     absent: bool = False
-    """Whether it applies to inconclusive verdicts instead of failures."""
+    """Whether the waiver applies to inconclusive verdicts instead of failures."""
     origin: str = ""
     """File and line number, for messages."""
 

@@ -47,7 +47,7 @@ class Template:
     slots: list[tuple[Sequence[str], str, int]] = field(default_factory=list)
     """For each slot: its texts, what draws the level (empty: a placeholder), and the number of its group."""
     placeholders: dict[str, list[str]] = field(default_factory=dict)
-    """Name -> a list that has only its text. All slots with this name share the list, so `render` sets the text of all at once."""
+    """Name -> a list that has only its text. All slots with this name share the list, so `render` sets all of them at once."""
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})
     """`HOST` or `GANG` -> group -> its number."""
 

@@ -56,21 +56,22 @@ class Output:
 class Cost:
     """A part of a benchmark's duration that depends on its settings, or on how many GPUs and hosts there are.
 
-    The part takes (`seconds` + the settings in `timed`) × the settings in `over` × the number that `per` names, in seconds.
+    Its seconds are: (`seconds` + the sum of the settings in `timed`) × the product of the settings in `over` × the number that
+    `per` names.
     """
 
     seconds: float = 0.0
     timed: Sequence[str] = ()
     """Settings that are durations in seconds, which the benchmark always uses in full."""
     over: Sequence[str] = ()
-    """Settings that multiply the seconds: a list by its length, a number by its value."""
+    """Settings whose product multiplies the seconds. A list counts as its length, a number as its value."""
     per: str = ""
     """What the seconds are multiplied by: one of `PER`; empty: 1."""
 
 
 PER = ("gpu", "gpu_of_host", "further_gpu", "pair", "peers", "doubling", "round", "port", "port_round")
-"""`gpu`: GPUs of the host. `gpu_of_host`: GPUs of a host that is measured alone. `further_gpu`: those after the first. `pair`:
-ordered pairs of its GPUs. `peers`: 1 if there are two ranks or more, else 0. `doubling`: binary logarithm of the number of ranks.
+"""`gpu`: GPUs of the host. `gpu_of_host`: GPUs of a host that is measured alone. `further_gpu`: GPUs of the host minus 1. `pair`:
+ordered pairs of the host's GPUs. `peers`: 1 if there are two ranks or more, else 0. `doubling`: log2 of the number of ranks.
 `round`: rounds between hosts (`schemas/tournament.py`). `port`: RDMA ports of a host that is measured alone. `port_round`: rounds
 between hosts with RDMA ports."""
 
@@ -87,11 +88,12 @@ class Benchmark:
     settings: Settings
     outputs: Sequence[Output]
     cost_s: float
-    """Duration in seconds without `costs`, which `schemas/durations.py` adds. Used unless an earlier run has measured it."""
+    """Constant part of the expected duration, in seconds. `schemas/durations.py` adds `costs`, and uses the sum unless an earlier
+    run has measured the duration."""
     parts: Sequence[str]
     """Kinds of parts that it tests. In the gang stage, `NVLink` stands for the fabric between the hosts."""
     costs: Sequence[Cost] = ()
-    """What its duration consists of besides `cost_s`: fitted to the runs of docs/measurements, with one, two and four GPUs."""
+    """The other parts of the expected duration: fitted to the runs of docs/measurements, with one, two and four GPUs."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     """Parameters of its observations, in addition to those in `Output.over`."""
     adapted: Sequence[str] = ()

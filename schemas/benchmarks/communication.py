@@ -100,7 +100,9 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "ops": ["write"],
             "directions": ["one_way", "both_ways"],
             "memories": ["host"],
-            "sharings": ["together"],  # between hosts: all rails of a pair at once, or one after the other
+            "sharings": [
+                "together"
+            ],  # between hosts. together: all rails of a pair at once; alone: one after the other
             "rounds": 0,  # as in the benchmark `pairs`
             "size_bytes": 1 << 16,
             "seconds": 1,  # for each test; perftest takes whole seconds
@@ -128,7 +130,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         params={"rail": int},
         adapted=["size_bytes"],
         cost_s=0.5,
-        costs=[  # alone and in rounds: first the bandwidths, then latency and message rate
+        # A host alone (`port`), then rounds between hosts (`port_round`). In each: the bandwidths, then latency and message rate.
+        costs=[
             Cost(seconds=0.25, timed=["seconds"], over=["ops", "directions", "memories"], per="port"),
             Cost(seconds=0.5, timed=["seconds"] * 2, per="port"),
             Cost(seconds=1.3, timed=["seconds"], over=["ops", "directions", "memories", "sharings"], per="port_round"),

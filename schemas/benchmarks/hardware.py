@@ -33,9 +33,10 @@ TESTS_OVER_TIME = ("moving_inversions", "modulo_20", "neighbours", "fade", "hot_
 """Tests of `integrity` that share its `seconds`."""
 
 _SHAPES = ("32x8192x8192", "32x28672x8192", "512x8192x8192", "4096x14336x4096", "8192x28672x8192")
-"""Rows x columns x inner: tokens generated for 32 and for 512 requests, and layers of width 4096 and 8192 in training."""
+"""Rows x columns x inner dimension of the products: tokens generated for 32 and for 512 requests, and layers of width 4096 and
+8192 in training."""
 _SMALL_SHAPES = ("32x128x64", "64x64x64")
-"""Shapes for CPUs."""
+"""Shapes for the CPUs of a rehearsal."""
 _HOST_COPIES = {"direction": "directions", "sharing": "sharings"}
 HARDWARE: Mapping[str, Benchmark] = {
     "gemm": Benchmark(
@@ -349,7 +350,7 @@ HARDWARE: Mapping[str, Benchmark] = {
             "alone_periods_ms": [20],
             "seconds": 0.2,
         },
-        cost_s=20.0,  # the two periods of 10 s take 20 s instead of `seconds`
+        cost_s=20.0,  # of the longest period, 10 s, two are measured, which takes longer than `seconds`
         costs=[
             Cost(seconds=0.4, timed=["seconds"], over=["periods_ms"]),
             Cost(seconds=0.4, timed=["seconds"], over=["alone_periods_ms"], per="gpu_of_host"),
@@ -364,7 +365,8 @@ HARDWARE: Mapping[str, Benchmark] = {
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
             "size_bytes": 32 << 20,  # of each array of each thread; larger if the caches are large
-            "seconds": 0.4,  # for each operation on all nodes at once; for each operation and placement, divided among the nodes
+            # For each operation on all nodes at once, and again for each operation and placement, then divided among the nodes.
+            "seconds": 0.4,
         },
         outputs=[
             Output(

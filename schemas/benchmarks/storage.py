@@ -29,7 +29,7 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],
-            "sharings": ["together"],  # all directories at once, or one after the other
+            "sharings": ["together"],  # together: all directories at once; alone: one after the other
             "seconds": 1.0,  # for each rate; what was written in this time is read back whole
             "size_bytes": 32 << 30,  # maximum written to a directory; less if this is over half of its free space
             "jobs": 4,
@@ -72,8 +72,8 @@ STORAGE: Mapping[str, Benchmark] = {
             "rounds": 2,  # in each, every host writes its file, or reads that of another host; the best round counts
             "seconds": 1.0,  # for each rate
             "metadata_seconds": 0.3,  # for each of `metadata_ops`
-            "size_bytes": 16
-            << 30,  # maximum that a host writes; all hosts together write at most half of the free space
+            # Maximum that a host writes. All hosts together write at most half of the free space.
+            "size_bytes": 16 << 30,
             "shard_bytes": 64 << 20,  # size of a rank's shard of the checkpoint
             "jobs": 4,
         },

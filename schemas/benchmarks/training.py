@@ -50,7 +50,7 @@ TRAINING: Mapping[str, Benchmark] = {
         settings={
             "epochs": 20,
             "batch_size": 128,
-            "learning_rate": 0.01,  # of one rank; multiplied by the world size, up to MAX_RATE
+            "learning_rate": 0.01,  # of one rank; multiplied by the world size, up to MAX_RATE of the benchmark's module
             "max_steps": 0,  # 0: no limit
             "data_directories": _DIRECTORIES,
         },
@@ -194,7 +194,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "width": 4096,
             "heads": 32,
             "prompt": 2048,
-            "steps": 1000,  # of a round: enough for the p99.9 of one round
+            "steps": 1000,  # decoding steps of a round: enough for a p99.9 of each round
             "share": 0.8,  # of the free memory, for keys and values
             "most_bytes": 0,  # upper limit of keys and values; 0: no limit
             "seconds": 20.0,
@@ -246,7 +246,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "overlap": Benchmark(
         group="collectives",
         title="Overlap",
-        summary="an all_reduce and matrix products at the same time: share of the shorter one that is hidden, and slowdown",
+        summary="an all_reduce and matrix products at the same time: share of the shorter operation that is hidden, and slowdown",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
         outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
         params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},

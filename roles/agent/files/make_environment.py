@@ -23,7 +23,7 @@ def is_current():
     """Return whether the environment is complete, usable by every user, and made with this interpreter in this minor version."""
     if not (prefix / "bin" / "pip").exists():  # of the files that the agent needs, venv creates this one last
         return False
-    # With umask 027, the user of the exporter's service cannot run the programs in it.
+    # If it was created with umask 027, the user of the exporter's service cannot run the programs in bin.
     if not (prefix / "bin").stat().st_mode & 0o001:
         return False
     lines = (prefix / "pyvenv.cfg").read_text().splitlines()

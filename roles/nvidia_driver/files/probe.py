@@ -104,7 +104,7 @@ def driver_problems(options, gpus, error):
 
 
 def cause_and_remedy(error):
-    """Return the remedy if the driver does not respond, with the cause if it can be determined."""
+    """Return the remedy for a driver that does not respond, after the cause if it can be determined."""
     if "is not installed" in error:
         return INSTALL
     if "version mismatch" in error:

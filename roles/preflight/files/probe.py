@@ -201,7 +201,7 @@ def names_in(directory):
 
 
 def content(path):
-    """Return the text of a file without blanks at its ends; empty if it cannot be read."""
+    """Return the text of a file without white space at its beginning and end; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
