@@ -192,7 +192,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same in the record of each of the launch's hosts."""
+    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same in the record of each host."""
 
     kind: str
     """What happened:

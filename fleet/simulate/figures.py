@@ -95,7 +95,7 @@ def _scopes(
 
 
 def _draw_group(expectation: Expectation) -> str:
-    """Return the group of an observation. Figures of one load, one collective or one training have the same level."""
+    """Return the group of an observation. Figures of one load, one collective or one training share a group, and so a level."""
     first, second = expectation.name.split(".")[:2]
     if first == "stress":
         return first
@@ -324,6 +324,7 @@ def _cached_latencies(
         spread = [seconds, seconds * (1 - GANG_SPREAD), seconds * (1 + GANG_SPREAD), seconds * GANG_SPREAD / 2]
     else:
         spread = interpolate(curve["points"], size)
+        # The time of a large collective is proportional to its bus factor, and NVLink SHARP shortens it.
         if kind == "latency" and size >= LARGE_BYTES and group.ranks != data.measured_ranks:
             speedup = NVLS_SPEEDUP.get(op, 1.0) if has_nvls(group) else 1.0
             spread = [value * factor / curve["factor"] / speedup for value in spread]

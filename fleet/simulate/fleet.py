@@ -46,6 +46,7 @@ NAMED_DIRECTORIES: Variables = {
     "rackproof_local_storage": [f"/data{number}" for number in range(1, 5)],
     "rackproof_shared_storage": ["/mnt/shared"],
 }
+"""Variables of the inventory that name the directories to measure, if `Fleet.storage` is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class Fleet:
     hosts_per_leaf: int = HOSTS_PER_LEAF
     seed: int = 0
     readings: str = ALL
+    """Which readings the records have: `ALL` or `JUDGED` of `records`."""
 
     def inventory(self) -> dict[str, Variables]:
         """Return the hosts of the inventory with their variables, rack after rack."""
@@ -197,6 +199,7 @@ class RunWriter:
     faults: Mapping[str, Sequence[Injection]]
     """Host -> its faults."""
     templates: dict[tuple[str, RecordShape], Template] = field(default_factory=dict)
+    """Kind of record (`host` or `gang`) and its shape -> template."""
 
     def __post_init__(self) -> None:
         self.data = read_gpu_data(self.fleet.model)
@@ -206,6 +209,7 @@ class RunWriter:
         }
         self.run = {"run_id": self.plan.run_id, "nonce": self.plan.nonce}
         times = records.timing(self.plan, self.data)
+        # Seconds from the beginning of a gang's launch to the beginning of its next launch.
         self.relaunch_s = times.after_gang - times.gang + RELAUNCH_GAP_S
 
     def batches(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -283,7 +287,7 @@ class RunWriter:
         return self._render(self.templates[key], host)
 
     def _gang_texts(self, gang: str, hosts: Sequence[PlannedHost]) -> dict[str, str]:
-        """Return the gang record of each host that takes part in launches."""
+        """Return the gang record of each reachable host of the gang; empty if fewer than two are reachable."""
         unreachable = {
             host.name
             for host in hosts

@@ -126,11 +126,12 @@ def values_by_level(spread: Spread, shuffle: int = 0) -> list[float]:
     ]
 
 
-def draw_levels(part: random.Random, run: random.Random, count: int) -> bytes:
-    """Return `count` levels, with the quantile of the part from `part` and the noise of the run from `run`."""
+def draw_levels(part_generator: random.Random, run_generator: random.Random, count: int) -> bytes:
+    """Return `count` levels. The generators draw the quantiles of the parts and the noise of the run."""
     mask = int.from_bytes(b"\xfc" * count, "big")
-    bits = int.from_bytes(part.randbytes(count), "big") & mask | int.from_bytes(run.randbytes(count), "big") & ~mask
-    return bits.to_bytes(count, "big")
+    quantiles = int.from_bytes(part_generator.randbytes(count), "big") & mask
+    noise = int.from_bytes(run_generator.randbytes(count), "big") & ~mask
+    return (quantiles | noise).to_bytes(count, "big")
 
 
 def interpolate(points: Sequence[Sequence[float]], size: int) -> list[float]:

@@ -24,7 +24,7 @@ def join_domain(
     """Change the records of a host as if it were in the NVLink domain of its rack.
 
     Args:
-        documents: records of the host.
+        documents: `host` and `gang` -> this record of the host.
         members: the hosts of the domain, in the order in which IMEX numbers them.
         host: the host.
         rack: number of the rack.

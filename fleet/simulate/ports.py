@@ -21,6 +21,7 @@ from schemas.tournament import select_rounds
 Doc = dict[str, Any]
 VERBS = "verbs"
 MTU_B, MESSAGE_B = 4096, 8
+"""MTU of the ports, and size of the messages in the tests of latency and message rate."""
 _UNITS = {"bandwidth": "B/s", "rate_ratio": "1", "mtu": "B", "latency": "s", "message_rate": "1/s"}
 _ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")
 

@@ -48,6 +48,7 @@ PROPORTIONAL_READINGS = (
 TIMES = {"gpu.throttle.time": 38.6}
 """Counter of seconds under load -> its value at the end of the real run whose readings the data file contains."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
+"""Readings whose value is the number of GPUs, if their scope is the host."""
 DURING_GANG = "during the gang launch"
 """Which readings a snapshot during a gang launch has: those from during the launch on the host alone. Only counters have their
 values from after that launch, so that they never fall."""

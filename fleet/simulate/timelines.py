@@ -27,6 +27,7 @@ IDLE_TEMPERATURE_CEL, KELVIN_PER_W, APPROACH_PER_S = 27.0, 0.053, 0.07
 SPREADS = {"power_w": 0.02, "temperature_cel": 0.012, "clock_mhz": 0.01}
 """Series -> typical difference between the extremes and the mean of a bucket, as a share of the mean."""
 MAXIMA = {"power_w": 700, "clock_mhz": 1980}
+"""Series -> highest value that it may have."""
 
 
 def make_timeline(stage: str, devices: int, durations: Mapping[str, float], start_s: float) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class ProgressWriter:
 
     @never_raise
     def open(self, directory: Path, heartbeat_s: float, display: Callable[[str], None]) -> None:
-        """Write the events so far, and start the heartbeat unless its interval is 0."""
+        """Open the file, write the buffered events, and start the heartbeat unless its interval is 0."""
         self._log.open(directory)
         if heartbeat_s > 0:
             self._heartbeat = HeartbeatThread(directory, heartbeat_s, display)
