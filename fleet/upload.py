@@ -42,7 +42,8 @@ class Upload:
 def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
     """Upload those files of a reported run that the store lacks or has with other content; report.json comes last.
 
-    Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path in it.
+    Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path of the file
+    in that directory.
 
     Args:
         run_dir: the run directory.
@@ -157,7 +158,7 @@ def _client(endpoint: str) -> Any:
     try:
         store = boto3.session.Session().client("s3", endpoint_url=endpoint or None, config=config)
     except ValueError:
-        # AWS_ENDPOINT_URL_S3 or the files of AWS name an invalid endpoint, and the message would repeat its password.
+        # AWS_ENDPOINT_URL_S3 or the files of AWS name an invalid endpoint. The message of boto3 would repeat a password in it.
         raise _invalid_endpoint() from None
     _check_endpoint(store.meta.endpoint_url)
     return store
@@ -192,7 +193,7 @@ def _content_type(path: Path) -> str:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a file that was regular when it was listed, but not if it has become a link or a FIFO since."""
+    """Open a file that was regular when the files were listed. If it has become a link or a FIFO since, raise RunError."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

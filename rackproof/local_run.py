@@ -256,7 +256,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
 
 
 def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
-    """Measure the cells of a scaling study that one host can run, each under the supervisor and only once.
+    """Measure those cells of a scaling study that need only one host, each under the supervisor and only once.
 
     Raises:
         RunError: the host's own record has a cell that the record in the run directory lacks.

@@ -19,7 +19,7 @@ Key = tuple[str, str, str, tuple[tuple[str, Value], ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """The median of a figure of a part over its accepted runs, without outliers."""
+    """The median of one figure of a part over the accepted runs of the part, without outliers."""
 
     name: str
     unit: str
@@ -28,7 +28,7 @@ class Level:
     within: str = ""
     """The scope within the part; empty for the part itself. A peer GPU is named by its serial: `peer=1652826070730`."""
     params: Mapping[str, Value] = field(default_factory=dict)
-    """The settings with which it was measured."""
+    """The settings with which the figure was measured."""
     sigma: float | None = None
     """Standard deviation between runs, divided by the value; None for fewer than three runs."""
     precision: float | None = None
@@ -104,10 +104,10 @@ class HostBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBaseline:
-    """The baseline that a run is compared with. The run uses a copy of it in its directory."""
+    """The baseline that a run is compared with. The run uses the copy of the baseline in the run directory."""
 
     directory: str
-    """Directory from which it was copied."""
+    """Directory from which the baseline was copied."""
     digest: str
     """SHA-256 of the copy's index. The index contains the checksum of each file."""
 

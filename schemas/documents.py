@@ -38,7 +38,7 @@ COMPILES = jsonschema_rs is not None
 READABLE, SECRET = 0o644, 0o600
 """Permissions of a written file: readable by everyone, or by its owner only."""
 MAX_BYTES = 8_000_000
-"""A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
+"""Default limit of a document. A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
 """Maximum number of nested levels of a document."""
 _DEVICES = Path("/dev")

@@ -107,8 +107,8 @@ def remaining_s(
         durations: benchmark -> expected seconds, from `expected_durations`.
         began: benchmark -> seconds from the start of the launch to the start of the benchmark, for those that have started.
         elapsed_s: seconds since the start of the launch.
-        share: share of the observations of the current benchmark that are made. If it takes longer than expected, for example
-            over a slow network, its remaining time is computed from this share.
+        share: share of the current benchmark's observations that have been made. If the benchmark takes longer than expected, for
+            example over a slow network, its remaining time is computed from this share.
     """
     waiting = sum(seconds for name, seconds in durations.items() if name not in began) + END_S
     if not began:

@@ -157,7 +157,11 @@ def _frame(line: str, where: str) -> dict[str, Any] | None:
 
 
 def _unwrapped(line: str, where: str) -> str:
-    """Return the text in a line of Docker's json-file log, or any other line unchanged. Raises DocumentError."""
+    """Return the text in a line of Docker's json-file log, or any other line unchanged.
+
+    Raises:
+        DocumentError: the line is JSON that is nested too deeply.
+    """
     if MARK in line and line.startswith('{"log":'):
         try:
             result = json.loads(line)

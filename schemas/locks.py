@@ -40,7 +40,7 @@ def exclusive(path: Path, mode: int = 0o644) -> Iterator[int]:
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Return False if another process removed or replaced the file while this one waited for the lock."""
+    """Return whether the path still leads to the opened file: while this process waited, another may have replaced it."""
     try:
         current = path.lstat()
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
 def process_start_time(pid: int) -> str:
     """Return the start time of a process in clock ticks since boot; empty if it is a zombie or does not exist.
 
-    The PID and the start time together are unique on one boot.
+    From one boot of a machine to the next, no two processes have the same PID and start time.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -184,7 +184,7 @@ class Plan:
     study: Study | None = None
     """Set for a scaling study, in which nothing is judged and each cell is a separate launch."""
     durations_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Stage -> benchmark -> seconds that it took in an earlier run with the same settings and devices, if there is one."""
+    """Stage -> benchmark -> its seconds in an earlier run with the same settings and devices; missing without such a run."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:
@@ -219,7 +219,7 @@ class Plan:
         return sum(len(self._by_name[name].devices) for name in set(hosts) if name in self._by_name)
 
     def slowest_fabric(self, host: PlannedHost, members: Iterable[str]) -> float:
-        """Return the fabric rate (B/s) of the slowest of these members of the host's gang, which limits all of them."""
+        """Return the fabric rate (B/s) that limits these members of the host's gang: that of the slowest member."""
         if host.gang not in self._mixed:
             return host.fabric
         names = set(members)

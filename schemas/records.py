@@ -186,7 +186,7 @@ class Rank:
     phase: str
     """The last phase that it reported."""
     exit_code: int | None
-    """Exit code, negative for a signal; None if unknown, or if the launcher ended it."""
+    """Exit code, negative for a signal; None if unknown, or if the launcher ended the process."""
     log_tail: str
 
 
@@ -237,8 +237,8 @@ class Launch:
     number: int = 0
     """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
     observations: tuple[Observation, ...] = ()
-    """Its observations, if it was a probe or a cell, or a later launch of the stage replaced it; otherwise they are in
-    `Record.observations`."""
+    """Observations of a probe, of a cell, or of a launch that a later launch of the stage replaced. Those of any other launch are
+    in `Record.observations`."""
     timeline: Trace | None = None
     """Telemetry of its GPUs. None on CPUs, for a probe or a cell, and for a round of a soak, which has its own timeline."""
 
@@ -277,7 +277,7 @@ class Record:
 
     @cached_property
     def by_stage(self) -> Mapping[str, list[Observation]]:
-        """Return the observations of its benchmarks by stage."""
+        """Return stage -> the observations of its benchmarks."""
         stages: dict[str, list[Observation]] = {}
         for item in self.observations:
             stages.setdefault(item.stage, []).append(item)

@@ -185,7 +185,7 @@ def _choose_host(request: str, position: Sequence[str], names: Sequence[str], fr
             )
         return position[0]
     if not free:
-        raise UsageError(f"--fault {request}: every host has a fault already: give more --hosts, or name one")
+        raise UsageError(f"--fault {request}: every host has a fault already: give more --hosts, or name a host")
     return free.pop()
 
 
@@ -363,7 +363,8 @@ class RunWriter:
     def _draw_levels(self, template: Template, part: str, drawn_by: str) -> bytes:
         """Draw a level for each group of slots.
 
-        The quantile in it depends on `part` only, so it is the same in all runs. The noise in it also depends on the seed.
+        A level is a quantile and a noise. The quantile depends on `part` only, so it is the same in all runs. The noise also
+        depends on the seed.
         """
         part_generator = random.Random(f"part {part}")  # noqa: S311 - no secret
         run_generator = random.Random(f"run {self.fleet.seed} {part}")  # noqa: S311 - no secret

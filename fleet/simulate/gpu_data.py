@@ -64,7 +64,7 @@ class GpuData:
         if not matching:
             raise UsageError(
                 f"no record of a {self.gpu} has {expectation.name} {dict(expectation.params) or ''}, "
-                "so it cannot be simulated; choose another profile"
+                "so this figure cannot be simulated; choose another profile"
             )
         return matching
 

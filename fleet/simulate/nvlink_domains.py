@@ -21,7 +21,7 @@ TRANSPORT = "P2P/MNNVL"
 def join_domain(
     documents: Mapping[str, Doc], members: Sequence[str], host: str, rack: int, down: Collection[str], *, is_whole: bool
 ) -> None:
-    """Change the records of a host as if it were in the NVLink domain of its rack.
+    """Change the records of a host as if the host were in the NVLink domain of its rack.
 
     Args:
         documents: `host` and `gang` -> this record of the host.

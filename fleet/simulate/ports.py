@@ -115,7 +115,7 @@ def _is_share(figure: PortFigure) -> bool:
 
 
 def _group(figure: PortFigure, rail: int, partner: int | str) -> str:
-    """Return the group of slots of one test, whose figures have one level."""
+    """Return the group of slots of one test. All figures of the test get the same level."""
     return f"{figure.test}/{rail}/{partner}/{sorted(figure.params.items())}"
 
 
@@ -161,7 +161,10 @@ def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[
 
 
 def _values(median: float, deviation: float) -> list[float]:
-    """Return the value at each level, at most `deviation` (a share) from the median; the standard deviation is a third of it."""
+    """Return the value at each level. `deviation` is the greatest distance from the median, as a share of the median.
+
+    The standard deviation is a third of `deviation`.
+    """
     return values_by_level([median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3])
 
 

@@ -32,7 +32,7 @@ ALL, JUDGED = "all", "judged"
 _UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
 """Prefixes of readings that a record always has, although no criterion matches them."""
 _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
-"""Readings that an agent reports together with others, so that a record without them is incomplete."""
+"""Readings that an agent always reports together with certain others. A record that has only the others is incomplete."""
 NVLINKS = 18
 """Number of NVLinks of a GPU."""
 READINGS_GPUS = 4
@@ -95,7 +95,7 @@ Snapshots = Sequence[tuple[str, str, str, float]]
 
 
 def timing(plan: Plan, data: GpuData) -> RunTiming:
-    """Return when the stages of a plan begin and end, the same on every host."""
+    """Return when the stages of a plan begin and end. The times are the same on every host."""
     durations = {
         stage.name: START_S + sum(benchmark_durations(plan, stage.name, data).values()) for stage in plan.stages
     }

@@ -101,7 +101,7 @@ class Benchmark:
     cpu_settings: Settings | None = field(default_factory=dict)
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Setting -> all allowed values, or all allowed elements of its list. Needed if the default lacks some, or is empty."""
+    """Setting -> all allowed values; for a list, all allowed elements. Needed if the default does not have them all."""
     gpu_bound: bool = False
     """Whether its rates depend on the GPU alone. The rates of other benchmarks also depend on processors, host memory, PCIe,
     disks and network, which all GPUs of a machine share."""
@@ -115,7 +115,7 @@ class Benchmark:
     needs_nvlink_domain: bool = False
     """Whether it is planned only if the inventory has hosts in an NVLink domain."""
     needs_torch: bool = True
-    """Whether its ranks import torch. If no benchmark of a stage needs torch, its ranks start without it."""
+    """Whether its ranks import torch. If no benchmark of a stage needs torch, the ranks of the stage start without torch."""
     trains: bool = False
     """Whether it trains a network, so that `--validation-only` leaves it out."""
 

@@ -76,7 +76,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         summary="bandwidth and latency between every two hosts of a gang, from each GPU to the GPU of the same number",
         settings={
             "rounds": 0,  # maximum number of rounds, in each of which a host has at most one partner; 0: all pairs of hosts
-            "size_bytes": 1 << 26,  # smaller for a pair of hosts that is too slow to exchange it several times
+            "size_bytes": 1 << 26,  # less between two hosts that are too slow to exchange this several times
             "seconds": 0.4,  # for each round
         },
         outputs=[
@@ -100,9 +100,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "ops": ["write"],
             "directions": ["one_way", "both_ways"],
             "memories": ["host"],
-            "sharings": [
-                "together"
-            ],  # between hosts. together: all rails of a pair at once; alone: one after the other
+            # Between hosts. together: all rails of a pair at once; alone: one rail after the other.
+            "sharings": ["together"],
             "rounds": 0,  # as in the benchmark `pairs`
             "size_bytes": 1 << 16,
             "seconds": 1,  # for each test; perftest takes whole seconds

@@ -31,7 +31,7 @@ STORAGE: Mapping[str, Benchmark] = {
             "percentiles": ["p50", "p99"],
             "sharings": ["together"],  # together: all directories at once; alone: one after the other
             "seconds": 1.0,  # for each rate; what was written in this time is read back whole
-            "size_bytes": 32 << 30,  # maximum written to a directory; less if this is over half of its free space
+            "size_bytes": 32 << 30,  # maximum written to a directory, but at most half of its free space
             "jobs": 4,
         },
         choices={"sharings": ("together", "alone"), "percentiles": ("p50", "p99", "p99_9")},
@@ -68,8 +68,8 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "metadata_ops": ["create", "stat", "remove"],
-            "first_clients": 0,  # number of clients in the first step of the ramp; each step doubles it; 0: no ramp
-            "rounds": 2,  # in each, every host writes its file, or reads that of another host; the best round counts
+            "first_clients": 0,  # clients in the first step of the ramp; each step has twice as many; 0: no ramp
+            "rounds": 2,  # in a round, every host writes its file, or reads another host's file; the best round counts
             "seconds": 1.0,  # for each rate
             "metadata_seconds": 0.3,  # for each of `metadata_ops`
             # Maximum that a host writes. All hosts together write at most half of the free space.

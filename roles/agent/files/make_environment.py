@@ -1,6 +1,6 @@
 """Create the agent's virtual environment with this Python, unless there is one that can be used.
 
-Replace one that is incomplete, has another Python, or cannot be used by other users.
+An environment that is incomplete, has another Python, or cannot be used by other users is replaced.
 
 Argument: directory of the environment.
 

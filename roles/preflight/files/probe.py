@@ -37,7 +37,7 @@ def problems(options):
     except ImportError as error:
         yield f"{sys.executable} cannot create virtual environments ({error}): install python3-venv"
     if options.system_torch and importlib.util.find_spec("torch") is None:
-        yield f"rackproof_system_torch is set, but {sys.executable} has no torch: set rackproof_python to the Python that has it"
+        yield f"rackproof_system_torch is set, but {sys.executable} has no torch: set rackproof_python to a Python with torch"
     skew = time.time() - options.now
     if abs(skew) > options.clock_skew:
         yield f"the clock differs by {skew:+.1f} s from the control node's: start chrony or systemd-timesyncd"
