@@ -23,7 +23,7 @@ from schemas.documents import nearest
 NO_IN_PLACE = frozenset({"all_to_all", "send_recv", "hypercube"})
 """Collectives that cannot run in place."""
 TORCH_ONLY_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
-"""Collectives that torch.distributed, which a rehearsal uses, offers only in place."""
+"""Collectives that a rehearsal can run only in place, because torch.distributed offers no other form of them."""
 
 BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **COMMUNICATION, **TRAINING, **STORAGE}
 """Name -> benchmark, in the order of the reports."""

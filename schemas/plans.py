@@ -87,7 +87,7 @@ class PlannedHost:
     bmc: bool = False
     """The inventory names the BMC of the host, so that it must be read."""
     count_found: bool = False
-    """Whether the ordered number of GPUs was not given (`rackproof run` without `--gpus`). Then `devices` are those of
+    """Whether nobody stated how many GPUs were ordered (`rackproof run` without `--gpus`). Then `devices` are those of
     `--devices`, or else all that were found."""
 
     @cached_property

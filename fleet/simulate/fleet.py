@@ -316,13 +316,13 @@ class RunWriter:
         for position, name in enumerate(members):
             host = self.plan.hosts[self.numbers[name]]
             present_partners = [partner for partner in partners(planned, name, rounds) if partner in members]
-            firsts, others = self._port_partners(planned, name, members)
+            later, earlier = self._port_partners(planned, name, members)
             shape = RecordShape(
                 devices=len(host.devices),
                 partners=len(present_partners),
                 members=len(members),
-                port_partners=len(firsts) + len(others),
-                port_firsts=len(firsts),
+                port_partners=len(later) + len(earlier),
+                later_port_partners=len(later),
                 readings=self.fleet.readings,
             )
             key = ("gang", shape)
@@ -334,7 +334,7 @@ class RunWriter:
                 "members": members_json(members),
                 "ranks": ranks_json(position * len(host.devices), len(host.devices)),
                 **{f"partner{index}": partner for index, partner in enumerate(present_partners)},
-                **{f"port_partner{index}": partner for index, partner in enumerate([*firsts, *others])},
+                **{f"port_partner{index}": partner for index, partner in enumerate([*later, *earlier])},
             }
             delay_s = (number - 1) * self.relaunch_s
             yield name, self._render(self.templates[key], host, gang_values, delay_s)
@@ -346,8 +346,8 @@ class RunWriter:
             return [], []
         rounds = int(settings(VERBS, benchmarks[VERBS])["rounds"])
         present = [partner for partner in partners(planned, host, rounds) if partner in members]
-        firsts = [other for other in present if planned.index(host) < planned.index(other)]
-        return firsts, [other for other in present if other not in firsts]
+        later = [other for other in present if planned.index(host) < planned.index(other)]
+        return later, [other for other in present if other not in later]
 
     def _render(
         self, template: Template, host: PlannedHost, gang_values: Mapping[str, str] | None = None, delay_s: float = 0.0

@@ -89,7 +89,7 @@ def _end_launch(
 ) -> dict[str, Doc]:
     """Change the records of a launch that a rank of `host` ended, so that no host has measured anything.
 
-    The rank is reported by its own host only if it was unable to take part, else by every host of the launch.
+    If the rank was unable to take part, only its own host reports it. Otherwise, every host of the launch reports it.
     """
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices

@@ -68,7 +68,7 @@ def verbs_seconds(plan: Plan, stage: str) -> float:
     return float(seconds * rounds)
 
 
-def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, first: int) -> Iterator[Doc]:
+def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, later_partners: int) -> Iterator[Doc]:
     """Yield the figures of the ports in a stage, as the benchmark reports them.
 
     Args:
@@ -76,8 +76,8 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         host: the host.
         stage: the stage.
         partners: number of hosts with which the host is paired in the gang stage.
-        first: number of these partners that come after the host in the gang; they have the numbers 0 to `first` - 1. In a pair
-            with one of them, this host is the first. Only the first host of a pair reports latency and message rate.
+        later_partners: number of these partners that come after the host in the gang. They have the lowest partner numbers. In a
+            pair with one of them, this host comes first. Only the host that comes first reports latency and message rate.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
@@ -92,7 +92,7 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         for rail in range(len(host.devices)):
             scope = Placeholder(f"port_partner{partner}", f'"{adapter_scope(rail)},partner=%s"')
             for figure in planned_figures(chosen, chosen["sharings"]):
-                if partner < first or figure.is_of_both_hosts:
+                if partner < later_partners or figure.is_of_both_hosts:
                     yield _observation(host, chosen, stage, figure, rail, scope, partner)
     shares = [each for each in planned_figures(chosen, chosen["sharings"]) if _is_share(each)]
     for rail in range(len(host.devices)) if shares and partners else ():

@@ -75,8 +75,8 @@ class RecordShape:
     """Number of hosts in the launch of its gang; 0 for a host record."""
     port_partners: int = 0
     """Number of hosts with which its RDMA ports are measured."""
-    port_firsts: int = 0
-    """Number of these pairs in which the host comes first."""
+    later_port_partners: int = 0
+    """Number of these hosts that come after the host in the gang."""
     readings: str = ALL
 
 
@@ -169,7 +169,7 @@ def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordSha
     )
     observations = [
         *healthy_observations(data, plan, host, group),
-        *port_observations(plan, host, GANG, shape.port_partners, shape.port_firsts),
+        *port_observations(plan, host, GANG, shape.port_partners, shape.later_port_partners),
     ]
     members, ranks = Placeholder("members", "%s"), Placeholder("ranks", "%s")
     launch = {

@@ -70,7 +70,7 @@ def list_programs():
 
 
 def list_gpu_users(programs):
-    """Yield the processes that compute on GPUs, which have /dev/nvidia-uvm open. (Monitoring programs open only the GPUs.)"""
+    """Yield the processes that compute on GPUs: they have /dev/nvidia-uvm open. (Monitoring programs open only the GPUs.)"""
     for pid, program in sorted(programs.items()):
         try:
             files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
