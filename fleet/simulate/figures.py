@@ -1,7 +1,7 @@
 """Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
 
-The value of most observations is a slot of a template: a list with one text for each level. The level is drawn for each host when
-the template is rendered.
+The value of most observations is a slot of a template: a list with one text for each level. When the template is rendered, a level
+is drawn for the host or for its gang.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RATES = ("throughput", "flops")
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRanks:
-    """The ranks that measure together."""
+    """The ranks of a launch, which measure together."""
 
     stage: str
     ranks: int
@@ -255,7 +255,7 @@ def has_nvls(group: SimulatedRanks) -> bool:
 def _collective_body(
     data: GpuData, expectation: Expectation, group: SimulatedRanks, fabric_gbps: float
 ) -> tuple[Doc, str, Sequence[str] | str]:
-    """Return params, unit and member texts of one figure of a collective."""
+    """Return params and unit of one figure of a collective, and its members `value` and `samples` as JSON."""
     _, op, kind = expectation.name.split(".")
     size, placement = int(expectation.params["size_bytes"]), str(expectation.params.get("placement", ""))
     curve = _curve(data, op, placement, "graph_latency" if kind == "graph_latency" else "latency")

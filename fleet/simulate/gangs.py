@@ -122,7 +122,10 @@ def _end_launch(
 
 
 def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect) -> None:
-    """Make the pairs that the effect reaches slower, on all rails or on `effect.rails`, and large collectives on all hosts."""
+    """Slow down the pairs that the effect reaches, and the large collectives on all hosts.
+
+    If the effect names rails, only these rails of the pairs become slow.
+    """
     is_slow = _slow_pairs(plan, records, host, effect.reach)
     slow_rails = {scope for rail in effect.rails for scope in (f"gpu={rail}", f"hca=mlx5_{rail}")}
     for name, record in records.items():

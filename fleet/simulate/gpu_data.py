@@ -47,7 +47,7 @@ class GpuData:
     figures: Mapping[str, tuple[Mapping[str, Any], ...]]
     """Name -> the figures of this name, one for each combination of parameters that was measured."""
     curves: Mapping[tuple[str, str, str], Mapping[str, Any]]
-    """Operation, placement, `latency` or `graph_latency` -> points by size."""
+    """(Operation, placement, `latency` or `graph_latency`) -> the curve of the seconds over the size in bytes."""
     readings: tuple[Mapping[str, Any], ...]
 
     def figures_of(self, expectation: Expectation) -> list[Mapping[str, Any]]:

@@ -1,4 +1,7 @@
-"""Readings of a faulty module at a port. Healthy simulated hosts have no readings of modules, like real hosts without mlxlink."""
+"""Readings of a faulty module (a transceiver) at a port.
+
+Healthy simulated hosts have no readings of modules, like real hosts without mlxlink.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _timeline(plan: Plan, stage: str, data: GpuData, shape: RecordShape) -> Doc:
 
 
 def time_after(start: str, seconds: float) -> str:
-    """Return the ISO time that many seconds after `start`."""
+    """Return the ISO time that is `seconds` after `start`."""
     time = datetime.fromisoformat(start.replace("Z", "+00:00")) + timedelta(seconds=seconds)
     return f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond:06}Z"
 

@@ -22,6 +22,7 @@ LOADS: Mapping[str, tuple[float, float]] = {
 }
 """Benchmark -> power in W and clock in MHz while it runs."""
 DEFAULT_LOAD, IDLE_LOAD = (380.0, 1950.0), (118.0, 1980.0)
+"""The same for benchmarks that are not in LOADS, and for an idle GPU."""
 IDLE_TEMPERATURE_CEL, KELVIN_PER_W, APPROACH_PER_S = 27.0, 0.053, 0.07
 """Temperature at 0 W; rise per watt; share of the distance to the final temperature that is covered in a second."""
 SPREADS = {"power_w": 0.02, "temperature_cel": 0.012, "clock_mhz": 0.01}
@@ -54,7 +55,7 @@ def make_timeline(stage: str, devices: int, durations: Mapping[str, float], star
 def _gpu_series(
     generator: random.Random, began_s: Mapping[str, float], end_s: float, bucket_s: float
 ) -> dict[str, str]:
-    """Return the series of one GPU by name: a word `MEAN-BELOW+ABOVE` for each bucket."""
+    """Return name -> series of one GPU: a word `MEAN-BELOW+ABOVE` for each bucket (`schemas/trace.py`)."""
     series: dict[str, list[str]] = {name: [] for name in SPREADS}
     power_factor, temperature = generator.gauss(1.0, 0.008), IDLE_TEMPERATURE_CEL + IDLE_LOAD[0] * KELVIN_PER_W
     for index in range(max(1, int(end_s / bucket_s))):
