@@ -64,7 +64,7 @@ VERBS = {
     "version": "rackproof.shell_verbs",
     "completion": "rackproof.shell_verbs",
 }
-"""Verb -> the module whose `add_verb` adds its parser and sets `call`.
+"""Verb -> its module, whose function `add_verb` adds the parser of the verb and sets `call`, the function that runs the verb.
 
 Only the module of the requested verb is imported, because playbooks start the command often, and because GPU hosts and the
 control node have different dependencies installed.

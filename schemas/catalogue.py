@@ -75,7 +75,7 @@ def _is_number(value: object) -> bool:
 
 
 def _has_type(item: object, example: object) -> bool:
-    """Return whether a value has the type of the default. If the default is an integer, such as bytes, a fraction is refused."""
+    """Return whether a value has the type of the default. A fraction does not, if the default is an integer."""
     if not _is_number(example):
         return isinstance(item, type(example))
     return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
@@ -96,7 +96,7 @@ def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
 
 
 def needs_torch(benchmarks: Collection[str]) -> bool:
-    """Return whether a stage with these benchmarks needs torch. A stage without any does: its ranks join a process group."""
+    """Return whether a stage with these benchmarks needs torch. Without benchmarks it does, to join a process group."""
     return not benchmarks or any(BENCHMARKS[name].needs_torch for name in benchmarks)
 
 

@@ -170,7 +170,7 @@ class Plan:
     site: str = ""
     purchase_order: str = ""
     operator: str = ""
-    """Who runs the acceptance. Site, purchase order and operator are only shown in the report."""
+    """Who runs the acceptance. The report shows site, purchase order and operator; they have no other effect."""
     simulated: bool = False
     """Whether `rackproof simulate` generated the plan and its records. Such a run never accepts hardware."""
     reason: str = ""
@@ -205,7 +205,7 @@ class Plan:
 
     @cached_property
     def _expected(self) -> dict[tuple[bool, int, int], list[Expectation]]:
-        """Cache of the expected observations, which are the same for all hosts of one kind."""
+        """Cache: (whether a host is in a gang, number of its devices, of the gang's devices) -> its expected observations."""
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:

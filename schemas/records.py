@@ -83,8 +83,8 @@ class Metric:
     token: ClassVar[int] = 0
     """Number that a `quick.Reader` assigns. Metrics with equal numbers are equal. 0: not assigned."""
     is_sound: ClassVar[bool] = False
-    """Whether the judge has checked the metric by itself and found no problem. Equal metrics of many hosts are one object, which
-    is checked once."""
+    """Whether the judge has checked this metric alone, without others, and found no problem. Equal metrics of many hosts are one
+    object, so the judge checks them once."""
 
     @cached_property
     def form(self) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

@@ -35,7 +35,7 @@ RECORD = "record"
 """Name of the verdict on a host without a record. No criterion judges such a host, except by its BMC."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("configure", "monitor", "none") else CRITICAL for action in ACTIONS}
-"""Severity of a failure by its action, if the pack gives none. The alerts use the same words."""
+"""Action -> severity of a failure, if the criterion states no severity. The alerts use the same words."""
 
 
 class VerdictKind:
@@ -143,7 +143,7 @@ class Verdict:
 
     @property
     def part_scope(self) -> str:
-        """Scope of the part at fault: `gpu=3` of `gpu=3,link=2`; `gang=r1` if the scope is not a single part."""
+        """Scope of the part at fault: `gpu=3` if the scope is `gpu=3,link=2`; `gang=r1` if it is not a single part."""
         return self.part or Scope.parse(self.scope).part
 
     @property
@@ -202,7 +202,7 @@ class Coverage:
     expected: int
     measured: int
     missing: int
-    """Not in any record; `error`, `skipped` and `unsupported` are in a record with a reason."""
+    """Number of observations that are in no record. Those that `error`, `skipped` and `unsupported` count are in a record."""
     error: int
     skipped: int
     unsupported: int
@@ -236,7 +236,7 @@ class Adapter:
     slot: str = ""
     """Its PCI address."""
     gpus: tuple[str, ...] = ()
-    """Scopes of the GPUs to which no other adapter is nearer."""
+    """Scopes of the GPUs to which no other adapter is nearer than this one."""
     path: str = ""
     """The PCIe path to these GPUs: `PIX`, `PXB`, `NODE` or `SYS`."""
     readings: tuple[AdapterReading, ...] = ()
@@ -256,7 +256,7 @@ class HostReport:
     software: Mapping[str, str] = field(default_factory=dict)
     packs: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
-    """Host events on the control node: unreachable in a stage, a failed task."""
+    """What the playbooks reported about the host: that it was unreachable, or that a task failed."""
     launches: tuple[Launch, ...] = ()
     measurements: tuple[Observation, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)

@@ -350,7 +350,7 @@ HARDWARE: Mapping[str, Benchmark] = {
             "alone_periods_ms": [20],
             "seconds": 0.2,
         },
-        cost_s=20.0,  # of the longest period, 10 s, two are measured, which takes longer than `seconds`
+        cost_s=20.0,  # two periods of 10 s are measured, although `seconds` is less
         costs=[
             Cost(seconds=0.4, timed=["seconds"], over=["periods_ms"]),
             Cost(seconds=0.4, timed=["seconds"], over=["alone_periods_ms"], per="gpu_of_host"),

@@ -142,7 +142,7 @@ def cdi_problem():
 
 
 def smoke_problems(runtime, image):
-    """Yield how the GPUs in a container differ from those of the host."""
+    """Yield the problem of the test container: it cannot be started, or its GPUs are not those of the host."""
     if runtime not in SMOKE:
         yield f"wanted: a container of {image}; found: container_toolkit_runtime is {runtime}; set it to the runtime to test"
         return

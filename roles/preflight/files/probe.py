@@ -183,7 +183,8 @@ def selection_problem(wanted, known, kind):
 def nccl_selection(wanted, known):
     """Return the known names that NCCL selects for `wanted`.
 
-    `mlx5,ib` selects the names that begin with one of these texts, `=mlx5_0` only this name, `^ib` or `^=ib0` all other names.
+    `mlx5,ib` selects the names that begin with `mlx5` or `ib`, `=mlx5_0` only the name `mlx5_0`, `^ib` the names that do not
+    begin with `ib`, and `^=ib0` all names but `ib0`.
     A `:PORT` after a name is ignored.
     """
     others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
