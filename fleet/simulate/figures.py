@@ -146,7 +146,7 @@ def _bodies(
 def _figures_for(
     data: GpuData, plan: Plan, expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the figures for an expectation: made here if they do not depend on the GPU model, else those of the data file."""
+    """Return the figures for an expectation: those of the data file, or made here if they do not depend on the GPU model."""
     if expectation.name == DURATION.name and expectation.params.get("benchmark") == VERBS:
         return [{"unit": "s", "value": verbs_seconds(plan, group.stage), "params": dict(expectation.params)}]
     if expectation.name == DURATION.name and not any(

@@ -44,7 +44,7 @@ class HostStatus:
     failed: tuple[str, ...]
     """The causes of its failures in the records fetched so far, one line each."""
     decision: str
-    """Decision about the host in the report; empty: there is no report."""
+    """Decision about the host in the report; empty: no report was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,9 @@ class View:
     expected_s: float | None
     """Seconds until the last stage is expected to end, without installation and report; None: unknown, or nothing runs."""
     decision: str
-    """Decision about the run, from the report or the journal; empty: the run has not been reported."""
+    """Decision about the run, from the report or the journal; empty: not reported, or a playbook is running."""
     status: str
-    """Status of the acceptance, from the report; empty: there is no report, or it was not read."""
+    """Status of the acceptance in the report; empty: no report was read."""
     ended: float | None
     """When the run was reported; None: not yet."""
     summary: tuple[str, ...]
