@@ -70,7 +70,7 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
         for path in paths:
             _upload_file(store, bucket, f"{folder}/{path}", run_dir / path, stored, result)
     except (BotoCoreError, ClientError) as error:
-        done = f"{len(result.uploaded) + len(result.unchanged)} of {len(paths)} files are there"
+        done = f"{len(result.uploaded) + len(result.unchanged)} of {len(paths)} files are in the store"
         raise WriteError(
             f"{run_dir}: not uploaded to {result.url} ({done}): {clean(str(error))}; the run directory and its decision are "
             "as before; check endpoint, bucket and credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "

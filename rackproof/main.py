@@ -218,7 +218,7 @@ def _remedy(error: BaseException | None) -> str:
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         if Path(str(error.filename)).name == "plan.json":
-            return ": give the directory of a run, which has a plan.json, or an existing plan"
+            return ": give the directory of a run, which has a plan.json, or the path of an existing plan"
         return ": give the path of an existing file"
     if isinstance(error, IsADirectoryError):
         return ": give a file, not a directory"

@@ -196,7 +196,7 @@ def test_interrupted_upload_has_no_report_and_is_continued(
     done = rackproof("upload", run, URL, "--endpoint", server)
     assert done.returncode == 74
     stored = objects(store)
-    assert f"({len(stored)} of {len(files(run))} files are there)" in done.stderr
+    assert f"({len(stored)} of {len(files(run))} files are in the store)" in done.stderr
     assert not {"site-a/2026/r1/report.html", "site-a/2026/r1/report.json"} & stored.keys()
     monkeypatch.setattr(upload_module, "_content_type", content_type)
     assert sorted(uploaded(run, server)["unchanged"]) == sorted(stored)
