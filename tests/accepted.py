@@ -23,7 +23,10 @@ Change = Callable[[Record], Record]
 def run_directory(
     directory: Path, *, change: Change = lambda record: record, hosts: Sequence[str] = ("h1", "h2"), **over: Any
 ) -> Path:
-    """Write a run of healthy hosts, with `change` applied to each record; return `directory`."""
+    """Write a run of healthy hosts, with `change` applied to each record; return `directory`.
+
+    `over`: fields of the plan that get another value.
+    """
     named = {"run_id": directory.name, "nonce": nonce(directory.name)}
     plan = replace(small_plan(*hosts), **{**named, **over})
     documents.write(directory / "plan.json", to_json(plan))
@@ -34,7 +37,7 @@ def run_directory(
 
 
 def small_plan(*hosts: str) -> Plan:
-    """Return a plan with few benchmarks: memory, host copies and stress."""
+    """Return a plan without a gang, whose only benchmarks are memory, host copies and stress."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=2, rackproof_gang="none")
     planned = plan.stage("benchmark").benchmarks
     return builders.with_benchmarks(plan, benchmark={name: planned[name] for name in SMALL_BENCHMARKS})
@@ -44,12 +47,12 @@ SMALL_BENCHMARKS = ("memory", "host_copy", "stress")
 
 
 def nonce(run_id: str) -> str:
-    """Return the first 16 characters of the run id in hexadecimal, as a nonce."""
+    """Return a nonce that belongs to the run id: its first 16 bytes in hexadecimal, filled up with zeros to 32 digits."""
     return run_id.encode().hex().ljust(32, "0")[:32]
 
 
 def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", **params: Any) -> Change:
-    """Return a change that multiplies the figures of this name and part, with these parameters, by `share`."""
+    """Return a change that multiplies the figures of `host` with this name, scope and parameters by `share`."""
 
     def slow(observation: Observation) -> Observation:
         matches = (
@@ -66,7 +69,7 @@ def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", *
 
 
 def swapped(host: str, index: int, serial: str) -> Change:
-    """Return a change that puts another GPU into a slot."""
+    """Return a change that gives the GPU `index` of `host` another serial and UUID, as if it had been replaced."""
 
     def change(record: Record) -> Record:
         if record.host != host:
@@ -89,7 +92,7 @@ def call(*arguments: object) -> int:
 
 @dataclass(frozen=True)
 class Done:
-    """Exit code and output of the command, like subprocess.CompletedProcess."""
+    """Exit code and output of one call of `rackproof`, like subprocess.CompletedProcess."""
 
     returncode: int
     stdout: str
@@ -97,7 +100,10 @@ class Done:
 
 
 def rackproof(*arguments: object, stdin: str = "") -> Done:
-    """Run the command in this process and return its output; a new process would take a second to import."""
+    """Run the command in this process and return its exit code and output.
+
+    A new process would first import all modules, which takes a second.
+    """
     out, err, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.StringIO(stdin)
     try:

@@ -1,15 +1,16 @@
-"""Alter one element of the evidence of an accepted run: only allowed changes may be accepted, and nothing may crash.
+"""Alter one element of an accepted run: it may stay accepted only if the change is allowed, and the judge must not crash.
 
     make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
     .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
 
-The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An element is
-removed, duplicated or swapped with another of its kind; a number gets another sign or scale, a unit another name, a
-time another day. `ALLOWED` lists the alterations that may be accepted, each with its reason.
+The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. Each element is
+removed, or swapped with another element of its kind. An item of a list or mapping is also duplicated; the sign and the scale of
+a number are changed, the name of a unit, and the day of a time. `ALLOWED` lists the alterations after which a run may still be
+accepted, each with its reason.
 
-An altered record is judged with the statistics of the other hosts, like a host of a large fleet. If the run is accepted, and
-the change is not allowed and has an effect, the run is judged again from files, as `rackproof report` does. So are a few of the
-runs that are not accepted.
+To be quick, only the host of an altered record and the hosts that launch with it are judged, with statistics of the other hosts
+that are computed once. If they are accepted although the change is not allowed and has an effect, the whole run is judged from
+files, as `rackproof report` does. This second decision counts. A few of the runs that are not accepted are also judged from files.
 """
 
 from __future__ import annotations
@@ -68,15 +69,16 @@ Place = tuple[str | int, ...]
 
 REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT = "remove", "duplicate", "swap", "negate", "scale", "unit", "shift"
 FACTOR = 1000
-"""Factor between units with neighbouring prefixes, such as GB and MB."""
+"""`scale` multiplies or divides by this factor, as if GB had been taken for MB."""
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
-"""One in this many runs that the quick judgement does not accept is judged from files too."""
+"""Of the runs that the quick judgement does not accept, one in this many is judged from files too."""
 JUDGED_WHOLE = 40
-"""One in this many runs is judged by every criterion, even if a contradiction is found: the judge must not crash on it."""
+"""One in this many runs is judged by every criterion even if a contradiction is found, to see that the judge does not crash."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where the runs are written: a file system in memory, or None (the default directory for temporary files)."""
 MIN_HOSTS_TO_COMPARE = 3
 """Smallest number of hosts in which a majority can agree."""
 UNITS = sorted(
@@ -95,14 +97,14 @@ SIMULATED = {
 MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
-"""Run -> weight of its number of alterations; other runs: 1. Small runs get more: they are judged faster, and their records have
-the same kinds of elements."""
+"""Run -> how many alterations it gets, relative to runs that are not listed, which have 1. Small runs get more: they are judged
+faster, and their records have the same kinds of elements as those of large runs."""
 
-_EXTRA = "adds a part or a name that is not required, and removes nothing"
+_EXTRA = "adds a part or a name that is not required, and all required ones are still there"
 _DRAWN = "the report draws the timeline of a launch and does not judge it"
 _SPREAD = "describes how a figure varied; the figure itself is judged"
-_LIKE = "both values are within the limits of these equal parts; another healthy run may have them the other way around"
-_DESCRIBES = "describes the measurement; the figure is expected and judged with the settings that distinguish it"
+_LIKE = "both values are within the limits, and the parts are equal: in another healthy run each may have the value of the other"
+_DESCRIBES = "describes the measurement; the judge needs only the settings that distinguish the figure from others"
 _NCCL = "is known only if NCCL could write its log"
 ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/(container\.runtime\.present|storage\.mount\.size)/.*": _EXTRA,
@@ -110,7 +112,7 @@ ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/infiniband\..*": _EXTRA,
     r"duplicate software/.*": _EXTRA,
     r"duplicate observations/.*/params/.*": _EXTRA,
-    r"remove software/cublas": "is known only if a rank has loaded the library, and not in records before 28 November 2026",
+    r"remove software/cublas": "is missing if no rank loaded the library, and in records from before 28 November 2026",
     r".* launches/[^/]+/timeline.*": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,
@@ -118,7 +120,8 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have started together",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "the clock may be corrected; if the first uptime is too high, the next one is lower, which shows a reboot"
+        "if the first uptime is too low, the clock may have been corrected; if it is too high, the judge finds that the next uptime "
+        "is lower, as after a reboot"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
@@ -129,18 +132,18 @@ ALLOWED: Mapping[str, str] = {
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
     r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
-    r"scale observations/.*\.loss_ratio/value": "the network learned more; no datasheet says how much is too much",
-    r"scale observations/checkpoint\..*_time/value": "the storage is faster; no datasheet knows the storage of a site",
+    r"scale observations/.*\.loss_ratio/value": "a lower ratio: the network learned more, and no datasheet says how much is too much",
+    r"scale observations/checkpoint\..*_time/value": "a shorter time: the storage is faster, and no datasheet knows that of a site",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(bytes|cache_bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
-    r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "follows from the caches of the processors",
+    r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "depends on the size of the processors' caches",
     r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": "the benchmark adapts it to the memory of the GPU",
     r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
     r"(remove|scale) launches/[^/]+/number": "only distinguishes launches of one stage; this run has one launch per stage",
-    r"scale launches/[^/]+/deadline_s": "a shorter deadline only ends a launch earlier",
+    r"scale launches/[^/]+/deadline_s": "a shorter deadline could only have ended the launch earlier",
     r"scale snapshots/[^/]+/duration_s": "how long the readings took is not judged",
 }
 """Operation and kind of element, as a regular expression, -> why an altered run may still be accepted.
@@ -148,11 +151,11 @@ ALLOWED: Mapping[str, str] = {
 Readings and figures without a criterion need no entry: `fleet/judge/informational.py` has their reasons."""
 
 ALLOWED_IN_REHEARSALS: Mapping[str, str] = {
-    r"swap (snapshots|launches)(/.*)?": "the hosts of a rehearsal may be one machine",
+    r"swap (snapshots|launches)(/.*)?": "all hosts of a rehearsal may be the same machine",
     r"scale observations/fashion_mnist\..*/params/epochs": "the training ends after a few steps, in less than one epoch",
     r"(negate|scale) (snapshots/.*/values/.*|observations/.*/value)": "a rehearsal judges the pipeline and not the machine",
 }
-"""Further entries for rehearsals, which accept no hardware."""
+"""Entries that apply to rehearsals in addition to those of `ALLOWED`: a rehearsal accepts no hardware."""
 
 INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
 FAILURES = ("accepted", "crashed")
@@ -193,12 +196,12 @@ def _element(value: Json, schema: Json, place: Place, kind: str, is_entry: bool)
 
 
 def _kind_of_key(key: str) -> str:
-    """Return `gpu` for `gpu=0`, `each` for a number, and any other key unchanged."""
+    """Return the kind of a scope (`gpu` for `gpu=0`), `each` for a number, and any other key unchanged."""
     return "each" if key.isdecimal() else Scope.parse(key).kind if "=" in key else key
 
 
 def part_of_record(kind: str) -> str:
-    """Return which part of the evidence an element belongs to, for the table of what was altered."""
+    """Return the part of the evidence that an element belongs to: a row of the table that `main` prints."""
     first, *rest = kind.split("/")
     inner = next((name for name in ("values", "absent", "unit", "params", "samples", "timeline") if name in rest), "")
     match first:
@@ -283,7 +286,10 @@ class Alteration:
 
 @cache
 def _is_only_compared(name: str) -> bool:
-    """Return whether a reading or figure is judged, and only by comparison with other hosts or an earlier run."""
+    """Return whether the only criteria of a reading or figure compare it with other hosts or an earlier run.
+
+    False if it has no criterion.
+    """
     if name.endswith(".switch_id"):
         return True  # the judge compares cables without a criterion
     criteria = [item for pack in read_packs([]) if pack.gpu_names for item in pack.criteria if item.matches_name(name)]
@@ -407,10 +413,12 @@ class AcceptedRun:
             raise ValueError(f"{directory}: the run is {decision}; only accepted runs can be altered")
 
     def alterations(self, count: int, seed: int, kind_prefix: str = "") -> Iterator[Alteration]:
-        """Yield alterations of random elements: one for each operation at each place in the schema, then repeatedly one for each
-        operation on each kind of element.
+        """Yield `count` alterations of randomly chosen elements.
 
-        `kind_prefix`: beginning of the kinds of the elements.
+        First, every possible operation is applied once at each place in the schema. Then it is applied to each kind of element, in
+        turns, until there are `count` alterations.
+
+        `kind_prefix`: only elements whose kind begins with this are altered.
         """
         rng = random.Random(seed)  # noqa: S311 - alterations are repeatable
         kinds: dict[str, list[tuple[str, Element]]] = defaultdict(list)
@@ -476,9 +484,10 @@ class AcceptedRun:
         return merge(run.plan, run.evidence, self._packs, events=run.events, quarantined=run.quarantined).decision
 
     def quick_decision(self, changed: Mapping[str, Json], *, whole: bool = True) -> str:
-        """Return the decision on the host of the last changed record and the hosts that launch with it, or `invalid`.
+        """Return the decision on the host of the last changed record and the hosts that launch with it.
 
-        Unless `whole`, no criterion is applied once a contradiction is found in the record of that host.
+        The result is `invalid` if a changed record breaks a rule for records, or is not of this run, host or gang. Unless `whole`,
+        no criterion is applied once a contradiction is found in the evidence of that host.
         """
         evidence = dict(self._run.evidence)
         host = ""
@@ -501,7 +510,7 @@ class AcceptedRun:
 
 
 def _port_figures(plan: Plan) -> set[str]:
-    """Return the names of the figures that RDMA ports must have: the plan does not list the ports of a host."""
+    """Return the names of the figures that each RDMA port must have. The plan expects none, because it does not list the ports."""
     benchmarks = {name for stage in plan.stages for name in stage.benchmarks}
     return {output.name for name in benchmarks for output in BENCHMARKS[name].outputs if output.scope == "port"}
 
@@ -536,7 +545,7 @@ class _HostJudge:
         )
 
     def decision(self, evidence: Mapping[str, Evidence], *, whole: bool) -> str:
-        """Return the decision. Unless `whole`, it is INCOMPLETE from the first contradiction on, even if a criterion fails."""
+        """Return the decision. Unless `whole`, a contradiction makes it INCOMPLETE at once, even if a criterion would fail."""
         views = host_views(self._plan, evidence, self._packs)
         if not whole and any(True for view in views if view.host.name == self._host for _ in contradictions(view)):
             return INCOMPLETE
@@ -546,7 +555,7 @@ class _HostJudge:
 
 
 class PartReader:
-    """Reads records that share most of their parts with those of an accepted run. These parts are decoded once.
+    """Reads altered records of an accepted run. The parts that were not altered are decoded only once, for all records.
 
     Equal metrics are one object, as in the records that `rackproof report` reads.
     """
@@ -555,7 +564,7 @@ class PartReader:
         self._metrics: dict[int, Metric] = {}
         self._observations: dict[int, Observation] = {}
         self._lists: dict[int, tuple[Metric, ...]] = {}
-        """`id` of the list of metrics of a snapshot in JSON, if all are valid -> the decoded metrics."""
+        """`id` of a snapshot's list of metrics in JSON -> the decoded metrics; only lists whose metrics are all valid."""
         equal: dict[str, Metric | None] = {}
         for document in documents:
             for snapshot in document.get("snapshots", ()):
@@ -601,8 +610,8 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Tokens for the metrics that PartReader reads; `quick.Reader` assigns other tokens to metrics of whole records. Without tokens,
-the judge would be slow."""
+"""Tokens for the metrics that PartReader reads, other ones than those that `quick.Reader` gives to the metrics of whole records.
+The judge is slow with metrics without a token."""
 
 
 def _metric(document: Json) -> Metric | None:
@@ -618,7 +627,7 @@ def _observation(document: Json) -> Observation | None:
 
 
 def simulated_run(name: str, directory: Path) -> Path:
-    """Write one of the simulated runs below a directory, and return the directory of the run."""
+    """Write the run `name` of SIMULATED to a new folder in `directory`, and return this folder."""
     run = directory / name.replace(" ", "-")
     with contextlib.redirect_stdout(io.StringIO()):
         code = accepted.call("simulate", *SIMULATED[name], run)
@@ -637,7 +646,10 @@ Counts = Counter[tuple[str, str, str]]
 
 
 def alter(directory: Path, count: int, seed: int, kind_prefix: str = "") -> tuple[Counts, list[str]]:
-    """Make `count` alterations of a run. Return the counts, and a text for each alteration that was accepted or crashed."""
+    """Make `count` alterations of a run. Return the counts, and a text for each failure.
+
+    A failure is an altered run that is accepted although the change is not allowed, or on which the judge crashes.
+    """
     run, counts, failures = _accepted_run(directory), Counts(), []
     for alteration in run.alterations(count, seed, kind_prefix):
         try:
@@ -652,7 +664,7 @@ def alter(directory: Path, count: int, seed: int, kind_prefix: str = "") -> tupl
 
 
 def shares(names: Sequence[str], count: int) -> dict[str, int]:
-    """Return the number of alterations of each run."""
+    """Return run -> number of its alterations, which is its share of `count`."""
     weights = {name: WEIGHTS.get(name, 1) for name in names}
     return {name: round(count * weight / sum(weights.values())) for name, weight in weights.items()}
 
@@ -678,7 +690,7 @@ def table(counts: Counts) -> str:
 
 
 def main() -> int:
-    """Print the counts. Return 1 if an altered run was accepted, or crashed."""
+    """Print the counts. Return 1 if an altered run was accepted although its change is not allowed, or if the judge crashed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, help="more accepted runs")
     parser.add_argument("--count", type=int, default=1_000_000)

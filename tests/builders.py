@@ -38,7 +38,7 @@ NEVER_ABSENT: dict[str, Any] = {
     "storage.disk.count": 2,
     "storage.state.read_only": False,
 }
-"""Values of readings that every host must have."""
+"""Reading that every host must have -> its value on a healthy host."""
 RATES = {
     "gemm.throughput": {
         "bf16": 8.0e14,
@@ -106,6 +106,7 @@ FIGURES: dict[str, Any] = {
     "host_compute.wrong_elements": 0,
     "benchmark.duration": 0.01,
 }
+"""Other observations of a healthy H200: name -> value."""
 FIGURES_BY_SUFFIX: dict[str, Any] = {
     "wrong_elements": 0,
     "wrong_blocks": 0,
@@ -212,7 +213,7 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
     """Return the readings of NEVER_ABSENT, and the readings of other optional criteria as unsupported.
 
-    Readings in `exported` and readings of BMCs are left out.
+    Readings of BMCs are left out, and those in `exported`, which the snapshot already has.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
@@ -259,7 +260,10 @@ def launch(
     devices: int = 1,
     first: int = 0,
 ) -> Launch:
-    """Return a launch with its outcome; `first` is the first rank of the host."""
+    """Return a launch that ended with `outcome`, because of `reason`; `first` is the first rank of the host.
+
+    The ranks are known only if it finished.
+    """
     return Launch(
         stage=stage,
         outcome=outcome,
@@ -274,7 +278,7 @@ def launch(
 
 
 def results(run_plan: Plan, host: str, stage: str) -> list[Observation]:
-    """Return every observation that the plan expects of a stage, with values of a healthy H200.
+    """Return every observation that the plan expects of this host in a stage, with values of a healthy H200.
 
     If the plan expects `host_memory.nodes`, the figures of the NUMA nodes are added.
     """
@@ -405,7 +409,10 @@ def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
 
 
 def with_observations(evidence: Evidence, change: Any, gang: bool = False) -> Evidence:
-    """Return the evidence with `change` (observation -> observation or None) applied to the host record or the gang record."""
+    """Return the evidence with `change` applied to the observations of the host record or, if `gang`, of the gang record.
+
+    `change` returns the new observation, or None to remove it.
+    """
     changed = [
         replace(
             record,

@@ -34,7 +34,9 @@ def host_context(port: int, work: Path, node: int) -> Iterator[RankContext]:
 
 
 def main(port: int, work: Path, node: int, shift_s: float) -> None:
-    """Print the common start by the clock that is not shifted, and its uncertainty, in seconds."""
+    """Agree on a common start with the other host, by a shifted clock. Print the start on the clock that is not shifted, and its
+    uncertainty, both in seconds.
+    """
     with host_context(port, work, node) as context:
         start = CommonStart(context, HOSTS, partial(shifted, shift_s)).agree("step")
         print(start.at - shift_s, start.uncertainty_s)

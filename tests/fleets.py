@@ -1,4 +1,4 @@
-"""Write run directories of fleets of any size, healthy but for given faults, for tests and for the benchmark of the report."""
+"""Write run directories of fleets of any size, healthy except for given faults, for tests and the benchmark of the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NETWORK_PROFILE: dict[str, Any] = {
         },
     },
 }
-"""Profile of a few benchmarks, with which a simulated fleet takes less than half the time of `standard`."""
+"""Profile of a few benchmarks. A simulated fleet with it takes less than half the time of one with `standard`."""
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:
@@ -73,7 +73,10 @@ def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -
 def write(
     directory: Path, fleet_plan: Plan, faults: Mapping[str, Change | None] | None = None, hosts: Iterable[str] = ()
 ) -> None:
-    """Write the run directory; `faults` maps a host to a change of its host record, or None to leave the record out."""
+    """Write the plan and the records of `hosts` (default: all) to a run directory.
+
+    `faults`: host -> change of its host record, or None to leave this record out.
+    """
     documents.write(directory / "plan.json", to_json(fleet_plan))
     for name in hosts or [host.name for host in fleet_plan.hosts]:
         change = (faults or {}).get(name, lambda record: record)

@@ -37,6 +37,7 @@ from tests import builders
 from tests.fakes import adapters
 
 NOISE = 0.004
+"""Standard deviation of a rate from part to part, as a share of the rate."""
 _RATES = ("FLOP/s", "B/s", "images/s", "tokens/s")
 
 
@@ -52,7 +53,7 @@ def plan(racks: int, hosts: int, *, gpus: int = 8, profile: str = "standard", **
 
 
 def with_noise(evidence: Evidence, host: str) -> Evidence:
-    """Return the evidence with rates that differ from part to part as real ones do."""
+    """Return the evidence with rates that differ a little from part to part, as those of real GPUs do."""
     rng = random.Random(host)  # noqa: S311 - the same each time
 
     def add_noise(observation: Observation) -> Observation:
@@ -66,7 +67,7 @@ def with_noise(evidence: Evidence, host: str) -> Evidence:
 
 
 def with_trace(evidence: Evidence, gpus: int) -> Evidence:
-    """Return the evidence with power, temperature and clocks of the benchmark stage. GPU 1 lacks some samples."""
+    """Return the evidence with power, temperature and clocks over time in the benchmark stage. GPU 1 lacks some samples."""
     first, *rest = evidence.records
     samples = make_timeline("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
     powers = samples["gpus"]["1"]["power_w"].split()
@@ -77,7 +78,7 @@ def with_trace(evidence: Evidence, gpus: int) -> Evidence:
 
 
 def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """Return the evidence with the rates of one part multiplied by `factor`, if their names begin with `name`."""
+    """Return the evidence with those rates of one part whose names begin with `name` multiplied by `factor`."""
 
     def change(observation: Observation) -> Observation:
         is_affected = (
@@ -95,7 +96,7 @@ def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evide
 
 
 def with_failed_launch(evidence: Evidence, log_tail: str) -> Evidence:
-    """Return the evidence with a launch that was ended at its deadline."""
+    """Return the evidence with a launch that was ended at its deadline, before its collectives and training."""
     first, *rest = evidence.records
     rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=log_tail)
     ended = replace(first.launches[0], outcome="deadline", reason="not finished after 600 s", ranks=(rank,))
@@ -148,7 +149,10 @@ def lab() -> FleetReport:
 
 
 def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
-    """Return the report on a large fleet: no observations, the verdicts that do not pass, and only counts of those that pass."""
+    """Return the report on a large fleet. It has no observations, and verdicts that pass are only counted.
+
+    `bad`: number of hosts that are not accepted; some are drawn twice, so there are a few less.
+    """
     rng = random.Random(hosts)  # noqa: S311 - the same each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
     verdicts: list[Verdict] = []

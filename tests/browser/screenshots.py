@@ -1,6 +1,6 @@
 """Take the screenshots in docs/images: `python -m tests.browser.screenshots [NAME …]`.
 
-To keep the pictures small, height and number of colours are limited. The exit code is 1 if one is larger than 250 kB.
+To keep the pictures small, their height and number of colours are limited. The exit code is 1 if a picture is larger than 250 kB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAULTS = (
 
 
 def pages(folder: Path, names: set[str]) -> dict[str, str]:
-    """Return name of the picture -> URL of its report."""
+    """Write the reports that these pictures show to `folder`. Return name of the picture -> URL of its report."""
     urls = {}
     if "lab" in names:
         urls["lab"] = _write_page(folder, "lab", render_html(fleets.lab()))
@@ -94,7 +94,7 @@ def shoot_print(browser: Browser, url: str, path: Path) -> None:
 
 
 def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
-    """Take a picture of the plots of a pulsed load, which come after those over time."""
+    """Take a picture of the last section of plots on a page of a host: those of the pulsed load."""
     page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
     page.goto(url)
     page.locator("section.trace").last.screenshot(path=path)
@@ -104,7 +104,7 @@ def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
 
 
 def _reduce_colours(path: Path) -> None:
-    """Reduce the picture to 128 colours. Without Pillow, which torchvision installs, it is not changed."""
+    """Reduce the picture to 128 colours. Leave it as it is if Pillow is missing, which is installed with torchvision."""
     try:
         from PIL import Image
     except ImportError:
@@ -114,7 +114,7 @@ def _reduce_colours(path: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Take the pictures. Return 1 if one is too large."""
+    """Take the pictures. Return 1 if a report picture in docs/images, new or old, is too large."""
     chosen = set(names) or {"lab", "h200", "demo", "host", "pulse"}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)

@@ -253,7 +253,7 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(
     assert "over time" not in host_page(page, name)
 
 
-def test_page_of_a_host_shows_the_last_runs_of_its_figures(
+def test_page_of_a_host_compares_its_figures_with_former_runs(
     watched: WatchedPage, racks: FleetReport, tmp_path: Path
 ) -> None:
     values = (6.9e14, 6.92e14, 6.85e14, 6.7e14)
@@ -317,7 +317,8 @@ def test_axe_finds_nothing_serious(
 ) -> None:
     """Only light pages are opened, because dark ones differ only in their colours.
 
-    Axe checks the contrast of one page, which takes long; `test_every_text_has_enough_contrast` checks that of most pages.
+    Axe checks the contrast of only one of these pages, because that takes long. `test_every_text_has_enough_contrast` checks the
+    contrast of most pages.
     """
     context = browser.new_context(viewport={"width": width, "height": 900}, bypass_csp=True)
     page = context.new_page()
@@ -349,7 +350,7 @@ def test_navigation_is_visible_on_a_phone_and_marks_the_section(browser: Browser
     context.close()
 
 
-def test_plots_show_their_values_with_the_keyboard(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_arrow_keys_step_through_the_values_of_a_plot(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     plot = page.locator(".plot > svg[tabindex]:has(circle ~ circle)").first
     plot.focus()

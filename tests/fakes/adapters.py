@@ -1,4 +1,4 @@
-"""Readings and figures of two network adapters of a host. The readings of the modules come from captured outputs."""
+"""Readings and figures of two network adapters of a host. Captured outputs of ethtool and mlxlink give those of the modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from schemas.records import MEASURED, SKIPPED, Metric, Observation, Snapshot, Va
 from tests.fakes import optics
 
 SLOTS = ("0000:1a:00.0", "0000:3a:00.0")
+"""PCI address of each adapter."""
 HEALTHY, DARK = "osfp-800g-healthy.v6.15.txt", "osfp-800g-lane5-dark.v6.15.txt"
+"""Captured outputs of ethtool for an optical module: a healthy one, and one that receives no light on lane 5."""
 ADAPTER_READINGS: Mapping[str, Value] = {
     "hca.type": "MT4129", "hca.board_id": "MT_0000000838", "hca.firmware_version": "28.39.1002", "hca.numa_node": 0,
 }  # fmt: skip
@@ -29,8 +31,8 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
     """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to them, and the uptime of the host.
 
     Args:
-        host: number of the host, on which identities depend.
-        module: capture of the module at the first adapter.
+        host: number of the host. The GUIDs of its adapters and the ports of the switch are made of it.
+        module: captured output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
         symbol_errors: symbol errors of the port of the first adapter.
     """
@@ -76,9 +78,9 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
 
 
 def with_adapters(evidence: Evidence, first: tuple[Metric, ...], last: tuple[Metric, ...]) -> Evidence:
-    """Return the evidence with these readings in its snapshots: `last` in the last one, `first` in those before.
+    """Return the evidence with these readings in its snapshots: `last` in the last snapshot, `first` in the earlier ones.
 
-    The ports are not measured, because perftest is missing.
+    The bandwidth of the ports is skipped, because perftest is missing.
     """
 
     def extended(snapshot: Snapshot, readings: tuple[Metric, ...]) -> Snapshot:

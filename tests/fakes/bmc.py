@@ -44,7 +44,10 @@ def entry(number: int, message: str = "Fan inserted", severity: str | None = "OK
 
 
 def old_schema() -> Resources:
-    """Return a healthy server with Power and Thermal, as Supermicro and older BMCs have it: bay 4 and fan 11 are empty."""
+    """Return the resources of a healthy server. Its chassis has Power and Thermal, as on Supermicro and older BMCs.
+
+    Bay 4 of the power supplies and the place of fan 11 are empty.
+    """
     supply = {"Status": OK, "LineInputVoltage": 239, "PowerOutputWatts": 329, "SerialNumber": "P3K0"}
     empty = {"Status": ABSENT, "LineInputVoltage": None, "PowerOutputWatts": None, "SerialNumber": ""}
     return {
@@ -146,7 +149,10 @@ def old_schema() -> Resources:
 
 
 def new_schema() -> Resources:
-    """Return a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as OpenBMC has it: without a power supply."""
+    """Return the resources of a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as on OpenBMC.
+
+    The tray has no power supply.
+    """
     tray, gpu = f"{V1}/Chassis/Chassis_0", f"{V1}/Chassis/HGX_GPU_0"
     detectors = "/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors"
     return {
@@ -255,7 +261,7 @@ class Service:
         self.port = 0
 
     def target(self, certificate: Path, **changed: Any) -> BmcTarget:
-        """Return this service as the BMC of host h1; `changed` replaces fields."""
+        """Return the address and credentials of this service, as the BMC of host h1; `changed` replaces fields."""
         fields: dict[str, Any] = {
             "host": "h1",
             "address": f"127.0.0.1:{self.port}",
@@ -333,7 +339,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: clients end connections early here."""
+        """Print nothing: in the tests, clients end connections early on purpose."""
 
 
 @contextmanager

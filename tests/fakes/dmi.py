@@ -1,4 +1,4 @@
-"""Build the SMBIOS table of a host (DMTF DSP0134): structures 16 and 17, the arrays of memory modules and their slots."""
+"""Build the SMBIOS table of a host (DMTF DSP0134), with an array of memory modules (structure 16) and its slots (structure 17)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ ARRAY = 0x1000
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A slot. `size` is in bytes, 0: empty, None: unknown to the firmware. Rates are in MT/s, 0: unknown."""
+    """A slot for a memory module.
+
+    `size` is in bytes; 0: empty; None: unknown to the firmware. `rate` is the rate at which the module runs and `rated` its highest
+    rate, in MT/s; 0: unknown.
+    """
 
     name: str
     bank: str = ""

@@ -173,7 +173,7 @@ PROGRAMS = {
     "usr/bin/ib_write_bw": "Version: 6.06\\n",
 }
 """Program -> its output."""
-LINKS = {
+LINKS = {  # symbolic link -> its target
     "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": f"libnvidia-ml.so.{DRIVER}",
     "usr/lib/x86_64-linux-gnu/libnccl.so.2": "libnccl.so.2.28.9",
     "sys/dev/block/9:0": "../../block/md0",
@@ -191,7 +191,7 @@ def build_tree(
 
     Args:
         root: created if missing.
-        gpus: number of NVIDIA GPUs on the PCI bus, beside other devices; None: no bus, the caller builds it.
+        gpus: number of NVIDIA GPUs on the PCI bus, which also has other devices; None: no bus, the caller builds it.
         files: path -> text, in addition to FILES or in place of an entry; None leaves the file out.
         proc: the same for a file of /proc, given by its file name, e.g. `meminfo="nonsense"`.
     """

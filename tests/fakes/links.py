@@ -21,10 +21,11 @@ ROOT_PORTS = tuple(f"0000:{0x15 + 0x10 * number:02x}:01.0" for number in range(8
 GPU_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:00.0" for number in range(8))
 """The port of a PCIe switch above each GPU."""
 HCA_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:01.0" for number in range(8))
+"""The port of a PCIe switch above each InfiniBand adapter."""
 IB, ROCE = tuple(f"mlx5_{number}" for number in range(8)), "mlx5_8"
 ROCE_INTERFACE, PLAIN_INTERFACE = "enp161s0np0", "enp162s0"
 ACS_OFF, ACS_KERNEL = 0x00, 0x1D
-"""ACS control as NCCL needs it, and as Linux sets it for isolation with an IOMMU."""
+"""Values of the ACS control register: as NCCL needs it, and as Linux sets it to isolate devices with an IOMMU."""
 GIB = 1 << 30
 
 ERRORS = (
@@ -189,7 +190,8 @@ def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: in
 
     Args:
         port_type: 0 an endpoint, 4 a root port, 6 a switch's downstream port.
-        payload, read: n of the largest payload and of the largest read request, which are 128 * 2**n bytes.
+        payload: the largest payload is 128 * 2**payload bytes.
+        read: the largest read request is 128 * 2**read bytes.
         acs: the ACS control register; None: no ACS.
     """
     space = bytearray(4096)

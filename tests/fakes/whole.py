@@ -25,9 +25,9 @@ from tests.fakes import host, links, nvml, optics, wiring
 
 SYNCHRONIZED = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
-"""File under the root: the health log of every NVMe disk."""
+"""File under the root with the health log that every NVMe disk returns."""
 CLOCK = "clock.json"
-"""File under the root: the maximum error of the clock, in seconds."""
+"""File under the root with the maximum error of the clock, in seconds. Without the file, the clock is as in SYNCHRONIZED."""
 HEALTHY_LOG = bytes([0, 0x2E, 0x01, 100, 10, 3]) + bytes(506)
 """No warning, 302 K, full spare capacity, 3 % used, no errors."""
 NVML = (
@@ -109,7 +109,7 @@ def build_collectors(
 
 
 def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
-    """Return name -> the declaration of the family, the labels of its scopes, and whether only full snapshots have it."""
+    """Return name of a reading -> its declaration, the labels of its scopes, and whether only full snapshots have it."""
     result: dict[str, dict[str, Any]] = {}
     fast = {family.name for collector in build_collectors(root, full_snapshot=False) for family in collector.collect()}
     for family in (family for collector in build_collectors(root) for family in collector.collect()):

@@ -46,7 +46,7 @@ def lldp(*neighbors: Mapping[str, Any]) -> str:
 
 
 def neighbor(nic: str, name: str, port: str, *, kind: str = "ifname", description: str = "") -> dict[str, Any]:
-    """Return an item of the list `interface` in this output."""
+    """Return the neighbor of one NIC as an item of the list `interface` in the output of `lldpctl -f json0`."""
     port_fields: dict[str, Any] = {"id": [{"type": kind, "value": port}], "ttl": [{"value": "120"}]}
     if description:
         port_fields["descr"] = [{"value": description}]

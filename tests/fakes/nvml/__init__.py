@@ -39,7 +39,9 @@ TOO_NEW_FOR_R525 = (
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
-    """Put the library into `directory`, and return the directory. The library is compiled once in a checkout.
+    """Put the library into `directory`, and return the directory.
+
+    The library is compiled only if `build/nvml` of the checkout does not have it yet.
 
     Args:
         directory: created if missing.
@@ -104,7 +106,7 @@ class Reader:
     """A program that takes NVML snapshots on request, while its scenario changes."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
-        """Start `take.py` with this library; the reader writes to `scenario`."""
+        """Start `take.py` with this library. Each call of `take` replaces the file `scenario`."""
         self._scenario = write(scenario, "healthy-h100x8")
         self._program = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.nvml.take"],
@@ -124,7 +126,12 @@ class Reader:
     def take(
         self, base: str, *lines: str | bytes, devices: Iterable[int] = (), full_snapshot: bool = True
     ) -> dict[str, Any]:
-        """Return a snapshot of the scenario `base`, overridden by `lines`, as a dict with the keys `snapshot` and `gpus`."""
+        """Return a snapshot of the scenario `base`, overridden by `lines`, as a dict with the keys `snapshot` and `gpus`.
+
+        Args:
+            devices: NVML indices of the GPUs that are read; empty: all.
+            full_snapshot: whether slow getters are also called.
+        """
         write(self._scenario, base, *lines)
         assert self._program.stdin
         assert self._program.stdout

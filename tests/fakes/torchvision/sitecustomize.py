@@ -1,6 +1,6 @@
 """Let the published torchvision be imported with a CPU build of torch, which lacks two of its operators.
 
-For tests only: on a real host the benchmark reports a torchvision that does not match torch.
+For tests only: on a real host, torchvision must match torch, and the benchmark reports if it does not.
 """
 
 import sys
