@@ -10,7 +10,7 @@ accepted, each with its reason.
 
 To be quick, only the host of an altered record and the hosts that launch with it are judged, with statistics of the other hosts
 that are computed once. If they are accepted although the change is not allowed and has an effect, the whole run is judged from
-files, as `rackproof report` does. This second decision counts. A few of the runs that are not accepted are also judged from files.
+files, as `rackproof report` does, and this decision counts. A few of the runs that are not accepted are also judged from files.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have started together",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "if the first uptime is too low, the clock may have been corrected; if it is too high, the judge finds that the next uptime "
-        "is lower, as after a reboot"
+        "if the first uptime is too low, the clock may have been corrected; if it is too high, the judge finds that the next "
+        "uptime is lower, as after a reboot"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
@@ -132,8 +132,8 @@ ALLOWED: Mapping[str, str] = {
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
     r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
-    r"scale observations/.*\.loss_ratio/value": "a lower ratio: the network learned more, and no datasheet says how much is too much",
-    r"scale observations/checkpoint\..*_time/value": "a shorter time: the storage is faster, and no datasheet knows that of a site",
+    r"scale observations/.*\.loss_ratio/value": "lower: the network learned more, and no datasheet says how much is too much",
+    r"scale observations/checkpoint\..*_time/value": "shorter: the storage is faster, and no datasheet knows that of a site",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
@@ -415,8 +415,8 @@ class AcceptedRun:
     def alterations(self, count: int, seed: int, kind_prefix: str = "") -> Iterator[Alteration]:
         """Yield `count` alterations of randomly chosen elements.
 
-        First, every possible operation is applied once at each place in the schema. Then it is applied to each kind of element, in
-        turns, until there are `count` alterations.
+        First, every possible operation is applied once at each place in the schema. Then it is applied to each kind of element,
+        in turns, until there are `count` alterations.
 
         `kind_prefix`: only elements whose kind begins with this are altered.
         """
@@ -486,8 +486,8 @@ class AcceptedRun:
     def quick_decision(self, changed: Mapping[str, Json], *, whole: bool = True) -> str:
         """Return the decision on the host of the last changed record and the hosts that launch with it.
 
-        The result is `invalid` if a changed record breaks a rule for records, or is not of this run, host or gang. Unless `whole`,
-        no criterion is applied once a contradiction is found in the evidence of that host.
+        The result is `invalid` if a changed record breaks a rule for records, or is not of this run, host or gang. Unless
+        `whole`, no criterion is applied once a contradiction is found in the evidence of that host.
         """
         evidence = dict(self._run.evidence)
         host = ""
@@ -510,7 +510,7 @@ class AcceptedRun:
 
 
 def _port_figures(plan: Plan) -> set[str]:
-    """Return the names of the figures that each RDMA port must have. The plan expects none, because it does not list the ports."""
+    """Return the names of the figures that each RDMA port must have. The plan cannot expect them: it does not list the ports."""
     benchmarks = {name for stage in plan.stages for name in stage.benchmarks}
     return {output.name for name in benchmarks for output in BENCHMARKS[name].outputs if output.scope == "port"}
 

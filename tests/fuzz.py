@@ -4,10 +4,10 @@
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
 
 Each mutation changes bytes or JSON values of one file of a small healthy run: a host or gang record, sometimes the plan or the
-journal of events. The run is then read as `rackproof report` reads it. If the changed record is still valid, the run is judged.
-If it is accepted, `rejection_reason` checks independently, from the bytes alone, whether it may be. Some mutations run the
-complete command, which writes files. Others run another verb on a corrupt file (`CASES`): waivers, a baseline or a run's copy of
-it, a report, signed files, a journal or a lock.
+journal of events. The run is then read as `rackproof report` reads it. If the changed file is still valid, the run is judged.
+If the run is accepted, `rejection_reason` checks whether this is right, from the bytes alone and without code of the judge. Some
+mutations run the complete command, which writes files. Others run another verb on a corrupt file (`CASES`): waivers, a baseline
+or a run's copy of it, a report, signed files, a journal or a lock.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ MEMORY_DIRECTORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WITH_MESSAGES = 50
 """One in this many mutations of a short run is validated by jsonschema, with messages; the others by the fast validator."""
 FULL_RUN = 200
-"""One in this many mutations is of a run with every reading and criterion; the others are of a short run."""
+"""One in this many mutations is of a full run, with every reading and criterion; the others are of a short run, with few."""
 COMPLETE_COMMAND = 20
 """One in this many mutations of a full run is read by the complete command, which writes files."""
 GANG_RUN = 5
 """One in this many mutations of a short run is of a run with a gang."""
 INCOMPLETE_GANG = 10
-"""One in this many gang runs with an invalid record is still judged, without that record."""
+"""One in this many runs with a gang and an invalid record is still judged, without that record; the others are not judged."""
 OTHER_VERB = 250
 """One in this many mutations is of a file that another verb than `report` reads."""
 PART = 5_000
 """Mutations per task of the process pool."""
 GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")
-READINGS = (
+READINGS = (  # prefixes of the readings of a short run
     "gpu.ecc.enabled",
     "gpu.ecc.uncorrectable_volatile",
     "gpu.pcie.width",
@@ -82,7 +82,9 @@ VALUES: tuple[Any, ...] = (
     "../../x", "/etc/passwd", "a\x00b", "a\nb", "<script>alert(1)</script>", "=1+1", "\x1b[31m", "\u202e", "\ud800", "x" * 5000,
     [], {}, [[]], {"a": {}}, [{}], "h2", "r0", "f" * 32, "preflight", "benchmark", "after", "before", "simulated", "9" * 40,
 )  # fmt: skip
+"""Values that replace a value of a JSON document."""
 EXTREMES = (1.7e308, -1.7e308, 5e-324, 1e60, -1e60, 1e-60, 2**63, 0, "x")
+"""Values that replace every number in a part of a JSON document."""
 TOKENS = (
     b'"', b":", b",", b"{", b"}", b"[", b"]", b"\\", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800",
     b"NaN", b"1e999", b"-Infinity", b"[" * 3000, b'{"a":' * 40, b"0", b"-", b"e9", b"null", b"true", b'"host": "h2",',
@@ -90,8 +92,11 @@ TOKENS = (
 )  # fmt: skip
 
 
+"""Bytes that are inserted into a file."""
+
+
 def shortened(record: Record) -> Record:
-    """Return the record with few readings."""
+    """Return the record with only the readings whose names begin as in READINGS, and only if they have a value."""
     taken = tuple(
         replace(
             snapshot,
@@ -114,7 +119,7 @@ def short_pack() -> Pack:
 
 
 def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
-    """Write a run of two hosts with one GPU each and few figures; return its plan."""
+    """Write a run of two hosts with one GPU each and few figures; return its plan. Unless `full`, it is a short run."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
     sizes = plan.stage("gang").benchmarks["collective"]["sizes_bytes"] if gang else []
     gang_benchmarks = {"collective": {"ops": ["all_reduce"], "sizes_bytes": sizes[-1:], "graph_ops": []}, "pairs": {}}
@@ -167,7 +172,7 @@ def _mutate_bytes(rng: random.Random, text: bytes) -> bytes:
 def _mutate_value(rng: random.Random, document: Any) -> None:
     """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value.
 
-    A value that appears twice is a deep copy. Otherwise a later change could put it into itself.
+    A value that is inserted at a second place is deep-copied. Otherwise a later change could put it into itself.
     """
     container = _random_container(rng, document)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
@@ -240,7 +245,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
             return f"{host['name']}: no valid record: {str(error)[:80]}"
         for gpu in document["gpus"]:
             slot = host["name"], gpu["index"]
-            for key in ("serial", "uuid"):  # empty in a record that does not state it
+            for key in ("serial", "uuid"):  # both are empty in a record that does not state them
                 parts.setdefault((*slot, key), set()).update({gpu[key]} - {""})
                 slots.setdefault(gpu[key] or str(slot), set()).add(slot)
         if why := _host_rejection_reason(plan, host, document, criteria):
@@ -251,7 +256,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
 
 
 def _gangs_of(host: dict[str, Any]) -> list[str]:
-    """Return the gangs of the records of a host: "" for its own record, and its gang."""
+    """Return the field `gang` of each record that a host must have: "" in its host record, and its gang, if any."""
     return ["", host["gang"]] if host.get("gang") else [""]
 
 
@@ -301,7 +306,7 @@ def _host_rejection_reason(
     if host.get("gang") and not any(set(launch["members"]) >= gang for launch in gang_launches):
         return "no launch of all its gang"
     names: dict[int, set[str]] = {}
-    for gpu in document["gpus"]:  # empty in a record that does not state it
+    for gpu in document["gpus"]:  # the name is empty in a record that does not state it
         names.setdefault(gpu["index"], set()).add(gpu["name"])
     if any(models - {""} != {"NVIDIA H200"} for models in names.values()):
         return "a GPU of another model"
@@ -309,7 +314,7 @@ def _host_rejection_reason(
 
 
 def _unmeasured(plan: dict[str, Any], host: dict[str, Any], observations: Sequence[dict[str, Any]]) -> str:
-    """Return a planned observation that was not measured, or an empty string."""
+    """Return which planned observation was not measured, or an empty string."""
     for item in plan["expected"]:
         for scope in _scopes(plan, host, item):
             measured = [
@@ -506,7 +511,7 @@ class Findings:
         self.examples: list[str] = []
 
     def add(self, what: str, text: str, document: bytes) -> None:
-        """Count a failure. Of the first five, keep the document."""
+        """Count a failure. Keep the documents of the first five failures in the directory for temporary files."""
         self.counts[what] += 1
         if len(self.examples) < 5:
             kept = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}-{self.counts['mutations']}.json"
@@ -570,13 +575,13 @@ def _same_verdicts(original: bytes, text: bytes) -> str:
 
 
 def _state_of(document: Any) -> Any:
-    """Return the fields of each verdict that matter for the decision."""
+    """Return the fields of each verdict that matter for the decision, or the argument if it is no list of verdicts."""
     keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
     return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
 
 def _missing_waiver(original: bytes, text: bytes) -> str:
-    """Check that every waiver of the original file is still present and covers as much, since each is needed."""
+    """Return which waiver of the original file is missing or covers less, or an empty string. The run needs each of them."""
     needed, given = (yaml.safe_load(each)["waivers"] for each in (original, text))
     for line in needed:
         if not any(_covers(other, line) for other in given if isinstance(other, dict)):
@@ -601,7 +606,7 @@ def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
 
 
 def _missing_figures(original: bytes, text: bytes) -> str:
-    """Check that the changed record still has every measured figure that is compared."""
+    """Return an error if the changed record lacks a measured figure that `diff` compares, or an empty string."""
     before, after = (
         json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
         for each in (original, text)

@@ -93,7 +93,7 @@ def make_gang(me: str, port: int, **fields: Any) -> Gang:
 
 @cache
 def loopback_address(port: int) -> str:
-    """Return a random loopback address for this port, so that other processes use none of its ports."""
+    """Return a random loopback address for this port, on which other processes have no port open."""
     return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
 
 

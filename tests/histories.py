@@ -42,11 +42,12 @@ FIGURES = {
 }
 """Figures of each GPU: settings, unit, level."""
 HOST_FIGURE = ("collective.all_reduce.busbw", "dtype=fp32 size_bytes=8589934592", "B/s", 4.7e11)
-DRIVER_EFFECTS = {
+DRIVER_EFFECTS = {  # figure, old driver, new driver -> relative change of the figure
     ("gemm.throughput", DRIVERS[0], DRIVERS[1]): 0.02,
     ("memory.bandwidth", DRIVERS[1], DRIVERS[2]): -0.015,
 }
 AGING_PER_YEAR, RACK_DRIFT_PER_YEAR, STEP = -0.06, -0.05, -0.04
+"""Relative changes of a figure: of an aging GPU per year, of the drifting rack per year, and of the GPU with a step, once."""
 FAILURES_PER_YEAR = 0.01
 """Random failures per GPU and year."""
 
@@ -111,6 +112,7 @@ class FleetHistory:
         } | {self._bad_slot}
 
     def _level(self, key: str, sigma: float) -> float:
+        """Return ln(usual figure of a GPU, host or rack / that of an average one). It is drawn once for each `key`."""
         if key not in self._levels:
             self._levels[key] = self._random.gauss(0, sigma)
         return self._levels[key]

@@ -1,4 +1,4 @@
-"""Build the SMBIOS table of a host (DMTF DSP0134), with an array of memory modules (structure 16) and its slots (structure 17)."""
+"""Build the SMBIOS table of a host (DMTF DSP0134): an array of memory modules (structure 16) and its slots (structure 17)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ARRAY = 0x1000
 class Slot:
     """A slot for a memory module.
 
-    `size` is in bytes; 0: empty; None: unknown to the firmware. `rate` is the rate at which the module runs and `rated` its highest
-    rate, in MT/s; 0: unknown.
+    `size` is in bytes; 0: empty; None: unknown to the firmware. `rate` is the rate at which the module runs and `rated` its
+    highest rate, in MT/s; 0: unknown.
     """
 
     name: str

@@ -158,7 +158,7 @@ def test_digest_workloads_use_no_operation_that_torch_calls_nondeterministic(cou
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT}",
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch requires the variable
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # otherwise torch refuses matrix products as not deterministic
         },
         capture_output=True,
         text=True,

@@ -178,7 +178,7 @@ def test_option_validation_only_skips_the_training(container: str) -> None:
 
 @pytest.fixture
 def keys(container: str, tmp_path: Path) -> str:
-    """Copy a key into the container as the MPI operator mounts it, owned by root; return its directory."""
+    """Copy an SSH key into the container, owned by root as if the MPI operator had mounted it; return its directory."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", tmp_path / "id_rsa"], check=True)
     shutil.copy(tmp_path / "id_rsa.pub", tmp_path / "authorized_keys")
     (tmp_path / "id_rsa").chmod(0o644)
@@ -189,7 +189,7 @@ def keys(container: str, tmp_path: Path) -> str:
 def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys: str) -> None:
     pid = "/tmp/rackproof-sshd.pid"
     sshd_words = ("sshd", "-o", f"PidFile={pid}")
-    # The health check reads the stored command: remove the one that the previous test stored.
+    # The entry point stores its command, and the health check reads it: remove the command of the previous test.
     buildah("run", container, "--", "rm", "-f", "/tmp/rackproof-container/command")
     sshd = subprocess.Popen(
         [

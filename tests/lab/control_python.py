@@ -2,18 +2,21 @@
 """Run Ansible modules on the control node: `command` in a process of its own, the others in forks of one server process.
 
 Commands that playbooks run look for the playbook among their parent processes, and some leave a process behind. Other modules
-do neither, and take a fifth of the time in `module_python.py`.
+do neither. In a fork of the server (`module_python.py`) they take a fifth of the time.
 """
 
 import os
 import sys
 
 COMMAND = b"module_fqn='ansible.modules.command'"
-"""Text in the program of the module `command`."""
+"""Text that only the program of the module `command` contains."""
 
 
 def main():
-    """Replace this process by one that runs the module. The module is on standard input, if there are no arguments."""
+    """Replace this process by one that runs the module.
+
+    The program of the module is on standard input or, if there are arguments, in the file that the first one names.
+    """
     in_server = False
     if not sys.argv[1:]:
         program = sys.stdin.buffer.read()

@@ -72,7 +72,7 @@ def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str
 
 
 def tasks_of(printed: str) -> float:
-    """Return the mean number of tasks per host with result ok."""
+    """Return how many tasks of a host had the result `ok`: the mean over all hosts."""
     counts = [int(ok) for ok in re.findall(r"^h\d+ +: ok=(\d+)", printed, re.MULTILINE)]
     return sum(counts) / len(counts) if counts else 0.0
 

@@ -34,14 +34,16 @@ STATE = "/var/lib/rackproof"
 DIRECTORY = "/srv"
 """Directory of a host in which the storage benchmark measures."""
 RUN_S = 300.0
+"""Longest time that a test waits for a run, in seconds."""
 MARK = "RACKPROOF_TEST_ATTEMPT"
+"""Environment variable of all processes of an attempt on the control node; its value is the mark of the attempt."""
 ANSIBLE_OUTPUT = {"PYTHONUNBUFFERED": "1", "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
 """Environment in which Ansible prints a task when it begins, not with its first result."""
 _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 
 
 def smallest_profile(seconds: float) -> dict[str, Any]:
-    """Return the smallest profile with both stages. Its ranks do not import torch, which would take 2 s of CPU time.
+    """Return the smallest profile with the stages benchmark and gang. Its ranks do not import torch, which takes 2 s of CPU time.
 
     The benchmark stage takes about twice `seconds`. The inventory must have a directory for local storage.
     """
@@ -55,7 +57,10 @@ def profile_without_figures() -> dict[str, Any]:
 
 
 def smallest_torch_profile(seconds: float) -> dict[str, Any]:
-    """Return the smallest profile with both stages whose ranks use torch. The benchmark stage takes about `seconds`."""
+    """Return the smallest profile with the stages benchmark and gang whose ranks use torch.
+
+    The benchmark stage takes about `seconds`.
+    """
     stress = {"dtypes": ["fp32"], "size": 64, "seconds": seconds, "settle_seconds": min(0.2, seconds / 2)}
     collective = {"ops": ["all_reduce"], "sizes_bytes": [8, 65536], "seconds": 0.1}
     return _profile({"benchmark": {"stress": stress}, "gang": {"collective": collective}})
@@ -133,7 +138,7 @@ class Attempt:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Yield the running processes with this mark in their environment, which SSH does not pass to the hosts."""
+    """Yield the PIDs of running processes that have this mark in their environment. SSH does not pass it to the hosts."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -198,7 +203,7 @@ class Site:
         return attempt.process.returncode, output
 
     def report(self, run_id: str) -> dict[str, Any]:
-        """Return report.json."""
+        """Return report.json of a run."""
         document: dict[str, Any] = json.loads((self.runs / run_id / "report.json").read_text())
         return document
 
@@ -285,7 +290,10 @@ def differences_from_undisturbed(site: Site, run_id: str, undisturbed: dict[str,
 def chain(
     site: Site, run_id: str, points: Sequence[tuple[int | str, float]], log: Any = print, **variables: Any
 ) -> int:
-    """Kill the run at each point (task, seconds after), resume it each time, let it finish; return the number of kills."""
+    """Kill the run at each point, resume it each time, let it finish; return the number of kills.
+
+    A point is a task, and how many seconds after its beginning.
+    """
     killed = sum(kill(site, run_id, task, then_s, log, **variables) for task, then_s in points)
     code, output = site.run(run_id, **variables)
     if code:

@@ -1,7 +1,7 @@
 """Check that this machine has what the lab needs, and manage its network namespaces and run directory.
 
 Every name begins with the name of the lab, `rp-PID-START-N`: PID and start time of the process that holds the lab (PIDs are
-reused), and a number. So labs do not conflict, and leftovers of a process that has exited can be identified.
+reused), and a number. Because of these names, labs do not conflict, and leftovers of a process that has exited are recognized.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _started(pid: int) -> str | None:
 
 
 def _inside(namespaces: Iterable[Path]) -> set[int]:
-    """Return the processes in these network namespaces, without zombies."""
+    """Return the PIDs of the processes in these network namespaces, without zombies."""
     wanted = set()
     for path in namespaces:
         with contextlib.suppress(OSError):  # another lab may have removed it

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Run Ansible modules for `module_python.py`, each in a fork of this process, which has already imported their common code.
 
-The server listens on the socket that it was started with, for its own user only, and exits after a while without requests.
-Other code of a module comes from its archive; it is compiled once and cached under /run. If this file is started as the Python
-of a module, it runs that module itself, with the same cache.
+The server listens on the socket that it was started with, for its own user only, and exits after IDLE_S seconds without requests.
+The code that is not common comes from the archive of the module; it is compiled once and cached under /run. If this file is
+started as the Python of a module, it runs that module itself, with the same cache.
 """
 
 import ast

@@ -76,13 +76,13 @@ def _show(error: Exception, *outputs: str | bytes | None) -> None:
 
 
 def kill_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal a process that `start_new_session` made the leader of its group, and that group."""
+    """Send a signal to the group of a process, which `start_new_session` made the leader of this group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 def end_all(processes: Iterable[subprocess.Popen[str]], grace: float = 2) -> None:
-    """Ask every process group to end, kill those that have not after `grace` seconds, and collect them all."""
+    """Ask every process group to end, kill those whose leader still runs after `grace` seconds, and wait for all leaders."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         kill_group(process, signal.SIGTERM)

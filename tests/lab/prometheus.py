@@ -114,7 +114,7 @@ class Alertmanager:
         ]
 
     def firing(self) -> list[dict[str, Any]]:
-        """Return its alerts, with labels and annotations."""
+        """Return the firing alerts, with labels and annotations."""
         command = ["amtool", f"--alertmanager.url={self.url}", "alert", "query", "--output=json"]
         answer = self.run(command, check=True, timeout=15).stdout
         return list(json.loads(answer) or [])

@@ -25,8 +25,8 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
-"""Where the host has the Python and the packages of this environment. They are not left in /root or /tmp, which a service with
-its own /tmp and without access to /root could not read."""
+"""Directories of the host at which the Python and the packages of this environment are mounted. On this machine they may be in
+/root or /tmp. A service could not read them there if it has its own /tmp and no access to /root."""
 # Start the host in its own mount namespace and in its own control groups, so that it creates its groups below these.
 START = """
 set -e

@@ -185,7 +185,7 @@ def test_ranks_of_all_hosts_worked_together(accepted: Run) -> None:
         assert [rank["exit_code"] for rank in record["launches"][0]["ranks"]] == [0]
 
 
-def test_prometheus_has_every_host_with_the_run_id(prometheus: Prometheus, accepted: Run) -> None:
+def test_series_of_every_host_in_prometheus_have_the_run_id(prometheus: Prometheus, accepted: Run) -> None:
     series = 'count_over_time(rackproof_host_memory_total_bytes{run_id="first"}[1h])'
     racks = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=2)}
     assert racks == dict.fromkeys(HOSTS, "rack1")
@@ -196,8 +196,8 @@ def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
     assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 
-def test_no_altered_rehearsal_is_accepted(accepted: Run) -> None:
-    """The same as `test_alterations.py`, with records that agents wrote."""
+def test_altered_rehearsal_is_accepted_only_if_the_change_is_allowed(accepted: Run) -> None:
+    """Like tests/unit/fleet/judge/test_alterations.py, but the altered records were written by agents."""
     counts, failures = alterations.alter(accepted.directory, 100, seed=1)
     assert not failures, "\n".join(failures[:20])
     assert counts.total() == 100

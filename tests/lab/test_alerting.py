@@ -167,6 +167,7 @@ def part(gpu: int) -> dict[str, str]:
     return {"serial": f"165000000000{gpu}", "slot": f"0000:00:0{6 + gpu}.0"}
 
 
+# Name of a fault -> function that injects it, function that repairs it, labels and summary of its alert.
 FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str, str], str]] = {
     "ecc": (
         lambda site: site.scenario("gpu.2.TotalEccErrors.1.0=2"),
@@ -210,7 +211,7 @@ FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_fires_its_alert_within_two_scrapes_and_its_repair_resolves_it(site: Site, fault: str) -> None:
+def test_fault_fires_an_alert_within_two_scrapes_and_repair_resolves_the_alert(site: Site, fault: str) -> None:
     inject, heal, labels, summary = FAULTS[fault]
     name = labels["alertname"]
     assert site.firing(name) == []

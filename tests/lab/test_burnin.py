@@ -1,6 +1,6 @@
 """Test a burn-in of three lab hosts over real SSH: kill the control node, then the supervisor of a host, then resume the run.
 
-A third host has memory that returns wrong data and ends its soak early; the others continue.
+The memory of a third host returns wrong data, so this host ends its soak early; the other two continue.
 """
 
 from __future__ import annotations

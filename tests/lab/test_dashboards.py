@@ -48,7 +48,7 @@ TIMEOUT_S = 30.0
 TIMES = {"$__rate_interval": "4s", "$__range": "120s"}
 ALL_VALUES = dict.fromkeys(("$rack", "$host", "$gpu", "$run_id"), ".*")
 SELECTED_VALUES = {"$rack": "r1", "$host": "(h1|h2|h3)", "$gpu": "(0|1|2|3)", "$run_id": "r1"}
-"""Values as Grafana writes a selection."""
+"""Values of the variables, in the form in which Grafana writes several selected values."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class PanelQuery:
     dashboard: str
     panel: str
     letter: str
+    """Grafana's name of the query in its panel (`refId`)."""
     promql: str
     instant: bool
 
@@ -381,7 +382,7 @@ def test_only_bad_gpus_are_highlighted(site: Site) -> None:
     assert {host for _, host in bad} == {BAD}
 
 
-def test_dashboard_shows_the_kernel_log(site: Site) -> None:
+def test_dashboard_counts_the_xids_and_sxids_in_the_kernel_log(site: Site) -> None:
     gpu, switch = links.GPUS[0], links.NVSWITCHES[0]
     counts = values_of(site, find_query("fleet", "XIDs and SXids"))
     assert counts == {(BAD, gpu, "r1", "79"): 1, ("yes", BAD, switch, "r1", "20034"): 1}
@@ -407,7 +408,7 @@ def test_slow_host_is_below_the_limit_of_the_criteria(site: Site) -> None:
     assert by_host[BAD] < 1 < min(by_host["h1"], by_host["h3"])
 
 
-def test_dashboard_shows_the_decision(site: Site) -> None:
+def test_dashboard_shows_the_decision_on_each_host(site: Site) -> None:
     assert values_of(site, find_query("fleet", "Newest report")) == {("r1",): 3}
     decisions = values_of(site, find_query("fleet", "Verdicts by host"))
     assert decisions.keys() == {
@@ -418,7 +419,7 @@ def test_dashboard_shows_the_decision(site: Site) -> None:
     assert values_of(site, find_query("fleet", "Verdicts by host", "B"))[BAD, "r1", "r1"] > 0
 
 
-def test_dashboard_shows_the_stages(site: Site) -> None:
+def test_dashboard_shows_the_state_of_each_stage(site: Site) -> None:
     stages = values_of(site, find_query("run", "Stages"))
     assert {state for (_, stage), state in stages.items() if stage == "benchmark"} == {2}
     assert {state for (_, stage), state in stages.items() if stage == "gang"} == {3}
@@ -434,7 +435,7 @@ FIGURES = [
 @pytest.mark.parametrize(
     "panel_query", FIGURES, ids=lambda panel_query: f"{panel_query.dashboard} {panel_query.panel} {panel_query.letter}"
 )
-def test_absent_hosts_show_no_data_instead_of_zero(site: Site, panel_query: PanelQuery) -> None:
+def test_panel_shows_no_data_instead_of_zero_if_its_host_is_absent(site: Site, panel_query: PanelQuery) -> None:
     assert values_of(site, panel_query, {**ALL_VALUES, "$host": "absent"}) == {}
 
 

@@ -1,4 +1,4 @@
-"""Test one run over real SSH in which two hosts are healthy and each other host has a different fault (docs/faults.md).
+"""Test one run over real SSH with two healthy hosts and ten faulty ones, each with a different fault (docs/faults.md).
 
 Each fault must be reported with its host, affect only that host, and leave no partial record and no process. The time until the
 report of each fault is printed.
@@ -36,6 +36,9 @@ HEALTHY = ("node1", "node2")
 HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
     f"node{number}" for number in range(3, 13)
 )
+"""Hosts by their fault. HUNG: sshd stops. FULL, READ_ONLY: the disk. AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank,
+because a control group has no memory left. PORT: that of the gang is in use. CLOCK: it is an hour ahead. OPEN, LINKED, EARLIER:
+the run directory is writable by others, is a link, or belongs to another run with the same run id."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -326,7 +329,7 @@ def is_inconclusive_for(verdict: dict[str, Any], host: str, reason: str) -> bool
     )
 
 
-def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_others_continue(fleet: Fleet) -> None:
+def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_other_hosts_continue(fleet: Fleet) -> None:
     report = fleet.report()
     (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
     assert (fault["host"], fault["name"]) == (RANK_OOM, "gang.fault")

@@ -1,6 +1,6 @@
-"""Test a host that is lost during a gang: it is reported and excluded. One launch identifies slow hosts.
+"""Test that a host that is lost during a gang launch is reported and excluded, and that one launch identifies slow hosts.
 
-Real SSH, torchrun and gloo.
+SSH, torchrun and gloo are real.
 """
 
 from __future__ import annotations
@@ -225,5 +225,6 @@ def test_one_launch_identifies_the_slow_hosts(lab: Lab) -> None:
     assert [launch.outcome for item in by_host.values() for launch in item.launches()] == ["finished"] * len(HOSTS)
     reasons = {item.host: item.reason for item in verdicts if item.verdict == FAIL}
     assert reasons.keys() >= FAULTS.keys()
-    # On busy processors the small messages of a healthy host can be late, but its bandwidth does not drop that far.
+    # A healthy host may be reported too, because on busy processors its small messages can be late. But its bandwidth does not
+    # drop as far as that of a slow host.
     assert {host for host, reason in reasons.items() if ": bandwidth of" in reason} <= FAULTS.keys()

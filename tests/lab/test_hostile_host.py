@@ -1,8 +1,8 @@
 """Test a run over SSH in which two of three hosts are hostile. They must not decide what the control node reads, writes or runs.
 
-Their Python adds facts to every module result: the variables of the roles, each with the path of a program. One of them
-has a record whose serials contain markup, shell and terminal codes, and later a record of 300 MB. The other one sends 300 MB
-too, but reports a smaller size.
+The Python of both adds facts to every module result: the variables of the roles, each with the path of a program. Host WRITER
+writes markup, shell and terminal codes into the serials of its record, and later enlarges the record to 300 MB. Host LIAR reports
+the true size of its small record, but sends 300 MB.
 """
 
 from __future__ import annotations
@@ -67,13 +67,16 @@ sys.exit(done.returncode)
 
 
 def typed(option: dict[str, Any], program: str) -> Any:
-    """Return a value that names the program and has the type of the variable."""
+    """Return a value of the type of the variable. It names the program, if the type permits this."""
     values: dict[str, Any] = {"list": [program], "dict": {"x": program}, "bool": True, "int": 1, "float": 1.0}
     return values.get(option.get("type", "str"), program)
 
 
 def facts(program: str) -> dict[str, Any]:
-    """Return a value for every variable of roles and playbooks: those of argument_specs, of vars files, and internal ones."""
+    """Return variable -> value that names the program, if possible.
+
+    The variables are those of roles and playbooks: in argument_specs, in vars files, in plays, and internal ones.
+    """
     found: dict[str, Any] = dict.fromkeys(variables_of_the_playbooks(), program)
     for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
         for entry in yaml.safe_load(path.read_text())["argument_specs"].values():

@@ -91,7 +91,7 @@ def still_running(processes: set[tuple[str, str]]) -> list[str]:
 
 
 def processes_naming(text: str) -> list[str]:
-    """Return the processes with this text in their command line."""
+    """Return the PIDs of the processes with this text in their command line."""
     matching = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def test_cut_makes_a_host_unreachable_and_reconnect_restores_it(three_hosts: Lab
     wait_until(lambda: reachable(three_hosts, address), "node2 answers again")
 
 
-def test_writes_of_a_host_are_private(three_hosts: Lab, tmp_path: Path) -> None:
+def test_files_that_a_host_writes_are_visible_only_on_this_host(three_hosts: Lab, tmp_path: Path) -> None:
     source = Path(__file__)
     before = source.read_bytes()
     marker = f"rackproof-{os.getpid()}"
@@ -357,7 +357,7 @@ def test_command_keeps_the_lab_until_interrupted(command: tuple[subprocess.Popen
     assert not inventory.exists()
 
 
-def test_next_lab_removes_the_leftovers_of_a_killed_one(
+def test_next_lab_removes_the_leftovers_of_a_killed_lab(
     three_hosts: Lab, command: tuple[subprocess.Popen[str], Path, str], tmp_path: Path
 ) -> None:
     process, inventory, lab_name = command

@@ -49,7 +49,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def _create_user(lab: Lab, host: str) -> None:
-    """Create an unprivileged user with an SSH key for the other hosts, and let it reach the checkout and this Python."""
+    """Create an unprivileged user with an SSH key for all hosts, and give the user access to the checkout and this Python."""
     lab.on(
         host,
         "sh",

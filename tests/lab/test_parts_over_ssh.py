@@ -1,7 +1,7 @@
 """Test one run over real SSH with faults outside the GPUs: memory modules, driver versions, and parts that BMCs report.
 
-GPUs, SMBIOS tables and BMCs are fakes below the real libraries. Slow, full, hanging and corrupt file systems are tested by
-`make test-storage`.
+GPUs, SMBIOS tables and BMCs are fakes; the libraries and collectors that read them are real. Slow, full, hanging and corrupt file
+systems are tested by `make test-storage`.
 """
 
 from __future__ import annotations

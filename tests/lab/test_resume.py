@@ -93,10 +93,11 @@ def remote_tasks(run: Path, host: str) -> list[str]:
 
 
 ON_CONTROL_NODE = ("", "set_fact", "debug", "assert", "include_tasks", "group_by")
+"""Modules that run on the control node. "" stands for tasks that are not in a task file of a role."""
 
 
 def modules_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each task of a role, as Ansible shows it, with its module."""
+    """Yield the name of each task in a task file of a role, as Ansible shows it, and its module."""
     tasks = yaml.safe_load(path.read_text())
     for task in tasks:
         tasks += task.get("block", []) + task.get("rescue", [])
@@ -112,7 +113,7 @@ def test_host_that_is_set_up_needs_at_most_ten_ssh_tasks(site: Site, undisturbed
     assert len(tasks) <= 10
 
 
-def test_killed_and_resumed_run_equals_an_uninterrupted_one(site: Site, undisturbed: Run) -> None:
+def test_killed_and_resumed_run_equals_an_uninterrupted_run(site: Site, undisturbed: Run) -> None:
     assert undisturbed.report["decision"] == "accepted"
     log: list[str] = []
     assert kill(site, "killed", "benchmark : Run the benchmarks", 1.0, log.append), log
@@ -138,7 +139,7 @@ def leave_partial_files(run: Path) -> None:
 
 
 TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
-"""Settings of a training with synthetic images. Fashion-MNIST has six times as many, and every rank would read and test all."""
+"""Settings of a training with synthetic images. Fashion-MNIST has six times as many images, and every rank would read all."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",
@@ -234,7 +235,7 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site, undi
     assert [host for host in HOSTS if "this host was taken by run forced of root on" in events[host]] == list(HOSTS)
 
 
-def test_stop_ends_the_processes_of_an_interrupted_run_of_the_same_id(site: Site, undisturbed: Run) -> None:
+def test_stop_ends_the_processes_of_an_interrupted_run_only_with_its_run_id(site: Site, undisturbed: Run) -> None:
     (host, _), variables = HOSTS, {"rackproof_gang": "none"}
     with measuring_run(site, "left", host) as attempt:
         attempt.process.send_signal(signal.SIGINT)  # Ctrl-C

@@ -174,13 +174,13 @@ class Probe:
 
 
 class ProbeHost:
-    """node1 with fake files, which are removed again."""
+    """node1 with fake files, which are removed after each probe."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
     def probe(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Probe:
-        """Run the probe of a role with these files (None: absent) and these processes."""
+        """Run the probe of a role on a healthy host with these processes, but with `files` (None: absent) in place of its own."""
         wanted = {path: text for path, text in {**HEALTHY_FILES, **files}.items() if text is not None}
         script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
         script += ["mkdir -p /tmp/pci /tmp/module", f"made='{' '.join(wanted)}'"]
@@ -270,12 +270,13 @@ def test_driver_fault_is_reported_once_with_its_remedy(probe_host: ProbeHost, fa
     assert re.search(message, problem)
 
 
-def test_fabric_manager_must_run(probe_host: ProbeHost) -> None:
+def test_fabric_manager_that_does_not_run_is_reported(probe_host: ProbeHost) -> None:
     (problem,) = probe_host.probe("nvidia_driver", {}, running=()).problems
     assert re.search(r"found: it is not running; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
 
 
 def test_fabric_manager_and_persistence_mode_are_not_always_needed(probe_host: ProbeHost) -> None:
+    """Fabric manager: not if it is ignored, or without an NVSwitch. Persistence mode: not if its daemon runs."""
     without = {f"{BIN}/nv-fabricmanager": None}
     assert probe_host.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
     assert probe_host.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []
@@ -350,7 +351,7 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (),
         r"/etc/cdi/nvidia.yaml for driver 570.195.03, but the driver is 580.126.20; run `nvidia-ctk cdi generate",
     ),
-    "CDI specification in /run wins": (
+    "CDI specification in /var/run precedes that in /etc": (
         {**PODMAN, "/var/run/cdi/nvidia.yaml": CDI.format("570.195.03")},
         (),
         r"/var/run/cdi/nvidia.yaml for driver 570.195.03",
@@ -360,7 +361,11 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (),
         r"/etc/cdi/nvidia.yaml without /dev/nvidia2;",
     ),
-    "no runtime": ({f"{BIN}/docker": None}, (), r"one of docker, podman, containerd; found: none; install one"),
+    "no container runtime": (
+        {f"{BIN}/docker": None},
+        (),
+        r"one of docker, podman, containerd; found: none; install one",
+    ),
     "GPU missing in the container": (
         {f"{BIN}/docker": docker(uuids=UUIDS[:1])},
         (SMOKE,),
@@ -525,7 +530,7 @@ def test_host_that_is_set_up_is_checked_by_one_task_per_role(
     assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in playbook_run.stdout
 
 
-def test_driver_in_use_is_not_changed_and_fabric_manager_follows_the_driver(
+def test_driver_in_use_is_not_changed_and_fabric_manager_gets_the_version_of_the_driver(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     """node1 and node3 are downgraded; the GPUs of node2 are in use."""
@@ -559,7 +564,7 @@ def test_driver_in_use_is_not_changed_and_fabric_manager_follows_the_driver(
 
 UNIT = "/etc/systemd/system/rackproof-exporter.service"
 DIRECTORIES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
-# Files of systemd and Ansible.
+# Files that systemd and Ansible themselves change.
 UNRELATED = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
 FIND_FORMAT = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-printf", "%p\\t%y %m %u %s\\n")
 
@@ -685,7 +690,7 @@ def test_unit_is_valid_and_hardened(service: Service) -> None:
     assert "DeviceAllow=char-nvidia* rw\n" in service.host.on("cat", UNIT).stdout
 
 
-def test_sudo_that_needs_a_terminal_gets_one(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sudo_that_needs_a_terminal_gets_a_terminal(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
     again = service.play("deploy", ansible_become=True)
     assert (again.returncode, "Turn pipelining off for this host" in again.stdout) == (0, True)
