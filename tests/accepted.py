@@ -83,7 +83,7 @@ def swapped(host: str, index: int, serial: str) -> Change:
 
 
 def call(*arguments: object) -> int:
-    """Run the command in this process and return its exit code."""
+    """Run `rackproof` with these arguments in this process and return the exit code."""
     try:
         return command.main([str(argument) for argument in arguments])
     except SystemExit as end:
@@ -100,7 +100,7 @@ class Done:
 
 
 def rackproof(*arguments: object, stdin: str = "") -> Done:
-    """Run the command in this process and return its exit code and output.
+    """Run `rackproof` with these arguments in this process and return its exit code and output.
 
     A new process would first import all modules, which takes a second.
     """

@@ -3,10 +3,10 @@
     make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
     .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
 
-The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. Each element is
-removed, or swapped with another element of its kind. An item of a list or mapping is also duplicated; the sign and the scale of
-a number are changed, the name of a unit, and the day of a time. `ALLOWED` lists the alterations after which a run may still be
-accepted, each with its reason.
+The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An alteration
+removes an element, or swaps it with another element of its kind, possibly of another host. It may also duplicate an item of a
+list or mapping, change the sign or scale of a number, the name of a unit, or the day of a time. `ALLOWED` lists the alterations
+after which a run may still be accepted, each with its reason.
 
 To be quick, only the host of an altered record and the hosts that launch with it are judged, with statistics of the other hosts
 that are computed once. If they are accepted although the change is not allowed and has an effect, the whole run is judged from
@@ -610,8 +610,8 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Tokens for the metrics that PartReader reads, other ones than those that `quick.Reader` gives to the metrics of whole records.
-The judge is slow with metrics without a token."""
+"""Tokens for the metrics that PartReader reads. They differ from the tokens that `quick.Reader` gives to the metrics of whole
+records. The judge is slow if metrics have no token."""
 
 
 def _metric(document: Json) -> Metric | None:

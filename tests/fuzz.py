@@ -1,4 +1,4 @@
-"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no write elsewhere.
+"""Fuzz the readers of run directories with corrupt or forged files: no crash, no wrong acceptance, no write in other directories.
 
     make fuzz                                             # 1 000 000 mutations
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
@@ -82,9 +82,9 @@ VALUES: tuple[Any, ...] = (
     "../../x", "/etc/passwd", "a\x00b", "a\nb", "<script>alert(1)</script>", "=1+1", "\x1b[31m", "\u202e", "\ud800", "x" * 5000,
     [], {}, [[]], {"a": {}}, [{}], "h2", "r0", "f" * 32, "preflight", "benchmark", "after", "before", "simulated", "9" * 40,
 )  # fmt: skip
-"""Values that replace a value of a JSON document."""
+"""A mutation may replace a value of a JSON document by one of these."""
 EXTREMES = (1.7e308, -1.7e308, 5e-324, 1e60, -1e60, 1e-60, 2**63, 0, "x")
-"""Values that replace every number in a part of a JSON document."""
+"""A mutation may replace every number in a part of a JSON document by one of these."""
 TOKENS = (
     b'"', b":", b",", b"{", b"}", b"[", b"]", b"\\", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800",
     b"NaN", b"1e999", b"-Infinity", b"[" * 3000, b'{"a":' * 40, b"0", b"-", b"e9", b"null", b"true", b'"host": "h2",',
@@ -92,7 +92,7 @@ TOKENS = (
 )  # fmt: skip
 
 
-"""Bytes that are inserted into a file."""
+"""A mutation may insert one of these into a file."""
 
 
 def shortened(record: Record) -> Record:

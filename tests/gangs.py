@@ -93,7 +93,7 @@ def make_gang(me: str, port: int, **fields: Any) -> Gang:
 
 @cache
 def loopback_address(port: int) -> str:
-    """Return a random loopback address for this port, on which other processes have no port open."""
+    """Return a loopback address for this port. It is random, so that hardly any other process uses one of its ports."""
     return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
 
 
@@ -141,7 +141,7 @@ def send_to_receiver(directory: Path, kind: str = "heartbeat", *, rank: int = 0,
 
 
 class FakeClock:
-    """A controlled `time.monotonic()`."""
+    """A `time.monotonic()` whose time a test sets in `now`."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -151,7 +151,7 @@ def lab() -> FleetReport:
 def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
     """Return the report on a large fleet. It has no observations, and verdicts that pass are only counted.
 
-    `bad`: number of hosts that are not accepted; some are drawn twice, so there are a few less.
+    `bad`: how often a host is drawn at random and becomes rejected or incomplete. A host may be drawn more than once.
     """
     rng = random.Random(hosts)  # noqa: S311 - the same each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}

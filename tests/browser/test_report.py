@@ -102,7 +102,9 @@ def host_page(page: Page, name: str) -> str:
     return page.locator("#host-page").inner_text()
 
 
-def test_click_opens_the_host_page_and_back_returns(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_click_opens_the_host_page_and_back_returns_to_the_overview(
+    watched: WatchedPage, files: dict[str, Path]
+) -> None:
     page = watched.open(files["racks"])
     link = page.locator("#reasons a", has_text="r01-h03").first
     link.scroll_into_view_if_needed()
@@ -147,7 +149,7 @@ def test_page_of_an_adapter_shows_its_lanes_counters_and_neighbor(watched: Watch
     assert host_page(page, "r01-h03")
 
 
-def test_keyboard_opens_the_host_page_and_returns(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_keys_open_the_host_page_and_return_to_the_overview(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -168,7 +170,7 @@ def test_keyboard_opens_the_host_page_and_returns(watched: WatchedPage, files: d
     page.locator("#overview").wait_for(state="visible")
 
 
-def test_url_fragments_select_host_rack_or_search(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_url_fragment_selects_a_host_or_a_rack_or_a_search(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"], "#host=r02-h02")
     assert page.locator("#host-page h2").inner_text().startswith("r02-h02")
     for fragment, host_count in (("#rack=r02", 6), ("#find=r02-h", 6), ("#host=unknown", 12)):
@@ -420,7 +422,7 @@ def test_page_of_ten_thousand_hosts_opens_and_searches(watched: WatchedPage, fil
     assert "Copy" in host_page(page, failed)
 
 
-def test_map_cell_opens_its_host_page(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_click_on_a_map_cell_opens_the_page_of_its_host(watched: WatchedPage, files: dict[str, Path]) -> None:
     page = watched.open(files["large"])
     picture = page.locator("#map .rack svg").nth(3)
     picture.scroll_into_view_if_needed()

@@ -217,7 +217,10 @@ def write_mockup(resources: Mapping[str, Any], directory: Path) -> Path:
 
 
 def make_certificate(directory: Path, name: str = "127.0.0.1") -> Path:
-    """Return a file with a self-signed certificate for an IP address or a host name, and its key beside it (`.key`)."""
+    """Write a self-signed certificate for `name`, an IP address or a host name, and beside it its key (`.key`).
+
+    Return the file of the certificate.
+    """
     path = directory / f"{name}.pem"
     kind = "IP" if name[0].isdigit() else "DNS"
     subprocess.run(
@@ -252,7 +255,7 @@ Answer = Callable[[BaseHTTPRequestHandler], bool]
 
 
 class Service:
-    """A Redfish service with sessions. It returns collections that have `page_size` in pages (`$skip` and `$top`)."""
+    """A Redfish service with sessions. It returns a collection in pages (`$skip` and `$top`) if this has the key `page_size`."""
 
     def __init__(self, resources: Resources, answer: Answer | None = None) -> None:
         self.resources, self.answer = resources, answer

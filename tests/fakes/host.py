@@ -193,7 +193,7 @@ def build_tree(
         root: created if missing.
         gpus: number of NVIDIA GPUs on the PCI bus, which also has other devices; None: no bus, the caller builds it.
         files: path -> text, in addition to FILES or in place of an entry; None leaves the file out.
-        proc: the same for a file of /proc, given by its file name, e.g. `meminfo="nonsense"`.
+        proc: name of a file below /proc -> its text, or None to leave the file out, e.g. `meminfo="nonsense"`.
     """
     by_name = {path: proc[Path(path).name] for path in FILES if path.startswith("proc/") and Path(path).name in proc}
     for path, text in {**FILES, **by_name, **(files or {})}.items():

@@ -266,7 +266,7 @@ def _drive(root: Path, above: tuple[str, ...], address: str, numa: int) -> None:
 
 
 def _class_device(root: Path, kind: str, name: str, address: str) -> Path:
-    """Add a directory below a PCI device, the link of /sys/class to it, and its link back."""
+    """Add a directory below a PCI device, a link from /sys/class to the directory, and a link back from it to the device."""
     below = pci(root, address).resolve() / kind / name
     below.mkdir(parents=True)
     (below / "device").symlink_to("../..")

@@ -1,6 +1,7 @@
 """Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
-The base is a Debian from debootstrap plus the torch of this Python environment; NVIDIA's base image has a torch as well.
+The base image is a Debian from debootstrap with the torch of this Python environment. NVIDIA's, in whose place it is used, has a
+torch too.
 The tests take about six minutes and 5 GB of disk. `make test` does not run them; the only test of the image that it runs is
 tests/unit/deploy/test_image.py.
 """
@@ -120,6 +121,7 @@ def command_of(container: str, *arguments: str) -> list[str]:
 
 
 def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the entry point of the image with these arguments, without capabilities."""
     variables = [f"--env={name}={value}" for name, value in (env or {}).items()]
     return buildah(
         "run", "--cap-drop=all", *variables, container, "--", *command_of(container, *arguments), check=False

@@ -23,7 +23,7 @@ copy_on_write() {
   mkdir -p "up$layers" "work$layers" "$root$1"
   mount -t overlay overlay -o "lowerdir=$1,upperdir=up$layers,workdir=work$layers" "$root$1"
 }
-private() { mkdir -p "$root$2" && mount -t tmpfs -o "mode=$1" tmpfs "$root$2"; } # mode, directory
+private() { mkdir -p "$root$2" && mount -t tmpfs -o "mode=$1" tmpfs "$root$2"; } # arguments: mode, directory
 mkdir root
 copy_on_write /
 private 700 /root # the shell start-up files of a real /root would slow down every SSH command
@@ -33,7 +33,7 @@ for path in "$@"; do copy_on_write "$path"; done
 if [ -d "$root$lab" ]; then private 700 "$lab"; fi # it holds the lab's private key
 mkdir -p "$root/run/sshd" "$root/run/lock" "$root/mnt"
 
-# --- kernel file systems: its own processes, terminals and network devices; no disks, no settings of the machine
+# --- kernel file systems: the host has its own processes, terminals and network devices, but no disk and no writable settings
 private 755 /dev
 mkdir "$root/dev/pts" "$root/dev/shm"
 for device in "null 3" "zero 5" "full 7" "random 8" "urandom 9"; do

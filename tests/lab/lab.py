@@ -6,7 +6,7 @@
 
 One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
 programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs. Files that
-the host writes disappear when it ends. /root, /run, /tmp and /dev are private; this interpreter and this checkout stay visible.
+the host writes disappear when it ends. It has /root, /run, /tmp and /dev of its own, but sees this interpreter and this checkout.
 Do not change this machine's root file system while a lab runs: what the hosts then see is undefined (overlayfs). To change a
 file of a host, use `put`.
 

@@ -92,11 +92,11 @@ class Key:
         self._gpg("--armor", "--output", self.public, "--export")
 
     def clearsign(self, file: Path, signed: Path) -> None:
-        """Write a clear-signed copy of a file, which apt needs for its index."""
+        """Write a clear-signed copy of a file: apt needs such a copy of its index."""
         self._gpg("--clearsign", "--output", signed, file)
 
     def detach(self, file: Path) -> None:
-        """Write a detached signature beside a file, which dnf needs for its index."""
+        """Write a detached signature beside a file: dnf needs such a signature of its index."""
         self._gpg("--armor", "--detach-sign", "--output", file.with_name(file.name + ".asc"), file)
 
     def sign_packages(self, files: Iterable[Path]) -> None:

@@ -244,6 +244,7 @@ class FaultyRun(Run):
 
 @pytest.fixture(scope="module")
 def faulty_run(site: Site, accepted: Watched) -> FaultyRun:
+    """Play a run with all three hosts: the link of one is cut, and on another the memory benchmark fails."""
     hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
     for host in (*HOSTS, UNREACHABLE):
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
@@ -325,6 +326,7 @@ def test_failing_benchmark_is_reported_with_its_host_and_reason(faulty_run: Faul
 
 
 def cells(view: dict[str, Any], stage: str) -> dict[str, dict[str, Any]]:
+    """Return host -> its cell of this stage in a view of `rackproof watch --json`."""
     return {host["name"]: host["cells"][stage] for host in view["hosts"]}
 
 

@@ -1,4 +1,4 @@
-"""Test alerting with a real exporter, Prometheus and Alertmanager: alerts fire within two scrapes, and resolve.
+"""Test alerting with a real exporter, Prometheus and Alertmanager: faults fire alerts within two scrapes, repairs resolve them.
 
 Only the GPUs and the kernel log are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake /dev/kmsg.
 """
@@ -34,7 +34,7 @@ BOOT = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
 
 
 def wait(event: str, get: Callable[[], Any], timeout: float) -> Any:
-    """Return the value of `get` once it is true."""
+    """Call `get` until its value is true, and return this value. `event` names what is awaited."""
     deadline = time.monotonic() + timeout
     while not (value := get()):
         assert time.monotonic() < deadline, f"{event}: not within {timeout} s"
@@ -55,7 +55,7 @@ class Site:
     exporter: subprocess.Popen[str] | None = None
 
     def scenario(self, *lines: str) -> None:
-        """Change the readings of the GPUs."""
+        """Set the readings of the GPUs to those of a healthy host, overridden by these lines of a scenario."""
         nvml.write(self.directory / "scenario", "healthy-h200x4", *lines)
 
     def log(self, *messages: str) -> None:
@@ -83,6 +83,7 @@ class Site:
 
 
 def start(command: list[Any], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a command that writes its output to `log`; `more` is added to its environment."""
     with log.open("w") as stream:
         return subprocess.Popen(
             [str(part) for part in command],
@@ -155,6 +156,7 @@ def test_no_gpu_alert_fires_on_a_healthy_host(site: Site) -> None:
 
 
 def reset(site: Site) -> None:
+    """Reset the GPUs: their readings are again those of a healthy host."""
     site.scenario()
 
 

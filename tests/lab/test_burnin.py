@@ -83,6 +83,7 @@ class Burnin:
 
 
 def record_of(site: Site, host: str) -> dict[str, Any]:
+    """Return the record that is on the host."""
     return dict(json.loads(site.lab.host_path(host, f"{STATE}/runs/burn/record.json").read_text()))
 
 
@@ -99,6 +100,7 @@ def wait_for_round(site: Site, host: str, count: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Burnin]:
+    """Start the burn-in, kill the control node during the first round, kill a supervisor during a later round, and resume."""
     directory = tmp_path_factory.mktemp("burnin")
     (directory / "runs").mkdir()
     profile = directory / "soak.yml"

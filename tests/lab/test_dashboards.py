@@ -64,10 +64,12 @@ class PanelQuery:
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all panels of a dashboard, including those in rows."""
     return [nested for panel in dashboard["panels"] for nested in (panel, *panel.get("panels", ()))]
 
 
 def panel_queries() -> list[PanelQuery]:
+    """Return every query of every panel of every dashboard."""
     queries = []
     for path in DASHBOARDS:
         for panel in panels(json.loads(path.read_text())):
@@ -107,6 +109,7 @@ class Site:
         return [(labels, numbers) for labels, numbers in numeric if numbers]
 
     def wait_for(self, promql: str, *, instant: bool = True) -> list[tuple[dict[str, str], list[float]]]:
+        """Return the `values` of a query once it has a series. Fail after TIMEOUT_S seconds."""
         deadline = time.monotonic() + TIMEOUT_S
         while not (series := self.values(promql, instant=instant)):
             assert time.monotonic() < deadline, f"no data: {promql}"
@@ -128,6 +131,7 @@ def substitute(promql: str, values: dict[str, str]) -> str:
 
 
 def start(command: list[Any], log: Path, more: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a command that writes its output to `log`; `more` is added to its environment."""
     with log.open("w") as stream:
         return subprocess.Popen(
             [str(part) for part in command],
@@ -141,6 +145,7 @@ def start(command: list[Any], log: Path, more: dict[str, str] | None = None) -> 
 
 
 def scenario(directory: Path, *lines: str) -> Path:
+    """Set the readings of the GPUs of a host to those of a healthy host, overridden by these lines of a scenario."""
     return nvml.write(directory / "scenario", "healthy-h100x8", *whole.NVML, *lines)
 
 
@@ -277,6 +282,7 @@ def test_every_query_returns_data(site: Site, panel_query: PanelQuery) -> None:
 
 
 def find_query(dashboard: str, panel: str, letter: str = "A") -> PanelQuery:
+    """Return the query with this letter of the panel with this title."""
     (panel_query,) = (
         item
         for item in panel_queries()

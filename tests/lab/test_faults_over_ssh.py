@@ -36,9 +36,9 @@ HEALTHY = ("node1", "node2")
 HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
     f"node{number}" for number in range(3, 13)
 )
-"""Hosts by their fault. HUNG: sshd stops. FULL, READ_ONLY: the disk. AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank,
-because a control group has no memory left. PORT: that of the gang is in use. CLOCK: it is an hour ahead. OPEN, LINKED, EARLIER:
-the run directory is writable by others, is a link, or belongs to another run with the same run id."""
+"""Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the disk is. AGENT_OOM, RANK_OOM: the kernel kills the
+agent or a rank, because a control group has no memory left. PORT: the port of the gang is in use. CLOCK: the clock is an hour
+ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or belongs to another run with the same id."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -104,6 +104,7 @@ class Limit:
 
 @contextlib.contextmanager
 def limited(lab: Lab, name: str) -> Iterator[Limit]:
+    """Create a control group of this lab, and remove it at the end. Skip the test if this machine does not allow that."""
     group = Limit(TOP / f"{lab.control.removesuffix('-control')}-{name}")
     try:
         group.path.mkdir()
@@ -159,6 +160,7 @@ PLAYBOOK = [
 
 
 def play(fleet: Fleet) -> Attempt:
+    """Start PLAYBOOK on all hosts."""
     lab, directory = fleet.lab, fleet.directory
     (directory / "runs").mkdir()
     (directory / "playbooks").mkdir()
@@ -236,12 +238,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def is_measuring(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
+    """Return a function that returns whether a rank of the host is in a phase, of which `phase` is the beginning."""
     work = lab.host_path(host, f"{STATE}/runs/fire/work/{stage}")
     return lambda: any(f'"phase": "{phase}' in state.read_text() for state in work.glob("rank*.state.json"))
 
 
 @pytest.fixture(scope="module")
 def fleet(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Play the run with all faults, report on it, and print how long it took."""
     fleet = Fleet(lab, tmp_path_factory.mktemp("fire"))
     prepare(lab)
     with limited(lab, "rank") as rank, limited(lab, "agent") as agent:

@@ -175,6 +175,7 @@ def agent_processes(lab: Lab, host: str) -> str:
 
 
 def plan_of(lab: Lab, run_id: str, hosts: Sequence[str]) -> Plan:
+    """Return the plan of one gang of these hosts, with one rank each and only the benchmark `pairs`."""
     plan = builders.plan(*hosts, profile="rehearsal")
     stage = replace(plan.stage("gang"), benchmarks=PAIRS, deadline_s=120.0, collective_timeout_s=60.0)
     planned = tuple(
@@ -184,7 +185,7 @@ def plan_of(lab: Lab, run_id: str, hosts: Sequence[str]) -> Plan:
 
 
 def launch(lab: Lab, plan: Plan) -> dict[str, Evidence]:
-    """Run one launch on all hosts over SSH, and return its evidence."""
+    """Run one launch on all hosts over SSH. Return host -> its evidence."""
     directory, members = f"{STATE}/{plan.run_id}", ",".join(host.name for host in plan.hosts)
     document = json.dumps(to_json(plan))
 

@@ -168,6 +168,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def files_below(directory: Path, *excluded: Path) -> set[str]:
+    """Return the relative paths of all files and directories below `directory`, without those in `excluded`."""
     return {
         str(path.relative_to(directory))
         for path in directory.rglob("*")
@@ -177,6 +178,7 @@ def files_below(directory: Path, *excluded: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Played]:
+    """Make two hosts hostile, play the acceptance, and sample the memory of the control node meanwhile."""
     directory = tmp_path_factory.mktemp("hostile")
     bait, runs = Bait(directory / "bait"), directory / "runs"
     bait.create()

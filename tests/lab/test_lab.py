@@ -101,6 +101,7 @@ def processes_naming(text: str) -> list[str]:
 
 
 def reachable(running: Lab, address: str, *, source: str | None = None) -> bool:
+    """Return whether sshd at an address answers the control node or, if given, the host `source`."""
     scan = ["ssh-keyscan", "-T", "1", address]
     answer = running.on(source, *scan, check=False) if source else running.run(scan, check=False)
     return bool(answer.stdout)

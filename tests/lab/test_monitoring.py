@@ -112,6 +112,7 @@ class ChangedTasks:
 
 @pytest.fixture(scope="module")
 def changed_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChangedTasks]:
+    """Run the play of the existing Prometheus in check mode, then all plays twice."""
     control = Control(tmp_path_factory.mktemp("monitoring"))
     (control.directory / "rackproof").symlink_to(ROOT / "rackproof")
     (control.directory / "runs" / "x").mkdir(parents=True)

@@ -65,6 +65,7 @@ def _create_user(lab: Lab, host: str) -> None:
 
 
 def plan_of(lab: Lab, run_id: str) -> Plan:
+    """Return the plan of one gang of both hosts, with three ranks and only all_reduce."""
     plan = builders.plan(*HOSTS, profile="rehearsal")
     stage = replace(
         plan.stage("gang"), benchmarks={"collective": COLLECTIVE}, deadline_s=90.0, collective_timeout_s=60.0
@@ -81,6 +82,7 @@ def plan_of(lab: Lab, run_id: str) -> Plan:
 
 
 def as_user(lab: Lab, host: str, *command: str, check: bool = True) -> Any:
+    """Run a command on a host as the unprivileged user, in the checkout."""
     who = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "env", f"HOME={HOME}", f"USER={USER}"]
     return lab.on(host, *who, *command, cwd=CHECKOUT, check=check, timeout=150)
 

@@ -145,6 +145,7 @@ def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, str]]) -> Atte
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Rack]:
+    """Accept the rack. During the benchmark, the BMC of host LOST reports that a power supply lost its input."""
     directory = tmp_path_factory.mktemp("parts")
     (directory / "runs").mkdir()
     certificate = bmc.make_certificate(directory)

@@ -452,6 +452,7 @@ def test_check_mode_changes_nothing_on_bare_hosts(site: Site) -> None:
 
 @pytest.fixture(scope="module")
 def installed(site: Site) -> subprocess.CompletedProcess[str]:
+    """Install driver and toolkit on all hosts, and return the finished playbook."""
     return site.install()
 
 
@@ -651,6 +652,7 @@ def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Boot a hardened host with systemd, and deploy the agent to it with an exporter that is no service yet."""
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
         host.on("sh", "-c", INSTALL_PYTHON + HARDEN)
