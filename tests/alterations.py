@@ -715,7 +715,7 @@ def main() -> int:
             if done % max(1, len(tasks) // 20) == 0:
                 print(f"… {counts.total()} alterations, {len(failures)} failures", flush=True)
     print(table(counts))
-    print(f"{counts.total()} alterations, seed {options.seed}: {len(failures)} accepted or crashed")
+    print(f"{counts.total()} alterations, seed {options.seed}: {len(failures)} wrongly accepted or crashed")
     return int(bool(failures))
 
 

@@ -141,7 +141,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Return the document after one change of its bytes, or after one to three changes of its JSON values; seldom after both."""
+    """Return the document after a random change of its bytes, or of one to three of its JSON values; a few get both changes."""
     if rng.random() < 0.8:
         return _mutate_bytes(rng, whole)
     document = json.loads(whole)
@@ -395,7 +395,7 @@ def _values_of(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str
 
 @lru_cache(100_000)
 def _matches_name(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern, in which a star stands for one component."""
+    """Return whether a name matches a pattern, in which `*` stands for any one of the parts that dots separate."""
     wanted, parts = pattern.split("."), name.split(".")
     return len(wanted) == len(parts) and all(word in ("*", part) for word, part in zip(wanted, parts, strict=True))
 

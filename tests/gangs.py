@@ -86,7 +86,7 @@ def timed_out_ranks(*exceptions: RankState) -> dict[str, RankState]:
 
 
 def make_gang(me: str, port: int, **fields: Any) -> Gang:
-    """Return the gang of MEMBERS as one of them sees it; `fields` replace its fields."""
+    """Return the gang of MEMBERS as its member `me` sees it; `fields` replace fields of the gang."""
     common = {"members": MEMBERS, "addresses": ADDRESSES, "nonce": "0123456789abcdef" * 2, "context": "r1 gang rack1"}
     return Gang(**{"me": me, "port": port, **common, **fields})
 

@@ -54,7 +54,7 @@ def plan(racks: int, hosts: int, *, gpus: int = 8, profile: str = "standard", **
 
 def with_noise(evidence: Evidence, host: str) -> Evidence:
     """Return the evidence with rates that differ a little from part to part, as those of real GPUs do."""
-    rng = random.Random(host)  # noqa: S311 - the same each time
+    rng = random.Random(host)  # noqa: S311 - the same rates each time
 
     def add_noise(observation: Observation) -> Observation:
         if observation.name == "pairs.bandwidth":
@@ -153,7 +153,7 @@ def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
 
     `bad`: how often a host is drawn at random and becomes rejected or incomplete. A host may be drawn more than once.
     """
-    rng = random.Random(hosts)  # noqa: S311 - the same each time
+    rng = random.Random(hosts)  # noqa: S311 - the same report each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
     verdicts: list[Verdict] = []
     reports = []

@@ -208,7 +208,9 @@ def test_narrow_screen_does_not_scroll_sideways(watched: WatchedPage, files: dic
     assert not page.evaluate(SCROLLS_SIDEWAYS)
 
 
-def test_print_includes_pages_of_hosts_that_are_not_accepted(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_printed_report_includes_the_pages_of_hosts_that_are_not_accepted(
+    watched: WatchedPage, files: dict[str, Path]
+) -> None:
     page = watched.open(files["racks"])
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -394,7 +396,7 @@ def test_hostile_names_are_shown_as_text(watched: WatchedPage, tmp_path: Path) -
         page.locator("body").evaluate("location.hash = 'hosts'")
 
 
-def test_page_of_ten_thousand_hosts_opens_and_searches(watched: WatchedPage, files: dict[str, Path]) -> None:
+def test_page_of_ten_thousand_hosts_opens_and_can_be_searched(watched: WatchedPage, files: dict[str, Path]) -> None:
     size = files["large"].stat().st_size
     assert size <= MAX_BYTES
     begin = time.perf_counter()

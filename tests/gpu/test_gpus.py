@@ -152,7 +152,7 @@ for name, prepare in WORKLOADS.items():
 """
 
 
-def test_digest_workloads_use_no_operation_that_torch_calls_nondeterministic(count: int) -> None:
+def test_digest_workloads_use_no_operation_that_torch_regards_as_nondeterministic(count: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DETERMINISTIC],
         env={

@@ -128,7 +128,7 @@ def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> s
     )
 
 
-def test_image_sets_user_ports_labels_and_health_check(container: str) -> None:
+def test_image_sets_its_user_and_ports_and_labels_and_health_check(container: str) -> None:
     configuration = config(container)
     assert (configuration["User"], configuration["WorkingDir"]) == ("10001:0", "/results")
     assert {"2222/tcp", "9836/tcp"} <= set(configuration["ExposedPorts"])  # type: ignore[call-overload]
@@ -170,7 +170,7 @@ def test_options_without_a_verb_run_the_acceptance_and_print_the_summary(contain
     assert "Training" in done.stdout
 
 
-def test_option_validation_only_skips_the_training(container: str) -> None:
+def test_training_is_skipped_with_the_option_validation_only(container: str) -> None:
     done = run(container, "rackproof", "--profile", "rehearsal", "--validation-only", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
@@ -227,6 +227,6 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         sshd.wait(20)
 
 
-def test_version_equals_that_of_the_tested_package(container: str) -> None:
+def test_image_has_the_version_of_the_tested_package(container: str) -> None:
     output = run(container, "rackproof", "--version").stdout.split()
     assert output == ["rackproof", importlib.metadata.version("rackproof")]

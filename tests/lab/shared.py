@@ -28,7 +28,8 @@ def share(lab: Lab, directory: Path, at: str) -> None:
 def main(pid: str, directory: str, at: str) -> None:
     """Mount `directory` at the path `at` in the mount namespace of process `pid`.
 
-    The directory has no path in that namespace. So clone its mount in this namespace, and move the clone into the other one.
+    The directory has no path in that namespace. So its mount is cloned in the namespace of this process, and the clone is moved
+    into the namespace of process `pid`.
     """
     kernel = ctypes.CDLL(None, use_errno=True)
 

@@ -27,7 +27,7 @@ READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
 """Directories of the host at which the Python and the packages of this environment are mounted. On this machine they may be in
 /root or /tmp. A service could not read them there if it has its own /tmp and no access to /root."""
-# Start the host in its own mount namespace and in its own control groups, so that it creates its groups below these.
+# Start the host in its own mount namespace and in its own control groups: the systemd of the host creates groups below these.
 START = """
 set -e
 mount --make-rprivate /

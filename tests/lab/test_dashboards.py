@@ -118,7 +118,7 @@ class Site:
 
 
 def default_values(dashboard: str) -> dict[str, str]:
-    """Return all values of each variable, or only the faulty host if the dashboard shows one host at a time."""
+    """Return values of the variables that select everything, or only the faulty host if the dashboard shows one host at a time."""
     return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
@@ -345,7 +345,7 @@ ANNOTATIONS = [
 @pytest.mark.parametrize(
     ("dashboard", "annotation"), ANNOTATIONS, ids=lambda value: value if isinstance(value, str) else value["name"]
 )
-def test_annotations_mark_runs_stages_and_xids(site: Site, dashboard: str, annotation: dict[str, Any]) -> None:
+def test_annotations_mark_runs_and_stages_and_xids(site: Site, dashboard: str, annotation: dict[str, Any]) -> None:
     series = site.wait_for(substitute(annotation["expr"], ALL_VALUES), instant=False)
     marked = re.findall(r"{{(\w+)}}", annotation["titleFormat"])
     assert marked

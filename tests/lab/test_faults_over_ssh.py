@@ -104,7 +104,7 @@ class Limit:
 
 @contextlib.contextmanager
 def limited(lab: Lab, name: str) -> Iterator[Limit]:
-    """Create a control group of this lab, and remove it at the end. Skip the test if this machine does not allow that."""
+    """Create a control group of this lab, and remove it at the end. Skip the tests of this module if this machine does not allow it."""
     group = Limit(TOP / f"{lab.control.removesuffix('-control')}-{name}")
     try:
         group.path.mkdir()
@@ -288,7 +288,9 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
         wait(is_measuring(lab, host, "benchmark", "verbs"), 60)
         inject(host, faults[host])
 
-    with ThreadPoolExecutor(len(faults)) as pool:  # in parallel, since the stage is too short for one after the other
+    with ThreadPoolExecutor(
+        len(faults)
+    ) as pool:  # in parallel, since the stage is too short for one fault after another
         list(pool.map(inject_while_measuring, faults))
     wait(is_measuring(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase

@@ -130,7 +130,7 @@ def test_hosts_reach_each_other_by_name_on_both_ssh_ports(three_hosts: Lab) -> N
             assert key in three_hosts.on(source, "ssh-keyscan", "-p", port, target).stdout
 
 
-def test_cut_makes_a_host_unreachable_and_reconnect_restores_it(three_hosts: Lab) -> None:
+def test_host_is_unreachable_after_cut_and_reachable_after_reconnect(three_hosts: Lab) -> None:
     address = three_hosts.host("node2").address
     assert reachable(three_hosts, address)
     three_hosts.cut("node2")
@@ -173,12 +173,12 @@ def test_host_sees_its_own_processes_and_this_interpreter_and_cannot_set_sysctls
     assert "Read-only" in refused.stderr
 
 
-def test_put_makes_directories_and_sets_the_mode(three_hosts: Lab) -> None:
+def test_put_creates_the_directories_above_a_file_and_sets_its_mode(three_hosts: Lab) -> None:
     three_hosts.put("node2", "/srv/deep/hello", "#!/bin/sh\necho hello from $(hostname) in $PWD\n", mode=0o755)
     assert three_hosts.on("node2", "/srv/deep/hello", cwd=Path("/srv")).stdout == "hello from node2 in /srv\n"
 
 
-def test_failed_command_raises_with_its_output(three_hosts: Lab) -> None:
+def test_failed_command_raises_an_exception_with_its_output(three_hosts: Lab) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failure:
         three_hosts.on("node1", "sh", "-c", "echo the reason >&2; exit 3")
     assert failure.value.returncode == 3

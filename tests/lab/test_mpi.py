@@ -152,7 +152,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
 
 @pytest.fixture(scope="module")
 def by_torchrun(lab: Lab) -> Any:
-    """Return the results of the same launch, started by `rackproof launch` without mpirun."""
+    """Return what `measured` returns for the same launch, if `rackproof launch` starts it without mpirun."""
     plan = plan_of(lab, "torchrun")
 
     def launch(host: str) -> None:

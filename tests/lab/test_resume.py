@@ -274,7 +274,7 @@ def write_lease_of_other_control_node(site: Site, host: str) -> dict[str, Any]:
     return lease
 
 
-def test_host_held_by_another_control_node_is_excluded_with_the_reason(site: Site, undisturbed: Run) -> None:
+def test_host_held_by_another_control_node_is_excluded_and_the_reason_is_reported(site: Site, undisturbed: Run) -> None:
     """The other hosts continue, and the held host is not changed."""
     lease = write_lease_of_other_control_node(site, "node2")
     site.run("beside", "inspect")

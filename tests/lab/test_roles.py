@@ -309,7 +309,7 @@ def test_toolkit_of_the_wanted_version_has_no_problem(probe_host: ProbeHost, fil
     assert probe_host.probe("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
 
 
-def test_container_with_the_hosts_gpus_has_no_problem(probe_host: ProbeHost) -> None:
+def test_container_with_all_gpus_of_its_host_has_no_problem(probe_host: ProbeHost) -> None:
     assert probe_host.probe("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
     assert probe_host.probe("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
 
@@ -726,7 +726,7 @@ def test_teardown_removes_an_agent_without_its_dependencies(service: Service) ->
     program = f"#!/bin/sh\necho {message} >&2\nexit 2\n"
     write = 'printf %s "$1" >/opt/rackproof/bin/rackproof; chmod 755 /opt/rackproof/bin/rackproof'
     service.host.on("sh", "-c", write, "sh", program)
-    # Teardown must refuse: the agent was installed completely, or a run holds the host, so processes may have been started.
+    # Teardown must refuse if the agent was installed completely or a run holds the host: the agent may have started processes.
     for evidence in ("/opt/rackproof/installed-x", "/var/lib/rackproof/lease.json"):
         service.host.on("mkdir", "-p", str(Path(evidence).parent))
         service.host.on("touch", evidence)
