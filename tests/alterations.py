@@ -9,8 +9,9 @@ list or mapping, change the sign or scale of a number, the name of a unit, or th
 after which a run may still be accepted, each with its reason.
 
 To be quick, only the host of an altered record and the hosts that launch with it are judged, with statistics of the other hosts
-that are computed once. If they are accepted although the change is not allowed and has an effect, the whole run is judged from
-files, as `rackproof report` does, and this decision counts. A few of the runs that are not accepted are also judged from files.
+that are computed once. If the judged hosts are accepted although the change is not allowed and has an effect, the whole run is
+judged from files, as `rackproof report` does, and this decision counts. A few runs that are not accepted are also judged from
+files.
 """
 
 from __future__ import annotations

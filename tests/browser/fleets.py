@@ -96,7 +96,7 @@ def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evide
 
 
 def with_failed_launch(evidence: Evidence, log_tail: str) -> Evidence:
-    """Return the evidence with a launch that was ended at its deadline, before its collectives and training."""
+    """Return the evidence with a launch that was ended at its deadline. The collectives and the training have no values."""
     first, *rest = evidence.records
     rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=log_tail)
     ended = replace(first.launches[0], outcome="deadline", reason="not finished after 600 s", ranks=(rank,))

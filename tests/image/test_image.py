@@ -1,7 +1,7 @@
 """Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
-The base image is a Debian from debootstrap with the torch of this Python environment. NVIDIA's, in whose place it is used, has a
-torch too.
+The base image is a Debian from debootstrap with the torch of this Python environment. It is used in place of NVIDIA's base image,
+which has a torch too.
 The tests take about six minutes and 5 GB of disk. `make test` does not run them; the only test of the image that it runs is
 tests/unit/deploy/test_image.py.
 """

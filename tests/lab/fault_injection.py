@@ -33,8 +33,8 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Not a fault: each matrix product first sleeps for 0.1 s. A stress test takes as long as otherwise, but other tests can use the
-CPUs meanwhile."""
+"""Not a fault: each matrix product first sleeps for 0.1 s. A stress test takes as long as without the sleep, but other tests can
+use the CPUs meanwhile."""
 IDLE_WITHOUT_TORCH = """
 import time
 import agent.benchmarks.links.verbs as verbs

@@ -90,7 +90,7 @@ class Run:
 
 
 def rehearsal_profile() -> dict[str, Any]:
-    """Return the rehearsal with one rank per host. Its stress test takes FRESH_S, for which the exporter caches a page."""
+    """Return the rehearsal with one rank per host. Its stress test takes FRESH_S seconds, for which the exporter keeps a page."""
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
     profile["stages"]["benchmark"]["benchmarks"]["stress"]["seconds"] = FRESH_S
@@ -147,7 +147,10 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
 
 
 def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
-    """Start two `rackproof watch` processes, one with JSON and one with lines. They write to files, since a full pipe would block them."""
+    """Start two `rackproof watch` processes, one with JSON and one with lines.
+
+    They write to files, because they would wait if a pipe were full.
+    """
     assert attempt.reached("preflight : Check that the host can be measured", 1.0), attempt.lines[-20:]
     command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run)]
     watchers = []

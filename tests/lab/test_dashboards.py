@@ -118,7 +118,7 @@ class Site:
 
 
 def default_values(dashboard: str) -> dict[str, str]:
-    """Return values of the variables that select everything, or only the faulty host if the dashboard shows one host at a time."""
+    """Return variable -> value: everything is selected, or only the faulty host if the dashboard shows one host at a time."""
     return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
@@ -282,7 +282,7 @@ def test_every_query_returns_data(site: Site, panel_query: PanelQuery) -> None:
 
 
 def find_query(dashboard: str, panel: str, letter: str = "A") -> PanelQuery:
-    """Return the query with this letter of the panel with this title."""
+    """Return the query with this letter, of the panel with this title in the dashboard `rackproof-…`."""
     (panel_query,) = (
         item
         for item in panel_queries()

@@ -36,9 +36,10 @@ HEALTHY = ("node1", "node2")
 HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
     f"node{number}" for number in range(3, 13)
 )
-"""Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the disk is. AGENT_OOM, RANK_OOM: the kernel kills the
-agent or a rank, because a control group has no memory left. PORT: the port of the gang is in use. CLOCK: the clock is an hour
-ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or belongs to another run with the same id."""
+"""Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only. AGENT_OOM, RANK_OOM:
+the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang is in use. CLOCK: the
+clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or belongs to another run with
+the same run id."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -92,7 +93,7 @@ class Limit:
             lab.on(host, "sh", "-c", f"echo {pid} >{self.path}/cgroup.procs")
 
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
-        """Start a process that exhausts the memory. The kernel kills the victim first, and then that process.
+        """Start a process that exhausts the memory of the group. The kernel kills the victim first, and then the started process.
 
         The kernel kills the process with the highest sum of memory share (in 1/1000) and oom_score_adj. The share of a launcher,
         which must survive, is up to 600.
@@ -104,7 +105,7 @@ class Limit:
 
 @contextlib.contextmanager
 def limited(lab: Lab, name: str) -> Iterator[Limit]:
-    """Create a control group of this lab, and remove it at the end. Skip the tests of this module if this machine does not allow it."""
+    """Create a control group of this lab, and remove it at the end. If the machine forbids it, skip the tests of this module."""
     group = Limit(TOP / f"{lab.control.removesuffix('-control')}-{name}")
     try:
         group.path.mkdir()
@@ -238,7 +239,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def is_measuring(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
-    """Return a function that returns whether a rank of the host is in a phase, of which `phase` is the beginning."""
+    """Return a function that returns whether a rank of the host is in a phase whose name begins with `phase`."""
     work = lab.host_path(host, f"{STATE}/runs/fire/work/{stage}")
     return lambda: any(f'"phase": "{phase}' in state.read_text() for state in work.glob("rank*.state.json"))
 
@@ -288,9 +289,8 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
         wait(is_measuring(lab, host, "benchmark", "verbs"), 60)
         inject(host, faults[host])
 
-    with ThreadPoolExecutor(
-        len(faults)
-    ) as pool:  # in parallel, since the stage is too short for one fault after another
+    # In parallel, since the stage is too short for one fault after another.
+    with ThreadPoolExecutor(len(faults)) as pool:
         list(pool.map(inject_while_measuring, faults))
     wait(is_measuring(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
