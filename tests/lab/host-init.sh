@@ -33,7 +33,8 @@ for path in "$@"; do copy_on_write "$path"; done
 if [ -d "$root$lab" ]; then private 700 "$lab"; fi # it holds the lab's private key
 mkdir -p "$root/run/sshd" "$root/run/lock" "$root/mnt"
 
-# --- kernel file systems: the host has its own processes, terminals and network devices, but no disk and no writable settings
+# --- kernel file systems: the host has its own processes, terminals and network devices. It sees no disk and cannot change the
+# settings of the machine.
 private 755 /dev
 mkdir "$root/dev/pts" "$root/dev/shm"
 for device in "null 3" "zero 5" "full 7" "random 8" "urandom 9"; do

@@ -36,10 +36,10 @@ HEALTHY = ("node1", "node2")
 HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
     f"node{number}" for number in range(3, 13)
 )
-"""Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only. AGENT_OOM, RANK_OOM:
-the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang is in use. CLOCK: the
-clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or belongs to another run with
-the same run id."""
+"""Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only.
+AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang
+is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or
+belongs to another run with the same run id."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",

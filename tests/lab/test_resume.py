@@ -139,7 +139,7 @@ def leave_partial_files(run: Path) -> None:
 
 
 TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
-"""Settings of a training with synthetic images. Fashion-MNIST has six times as many images, and every rank would read all."""
+"""Settings of a training with synthetic images. Fashion-MNIST has six times as many, and every rank would read all of them."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",
