@@ -24,7 +24,10 @@ def launch_program(
     channel: Any = None,
     **fields: Any,
 ) -> Record:
-    """Run the program under the supervisor and return the record, as `run_launch` does. `fields` are fields of LaunchSpec."""
+    """Run a program (`arguments`) under the supervisor and return the record, as `run_launch` does.
+
+    `fields` are further fields of LaunchSpec, or replace those set here.
+    """
     spec = LaunchSpec(
         **{
             "stage": "benchmark",

@@ -1,23 +1,23 @@
-"""Run mutation tests of the judge, the plan and the supervisor: change one detail of the code at a time; a test must fail.
+"""Run mutation tests of the judge, the plan and the supervisor: each mutant changes one detail of the code, and a test must fail.
 
     make mutate                                     # a sample from all files
     .venv/bin/python -m tests.mutate plan           # every mutant of the planning code
     .venv/bin/python -m tests.mutate fleet/judge/evaluate.py
 
-No file is modified. pytest collects the tests once. For each mutant a forked process replaces the code of the functions and runs
-the tests that execute the changed line, the fastest first, until one fails or a time limit is used up. Programs that a test
-starts run the original code.
+No file is modified. pytest collects the tests once. For each mutant a forked process replaces the code of the changed file's
+functions in memory and runs the tests that execute the changed line, the fastest first, until one fails or the time limit is
+reached. Programs that a test starts run the original code.
 
-A mutant of the supervisor may kill arbitrary processes, so each runs in its own PID namespace, which needs root. It can kill
-nothing outside of it, and processes that it leaves running end with the namespace.
+A mutant of the supervisor may kill arbitrary processes. Each of these mutants therefore runs in its own PID namespace, which
+needs root: the mutant cannot kill processes outside the namespace, and the processes that it leaves end with the namespace.
 
 Not mutated, because no test needs to detect a change:
 - code that runs at import (constants, tables, default arguments): only function bodies are mutated;
 - text for people: f-strings, and string constants with a space;
-- `<`, `<=`, `>` and `>=` beside `time.monotonic()`: no test can meet the exact moment;
+- `<`, `<=`, `>` and `>=` in comparisons with `time.monotonic()`: no test can make both sides equal;
 - `strict=` of zip, which is an assertion about the code itself;
-- `return False`, `return ""` and `return 0` to `return None`: None is false too, and mypy rejects it. The constant is changed
-  instead.
+- `return False`, `return ""` and `return 0` to `return None`: None is false too, and mypy would report the change. Instead, the
+  constant is changed (for example to `return True`).
 """
 
 from __future__ import annotations
@@ -62,9 +62,13 @@ class MutationScope:
     min_score: float
     """Smallest share of mutants that tests must detect."""
     ends_processes: bool = False
+    """Whether a mutant may kill arbitrary processes, so that it needs its own PID namespace."""
 
     def chosen(self, name: str, wanted: list[str]) -> list[str]:
-        """Return the requested targets: all if the name of the scope is requested, else its requested files or functions."""
+        """Return the targets of this scope that are in `wanted`: all if `name`, the name of this scope, is in `wanted`.
+
+        Otherwise return the files and functions in `wanted` that are in a file of this scope.
+        """
         files = {target.partition(":")[0] for target in self.targets}
         return (
             list(self.targets) if name in wanted else [target for target in wanted if target.partition(":")[0] in files]
@@ -72,7 +76,7 @@ class MutationScope:
 
 
 def _tests_in(folder: str, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the test files of a folder of tests/unit, without `.py`; not those in `without`, which take too long."""
+    """Yield the test files in a folder of tests/unit, without `.py`, except those named in `without`, which take too long."""
     for path in sorted((ROOT / "tests" / "unit" / folder).rglob("test_*.py")):
         if path.stem not in without:
             yield str(path.relative_to(ROOT / "tests" / "unit").with_suffix(""))
@@ -118,13 +122,13 @@ MAX_TEST_CPU_S = 6.0
 MAX_TEST_WALL_S = 8.0
 """Limit of elapsed time for a test under line tracing."""
 MAX_EXTRA_S = 15.0
-"""A mutant that runs this much longer than its tests counts as detected: it is probably in an endless loop."""
+"""A mutant counts as detected, because it probably loops endlessly, if its tests take this much longer than without it."""
 MAX_FILE_S = 400.0
-"""Limit for all tests of a file under line tracing."""
+"""Limit of elapsed time for all tests of a file under line tracing."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
-"""Limit of the traced time of all tests for one mutant; those of the supervisor mostly wait."""
+"""Limit of the time, measured under line tracing, of all tests for one mutant. Tests of the supervisor mostly wait."""
 MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 200, 2000
-"""Calls of a function that are traced in one test; a supervisor polls the same functions many times."""
+"""Number of calls of each function that are traced in one test. A supervisor calls some functions again and again."""
 CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -138,14 +142,16 @@ NAMES = {"any": "all", "all": "any", "min": "max", "max": "min", "sorted": "list
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change to the code: change `kind` of node `number`."""
+    """One change to a file: change `kind` in `_changes` of node `number` in `_changeable`."""
 
     file: str
     line: int
     last_line: int
-    """Last line of the node, or of its condition. A tracer sees an `if (` only on the lines of its condition."""
+    """Last line of the node; if the node has a condition, last line of the condition.
+
+    A tracer reports an `if` whose condition has several lines only on the lines of the condition."""
     statement: int
-    """First line of the statement: a constant that the compiler folds counts as executed there."""
+    """First line of the statement that contains the node. A tracer reports a constant that the compiler folds only there."""
     number: int
     kind: int
 
@@ -160,7 +166,7 @@ class Mutant:
 
 
 def mutants(target: str) -> list[Mutant]:
-    """Return every mutant of a file, or of one of its functions (`FILE:NAME`)."""
+    """Return every mutant of a file (`FILE`), or of the functions of one name in it (`FILE:NAME`)."""
     file, _, name = target.partition(":")
     tree = ast.parse((ROOT / file).read_text())
     within = [
@@ -179,19 +185,22 @@ def mutants(target: str) -> list[Mutant]:
 
 
 def _line(node: Any) -> int:
-    """Return the line on which a node executes."""
+    """Return the first line on which a node executes; for a comprehension, that of its first condition or of its iterable."""
     return int(_line(node.ifs[0] if node.ifs else node.iter) if isinstance(node, ast.comprehension) else node.lineno)
 
 
 def _last_line(node: Any) -> int:
-    """Return the last line of a node; of an `if`, `while` or comprehension, that of its condition or iterable."""
+    """Return the last line of a node; for an `if`, `while` or comprehension, that of its last condition or of its iterable."""
     if isinstance(node, ast.comprehension):
         return int((node.ifs or [node.iter])[-1].end_lineno)
     return int(getattr(node, "test", node).end_lineno)
 
 
 def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
-    """Yield node, parent and line of the statement for each node in a function body, except text for people."""
+    """Yield node, parent and first line of the statement for each node in a function body that may be changed.
+
+    Text for people and the argument `strict=` are skipped.
+    """
 
     def walk(node: ast.AST, inside: bool, statement: int) -> Iterator[tuple[ast.AST, ast.AST, int]]:
         for name, value in ast.iter_fields(node):
@@ -218,7 +227,7 @@ def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
 
 
 def _changes(node: ast.AST) -> list[Any]:
-    """Return the possible changes of a node: functions of node and parent that make the change and return the new source."""
+    """Return the possible changes of a node: functions of node and parent that make the change and return the changed source."""
     changes: list[Any] = []
     swapped = node.ops[0] if isinstance(node, ast.Compare) and len(node.ops) == 1 else getattr(node, "op", None)
     if type(swapped) in SWAPS and not _is_order_of_moments(node):
@@ -279,7 +288,7 @@ def _replace_child(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
 
 
 def _is_order_of_moments(node: ast.AST) -> bool:
-    """Return whether a node compares the present with another moment."""
+    """Return whether a node compares `time.monotonic()` with another moment by `<`, `<=`, `>` or `>=`."""
     is_order = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     return is_order and any(ast.unparse(each) == "time.monotonic()" for each in (node.left, *node.comparators))  # type: ignore[attr-defined]
 
@@ -289,7 +298,7 @@ def _is_false_constant(node: ast.AST) -> bool:
 
 
 def install_mutant(mutant: Mutant) -> None:
-    """Replace the code of the functions of a module by that of the mutant."""
+    """Replace the code of all functions of the mutant's module by the mutant's code."""
     _replace_code(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), _module(mutant.file))
     clear_caches([mutant.file])
 
@@ -299,7 +308,7 @@ def _module(file: str) -> types.ModuleType:
 
 
 def clear_caches(files: Iterable[str]) -> None:
-    """Clear the caches of modules: a test that finds a result in the cache does not execute the lines that compute it."""
+    """Clear the caches in the modules of `files`. A test that finds its result in a cache does not execute the code behind it."""
     for file in files:
         for value in vars(_module(file)).values():
             if isinstance(value, BoundedCache):
@@ -328,7 +337,7 @@ def _replace_code(code: types.CodeType, owner: Any) -> None:
             continue
         if function.__code__.co_freevars == part.co_freevars:
             function.__code__ = part
-        else:  # the mutant no longer uses `super()`
+        else:  # the mutant no longer uses a variable of the closure, such as that of `super()`
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             closure = tuple(cells[name] for name in part.co_freevars)
             replacement = types.FunctionType(part, function.__globals__, part.co_name, function.__defaults__, closure)
@@ -343,7 +352,7 @@ class MutationPlugin:
         self.detected: set[Mutant] = set()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the tests of each mutant."""
+        """Run the tests of each mutant; return True, so that pytest does not run its own loop."""
         began, done = time.monotonic(), 0
         everything = {item.nodeid: item for item in session.items}
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -368,7 +377,7 @@ class MutationPlugin:
         return True
 
     def _tests_by_line(self, items: list[pytest.Item], pool: ThreadPoolExecutor) -> dict[str, list[tuple[str, float]]]:
-        """Return `file:line` -> the tests that execute the line, with their duration in seconds, the fastest first."""
+        """Return `file:line` -> the tests that execute the line, the fastest first, each with its duration in seconds."""
         files: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             files[str(item.path)].append(item)
@@ -410,7 +419,7 @@ class MutationPlugin:
             position = frame.f_code.co_filename, frame.f_lineno
             if event == "line" and position not in executed:
                 executed.add(position)
-                # A fork of the test also writes to this file, and may have closed all file descriptors.
+                # Opened each time: a fork of the test also writes to this file, and may have closed all file descriptors.
                 with log.open("a") as file:
                     file.write(f"{wanted[position[0]]}:{position[1]}\n")
             return line
@@ -453,7 +462,7 @@ class MutationPlugin:
         path.write_text(json.dumps(tests_by_line))
 
     def _is_detected(self, mutant: Mutant, items: list[pytest.Item], spent: float) -> bool:
-        """Return whether one of the tests, which take `spent` seconds without the mutant, fails."""
+        """Return whether a test fails or hangs with the mutant. Without the mutant, the tests take `spent` seconds in total."""
         return bool(items) and self._fails_in_fork(MAX_EXTRA_S + spent, self._fail, mutant, items)
 
     @staticmethod
@@ -494,7 +503,7 @@ def _fastest(tests: list[tuple[float, str]], max_s: float) -> Iterator[tuple[str
 
 @contextlib.contextmanager
 def _forked_process() -> Iterator[None]:
-    """Run the body of a forked process without output and in its own process group, then exit: 0, or 1 if it raised."""
+    """Run the body of a forked process without output and in its own process group, then exit with code 0, or 1 if it raised."""
     try:
         os.setpgid(0, 0)
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -507,7 +516,7 @@ def _forked_process() -> Iterator[None]:
 
 
 def _enter_pid_namespace() -> None:
-    """Continue in a new PID namespace. Its processes end with the first of them."""
+    """Continue in a new PID namespace. When the first process of the namespace ends, the kernel kills the others."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
         raise OSError(ctypes.get_errno(), "no PID namespace")
@@ -519,7 +528,7 @@ def _enter_pid_namespace() -> None:
         raise OSError(ctypes.get_errno(), "no /proc")
     if second := os.fork():
         while (ended := os.wait())[0] != second:
-            continue  # an orphaned process
+            continue  # reap an orphaned process
         os._exit(int(ended[1] != 0))
 
 
@@ -550,17 +559,19 @@ def main() -> int:
     """Print the scores and the surviving mutants. Return 1 if a score is too low or a scope was skipped."""
     parser = argparse.ArgumentParser(description=" ".join(__doc__.partition("\n\n")[0].split()))
     parser.add_argument(
-        "files", nargs="*", default=list(SCOPES), help=f"files, FILE:FUNCTION, or {', '.join(SCOPES)} (default: all)"
+        "files", nargs="*", default=list(SCOPES), help=f"FILE, FILE:FUNCTION, or {', '.join(SCOPES)} (default: all)"
     )
     parser.add_argument("--sample", type=int, default=0, help="number of mutants per file (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
-    parser.add_argument("--tests", nargs="+", help="test files of tests/unit, without .py (default: the fast ones)")
+    parser.add_argument(
+        "--tests", nargs="+", help="test files of tests/unit, without .py (default: those of the scope)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel processes")
     options = parser.parse_args()
     wanted = {name: scope.chosen(name, options.files) for name, scope in SCOPES.items()}
     if unknown := set(options.files) - set(SCOPES) - {target for targets in wanted.values() for target in targets}:
         parser.error(
-            f"{', '.join(sorted(unknown))}: not a scope ({', '.join(SCOPES)}), and not a file or function of one"
+            f"{', '.join(sorted(unknown))}: neither a scope ({', '.join(SCOPES)}) nor a file or function of a scope"
         )
     is_too_low = False
     for name, targets in wanted.items():

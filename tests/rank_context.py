@@ -1,4 +1,4 @@
-"""A store and the context of a rank, for benchmarks that run without a launch."""
+"""Stand-ins for torch's store and for the context of a rank, for benchmarks that run without a launch."""
 
 from __future__ import annotations
 

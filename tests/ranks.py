@@ -1,6 +1,6 @@
 """Start ranks as forks of one process that has imported torch, without torchrun.
 
-This saves each rank two seconds of CPU time for the import. Other tests start a real torchrun.
+Each rank saves the two seconds of CPU time that the import takes. Other tests start a real torchrun.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ class Ranks:
     """The store for the rendezvous, in place of torchrun's store."""
 
     def wait(self) -> list[int | None]:
-        """Wait up to TIMEOUT_S seconds for each rank, then kill it. Return the exit codes: negative or None if killed."""
+        """Wait until every rank has exited; kill a rank that does not exit within TIMEOUT_S seconds.
+
+        Returns:
+            The exit code of each rank. That of a killed rank is negative or None.
+        """
         for process in self.processes:
             process.join(TIMEOUT_S)
             if process.exitcode is None:
@@ -48,7 +52,7 @@ class Ranks:
 
 
 def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Sequence[str] = (".",)) -> Ranks:
-    """Start `ranks` ranks of `module` for each host, in directory `work`/HOST, with the environment of torchrun.
+    """Start `ranks` ranks of `module` for each host, in directory `work`/HOST, with the variables that torchrun would set.
 
     All output goes to `work`/output.
     """
@@ -79,7 +83,7 @@ def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Seque
 
 
 def start_alone(module: str, *arguments: str, work: Path) -> Ranks:
-    """Start one rank without a launcher."""
+    """Start one rank of `module` in directory `work`, without the variables of torchrun."""
     return Ranks([_fork(module, arguments, work, work, {})], work / "output")
 
 
@@ -95,7 +99,7 @@ def _fork(
 def _run(module: str, arguments: list[str], environment: dict[str, str], directory: Path, work: Path) -> None:
     os.setsid()  # as torchrun does; the kernel may schedule by session
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
-    torch.set_num_threads(1)  # OpenMP read its variable when torch was imported
+    torch.set_num_threads(1)  # OMP_NUM_THREADS is set too late: OpenMP read it when torch was imported
     os.chdir(directory)
     log = os.open(work / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):

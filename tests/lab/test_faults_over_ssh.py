@@ -28,7 +28,7 @@ from tests import builders
 from tests.lab.fault_injection import IDLE_WITHOUT_TORCH, inject_fault
 from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
 from tests.lab.lab import Lab
-from tests.lab.test_silence import rank_of, wait
+from tests.lab.test_silence import pid_of_rank, wait
 
 ROOT = Path(__file__).parents[2]
 STATE = "/var/lib/rackproof"
@@ -294,7 +294,7 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
         list(pool.map(inject_while_measuring, faults))
     wait(is_measuring(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
-    inject(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 2)))
+    inject(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, pid_of_rank(lab, RANK_OOM, 2)))
 
 
 MAX_REPORT_DELAY_S = 60.0

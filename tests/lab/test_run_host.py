@@ -1,4 +1,4 @@
-"""Test `rackproof run-host` as pods run it, one per host, and the report that `rackproof collect` makes of their logs."""
+"""Test `rackproof run-host` in one pod per host, and the report on the records that `rackproof collect` reads from their logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rackproof(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Plan a run of two hosts and return its directory."""
+    """Plan a run of two hosts and return the run directory."""
     (tmp_path / "tiny.yml").write_text(PROFILE, encoding="utf-8")
     listing = {"_meta": {"hostvars": dict.fromkeys(("a", "b"), LOCAL)}, "gpu_hosts": {"hosts": ["a", "b"]}}
     (tmp_path / "inventory.json").write_text(json.dumps(listing), encoding="utf-8")
@@ -56,7 +56,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def pod(run: Path, host: str, port: int, discovery_s: float = 60.0) -> subprocess.Popen[bytes]:
-    """Start run-host for a host, with its log in a file like that of a container."""
+    """Start `rackproof run-host` for a host as a pod does: both output streams go to one log, `HOST/pod.log`.
+
+    Both pods get the same variables of Kubeflow's operator, which run-host must ignore.
+    """
     directory = run.parents[1] / host
     directory.mkdir()
     kubeflow = {"RANK": "1", "WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "nowhere"}
@@ -78,8 +81,8 @@ def random_port() -> int:
         return int(probe.getsockname()[1]) % 20000 + 10000
 
 
-def terminate_at(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Path:
-    """Terminate the pod once its log contains `text`, wait for its exit, and return the path of the log."""
+def terminate_once_logged(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Path:
+    """Terminate the pod once `log` contains `text`; return `log` after the pod has exited."""
     deadline = time.monotonic() + 180
     while text not in log.read_bytes() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -103,17 +106,17 @@ def test_logs_of_two_pods_give_a_report(run: Path) -> None:
     assert {(event["host"], event["node"]) for event in events} == {("a", "node-a"), ("b", "node-b")}
 
 
-def test_pod_terminated_at_once_has_no_record_and_releases_the_host(run: Path) -> None:
+def test_pod_terminated_during_inspection_has_no_record_and_releases_its_host(run: Path) -> None:
     process = pod(run, "a", random_port())
-    log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"inspect started")
+    log = terminate_once_logged(process, run.parents[1] / "a" / "pod.log", b"inspect started")
     assert "there is no record" in log.read_text(encoding="utf-8")
     assert "Traceback" not in log.read_text(encoding="utf-8")
     assert not list(run.parents[1].rglob(lease.LEASE))
 
 
-def test_pod_terminated_while_waiting_still_emits_its_record(run: Path) -> None:
+def test_pod_terminated_while_waiting_for_the_other_pod_emits_its_record(run: Path) -> None:
     process = pod(run, "a", random_port())
-    log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
+    log = terminate_once_logged(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
     collected = rackproof("collect", run, log)
     assert collected.returncode == 0
     assert "collected hosts/a.json" in collected.stdout

@@ -1,4 +1,4 @@
-"""Test playbooks/schedule.yml on a control node with systemd: a timer and its service, cron instead, ansible-pull, removal."""
+"""Test playbooks/schedule.yml on a control node with systemd: install a timer, replace it by cron, use ansible-pull, remove."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def schedule(host: SystemdHost, *options: str, times: int = 1) -> list[int]:
 
 
 def show(host: SystemdHost, unit: str, *properties: str) -> list[str]:
-    """Return properties of a unit."""
+    """Return properties of a systemd unit, each as `NAME=value`."""
     names = ",".join(properties)
     return host.on("systemctl", "show", f"--property={names}", unit).stdout.splitlines()
 
 
 def ask(host: SystemdHost, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the host; any exit code is allowed."""
     return host.on(*command, check=False)
 
 
@@ -58,10 +59,10 @@ CRONTAB = "/etc/cron.d/rackproof-revalidate-rack1"
 def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> None:
     assert schedule(host, "--check")[0] > 0
     assert installed_files(host) == []
-    assert schedule(host, times=2) == [3, 0]  # two files are installed, and the timer is started and enabled
+    assert schedule(host, times=2) == [3, 0]  # two tasks install a file each; one starts and enables the timer
     assert show(host, TIMER, "ActiveState", "UnitFileState") == ["ActiveState=active", "UnitFileState=enabled"]
     assert SERVICE in ask(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
-    assert show(host, SERVICE, "SuccessExitStatus") == ["SuccessExitStatus=75"]  # a run in progress is not a failure
+    assert show(host, SERVICE, "SuccessExitStatus") == ["SuccessExitStatus=75"]  # 75: another run is in progress
     verify_units(host)
 
     assert ask(host, "systemctl", "start", SERVICE).returncode != 0  # the only host of the rack does not exist
@@ -93,11 +94,11 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
 
 
 def installed_files(host: SystemdHost) -> list[str]:
-    """Return the files of the role in /etc."""
+    """Return the paths of the files that the role has installed in /etc."""
     return ask(host, "find", "/etc", "-name", "rackproof-revalidate*", "-not", "-path", "*.wants/*").stdout.split()
 
 
 def verify_units(host: SystemdHost) -> None:
-    """Check the units with systemd-analyze, which exits 0 even if it prints problems."""
+    """Check that systemd-analyze finds no problem in the units. It may print problems and still exit with code 0."""
     verified = ask(host, "systemd-analyze", "verify", f"{UNITS}/{SERVICE}", f"{UNITS}/{TIMER}")
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")

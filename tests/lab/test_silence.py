@@ -23,7 +23,7 @@ HOSTS = ("node1", "node2", "node3")
 RANKS = {"node1": (0,), "node2": (1, 2), "node3": (3,)}
 """Host -> its ranks."""
 TIMEOUT_S = 60.0
-"""Timeout of the process group in seconds, much longer than the report of the cause may take."""
+"""Timeout of the process group in seconds: much longer than the time within which the cause must be reported."""
 STAGE = {
     "gemm": {"dtypes": ["fp32"], "size": 64, "seconds": 0.02},
     "collective": {
@@ -34,16 +34,18 @@ STAGE = {
     },
 }
 DURING = "collective all_reduce in_place 8 B"
-"""Phase in which the tests inject a fault."""
+"""Phase of every rank at the moment at which a test injects a fault."""
 STATE = "/var/lib/rackproof/runs"
 BUSY_S = 30.0
-"""Limit for a report that takes up to 15 s on idle processors. The actual time is printed."""
+"""Seconds within which the cause must be reported, even on busy processors. On idle processors it takes up to 15 s.
+
+The actual time is printed."""
 GONE_S = 8.0
-"""Time in which the processes of Rackproof must end after the launch."""
+"""Seconds within which the last process of Rackproof must end, after the launch is recorded."""
 
 
 class Gang:
-    """One launch on the three hosts, or some of them."""
+    """One launch on `members`, which are some or all of the three lab hosts."""
 
     ranks: Mapping[str, tuple[int, ...]] = RANKS
     options = ""
@@ -69,7 +71,10 @@ class Gang:
         return self.lab.on(host, *command, stdin=stdin, cwd=ROOT).stdout
 
     def start(self, hosts: tuple[str, ...] = (), **variables: str) -> None:
-        """Start the launch over SSH in the background, like the role. `variables` maps a host to an assignment `NAME=value`."""
+        """Inspect `hosts` (default: all members), then start the launch on them over SSH in the background, as the role does.
+
+        `variables` maps a host to `NAME=value`, a variable that is set only for the launch on that host.
+        """
         hosts = hosts or self.members
         for host in hosts:
             self._rackproof(host, "inspect", "--plan", "-", stdin=self._plan)
@@ -89,14 +94,14 @@ class Gang:
             return None
 
     def wait_until_measuring(self) -> None:
-        """Wait until every rank runs the operation DURING."""
+        """Wait until every rank has been in the phase DURING for about a second."""
         for host in self.members:
             for rank in self.ranks[host]:
                 wait(lambda: (self.read(host, f"work/gang/rank{rank}.state.json") or {}).get("phase") == DURING, 60)  # noqa: B023
         time.sleep(1.0)
 
     def launch_of(self, host: str) -> dict[str, Any] | None:
-        """Return the last launch in the record of the host, or None."""
+        """Return the last launch in the record of the host, or None if there is none yet."""
         launches = (self.read(host, "gangs/rack1.json") or {}).get("launches", [])
         return launches[-1] if launches else None
 
@@ -109,7 +114,10 @@ class Gang:
         }
 
     def wait_for_launches(self, hosts: tuple[str, ...], since: float, timeout_s: float) -> dict[str, dict[str, Any]]:
-        """Return the launch in the record of each host, and print how long after `since` it was written."""
+        """Wait until the record of each of `hosts` has a launch; return host -> launch.
+
+        Print for each host how many seconds after `since` its launch was recorded.
+        """
         by_host: dict[str, dict[str, Any]] = {}
         while len(by_host) < len(hosts) and time.monotonic() - since < timeout_s:
             for host in hosts:
@@ -123,15 +131,15 @@ class Gang:
         return by_host
 
     def pid(self, host: str, pattern: str) -> str:
-        """Return the PID of the oldest process whose command line matches."""
+        """Return the PID of the oldest process on a host whose command line matches `pattern`."""
         return self.lab.on(host, "pgrep", "-of", pattern).stdout.strip()
 
     def processes(self, host: str) -> str:
-        """Return the command lines of the processes of Rackproof on a host."""
+        """Return PID and command line of each process of Rackproof on a host, one per line."""
         return self.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 
     def check_no_processes(self, hosts: tuple[str, ...]) -> None:
-        """Check that no process of Rackproof remains. A supervisor exits a moment after it has written its record."""
+        """Check that no process of Rackproof remains on `hosts`. Wait: a supervisor first writes its record and then exits."""
         deadline = time.monotonic() + GONE_S
         while (
             remaining := {host: running for host in hosts if (running := self.processes(host))}
@@ -142,7 +150,7 @@ class Gang:
 
 @contextmanager
 def limit_links(lab: Lab) -> Iterator[None]:
-    """Limit the links of all hosts, so that ranks wait for them and leave the processors to other tests."""
+    """Limit the bandwidth of all links, so that ranks wait for data and leave the processors to other tests."""
     with ExitStack() as stack:
         for host in HOSTS:
             stack.enter_context(links.limited(lab, host, "500kbit"))
@@ -163,14 +171,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def common_reason(launches: dict[str, dict[str, Any]]) -> str:
-    """Return the reason of the failed launches, which must be the same on every host."""
+    """Check that the launch failed on every host, with one common reason; return the reason."""
     assert {launch["outcome"] for launch in launches.values()} == {"failed"}
     (text,) = {launch["reason"] for launch in launches.values()}
     return str(text)
 
 
-def rank_of(lab: Lab, host: str, rank: int) -> str:
-    """Return the PID of a rank, whose process name contains its number."""
+def pid_of_rank(lab: Lab, host: str, rank: int) -> str:
+    """Return the PID of a rank. The name of its process is `rank NUMBER`."""
     return lab.on(host, "pgrep", "-x", f"rank {rank}").stdout.strip()
 
 
@@ -178,7 +186,7 @@ def test_stopped_rank_is_reported(lab: Lab) -> None:
     gang = Gang(lab, "stopped", members=("node1", "node2"))
     gang.start()
     gang.wait_until_measuring()
-    stopped = rank_of(lab, "node2", 2)
+    stopped = pid_of_rank(lab, "node2", 2)
     since = time.monotonic()
     lab.on("node2", "kill", "-STOP", stopped)
     text = common_reason(gang.wait_for_launches(gang.members, since, BUSY_S))
@@ -198,7 +206,7 @@ def test_killed_rank_is_reported(lab: Lab) -> None:
     gang.options = "--interface="
     gang.start()
     gang.wait_until_measuring()
-    killed = rank_of(lab, "node2", 2)
+    killed = pid_of_rank(lab, "node2", 2)
     since = time.monotonic()
     lab.on("node2", "kill", "-KILL", killed)
     text = common_reason(gang.wait_for_launches(gang.members, since, 5))
@@ -208,7 +216,10 @@ def test_killed_rank_is_reported(lab: Lab) -> None:
 
 
 def test_killed_launcher_is_reported(lab: Lab) -> None:
-    """The launcher of node1 holds the store of the process group, so the ranks of node2 fail at once. They are not the cause."""
+    """The launcher of node1 holds the store of the process group, so the ranks of node2 fail at once too.
+
+    The reported cause is the launcher, not those ranks.
+    """
     gang = Gang(lab, "launcher", members=("node1", "node2"))
     gang.start()
     gang.wait_until_measuring()
@@ -223,7 +234,7 @@ def test_killed_launcher_is_reported(lab: Lab) -> None:
 
 
 def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
-    """No rank of that host starts: the others would wait for it until the deadline of the stage."""
+    """No rank of node3 starts. Without the report, node1 would wait for it until the deadline of the stage."""
     why = "libcudart.so.13: cannot open shared object file: No such file or directory"
     lab.put("node3", "/opt/broken/torch/__init__.py", f"raise ImportError({why!r})")
     gang = Gang(lab, "broken", members=("node1", "node3"))
@@ -236,13 +247,13 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
     gang.check_no_processes(gang.members)
 
 
-@pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["everywhere", "on one host"])
+@pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["on both hosts", "on one host"])
 def test_interface_that_does_not_exist_is_attributed_to_hosts_and_not_to_devices(
     lab: Lab, wrong: tuple[str, ...]
 ) -> None:
-    """On the hosts `wrong`, GLOO_SOCKET_IFNAME names an interface that does not exist. It is not set on the others.
+    """On the hosts in `wrong`, GLOO_SOCKET_IFNAME names an interface that does not exist; on other hosts it is not set.
 
-    No interface is configured, and all hosts resolve their own names to 127.0.1.1.
+    The option `--interface` is empty, and all hosts resolve their own names to 127.0.1.1.
     """
     resolve_own_name_to_loopback(lab)
     gang = Gang(lab, f"interface{len(wrong)}", members=("node1", "node2"))
@@ -260,7 +271,7 @@ def test_interface_that_does_not_exist_is_attributed_to_hosts_and_not_to_devices
 
 
 def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
-    """The launcher of node1 holds the store, so that of node3 exits. It is not the cause."""
+    """The launcher of node1 holds the store, so the launcher of node3 exits too. The reported cause is node1's launcher."""
     gang = Gang(lab, "early")
     present = ("node1", "node3")
     gang.start(present)

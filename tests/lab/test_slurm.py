@@ -1,4 +1,4 @@
-"""Test a real Slurm on two hosts: the job that accepts its nodes, and the prolog that drains a node with the reason."""
+"""Test a real Slurm on two lab hosts: a job that tests the nodes it runs on, and the prolog that drains a faulty node."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _show_job(lab: Lab, job: str) -> str:
 
 
 def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
-    """The batch script plans the run, runs each node and then the gang with srun, and exits with the code of the report step."""
+    """The batch script plans the run, tests each node and then the gang with srun, and exits with the exit code of the report."""
     job = _submit(
         lab,
         "--nodes=2",
@@ -173,7 +173,7 @@ def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_faulty_node_is_drained_with_the_reason_before_the_job_starts(lab: Lab) -> None:
-    """node2 was ordered with eight GPUs but has none. node1 has no expected count and keeps its jobs."""
+    """node2 must have eight GPUs but has none. For node1 no number of GPUs is configured, so it still runs jobs."""
     lab.put("node2", "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\nGPUS=8\n")
     lab.on(HOSTS[0], "sbatch", "--parsable", "--nodelist=node2", "--output=/dev/null", "--wrap=true", cwd=Path(SHARED))
     _wait(lambda: _states(lab)["node2"].startswith("drain"), 40, lambda: _logs(lab))

@@ -2,7 +2,7 @@
 
 Real supervisors, torchrun and gloo run on three lab hosts.
 
-One foreign machine is on the fabric, another on a management network that it shares with the first host.
+One foreign machine is on the fabric. The other is on a management network, to which node1 is also connected.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from tests.lab.processes import run
 from tests.lab.test_silence import HOSTS, Gang, common_reason, limit_links, wait
 
 RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
+"""Ports: of torch's store on node1; of the heartbeats on node1 and on node2."""
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
 FIRST_ON_MANAGEMENT = "10.88.0.11"
-"""Address of the first host on the management network."""
+"""Address of node1 on the management network."""
 REFUSED, DROPPED, ADMITTED = "refused", "dropped", "admitted"
+"""Results of an attempt to connect. DROPPED: no answer until the timeout."""
 SECONDS = 14.0
 """Duration of the benchmark, during which the foreign machines connect."""
 LONG_SECONDS = 100.0
-"""Longer than the test, which kills a supervisor while the benchmark runs."""
+"""Duration of the benchmark in a test that kills a supervisor before the benchmark ends."""
 
 CONNECT = """
 import socket, sys
@@ -69,7 +71,7 @@ print("done")
 
 
 class FinishingGang(Gang):
-    """A launch with one rank per host, whose benchmark takes `seconds`."""
+    """A launch with one rank per host. Its benchmark ends after `seconds`. `admit` is the value of `--admit`."""
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
 
@@ -80,13 +82,13 @@ class FinishingGang(Gang):
         self._plan, self.options = json.dumps(plan), f"--admit {admit}"
 
     def listening(self, host: str) -> set[tuple[str, int]]:
-        """Return address and port of every TCP listener except sshd."""
+        """Return address and port of every TCP listener on a host, except those of sshd."""
         lines = self.lab.on(host, "ss", "-Hltnp").stdout.splitlines()
         addresses = [line.split()[3].rpartition(":") for line in lines if '"sshd"' not in line]
         return {(address.strip("[]"), int(port)) for address, _, port in addresses}
 
     def check_finished(self) -> None:
-        """Check that every host finishes, and that no process and no listener remains."""
+        """Check that the launch finishes on every host, and leaves no process and no TCP listener."""
         launches = self.wait_for_launches(self.members, time.monotonic(), 90)
         assert {host: launch["outcome"] for host, launch in launches.items()} == dict.fromkeys(self.members, "finished")
         codes = [rank["exit_code"] for launch in launches.values() for rank in launch["ranks"]]
@@ -96,7 +98,7 @@ class FinishingGang(Gang):
 
 
 class ForeignMachines:
-    """Two machines outside the gang: one on the fabric, one on a management network with the first host."""
+    """Two network namespaces outside the gang: one on the fabric, one on a management network with node1."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -129,7 +131,7 @@ class ForeignMachines:
         return self._python(namespace, CONNECT, address, str(port))
 
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
-        """Send nonsense to the ports, and keep some connections open until the sender ends.
+        """Send nonsense to `ports` from a namespace, and keep some of the connections open until all is sent.
 
         If the port of torch's store is one of them, also set and delete guessed keys with a client of the store.
         """
@@ -139,7 +141,7 @@ class ForeignMachines:
             print("client of the store:", self._python(namespace, TORCH_STORE_CLIENT, address, str(RENDEZVOUS)))
 
     def route_fabric_over_management(self) -> None:
-        """Route packets for the fabric address of the first host over the management network."""
+        """Send packets of the management machine for node1's fabric address over the management network."""
         first = self.lab.host("node1").address
         self._ip("-n", self.management, "route", "replace", first, "via", FIRST_ON_MANAGEMENT)
 
@@ -156,7 +158,7 @@ def foreign_machines(lab: Lab) -> ForeignMachines:
 
 
 def start_gang(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> FinishingGang:
-    """Start a launch, wait until every rank measures, and check that its hosts listen only on the fabric."""
+    """Start a launch, wait until every rank measures, and check that its hosts listen only on their fabric addresses."""
     gang = FinishingGang(lab, admit, members, seconds)
     gang.start()
     gang.wait_until_measuring()
@@ -185,7 +187,7 @@ def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, foreign
     gang.check_finished()
 
 
-def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind(
+def test_only_members_are_admitted_and_a_killed_supervisor_leaves_no_process_listener_or_rule(
     lab: Lab, foreign_machines: ForeignMachines
 ) -> None:
     gang = start_gang(lab, "members", HOSTS, LONG_SECONDS)

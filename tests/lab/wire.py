@@ -3,11 +3,11 @@
     python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
 
 Each time that 1500 B / LOST_SHARE have passed, the current frame is lost: with 0.01, one frame in every 150 kB. Long frames are
-therefore lost more often than short ones, and no exchange of many frames avoids losses by chance. TCP may repair one loss within
-milliseconds; several losses in one exchange make it wait for a timeout.
+therefore lost more often than short ones, and every exchange of many frames has losses. TCP may repair one loss within
+milliseconds; after several losses in one exchange it must wait for a timeout.
 
-Needs CAP_NET_RAW. With PACKET_VNET_HDR the header of a frame carries its pending offloads (checksum, segmentation), so none needs
-to be disabled.
+The program needs CAP_NET_RAW. With PACKET_VNET_HDR each frame has a header that names the offloads still to be done (checksum,
+segmentation), so the offloads of the interfaces can stay enabled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUFFER_BYTES = 1 << 24
 
 
 def open_socket(interface: str) -> socket.socket:
-    """Return a socket that receives and sends complete frames on an interface."""
+    """Return a socket that receives and sends complete Ethernet frames on an interface."""
     raw_socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     raw_socket.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -35,7 +35,7 @@ def open_socket(interface: str) -> socket.socket:
 
 
 def main(first: str, second: str, delay_s: float, lost: float) -> None:
-    """Forward frames until killed."""
+    """Forward frames between two interfaces until the process is killed."""
     a, b = open_socket(first), open_socket(second)
     other = {a: b, b: a}
     order, waiting = itertools.count(), []

@@ -1,8 +1,9 @@
 """Virtual machines with real verbs: Debian's kernel under QEMU without KVM, with Soft-RoCE, perftest and lldpd.
 
-The machines see this machine's file system (read-only), so the agent and the programs need no image. `eth0` is the network for
-management; `eth1`, `eth2` … are the ports of the rails, each with a cable to the switch of its rail (`switches.py`), and `rxe1`,
-`rxe2` … their RDMA adapters. To boot, a machine uses about five seconds of CPU time.
+The root file system of the virtual machines is that of the machine that runs the tests (read-only), so the agent and the programs
+need no image. `eth0` is the port to the management network. `eth1`, `eth2` … are the ports of the rails, each with a cable to the
+switch of its rail (`switches.py`); their RDMA adapters are `rxe1`, `rxe2` … To boot, a virtual machine uses about five seconds of
+CPU time.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ MODULES = (
 """Kernel modules, each after the modules that it needs."""
 BOOT_S, MEMORY_MB = 300.0, 1024
 KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 no_timer_check clocksource=hpet tsc=unstable mitigations=off"
-"""The kernel cannot calibrate the TSC of a busy emulator. With mitigations, an emulated processor takes twice as long."""
+"""Arguments of the virtual machines' kernel.
+
+The clock is the HPET, because the kernel cannot calibrate the TSC (a processor's cycle counter) of a busy emulator. Mitigations
+are off, because an emulated processor takes twice as long with them."""
 PORT_KBITS = 500
-"""Rate of each port. At this low rate the 64 packets that Soft-RoCE has in flight last for a second, so a machine that waits up
-to a second for a processor loses no bandwidth."""
+"""Rate of each port in kbit/s. It takes a second to send the 64 packets that Soft-RoCE keeps in flight at this low rate, so a
+machine that waits up to a second for a processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
-"""Arguments of tc(8). The queue has room for all packets in flight: 5 s at this rate."""
+"""Arguments of tc(8). The queue holds what a port sends in 5 s, which is more than all packets in flight."""
 QP_TIMEOUT = 20
-"""Exponent of the time until Soft-RoCE sends a packet again: 4 s, instead of 67 ms."""
+"""Timeout exponent for perftest: Soft-RoCE repeats a packet after 4 s (4.096 µs x 2^20) instead of 67 ms (perftest's default)."""
 INIT = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /root
 /bin/busybox --install -s /bin
@@ -79,13 +83,13 @@ export PATH=/run/bin:$PATH
 
 
 class Machines:
-    """Running machines. A request has a command for each of them; all run their command at the same time."""
+    """Running virtual machines. A request has one command for each machine; all machines run their commands at the same time."""
 
     def __init__(self, hosts: Sequence[str], rails: int, directory: Path, leaves: Switches) -> None:
         """
         Args:
-            hosts: names of the machines.
-            rails: number of rails.
+            hosts: names of the virtual machines.
+            rails: number of rails, which is the number of RDMA ports of each machine.
             directory: directory for the logs of the kernels and for the files that the machines share.
             leaves: the switches of the rails.
         """
@@ -103,12 +107,16 @@ class Machines:
                 leaves.attach(_tap(number, rail), rail - 1, number)
 
     def run(self, limit_s: float, **commands: str) -> dict[str, int]:
-        """Run a shell command on each machine named, or the command `all` on all others; return the exit codes.
+        """Run a shell command on each machine; return host -> exit code.
+
+        Args:
+            limit_s: seconds within which every machine must answer.
+            commands: host -> its command. Hosts that are not named run the command `all`, or nothing if there is none.
 
         Raises AssertionError, with the end of the kernels' logs, if a machine ends or does not answer in time.
         """
-        every = commands.pop("all", "")
-        self._post({host: commands.get(host, every) for host in self.hosts})
+        default = commands.pop("all", "")
+        self._post({host: commands.get(host, default) for host in self.hosts})
         paths = [self.shared / f"{self._number - 1}.{host}.json" for host in self.hosts]
         self._wait(paths, limit_s)
         return {host: json.loads(path.read_text()) for host, path in zip(self.hosts, paths, strict=True)}
@@ -183,13 +191,13 @@ class Machines:
 
 
 def _tap(number: int, rail: int) -> str:
-    """Return the name of the tap interface that this machine has for a port, until it is connected to a switch."""
+    """Return the name that the tap interface of a port (rail 0: management) has until it is attached to a switch."""
     return f"rp{os.getpid()}-{number}-{rail}"
 
 
 @contextmanager
 def machines(hosts: Sequence[str], rails: int, directory: Path) -> Iterator[Machines]:
-    """Yield running machines."""
+    """Yield booted virtual machines that are attached to the switches of their rails."""
     _unpack_kernel()
     with switches(rails) as leaves:
         running = Machines(hosts, rails, directory, leaves)

@@ -1,7 +1,7 @@
 """Leaf switches of the virtual machines: a network namespace for each rail, with a bridge and a real lldpd.
 
-All leaf switches are connected to each other, as by a spine, so that two swapped cables still carry traffic. Like switches, the
-bridges do not forward LLDP.
+Every leaf switch has a link to leaf0, which replaces a spine, so that two swapped cables still carry traffic. Like real switches,
+the bridges do not forward LLDP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPINE, _MANAGEMENT = "spine", "mgmt"
 
 
 class Switches:
-    """Running leaf switches `leaf0`, `leaf1` …: one for each rail. Host number N is at port `swpN`."""
+    """Running leaf switches `leaf0`, `leaf1` …: one for each rail. On each switch, host number N is connected to port `swpN`."""
 
     def __init__(self, rails: int) -> None:
         self._namespaces = [f"rp-leaf{rail}-{os.getpid()}" for rail in range(rails)]
@@ -31,7 +31,7 @@ class Switches:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Create the namespaces and start the daemons."""
+        """Create the namespaces with their bridges, and start and configure an lldpd in each."""
         for rail, (name, socket) in enumerate(zip(self._namespaces, self._sockets, strict=True)):
             _run(f"ip netns add {name}")
             _run(f"ip -n {name} link add br0 type bridge")
@@ -51,13 +51,13 @@ class Switches:
                 _run_until_done(["lldpcli", "-u", str(socket), "configure", *setting.split()])
 
     def attach(self, interface: str, rail: int, host: int) -> None:
-        """Connect an interface of this machine, which may not exist yet, to the switch of a rail."""
+        """Wait until an interface exists on the machine that runs the tests, and connect it to the switch of a rail."""
         _run_until_done(["ip", "link", "show", "dev", interface])
         _run(f"ip link set {interface} netns {self._namespaces[rail]} name swp{host}")
         self._connect(rail, f"swp{host}")
 
     def attach_management(self, interface: str, host: int) -> None:
-        """Connect an interface of this machine, which may not exist yet, to the network for management."""
+        """Wait until an interface exists on the machine that runs the tests, and connect it to the management network."""
         _run_until_done(["ip", "link", "show", "dev", interface])
         name, namespace = f"{_MANAGEMENT}{host}", self._namespaces[0]
         _run(f"ip link set {interface} netns {namespace} name {name}")
@@ -102,7 +102,7 @@ def _run(command: str) -> None:
 
 
 def _run_until_done(command: list[str]) -> None:
-    """Repeat a command until it succeeds."""
+    """Repeat a command until it exits with code 0; fail after WAIT_S seconds."""
     deadline = time.monotonic() + WAIT_S
     while subprocess.run(command, capture_output=True, check=False).returncode:
         assert time.monotonic() < deadline, f"no success within {WAIT_S:g} s: {' '.join(command)}"

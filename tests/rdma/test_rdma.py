@@ -1,8 +1,8 @@
-"""An acceptance of virtual machines with real Soft-RoCE, perftest, lldpd and switches: each fault is named, and nothing else.
+"""Acceptance runs of virtual machines with real Soft-RoCE, perftest, lldpd and switches: a report names only the planted fault.
 
-Each test is a whole run: a plan, `rackproof run-host` on every machine, and the report. It is a rehearsal, because the machines
-have no GPU, but it measures RDMA ports and requires them, so it judges ports and cables by the shipped criteria. The stages have
-only the benchmark `verbs`, so the ranks need no torch, whose import takes a minute of an emulated processor.
+Each test is a whole run: a plan, `rackproof run-host` on every machine, and the report. The run is a rehearsal, because the
+machines have no GPU. It measures RDMA ports and requires them, so ports and cables are judged by the shipped criteria. The stages
+have only the benchmark `verbs`, so the ranks need no torch, whose import takes an emulated processor a minute.
 
 Soft-RoCE states 2.5 Gb/s for every interface. The limits that are shares of this rate are replaced by the same shares of the rate
 that tc sets. A transfer from a port to itself does not pass tc and measures the emulated processor, so it has no limit here.
@@ -35,6 +35,7 @@ VERBS = {
 """`size_bytes` is above 8 KiB: perftest counts such messages one by one, but smaller ones only by the hundred."""
 STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
+"""Seconds for the commands of one request; seconds until lldpd must show a new neighbour; most runs for one report."""
 NOT_CALIBRATED = "verbs.bandwidth is 0"
 """perftest reports 0 if it could not calibrate the cycle counter because the emulated machine was interrupted."""
 STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3
@@ -75,7 +76,10 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accept(lab: Machines, pack: Path, directory: Path, *stages: str, manifest: Path | None = None) -> dict[str, Any]:
-    """Run these stages on the machines, and return the report. Repeat the run if perftest could not calibrate its clock."""
+    """Run `stages` on the machines, and return the report. Repeat a run in which perftest could not calibrate its clock.
+
+    There are at most ATTEMPTS runs.
+    """
     inventory, profile = directory / "hosts.yml", directory / "verbs.yml"
     variables = {"rackproof_infiniband_ports": RAILS, "rackproof_verbs_required": True, "rackproof_gang": "all"}
     variables |= {"rackproof_manifest": str(manifest)} if manifest else {}
@@ -116,7 +120,11 @@ def findings(report: Mapping[str, Any]) -> Findings:
 
 
 def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
-    """Wait until each port of each host names its switch. `leaves`: host -> switches by rail (empty: none); default: LEAVES."""
+    """Wait until lldpd of every host shows the expected switch at each port.
+
+    `leaves` maps a host to the names of its switches in the order of the rails; "" stands for no neighbour. For a host that is
+    not in `leaves`, the switches are LEAVES.
+    """
     commands = {}
     for host in HOSTS:
         wanted = [
@@ -130,7 +138,7 @@ def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
 
 
 def measured(lab: Machines, report: Mapping[str, Any], stage: str) -> set[tuple[str, str]]:
-    """Return host and scope of each bandwidth that a run measured in the stage."""
+    """Return host and scope of each bandwidth that the run of a report measured in a stage."""
     place = "gangs/all" if stage == GANG else "hosts"
     records = {host: json.loads((lab.shared / report["run_id"] / place / f"{host}.json").read_text()) for host in HOSTS}
     return {

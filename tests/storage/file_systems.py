@@ -1,7 +1,7 @@
 """File systems of lab hosts: an ext4 image as local disk, and a directory of one host that the others mount over the network.
 
-The shared file system is sshfs: this machine's kernel may have no NFS client. It is a network file system like others: it can be
-slow (`limit`), hang (`freeze`), and return what another process changed on the server (`FLIP`).
+The shared file system is sshfs, because this machine's kernel may have no NFS client. Like other network file systems, sshfs can
+be slow (`limit`), hang (`freeze`), and return what another process has changed on the server (`FLIP`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.lab.lab import Lab
 LOCAL, SHARED, EXPORT = "/data", "/mnt/shared", "/export"
 IMAGE_BYTES = 192 << 20
 FUSE = ("c", "10", "229")
-"""Type and numbers of /dev/fuse."""
+"""Type, major and minor number of /dev/fuse, as mknod(1) takes them."""
 FLIP = """
 import os, time
 size = {size}
@@ -32,7 +32,7 @@ while True:
             pass
     time.sleep(0.002)
 """
-"""Program on the server: change one bit of the first complete shard of a checkpoint."""
+"""Program for the server: wait for a complete file `shard0` of a checkpoint, flip one bit of its byte 4321, and end."""
 
 
 def make_disk(lab: Lab, host: str, directory: Path) -> Path:
@@ -61,7 +61,7 @@ def mount_shared(lab: Lab, host: str, server: str) -> None:
 
 
 def limit(lab: Lab, host: str, rate: str) -> None:
-    """Limit what the host sends and receives; replaces an earlier limit."""
+    """Limit the rate at which the host sends, and the rate at which it receives, to `rate`. This replaces an earlier limit."""
     tbf = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
     lab.on(host, "tc", "qdisc", "replace", "dev", "eth0", *tbf)
     switch = lab.control.removesuffix("control") + "switch"

@@ -1,4 +1,7 @@
-"""Storage over SSH: healthy file systems are accepted; a slow client, a wrong byte, a hanging mount and a full disk are named."""
+"""Acceptance runs of storage over SSH: healthy file systems are accepted; each of four faults is named.
+
+The faults are a slow client, a wrong byte on the server, a hanging mount and a full disk.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def run(site: Site, name: str) -> dict[str, Any]:
-    """Run an acceptance; return its report."""
+    """Run an acceptance of the clients' local and shared storage; return the report."""
     _, output = site.run(
         name,
         only=CLIENTS,

@@ -1,4 +1,4 @@
-"""The benchmarks that do not train, on CPUs and gloo, under a real torchrun or as forks with its environment."""
+"""Test the benchmarks that do not train on CPUs with gloo, under a real torchrun or as forks with torchrun's environment."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ QUICK: dict[str, dict[str, Any]] = {
     "digest": {"size": 64, "seconds": 0.1},
     "collective": {"sizes_bytes": [8, 4096], "seconds": 0.01},
 }
-"""Settings that are quicker than the catalogue's for a CPU."""
+"""Benchmark -> settings that replace the catalogue's settings for CPUs, so that the benchmark takes less time."""
 
 
 def cpu_settings(benchmarks: Mapping[str, Benchmark], quick: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the benchmarks that run on the CPUs of one host, with the catalogue's settings for CPUs, some of them reduced."""
+    """Return name -> settings of each benchmark that runs on the CPUs of one host.
+
+    These are the catalogue's settings for CPUs, replaced by those that `quick` has for the benchmark.
+    """
     return {
         name: {**benchmark.cpu_settings, **quick.get(name, {})}
         for name, benchmark in benchmarks.items()
@@ -53,13 +56,13 @@ SETTINGS = cpu_settings({**HARDWARE, **COMMUNICATION}, QUICK)
 
 
 def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
-    """Run two ranks."""
+    """Run a request on two ranks under torchrun."""
     write_request(work, request)
     run_launcher(work, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", **environment)
 
 
 def run_as_agent(work: Path, request: dict[str, Any], **environment: str) -> None:
-    """Run two ranks as the agent does: torchrun imports torch once and forks the ranks."""
+    """Run a request on two ranks as the agent does: the launcher imports torch once and forks the ranks."""
     write_request(work, request)
     config = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
     (work / "rendezvous.json").write_text(json.dumps(config))
@@ -89,7 +92,7 @@ def logs(work: Path) -> str:
 
 
 def run_forked(work: Path, request: dict[str, Any] | None, *arguments: str) -> str:
-    """Run two ranks, as torchrun would; return their output."""
+    """Run two forked ranks with the variables that torchrun would set; return their output."""
     if request is not None:
         write_request(work, request)
         arguments = ("--request", "request.json", *arguments)
@@ -131,7 +134,7 @@ def check_every_output_once(settings: dict[str, dict[str, Any]], measured: list[
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """Return the observations of all of these benchmarks, run once on two ranks."""
+    """Return the observations of all benchmarks in SETTINGS, which run once on two ranks."""
     work = tmp_path_factory.mktemp("ranks")
     torchrun(work, request(**SETTINGS))
     return observations(work)
@@ -185,7 +188,7 @@ def test_collectives_deliver_correct_values(measured: list[Observation]) -> None
     assert counts == [0] * len(cases) * 2
 
 
-def test_busbw_follows_from_algbw_as_in_nccl_tests(measured: list[Observation]) -> None:
+def test_ratio_of_busbw_to_algbw_is_that_of_nccl_tests(measured: list[Observation]) -> None:
     values = {(item.name, item.params.get("size_bytes"), item.params.get("placement")): item.value for item in measured}
     factors = {
         "all_reduce": 1.0,
@@ -202,7 +205,7 @@ def test_busbw_follows_from_algbw_as_in_nccl_tests(measured: list[Observation]) 
         assert algbw == pytest.approx(4096 / latency)
 
 
-def test_out_of_memory_is_an_error_of_that_size_only(tmp_path: Path) -> None:
+def test_size_beyond_the_memory_is_an_error_and_other_sizes_are_measured(tmp_path: Path) -> None:
     huge = 1 << 50
     collective = {
         "ops": ["all_reduce", "all_gather"],
@@ -247,7 +250,10 @@ def test_single_rank_runs_without_torchrun_and_removes_its_files(tmp_path: Path)
 
 
 def run_hosts(work: Path, gang: list[str], members: list[str], **pairs: Any) -> dict[str, list[Observation]]:
-    """Run `pairs` on hosts of two ranks each; return each host's observations."""
+    """Run the benchmark `pairs` on `members`, which have two ranks each; return host -> observations.
+
+    `gang` lists all hosts of the gang, also those that are no members of this launch.
+    """
     for host in members:
         (work / host).mkdir()
         launch = {"stage": "gang", "world_scope": "gang=r1", "members": members, "gang": gang}

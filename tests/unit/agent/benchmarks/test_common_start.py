@@ -28,7 +28,10 @@ def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agree(tmp_path: Path, *, hung: str = "", left: tuple[str, ...] = (), ranks: int = 1) -> dict[str, Outcome]:
-    """Return "HOST LOCAL_RANK" -> outcome, for the ranks of hosts that neither hang nor have left."""
+    """Let ranks agree on a common start; return "HOST LOCAL_RANK" -> outcome.
+
+    The ranks of the hosts in `hung` and `left` do not take part, and have no outcome.
+    """
     store, outcomes = HashStore(), dict[str, Outcome]()
     for host in left:
         store.set(f"left/{HOSTS.index(host)}/pulse/0", "left")
@@ -71,7 +74,7 @@ def test_healthy_hosts_start_at_the_same_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hung", HOSTS)
-def test_hung_host_is_named_by_every_rank_of_all_others(tmp_path: Path, hung: str) -> None:
+def test_every_rank_of_the_other_hosts_names_the_hung_host(tmp_path: Path, hung: str) -> None:
     """The reason names only the hung host, not the host that reports it."""
     began = time.monotonic()
     outcomes = agree(tmp_path, hung=hung, ranks=2)
@@ -81,7 +84,7 @@ def test_hung_host_is_named_by_every_rank_of_all_others(tmp_path: Path, hung: st
 
 
 @pytest.mark.parametrize("left", [("h1",), ("h1", "h2"), ("h3",)])
-def test_hosts_start_at_once_without_those_that_have_left(tmp_path: Path, left: tuple[str, ...]) -> None:
+def test_hosts_that_have_left_do_not_delay_the_common_start(tmp_path: Path, left: tuple[str, ...]) -> None:
     began = time.monotonic()
     outcomes = agree(tmp_path, left=left)
     assert time.monotonic() - began < TIMEOUT_S
@@ -102,7 +105,7 @@ def test_hung_first_rank_is_reported_by_the_other_ranks_of_its_host(tmp_path: Pa
         CommonStart(context, HOSTS).agree("step")
 
 
-def test_host_that_hangs_between_two_questions_does_not_delay_the_answers_to_others(tmp_path: Path) -> None:
+def test_host_that_hangs_between_two_clock_questions_does_not_delay_the_answers_to_other_hosts(tmp_path: Path) -> None:
     store = HashStore()
     store.set("name/clock/1/ask/0", "now")  # the first question; the second never comes
 

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {"size": 64, "seconds": 0.0, "workloads": [], "peer_c
 
 
 def flip(result: torch.Tensor, index: int, bit: int) -> None:
-    """Flip a bit of a word of the result."""
+    """Flip a bit of the word at `index` of the result, in place. Words have 16 bits if the elements have, and else 32."""
     words = result.view(-1).view(torch.int16 if result.element_size() == 2 else torch.int32)
     words[index] ^= -(1 << 31) if bit == 31 else -(1 << 15) if (bit, result.element_size()) == (15, 2) else 1 << bit
 
@@ -53,7 +53,7 @@ def test_workload_has_the_same_finite_result_each_time(workload: str, size: int)
         ("gemm_int8", lambda left, right: left @ right.t()),
     ],
 )
-def test_exact_products_are_right(workload: str, reference: Any) -> None:
+def test_fp64_and_int8_products_are_right(workload: str, reference: Any) -> None:
     result = digest_workloads.WORKLOADS[workload](64, CPU).compute()
     factors = [digest_workloads._random(64, CPU, number) for number in range(2)]
     if workload == "gemm_int8":
@@ -92,7 +92,7 @@ def test_two_flipped_signs_of_fp64_numbers_change_the_digest() -> None:
 
 
 def test_copy_that_is_always_wrong_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stuck data line causes the same error each time, so a comparison with the first copy would not find it."""
+    """A stuck data line causes the same error each time, so a comparison of the copies with each other would not find it."""
 
     def stuck(size: int, device: torch.device) -> digest.Computation:
         right = digest_workloads._copy(size, device)
@@ -149,7 +149,7 @@ def test_fp4_needs_blackwell_and_a_torch_that_has_it(
 
 
 def run_ranks(tmp_path: Path, ranks: int, **over: Any) -> list[Context]:
-    """Run the copies to peers on several ranks of one host at the same time."""
+    """Run the digest benchmark with copies to peers on `ranks` ranks of one host at the same time; return their contexts."""
     store = dist.HashStore()
     contexts = [context(tmp_path, store, rank, ranks, timeout_s=20.0) for rank in range(ranks)]
     for rank in contexts:
@@ -167,7 +167,7 @@ def run_ranks(tmp_path: Path, ranks: int, **over: Any) -> list[Context]:
 
 
 def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All devices are this CPU. The copies that rank 2 makes to rank 0 lose a bit."""
+    """The CPU stands for all devices. Bit 9 is always 0 in the copies that rank 2 makes to rank 0."""
     copied: list[tuple[int, int]] = []
 
     def copies(size: int, device: torch.device, peer: torch.device) -> digest.Computation:
@@ -181,11 +181,11 @@ def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(digest, "peer_copy", copies)
     original = digest.run
 
-    def named(rank: Context, settings: dict[str, Any]) -> None:
+    def run_in_named_thread(rank: Context, settings: dict[str, Any]) -> None:
         threading.current_thread().name = str(rank.local_rank)
         original(rank, settings)
 
-    monkeypatch.setattr(digest, "run", named)
+    monkeypatch.setattr(digest, "run", run_in_named_thread)
     ranks = run_ranks(tmp_path, 3)
     by_scope = {item.scope: item for rank in ranks for item in rank.observations}
     assert sorted(copied) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]

@@ -1,4 +1,7 @@
-"""Parse the output of fio. The captures under tests/data/fio are from fio 3.42."""
+"""Test how fio's output is parsed, which files fio leaves, and which I/O engine is chosen.
+
+The captures under tests/data/fio are from fio 3.42.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in the shapes of language models: a wrong one is counted, and packs list the types that their GPU lacks."""
+"""Matrix products in the shapes of language models: wrong products are counted, and packs list the types that their GPU lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ PACKS = Path(gemm_shapes.__file__).parents[3] / "fleet/judge/packs"
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("error", [False, True])
-def test_a_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, error: bool) -> None:
+def test_wrong_products_and_only_these_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, error: bool
+) -> None:
     def make_wrong(name: str) -> None:
         multiply = getattr(torch, name)
 
@@ -68,7 +70,7 @@ def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) 
 
 
 @pytest.mark.parametrize("wrong_at", [0, 1, 12])
-def test_product_with_another_last_bit_is_counted_unless_the_next_one_replaces_it(
+def test_product_with_a_wrong_last_bit_is_counted_unless_the_next_product_replaces_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int
 ) -> None:
     """The wrong product is number 0 (the first), 1 (a timed one) or 12 (one after the timing)."""
@@ -94,12 +96,12 @@ def test_product_with_another_last_bit_is_counted_unless_the_next_one_replaces_i
     )
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
     (count,) = (item.value for item in rank.observations if item.name == "gemm_shapes.wrong_products")
-    # If the first product is wrong, all others differ from it. A timed product is replaced before it is compared.
+    # If the first product is wrong, the 9 others differ from it. A timed product is replaced before it is compared.
     assert count == {0: 9, 1: 0, 12: 1}[wrong_at]
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_a_wrong_product_counts_although_the_device_fails_later(
+def test_wrong_product_is_reported_even_if_the_device_fails_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
     def fail(*_: object, **__: object) -> None:

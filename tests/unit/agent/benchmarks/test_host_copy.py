@@ -11,7 +11,7 @@ import torch
 
 from agent.benchmarks.links import host_copy
 
-GPU = torch.device("cpu")  # its properties are faked
+GPU = torch.device("cpu")  # stands for a GPU; the fixture `nodes` fakes its PCI address
 NODES = {0: "0-3", 1: "4-7", 2: ""}
 """NUMA node -> its processors. Node 2 has only memory."""
 
@@ -28,7 +28,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def place(monkeypatch: pytest.MonkeyPatch, node: int | str, cpus: set[int]) -> None:
-    """Put the GPU on a NUMA node, and let this process run on these processors only."""
+    """Pretend that the GPU is on NUMA node `node`, and that this process may run only on the processors `cpus`."""
     read = Path.read_text
     own = "/sys/bus/pci/devices/0000:1b:00.0/numa_node"
     monkeypatch.setattr(Path, "read_text", lambda path: f"{node}\n" if str(path) == own else read(path))
@@ -62,7 +62,7 @@ def test_copies_use_the_node_of_the_gpu_and_another_usable_node(
 def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the copies would be slower, and a healthy GPU would be blamed for a cpuset."""
+    """With memory of another node, the copies would be slower, and a healthy GPU would be blamed for the process's cpuset."""
     place(monkeypatch, 0, {4, 5})
     error = host_copy._allocate(1024, GPU, 0)
     assert isinstance(error, RuntimeError)
@@ -72,7 +72,7 @@ def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
 
 
 @pytest.mark.parametrize(("node", "cpus"), [(0, {0, 4}), (2, {0}), (None, {4})])
-def test_memory_of_other_nodes_is_allocated(
+def test_memory_of_a_usable_or_unknown_node_or_one_without_processors_is_allocated(
     nodes: Path, monkeypatch: pytest.MonkeyPatch, node: int | None, cpus: set[int]
 ) -> None:
     place(monkeypatch, 0, cpus)

@@ -1,4 +1,4 @@
-"""The memory of NUMA nodes and the processors: which nodes and sizes are measured, and what happens to wrong values."""
+"""The benchmarks `host_memory` and `host_compute`: which NUMA nodes and array sizes are measured, and how wrong values count."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def context(work: Path) -> Context:
 
 
 def figures(work: Path, monkeypatch: pytest.MonkeyPatch, *nodes: Node, **chosen: Any) -> list[Observation]:
-    """Return what the benchmark reports on a host with these nodes."""
+    """Return what `host_memory` reports on a host with the NUMA nodes `nodes`."""
     monkeypatch.setattr(host_memory, "usable_nodes", lambda: list(nodes))
     measuring = context(work)
     quick = {"size_bytes": 1 << 16, "seconds": 0.001, **chosen}
@@ -82,7 +82,7 @@ def test_farthest_node_is_found_if_node_numbers_have_gaps(tmp_path: Path, number
     assert numa._farthest(number, [0, 8, 17], root) == farthest
 
 
-def test_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
+def test_host_whose_kernel_has_no_numa_has_one_node(tmp_path: Path) -> None:
     (only,) = usable_nodes(write(tmp_path, {"proc/meminfo": "MemAvailable:   4096 kB\n"}))
     assert (only.number, set(only.cpus), only.free, only.farthest) == (0, set(CPUS), 4096 * 1024, 0)
 
@@ -96,7 +96,10 @@ def test_one_thread_of_each_core_is_used(tmp_path: Path) -> None:
 
 
 def limited(group: str, limit: int | str, *, used: int = 0, cache: int = 0, version: int = 2) -> dict[str, str]:
-    """Return the files of a control group with this memory limit. It uses `used` bytes, of which `cache` are old file caches."""
+    """Return the files of a control group with a memory limit, for version 1 or 2 of control groups.
+
+    The group uses `used` bytes. Of these, `cache` bytes are inactive file caches, which the kernel can free.
+    """
     names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
     inactive = "inactive_file" if version == 2 else "total_inactive_file"
     files = dict(zip(names, (limit, used), strict=True)) | {"stat": f"anon 1\n{inactive} {cache}"}
@@ -123,7 +126,7 @@ def limited(group: str, limit: int | str, *, used: int = 0, cache: int = 0, vers
 def test_memory_limit_is_that_of_the_host_or_of_a_group_of_the_process(
     tmp_path: Path, files: Mapping[str, str], limit: int
 ) -> None:
-    """The process is in the group of a job of Slurm."""
+    """The process is in the control group of a Slurm job, so limits of other groups do not count."""
     host = {"proc/meminfo": "MemAvailable: 4096 kB\n"}
     group = {"proc/self/cgroup": "4:memory:/slurm/job_7\n0::/system.slice/slurmd/job_7\n"}
     assert memory_limit(write(tmp_path, host | group | dict(files))) == limit
@@ -170,7 +173,7 @@ def test_two_nodes_have_local_and_remote_figures(tmp_path: Path, monkeypatch: py
 
 
 def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory of the second node loses a bit of a source."""
+    """One source element in the memory of the second node has a flipped bit."""
     nodes = [node(0, cpus=(CPUS[0],), farthest=1), node(1, cpus=(CPUS[-1],), farthest=0)]
     if len(CPUS) < 2:
         pytest.skip("needs two processors")

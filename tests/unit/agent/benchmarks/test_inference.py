@@ -1,4 +1,4 @@
-"""Inference: the cached decoding equals the whole computation, wrong tokens are counted, and tails need enough samples."""
+"""Inference: decoding with a cache gives the right scores, wrong tokens are counted, and percentiles need enough samples."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_healthy_device_has_no_wrong_token_and_fills_the_allowed_memory(tmp_path
     assert value(observations, "cache_share") * free == pytest.approx(16 * 4 * 2 * 64 * 22, rel=0.2)
 
 
-@pytest.mark.parametrize("scores", ["other", "not finite"])
+@pytest.mark.parametrize("scores", ["negated", "not finite"])
 def test_wrong_scores_are_counted(tmp_path: Path, scores: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores of one sequence are wrong from the 21st call of the decoder on."""
     right, calls = Decoder.decode, []
@@ -68,7 +68,7 @@ def test_wrong_scores_are_counted(tmp_path: Path, scores: str, monkeypatch: pyte
     assert value(measure(tmp_path, steps=30), "wrong_tokens") > 0
 
 
-def test_tail_without_enough_samples_is_absent_with_its_reason(tmp_path: Path) -> None:
+def test_percentile_without_enough_samples_is_an_error_with_its_reason(tmp_path: Path) -> None:
     observations = measure(tmp_path, percentiles=["p50", "p99_9"])
     median, tail = (item for item in observations if item.name == "inference.token_interval")
     assert isinstance(median.value, float)

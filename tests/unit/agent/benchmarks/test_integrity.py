@@ -138,7 +138,7 @@ def test_every_pattern_reports_its_passes_and_time(tmp_path: Path) -> None:
 
 
 def flip_after_write(monkeypatch: pytest.MonkeyPatch, flip: Callable[[MemoryUnderTest], None]) -> None:
-    """Change the memory each time after a test has written all of it."""
+    """Call `flip` with the memory each time a memory test has written all of it."""
     write = MemoryUnderTest.write
 
     def write_and_flip(memory: MemoryUnderTest, fill: Any) -> None:
@@ -215,7 +215,7 @@ class Fading:
         self.memory[-1].chunks[0][5] &= ~(1 << 63) & (1 << 64) - 1
 
     def check(self, rank: Context) -> None:
-        """Check that the loss of bit 63 was found once: either the pattern or its inverse has this bit, not both."""
+        """Check that the loss of bit 63 was found once: of the pattern and its inverse, only one has this bit set."""
         (count,) = named(rank, "wrong_words")
         (error,) = named(rank, "error")
         assert self.waits
@@ -257,7 +257,7 @@ def test_bit_that_fades_only_in_heat_is_found(tmp_path: Path, monkeypatch: pytes
 def test_stuck_column_is_reported_with_its_bit_and_all_addresses(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit 9 of every 64th word is always 1. Whatever the pattern, about half of the reads find it."""
+    """Bit 9 of every 64th word is always 1. About half of the written words have a 0 there, whatever the pattern."""
     compare = WrongWords.compare
 
     def compare_stuck(errors: WrongWords, words: torch.Tensor, expected: torch.Tensor, fill: Any, address: int) -> None:
@@ -290,10 +290,10 @@ def test_every_word_of_a_dead_memory_counts_although_few_are_examined(monkeypatc
 
 
 def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(tmp_path: Path) -> None:
-    """The comparison finds a difference, but the word in memory is right."""
+    """The comparison of all words finds a difference, but the word is right when it is read again."""
 
     class Transient(torch.Tensor):
-        """Reads one word wrong, but only when it is compared."""
+        """A tensor of right words whose comparison with the expected words reports that word 7 differs."""
 
         def __ne__(self, other: object) -> Any:
             result = torch.Tensor.__ne__(self, other)  # type: ignore[arg-type]
@@ -309,9 +309,7 @@ def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(
     assert (error.params["address"], error.params["expected"], error.value) == (hex(57 * 8), f"{0:#018x}", f"{0:#018x}")
 
 
-def test_memory_for_the_heater_that_cannot_be_allocated_is_an_error_of_that_test_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heater_without_memory_is_an_error_of_hot_fade_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -27,10 +27,11 @@ if options.get("name") == "comparison":
         file.seek(1234567); file.write(bytes([byte[0] ^ 1])); file.flush(); os.fsync(file.fileno())
 os.execv({shutil.which("fio")!r}, ["fio", *sys.argv[1:]])
 """
+"""Fake of fio: it runs the real fio, but first flips one bit of the file if the pass is `comparison`."""
 
 
 def measure(work: Path, *paths: Path | str, **chosen: Any) -> list[dict[str, Any]]:
-    """Return what the reporting rank of a host observes."""
+    """Run the benchmark for the directories `paths`; return the observations of the host's reporting rank."""
     work.mkdir(exist_ok=True)
     (work / "request.json").write_text(json.dumps({"local_storage": [str(path) for path in paths]}))
     context = Recorder(
@@ -114,7 +115,7 @@ def test_file_system_that_hangs_ends_the_benchmark_at_the_deadline(
     assert "no answer within 0.5 s: the file system hangs" in reason
 
 
-def test_pass_that_hangs_ends_the_benchmark_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fio_that_hangs_ends_the_benchmark_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nimport sys, time\ntime.sleep(600 * (len(sys.argv) > 2))\n")
     monkeypatch.setattr(local_storage, "MARGIN_S", 0.5)
     (reason,) = reasons(measure(tmp_path / "work", tmp_path))

@@ -1,4 +1,4 @@
-"""The loss curve: rounding stays within the limits, faults do not, and losses that are not finite are counted."""
+"""The loss curve: rounding deviates less than the limits, faults deviate more, and losses that are not finite are counted."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ LIMITS = {
     for item in read_pack("correctness").criteria
     if item.name == "loss_curve.deviation"
 }
+"""Data type -> largest deviation that the criteria allow."""
 
 
 def measure(work: Path, monkeypatch: pytest.MonkeyPatch, fault: Any = None) -> dict[tuple[str, str], Observation]:
-    """Return the observations by kind and type; `fault` changes what the device computes, but not the reference."""
+    """Return (figure, data type) -> observation. `fault` changes the weights on the device, but not those of the reference."""
     if fault:
 
         def with_fault(weights: Any, tokens: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -63,7 +64,7 @@ def test_one_lost_row_of_a_weight_is_above_the_limit(tmp_path: Path, monkeypatch
 def test_products_with_the_precision_of_tf32_are_above_the_limit_of_fp32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TF32 keeps 10 bits of the fraction, as fp16 does."""
+    """The weights are rounded to fp16, whose fraction has 10 bits like that of TF32."""
     deviation = measure(tmp_path, monkeypatch, lambda weights: [weight.half().float() for weight in weights])
     assert deviation["deviation", "fp32"].value > LIMITS["fp32"]  # type: ignore[operator]
 

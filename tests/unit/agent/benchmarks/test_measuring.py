@@ -221,7 +221,7 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     assert take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
 
 
-def test_figures_of_a_lost_device_and_of_its_group_are_errors_or_skipped(
+def test_figures_of_a_lost_device_are_errors_and_those_of_its_group_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_device(*_: Any, **__: Any) -> None:
@@ -281,7 +281,7 @@ class ConstantReader:
         return {index: GpuSample(690.0 + index, 1.5e9, 60.0, 0x4, 2.6e9) for index in self._devices}
 
 
-def test_telemetry_has_the_sampled_figures_of_the_requested_time(
+def test_telemetry_reports_the_figures_sampled_in_the_requested_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", ConstantReader)
@@ -335,7 +335,7 @@ def test_telemetry_without_samples_reports_the_reason(monkeypatch: pytest.Monkey
         (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )
-def test_telemetry_with_too_few_or_failed_samples_gives_no_figure(
+def test_telemetry_with_too_few_or_failed_samples_is_an_error(
     pause: float, lose: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FailingReader(ConstantReader):
@@ -377,7 +377,7 @@ t1:9:12 [0] NCCL INFO MNNVL 1 cliqueId 7ffe cliqueSize 72 cliqueRank 0
 t1:9:12 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] via P2P/MNNVL
 t1:9:12 [0] NCCL INFO Channel 01/0 : 3[3] -> 4[0] via P2P/MNNVL/read/CE
 """
-"""Ranks of one NVLink domain, in the form of NCCL 2.21 and later (src/init.cc or src/mnnvl.cc, src/transport/p2p.cc)."""
+"""Log of ranks in one NVLink domain, as NCCL 2.21 and later write it (src/init.cc or src/mnnvl.cc, src/transport/p2p.cc)."""
 
 
 def test_nccl_log_is_parsed() -> None:
@@ -422,13 +422,13 @@ def test_unknown_nccl_log_yields_nothing() -> None:
         (b"x" * 5000, "x" * 400),
     ],
 )
-def test_error_of_nccl_has_its_last_message(last: bytes, expected: str) -> None:
+def test_nccl_error_has_the_last_message(last: bytes, expected: str) -> None:
     library: Any = SimpleNamespace(ncclGetErrorString=lambda code: b"system error", ncclGetLastError=lambda comm: last)
     assert error_text(library, 2) == f"system error: {expected}"
 
 
 @pytest.mark.parametrize("more", [{}, {"ncclGetLastError": lambda comm: None}, {"ncclGetLastError": lambda comm: b""}])
-def test_error_of_nccl_without_a_message_is_its_text(more: dict[str, Any]) -> None:
+def test_nccl_error_without_a_last_message_has_only_the_text_of_its_code(more: dict[str, Any]) -> None:
     library: Any = SimpleNamespace(ncclGetErrorString=lambda code: b"system error", **more)
     assert error_text(library, 2) == "system error"
 

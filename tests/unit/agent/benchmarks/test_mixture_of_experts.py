@@ -1,4 +1,4 @@
-"""Experts: the batched products equal those of each token by itself, and tokens without room are left out."""
+"""Mixture of experts: the batched results equal those of each token alone, and an expert that is full leaves out tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SHAPE = ExpertShape(layers=2, width=16, heads=2, sequence=8, batch_size=2)
 
 
 def by_token(experts: Experts, states: torch.Tensor) -> torch.Tensor:
-    """Return the states (N, sequence, width) of each token, computed by its own two experts alone."""
+    """Return the new states, computed for one token after another by the two experts that the router chooses for it.
+
+    `states` and the result have the shape (N, sequence, width).
+    """
     results = []
     for token in states.flatten(0, 1):
         shares, chosen = experts.router(token).softmax(dim=-1).topk(2)
@@ -44,7 +47,7 @@ def test_tokens_without_room_skip_the_expert() -> None:
     assert not results[20:].any()
 
 
-def test_flops_count_the_weights_that_a_token_uses() -> None:
+def test_counted_weights_are_those_that_one_token_uses() -> None:
     model = ExpertTransformer(SHAPE)
     of_experts = sum(part.up.numel() + part.down.numel() for part in model.modules() if isinstance(part, Experts))
     others = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))

@@ -1,6 +1,6 @@
-"""Collectives with and without NVLink between hosts: each rank has a process of its own, whose end and errors are reported.
+"""Collectives with and without NVLink between hosts: each rank starts a process, whose results or errors it reports.
 
-The processes are fakes that use the protocol of `mnnvl_rank`. The real ones need two GPUs.
+The processes are fakes that use the protocol of `mnnvl_rank`. The real processes need two GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(json.dumps({"results": [result]}))
 
 
 class Ranks:
-    """Two ranks of two hosts in one process, each with its own thread."""
+    """Two ranks, one of each of two hosts, which run as threads of this process."""
 
     def __init__(self, work: Path, domain: str) -> None:
         self.reported: list[tuple[int, str, float, dict[str, Any]]] = []
@@ -91,7 +91,7 @@ class Ranks:
         )  # fmt: skip
 
 
-def ranks_with(
+def run_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, *, domain: str = "nvl1", limit_s: float = 30.0
 ) -> Ranks:
     monkeypatch.setattr(mnnvl, "COMMAND", (sys.executable, "-S", "-c", program))
@@ -102,7 +102,7 @@ def ranks_with(
 
 
 def test_both_rates_and_their_ratio_are_reported_by_every_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ranks = ranks_with(monkeypatch, tmp_path, RANK)
+    ranks = run_ranks(monkeypatch, tmp_path, RANK)
     assert ranks.absent == []
     for rank in range(2):
         own = [(name, value, params) for number, name, value, params in ranks.reported if number == rank]
@@ -114,19 +114,19 @@ def test_both_rates_and_their_ratio_are_reported_by_every_host(monkeypatch: pyte
         ]  # fmt: skip
 
 
-def test_wrong_elements_are_counted_over_all_ranks_in_place_of_the_rate(
+def test_wrong_elements_of_all_ranks_are_reported_in_place_of_the_rate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = RANK.replace('"wrong": 0', '"wrong": 0 if off else 2 + request["rank"]')
-    ranks = ranks_with(monkeypatch, tmp_path, program)
+    ranks = run_ranks(monkeypatch, tmp_path, program)
     assert ranks.absent == []
     for rank in range(2):
         own = [(name, value, params["mnnvl"]) for number, name, value, params in ranks.reported if number == rank]
         assert own == [("mnnvl.wrong_elements", 5, True), ("mnnvl.busbw", 250.0, False)]
 
 
-def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ranks = ranks_with(monkeypatch, tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')", domain="")
+def test_launch_outside_an_nvlink_domain_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ranks = run_ranks(monkeypatch, tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')", domain="")
     assert not (tmp_path / "started").exists()
     assert (ranks.reported, ranks.absent) == ([], [])
 
@@ -142,18 +142,16 @@ def test_launch_outside_a_domain_starts_no_process(monkeypatch: pytest.MonkeyPat
 def test_figures_are_absent_on_all_ranks_if_a_rank_has_no_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, reason: str
 ) -> None:
-    ranks = ranks_with(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
+    ranks = run_ranks(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
     assert ranks.reported == []
     assert len(ranks.absent) == 4, "both hosts must lack both figures: with and without NVLink"
     assert {text for _, text in ranks.absent} == {f"rank 0: {reason} (and 1 more)"}
 
 
-def test_problem_of_a_rank_that_does_not_report_is_reported_by_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_reporting_rank_names_another_rank_whose_process_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = RANK.replace("off =", "assert request['rank'] == 0; off =", 1)
     assert program != RANK
-    ranks = ranks_with(monkeypatch, tmp_path, program)
+    ranks = run_ranks(monkeypatch, tmp_path, program)
     reported = {text for rank, text in ranks.absent if rank == 0}
     assert reported == {"rank 1: the process ended with exit code 1 and 0 results"}
 

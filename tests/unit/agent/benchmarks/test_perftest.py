@@ -47,6 +47,7 @@ REASONS = {
     "v6-error-rtr-client": "the queue pairs cannot be connected",
     "v6-error-version-too-old-client": "the perftest of the other host is too old",
 }
+"""Output -> words that the reason of the failure must have."""
 
 
 def text(name: str, stream: str) -> str:

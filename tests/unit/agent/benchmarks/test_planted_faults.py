@@ -1,4 +1,4 @@
-"""Planted faults: bits are flipped in results on a CPU, and the share that the benchmarks find is compared with the formulas.
+"""Planted faults: bits are flipped in results on a CPU, and the share of faults found is compared with the formulas.
 
 The formulas are in `fleet/judge/planted_faults.py`; `rackproof power --planted-faults` prints them.
 """
@@ -25,7 +25,7 @@ from tests.unit.agent.benchmarks.test_measuring import context, values
 
 CPU = torch.device("cpu")
 SIZE, TRIALS, REPETITIONS = 16, 400, 5
-"""Without a time budget, a result is computed REPETITIONS times: once for the digest, and four times to compare."""
+"""With a time budget of 0 s, a result is computed REPETITIONS times: once for the digest, and four times to compare."""
 
 Pattern = Callable[[torch.Tensor, random.Random], None]
 
@@ -56,6 +56,7 @@ def few_bits(result: torch.Tensor, rng: random.Random) -> None:
 
 
 def one_lane(result: torch.Tensor, rng: random.Random) -> None:
+    """Flip the same bit of every 32nd word."""
     words = words_of(result)
     bit = rng.randrange(words.element_size() * 8)
     for index in range(rng.randrange(32), words.numel(), 32):
@@ -77,7 +78,7 @@ def comparison(**over: Any) -> Comparison:
 
 
 def is_near(found: int, trials: int, probability: float | None) -> bool:
-    """Return whether the count is within four standard deviations of its expectation."""
+    """Return whether `found` is within four standard deviations of `trials` times `probability`, its expected value."""
     assert probability is not None
     return abs(found - trials * probability) <= 4 * math.sqrt(trials * probability * (1 - probability))
 
@@ -100,7 +101,7 @@ def found_by_digest(
 
 
 def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
-    """Compute the result as often as without a time budget, and return the digests."""
+    """Compute the result REPETITIONS times, and return the digests."""
     digests = digest.Digests()
     digest._repeat(rank, computation, 0.0, digests)
     return digests
@@ -108,7 +109,7 @@ def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "softmax", "copy"])
-def test_fault_of_some_repetitions_is_found_as_often_as_computed(
+def test_fault_of_some_repetitions_is_found_as_often_as_the_formula_says(
     tmp_path: Path, workload: str, pattern: Pattern
 ) -> None:
     rate = 0.2
@@ -124,7 +125,7 @@ def test_fault_of_some_repetitions_is_found_as_often_as_computed(
 
 
 @pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "sort"])
-def test_fault_of_some_elements_is_found_as_often_as_computed(tmp_path: Path, workload: str) -> None:
+def test_fault_of_some_elements_is_found_as_often_as_the_formula_says(tmp_path: Path, workload: str) -> None:
     elements = digest_elements(workload, SIZE)
     rate = 1.0 / (elements * REPETITIONS)
 
@@ -144,7 +145,7 @@ def test_fault_of_some_elements_is_found_as_often_as_computed(tmp_path: Path, wo
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
 def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, workload: str, pattern: Pattern) -> None:
-    """Only the workload `copy` also counts mismatches, because its right result is known."""
+    """Mismatches are counted only for the workload `copy`, because its right result is known."""
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
     rank, rng, escaped = context(tmp_path), _rng(3), 0
@@ -158,7 +159,7 @@ def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, work
     assert escaped == 0
 
 
-def test_wrong_pass_over_the_memory_is_found_as_often_as_computed(
+def test_wrong_pass_over_the_memory_is_found_as_often_as_the_formula_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate, trials, patterns = 0.2, 100, ["zeros", "checkerboard", "random"]
@@ -189,11 +190,11 @@ def test_wrong_pass_over_the_memory_is_found_as_often_as_computed(
 
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
 @pytest.mark.parametrize("size", [64, 256])
-def test_assumed_number_of_elements_is_that_of_the_result(workload: str, size: int) -> None:
+def test_formulas_assume_the_number_of_elements_of_the_result(workload: str, size: int) -> None:
     assert digest_workloads.WORKLOADS[workload](size, CPU).compute().numel() == digest_elements(workload, size)
 
 
-def test_stress_compares_as_often_as_assumed() -> None:
+def test_formulas_assume_the_block_duration_of_stress() -> None:
     assert stress.BLOCK_S == planted_faults.STRESS_BLOCK_S
 
 

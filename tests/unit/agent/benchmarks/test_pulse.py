@@ -33,7 +33,7 @@ CHOSEN = settings("pulse", QUICK)
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Each rank computes on one core, as torchrun sets it."""
+    """Let torch compute with one thread, as torchrun sets it for each rank."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def context(work: Path, store: dist.Store, local_rank: int = 0, ranks: int = 2, **over: Any) -> Context:
-    """Return a rank that runs pulse on a CPU."""
+    """Return the context of a rank that runs pulse on a CPU."""
     work.mkdir(exist_ok=True)
     return Context(
         rank=local_rank,
@@ -161,7 +161,9 @@ def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert float(figures(rank)["pulse.wrong_products"].value or 0) >= 1
 
 
-def test_wrong_products_count_although_the_gpu_fails_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_products_are_reported_even_if_the_gpu_fails_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
@@ -189,7 +191,7 @@ class HungEvent:
         time.sleep(60)
 
 
-def test_gpu_that_hangs_ends_the_benchmark_in_time_and_its_wrong_products_count(
+def test_gpu_that_hangs_ends_the_benchmark_in_time_and_its_wrong_products_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All GPUs are loaded together, with a wrong product in each period. The GPU hangs later, when it is loaded alone."""
@@ -229,7 +231,7 @@ def test_type_that_the_device_lacks_is_unsupported(tmp_path: Path) -> None:
     assert {item.name for item in rank.observations} >= {"pulse.work", "pulse.wrong_products", "pulse.kept_share"}
 
 
-def test_lost_rank_costs_only_its_own_figures(tmp_path: Path) -> None:
+def test_rank_whose_sibling_is_lost_still_measures_its_own_work(tmp_path: Path) -> None:
     store = dist.HashStore()
     broken = context(tmp_path, store, 0)
     broken.leave()
@@ -257,11 +259,12 @@ def test_hosts_of_a_gang_are_in_phase(tmp_path: Path) -> None:
 
 
 SHIFT_S = -86_400.5
+"""Seconds by which the clock of the second host differs from that of the first."""
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return the port of a store on the loopback."""
+    """Run a store on the loopback interface; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving: list[Any] = []
         started = threading.Event()
