@@ -25,7 +25,7 @@ def port() -> int:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Replace `time.monotonic()`."""
+    """Replace `time.monotonic()` by a fake clock, and return the fake."""
     fake = FakeClock()
     monkeypatch.setattr(time, "monotonic", fake)
     return fake

@@ -10,6 +10,7 @@ from agent.benchmarks.links.rdma_ports import RdmaPort, fabric_ports, nearest_gp
 
 IPV4, IPV6 = "0000:0000:0000:0000:0000:ffff:0a00:0001", "fd00:0000:0000:0000:0000:0000:0000:0001"
 LOCAL, FREE = "fe80:0000:0000:0000:5054:00ff:fe29:0100", "0000:0000:0000:0000:0000:0000:0000:0000"
+"""GIDs as sysfs writes them. LOCAL is a link-local address; FREE is an unused entry of the port's GID table."""
 GIDS = [(LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2"), (IPV4, "IB/RoCE v1"), (IPV4, "RoCE v2")]
 
 
@@ -40,6 +41,7 @@ def add_adapter(
 
 
 def reasons(root: Path, *, fabric: bool = True) -> dict[str, str]:
+    """Return adapter -> why its port is not measured; "" if the port is measured."""
     return {port.hca: port.unusable for port in fabric_ports(fabric, root)}
 
 
@@ -67,7 +69,7 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
         ({"layer": "Unknown"}, "link layer is Unknown"),
     ],
 )
-def test_port_that_is_not_of_the_fabric_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+def test_port_outside_the_fabric_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     add_adapter(tmp_path, "mlx5_1", "35", **change)  # type: ignore[arg-type]
     found = reasons(tmp_path)
@@ -87,7 +89,9 @@ def test_virtual_function_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["4: RNIC", "7: unspecified"])
-def test_adapter_of_another_kind_has_a_reason_and_takes_no_rail_of_the_fabric(tmp_path: Path, kind: str) -> None:
+def test_adapter_that_is_no_channel_adapter_has_a_reason_and_takes_no_rail_of_the_fabric(
+    tmp_path: Path, kind: str
+) -> None:
     add_adapter(tmp_path, "efa_0", "05", kind=kind, layer="Ethernet", rate="800 Gb/sec (8X NDR)")
     add_adapter(tmp_path, "mlx5_0", "15")
     first, second = fabric_ports(True, tmp_path)
@@ -128,7 +132,7 @@ def test_gid_of_another_interface_is_not_used(tmp_path: Path) -> None:
     assert (port.gid_index, port.gid_type) == (0, "RoCE v2 link-local")
 
 
-def test_name_that_cannot_be_a_scope_is_left_out(tmp_path: Path) -> None:
+def test_adapter_whose_name_cannot_be_in_a_scope_is_left_out(tmp_path: Path) -> None:
     add_adapter(tmp_path, "mlx5_0,gpu=0", "15")
     assert fabric_ports(True, tmp_path) == []
 
@@ -153,7 +157,7 @@ def test_partner_is_the_port_in_the_same_slot(tmp_path: Path) -> None:
     assert partner_port(own[1], slots, [slots[0], slots[2]]) is None, "a missing adapter does not shift the rails"
 
 
-def test_partner_is_the_port_in_the_same_position_if_hosts_have_other_slots(tmp_path: Path) -> None:
+def test_partner_is_the_port_in_the_same_position_if_the_hosts_use_different_slots(tmp_path: Path) -> None:
     own = ports(tmp_path, "15", "35")
     slots = [port.slot for port in own]
     assert partner_port(own[1], slots, ["0000:a1:00.0/1", "0000:b1:00.0/1"]) == "0000:b1:00.0/1"

@@ -1,5 +1,5 @@
-"""Shared storage: three hosts, each a thread, and one directory. A fake of fio prints the output of fio; the shards of the
-checkpoint are real files."""
+"""Shared storage: three hosts, each a thread, and one directory. A fake prints what fio prints; the shards of the checkpoint are
+real files."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def measure(
     scope: str = "gang=all",
     **chosen: Any,
 ) -> Observed:
-    """Return what each host observes.
+    """Run the benchmark on several hosts, each in a thread; return host -> its observations.
 
     Args:
-        tmp_path: for the work directories.
-        paths: host -> its directory; default: the same on all.
+        tmp_path: directory for the shared directory and the hosts' work directories.
+        paths: host -> the directory that it measures. Hosts that are not in `paths` measure `tmp_path`/shared.
         absent: hosts whose measuring rank has left the benchmark, because its GPU is broken.
-        shards: shards of each host.
+        shards: number of shards that each host writes.
         hosts: hosts of the launch.
-        scope: scope of what all ranks of the launch measure.
-        chosen: settings.
+        scope: scope of the figures that all ranks of the launch measure together.
+        chosen: settings that replace those in CHOSEN.
     """
     (tmp_path / "shared").mkdir(exist_ok=True)
     store = PrefixStore("launch", HashStore())
@@ -107,7 +107,7 @@ def measure(
 
 
 def values(observed: Observed, name: str, **params: Any) -> dict[str, Any]:
-    """Return host -> value of this figure, without hosts that did not measure it."""
+    """Return host -> value of a figure with the parameters `params`. Hosts that did not measure it are left out."""
     return {
         host: item["value"]
         for host, items in observed.items()
@@ -117,7 +117,7 @@ def values(observed: Observed, name: str, **params: Any) -> dict[str, Any]:
 
 
 def problems(observed: Observed) -> dict[str, set[str]]:
-    """Return host -> reasons of its errors, without hosts that have none."""
+    """Return host -> reasons of its errors. Hosts without errors are left out."""
     found = {host: {item["reason"] for item in items if item["status"] == "error"} for host, items in observed.items()}
     return {host: reasons for host, reasons in found.items() if reasons}
 
@@ -164,7 +164,7 @@ def test_collecting_host_may_be_late_and_then_wait_for_a_lost_host(
     assert exchange.gather("step", 2, 60.0) == {"h1": 1, "h2": 2}
 
 
-def test_byte_that_is_stored_wrong_is_found_by_all_and_reported_by_its_owner(
+def test_byte_that_is_stored_wrong_is_found_by_all_hosts_and_reported_by_the_host_that_wrote_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Clients.step
@@ -231,7 +231,7 @@ def test_host_whose_mount_hangs_is_named_and_the_others_are_measured(
     assert values(observed, "wrong_bytes") == {"h1": 0, "h2": 0}
 
 
-def test_first_host_without_its_rank_is_replaced_as_collector(tmp_path: Path) -> None:
+def test_second_host_collects_the_values_if_the_rank_of_the_first_has_left(tmp_path: Path) -> None:
     observed = measure(tmp_path, absent=("h1",))
     assert problems(observed) == {}
     assert values(observed, "aggregate_bandwidth", op="write") == {"h2": 4e9, "h3": 4e9}
@@ -248,7 +248,7 @@ def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
     ("first", "hosts", "expected"),
     [(0, 5, [5]), (1, 1, [1]), (1, 5, [1, 2, 4, 5]), (1, 8, [1, 2, 4, 8]), (4, 3, [3])],
 )
-def test_ramp_doubles_up_to_all_hosts(first: int, hosts: int, expected: list[int]) -> None:
+def test_number_of_clients_doubles_up_to_all_hosts(first: int, hosts: int, expected: list[int]) -> None:
     assert numbers_of_clients(first, hosts) == expected
 
 
@@ -293,7 +293,7 @@ def test_host_that_fails_lacks_only_its_own_figures(
     assert (misread["h2"], misread["h3"]) == (0, 0)
 
 
-def test_client_is_not_at_fault_if_no_other_host_has_read_the_bytes(
+def test_client_is_not_at_fault_if_no_other_host_has_read_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Clients.step

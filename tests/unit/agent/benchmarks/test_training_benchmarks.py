@@ -56,12 +56,12 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 SETTINGS = cpu_settings(TRAINING, QUICK)
 TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
-"""Makes the installed torchvision importable with a CPU build of torch."""
+"""Variables with which the installed torchvision can be imported although torch is a build for CPUs."""
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the work directory after all of these benchmarks ran once."""
+    """Run all benchmarks in SETTINGS once; return their work directory."""
     work = tmp_path_factory.mktemp("ranks")
     run_as_agent(work, request(**SETTINGS), **TORCHVISION)
     return work
@@ -96,7 +96,7 @@ def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Ob
 
 
 def test_missing_compiler_is_reported(tmp_path: Path) -> None:
-    """One rank with a small network, because torch.compile uses seconds of CPU time before it finds that there is no compiler."""
+    """The test uses one rank and a small network: torch.compile takes seconds before it finds that there is no compiler."""
     write_request(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
     started = ranks.start(__name__, "without_compiler", work=tmp_path, ranks=1)
     assert started.wait() == [0], started.output.read_text()
@@ -233,7 +233,7 @@ def test_training_has_enough_steps_on_any_number_of_ranks(images: int, ranks: in
     assert torch.equal(torch.cat(list(batches))[:own], order[: size * steps])
 
 
-def test_max_steps_limits_a_short_epoch() -> None:
+def test_max_steps_limits_the_steps_of_an_epoch() -> None:
     assert training.steps_per_epoch(1000, settings("training", {"max_steps": 3})) == 3
 
 
@@ -348,7 +348,7 @@ def _with_faults() -> None:
     _operations_are_counted(context)
     context.save()
     torch.distributed.destroy_process_group()
-    os._exit(0)  # otherwise a thread of gloo that still runs ends the process with SIGABRT
+    os._exit(0)  # a normal exit could end with SIGABRT, because a thread of gloo may still run
 
 
 def _attempt_fails(context: Context) -> None:

@@ -71,6 +71,10 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def set_behaviour(directory: Path, **behaviour: str) -> None:
+    """Set what the fakes do, by side and adapter, for example `client_mlx5_0="hang"`. Unnamed sides print a good result.
+
+    A side can also `fail` or print `garbage`. A `deaf` server does not listen.
+    """
     sides = {key.replace("_", " ", 1): value for key, value in behaviour.items()}
     (directory / "behaviour").write_text(json.dumps(sides))
 
@@ -88,7 +92,7 @@ def measure(
     fabric: bool = True,
     **request: Any,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what each member observes. All see the adapters under `root`."""
+    """Run the benchmark on each member, in a thread; return host -> its observations. Every member has the adapters in `root`."""
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=root))
     members = request.get("members", ["h1"])
     contexts = {host: context_of(root, host, members, stage, {"fabric": fabric, **request}) for host in members}
@@ -170,7 +174,7 @@ def test_missing_perftest_is_reported_once_with_a_remedy(tmp_path: Path, monkeyp
     assert "ib_write_bw not found: install perftest" in absent["reason"]
 
 
-def test_port_that_is_not_measured_has_a_reason(
+def test_port_without_a_link_is_unsupported_with_its_reason(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", state="1: DOWN", link="3: Disabled")
@@ -310,7 +314,7 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     assert [len(figures(of_host)) for of_host in observations.values()] == [5, 4]
 
 
-def test_partner_that_starts_no_server_is_one_error(
+def test_partner_that_starts_no_server_causes_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
@@ -331,7 +335,7 @@ PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}
 
 
 @pytest.mark.parametrize("posted", [{}, PARTNERS_PORT, {**PARTNERS_PORT, "1/round/h2": "here", "1/round/h2/gone": ""}])
-def test_partner_that_does_not_take_part_is_one_error(
+def test_partner_that_does_not_take_part_causes_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, posted: dict[str, Any]
 ) -> None:
     """The partner never starts, hangs in an earlier round, or gave up waiting for this host."""
@@ -363,7 +367,7 @@ def test_other_ranks_wait_only_until_the_reporting_rank_has_left() -> None:
     assert present == []
 
 
-def test_host_without_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partner_without_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
     members = ["h1", "h2"]

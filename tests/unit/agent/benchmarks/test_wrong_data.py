@@ -129,7 +129,7 @@ def test_wrong_element_of_memory_is_counted(
 
         def work_wrongly() -> None:
             work()
-            target.view(-1)[-1] += 1  # a single element, and not one of a regular sample
+            target.view(-1)[-1] += 1  # the last element only, which a check of every n-th element could miss
 
         return (work_wrongly if is_wrong else work), count_wrong, moved
 
@@ -277,7 +277,7 @@ def test_wait_for_a_hanging_device_has_a_time_limit(tmp_path: Path, monkeypatch:
 
 
 def test_no_rank_waits_for_a_device_without_a_time_limit() -> None:
-    """The process of `mnnvl_rank` is killed after a time limit."""
+    """`mnnvl_rank` may wait without a limit, because its process is killed after a time limit."""
     waits = re.compile(r"torch\.cuda\.synchronize\(|\b(event|last|done|end|stream)\.synchronize\(")
     sources = [path for path in (ROOT / "agent" / "benchmarks").rglob("*.py") if path.name != "mnnvl_rank.py"]
     assert [path.name for path in sources if waits.search(path.read_text())] == []
@@ -324,7 +324,7 @@ def test_differing_bytes_are_counted(tmp_path: Path, dtype: torch.dtype) -> None
 
 
 def fail_at(function: Callable[..., Any], call: int, error: Exception) -> Callable[..., Any]:
-    """Return a wrapper of the function whose call number `call`, counted from 0, raises the error."""
+    """Return a wrapper of `function` that raises `error` in its call number `call`, counted from 0."""
     calls = iter(range(1 << 30))
 
     def failing(*arguments: Any, **options: Any) -> Any:
@@ -343,7 +343,7 @@ ERRORS = [
 
 
 def run_with_error(error: Exception, run: Callable[[], None], *caught: type[Exception]) -> None:
-    """Run a benchmark in which `error` occurs. It must raise the error, unless the benchmark catches errors of this type."""
+    """Run a benchmark in which `error` occurs. It must raise the error, unless it catches errors of this type (`caught`)."""
     if isinstance(error, caught):
         run()
         return

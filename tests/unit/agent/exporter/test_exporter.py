@@ -139,7 +139,7 @@ def test_scrape_parses_back_to_the_readings(healthy: str) -> None:
     assert result[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
 
 
-def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
+def test_metrics_with_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
     def read() -> list[Family]:
         values = (("gpu.uuid", "GPU-1", "1"), ("gpu.name", "NVIDIA H200", "1"), ("gpu.clock.sm", 1.98e9, "Hz"))
         more = (
@@ -171,7 +171,7 @@ def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
     assert "DCGM_" not in text_of(Exporter([Fake("nvml", read)]))
 
 
-def test_utilization_is_exported_as_dcgm_prof_fields() -> None:
+def test_gpm_utilization_is_exported_under_the_names_of_dcgm_prof_fields() -> None:
     def read() -> list[Family]:
         values = (
             ("gpu.uuid", "GPU-1", "1"),
@@ -274,7 +274,7 @@ def test_failed_collector_is_counted_and_the_others_are_exported() -> None:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Return the event that a blocked collector waits for. It is set at the end of the test, so that no thread remains."""
+    """Yield the event that a blocked collector waits for. The event is set after the test, so that no thread remains."""
     event = threading.Event()
     yield event
     event.set()
@@ -405,7 +405,7 @@ def test_reading_becomes_one_sample(reading: Family, name: str, value: float) ->
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., str]]:
-    """Return a function that starts a server on a free port and returns its address. It is stopped at the end of the test."""
+    """Yield a function that starts a server on a free port and returns its URL. The servers are stopped after the test."""
     started = []
 
     def start(*collectors: Collector, fresh_s: float = 1.0) -> str:
@@ -471,7 +471,7 @@ def test_option_compat_has_a_value_for_every_set_of_compatible_names() -> None:
     assert sorted(exporter.COMPATIBLE_NAMES) == [*COMPATIBLE]
 
 
-def test_collectors_are_read_only_by_scrapes_and_a_fresh_page_is_reused(serving: Callable[..., str]) -> None:
+def test_only_a_scrape_reads_the_collectors_and_a_fresh_page_is_reused(serving: Callable[..., str]) -> None:
     collector = Fake("good", load)
     url = serving(collector, fresh_s=0.2)
     assert collector.calls == 0
