@@ -23,7 +23,7 @@ def run(*arguments: str) -> Done:
 
 
 class FixedCollector:
-    """A collector that returns the given readings: NAME=VALUE of the host, or NAME={GPU: VALUE}. `__` in NAME stands for a dot."""
+    """A collector that returns the given readings: NAME=VALUE of the host, or NAME={GPU: VALUE}. `__` in NAME means a dot."""
 
     name = "fixed"
 

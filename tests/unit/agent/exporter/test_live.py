@@ -1,4 +1,4 @@
-"""Live progress of a run: the file that its supervisor writes, and the metrics that the exporter derives from it."""
+"""Live progress of a run: the live file that the run's supervisor writes, and the metrics that the exporter derives from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_live(run: HostRun) -> Json:
 
 
 def series(document: Json, later_s: float = 0.0) -> Series:
-    """Return the metrics that are exported this many seconds after the file was written."""
+    """Return the metrics that are exported `later_s` seconds after the live file `document` was written."""
     exported = run_metrics.families(document, document["written"] + later_s)
     return {
         (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
@@ -57,7 +57,7 @@ def series(document: Json, later_s: float = 0.0) -> Series:
 
 
 def state(exported: Series, stage: str) -> list[str]:
-    """Return the states of the stage."""
+    """Return the states for which the series of the stage is not 0; in valid metrics, this is one state."""
     return [
         dict(labels)["state"]
         for (name, labels), value in exported.items()
@@ -88,7 +88,7 @@ for rank in (0, 1):
 
 @pytest.fixture
 def end_stage(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Start a stage with two ranks, one of them alive; return a function that ends the stage."""
+    """Start a stage with two ranks, of which only rank 0 sends heartbeats; yield a function that ends the stage."""
     monkeypatch.setattr(live, "PERIOD_S", 0.1)
     work = run.directory / "work"
     work.mkdir()
@@ -108,10 +108,11 @@ def end_stage(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     end()
 
 
-def wait_for(run: HostRun, what: Callable[[Json], object]) -> Json:
+def wait_for(run: HostRun, is_awaited: Callable[[Json], object]) -> Json:
+    """Return the live file as soon as `is_awaited` is true for it."""
     ends = time.monotonic() + 30
     while time.monotonic() < ends:
-        if (run.directory.parent / "live.json").exists() and what(exported := read_live(run)):
+        if (run.directory.parent / "live.json").exists() and is_awaited(exported := read_live(run)):
             return exported
         time.sleep(0.05)
     raise AssertionError(read_live(run))
@@ -131,7 +132,7 @@ def test_new_run_publishes_its_identity_and_its_planned_stages(run: HostRun) -> 
     }
 
 
-def test_stage_is_published_while_it_runs_and_after(run: HostRun, end_stage: Callable[[], None]) -> None:
+def test_stage_is_published_while_it_runs_and_after_its_end(run: HostRun, end_stage: Callable[[], None]) -> None:
     def figures(document: Json) -> list[Json]:
         return [figure for stage in document["stages"] for figure in stage.get("figures", [])]
 
@@ -184,7 +185,7 @@ def test_stage_without_a_supervisor_becomes_silent(run: HostRun) -> None:
     document = live.build_document(run) | {"written": time.time()}
     document["stages"][0] |= {"state": "running", "began": document["written"], "deadline": document["written"] + 60}
     document["stages"][0]["ranks"] = [{"rank": 0, "scope": "cpu=0", "at": "gemm", "silent_s": 0.1, "waiting_s": 0.0}]
-    documents.validate(document, "live", source="the test's")
+    documents.validate(document, "live", source="document of the test")
     assert state(series(document, later_s=29.0), "benchmark") == ["running"]
     late = series(document, later_s=31.0)
     assert state(late, "benchmark") == ["silent"]
@@ -205,7 +206,10 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
 def publisher(
     tmp_path: Path, begun: dict[str, float], profile: str, span: live.Span | None = None
 ) -> live.LivePublisher:
-    """Return the publisher of a launch that began a minute ago. `begun`: benchmark -> its start, in s after the launch began."""
+    """Return the publisher of a launch that began a minute ago.
+
+    `begun`: benchmark -> seconds from the start of the launch to the start of the benchmark.
+    """
     plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
     stage = plan.stages[0]
     host_run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
@@ -235,7 +239,7 @@ def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
 
 
 def test_end_of_a_slow_benchmark_is_estimated_from_its_observations(tmp_path: Path) -> None:
-    """A quarter of the observations of `gemm` are made after 40 s, although only 4 s were expected for all of them."""
+    """After 40 s of `gemm`, a quarter of its observations are made. All of them were expected within 4 s."""
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]
     made = [
@@ -275,7 +279,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
 
 
 def aggregated(*earlier: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
-    """Return metric and label values -> value."""
+    """Return (metric, label values …) -> value of the figures that are exported for the results `earlier` and live values `now`."""
     figures, left_out = newest_figures(earlier, now)
     assert left_out == 0
     return {
@@ -340,7 +344,7 @@ def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
     }
 
 
-def test_file_systems_have_the_label_directory() -> None:
+def test_figures_of_file_systems_have_the_label_directory() -> None:
     disk = {"op": "read", "sharing": "together", "device": "nvme1n1"}
     assert aggregated(
         observation("local_storage.bandwidth", 6e9, "B/s", scope="directory=data:1", **disk),
@@ -354,7 +358,7 @@ def test_file_systems_have_the_label_directory() -> None:
     }
 
 
-def test_measured_figure_replaces_the_live_one() -> None:
+def test_measured_figure_replaces_the_live_figure() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
     assert aggregated(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
     assert aggregated(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
@@ -362,7 +366,10 @@ def test_measured_figure_replaces_the_live_one() -> None:
 
 @pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
 def test_figures_with_different_settings_have_different_labels(run: str) -> None:
-    """Left out here: collectives, of which only the largest size is exported, and numbers of wrong results, which are summed."""
+    """Some figures are not compared: those with a size, because only the largest size is exported, and counts, which are sums.
+
+    The counts are those of wrong results and of unmeasured figures.
+    """
     (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
     document = documents.parse(path.read_bytes(), source=run)
     exported = [newest_figures([item])[0] for item in document["observations"]]
@@ -457,7 +464,7 @@ def test_host_without_a_run_exports_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "{}", '{"schema": "rackproof.live/2"}', "link"])
-def test_invalid_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
+def test_invalid_live_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
     live.publish_idle(run)
     path = run.directory.parent / "live.json"
     assert scrape(run.directory.parents[1])[SUCCESS] == 1
@@ -471,7 +478,7 @@ def test_invalid_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
     assert not any(name.startswith("run_") for name, _ in exported)
 
 
-def test_hostile_text_stays_text(run: HostRun) -> None:
+def test_hostile_rack_name_stays_inside_its_label(run: HostRun) -> None:
     host = dataclasses.replace(run.host, rack='r"1\\\n# HELP evil x')
     run.host = host
     live.publish_idle(run)

@@ -1,4 +1,4 @@
-"""The GPU sampler: its windows, histograms and counters, and GPUs that hang or are lost."""
+"""The GPU sampler: the windows, histograms and counters that it exports, and GPUs that hang or are lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Exported = dict[str, float]
 
 
 def exported(samples: GpuHistory) -> Exported:
-    """Return the value of each sample by its name and its labels, except the labels of the GPU."""
+    """Return "NAME LABEL=VALUE …" -> value of each exported sample. The labels `gpu` and `uuid` are left out."""
     metrics: Exported = {}
 
     def add(name: str, value: float, suffix: str = "", **labels: str) -> None:
@@ -101,7 +101,7 @@ def test_another_gpu_at_the_same_index_starts_a_new_history() -> None:
     assert metrics["window_samples"] == metrics["power_of_limit_ratio_count"] == 0
 
 
-# ---- against the library ----
+# ---- with the fake NVML library ----
 
 PROGRAM = """
 import json, sys, time
@@ -177,7 +177,7 @@ def test_lost_gpu_counts_failures_and_is_sampled_again_when_it_returns(sample: C
     assert back["gpu_samples_total 3"] > lost["gpu_samples_total 3"]
 
 
-def test_missing_driver_exports_nothing_and_failing_driver_is_an_error(
+def test_sampler_exports_nothing_without_a_driver_and_fails_with_a_mismatched_driver(
     sample: Callable[..., list[Exported]],
 ) -> None:
     assert sample("driver-not-loaded", "0.5", "") == [{}]

@@ -47,7 +47,10 @@ def curl(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a CA, certificates of a server and a client that it signed, and a client certificate that it did not sign."""
+    """Create a CA, a server and a client certificate signed by the CA, and a self-signed client certificate.
+
+    Return their directory.
+    """
     directory = tmp_path_factory.mktemp("pki")
     new = [
         "openssl",

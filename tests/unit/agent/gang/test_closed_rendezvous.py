@@ -43,7 +43,7 @@ UNSAFE = {
 
 
 def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the project's rule against unsafe imports, without the exceptions of `noqa` comments."""
+    """Run the project's rule against unsafe imports. `noqa` comments make no exception here."""
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--ignore-noqa", "--select=TID251", *arguments]
     return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -61,7 +61,7 @@ def test_product_code_does_not_unpickle() -> None:
 
 
 def unsafe_loads(code: str) -> list[int]:
-    """Return the lines that call torch.load without weights_only=True, or bind it to another name."""
+    """Return the numbers of the lines that call torch.load without weights_only=True, or bind torch.load to another name."""
     lines = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
@@ -92,7 +92,7 @@ def test_torch_load_reads_weights_only() -> None:
 
 
 def can_connect(listener: socket.socket, source: str) -> bool:
-    """Return whether a client at this address can connect and exchange data."""
+    """Return whether a client with the address `source` can connect and exchange data."""
     with socket.socket(listener.family) as client:
         client.bind((source, 0))
         client.settimeout(0.3)
@@ -158,7 +158,10 @@ def write_rendezvous(
     stage: str = "gang 1",
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the rendezvous file of this host, after a check that the command and other users see no secret."""
+    """Write the rendezvous file of host `me`, and return its content.
+
+    Check that the command line has no secret, and that other users cannot read the file.
+    """
     plan = builders.plan("node1", "node2", profile="rehearsal", rackproof_infiniband_ports=2)
     host = plan.host(me)
     addresses = dict.fromkeys(members, "127.0.0.1")

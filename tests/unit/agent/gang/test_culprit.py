@@ -308,7 +308,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "two ranks ended at the same age; the one in the older status ended first": (
+    "two ranks with equal `ended_s`; the one in the older status ended first": (
         gang_snapshot(
             ages={"h2": 1.0},
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=1),
@@ -553,7 +553,7 @@ def test_phase_of_a_rank_without_heartbeats_is_start() -> None:
     assert culprit.phase == "collective all_reduce 8 B"
 
 
-def test_unstarted_rank_is_not_absent_until_another_has_run_long() -> None:
+def test_unstarted_rank_is_not_absent_until_another_rank_has_run_for_start_s() -> None:
     not_started = rank_state(3, alive_s=None, phase="")
     others = {f"r{number}": rank_state(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
     assert culprit_text(gang_snapshot(r3=not_started, **others)) == ""
@@ -563,7 +563,7 @@ def test_unstarted_rank_is_not_absent_until_another_has_run_long() -> None:
     )
 
 
-def test_silent_rank_takes_precedence_over_an_absent_one() -> None:
+def test_silent_rank_takes_precedence_over_an_absent_rank() -> None:
     snapshot = gang_snapshot(
         r3=rank_state(3, silent_s=SILENT_RANK_S),
         r4=rank_state(4, alive_s=None, phase=""),
@@ -572,7 +572,7 @@ def test_silent_rank_takes_precedence_over_an_absent_one() -> None:
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_silent_rank_is_named_once_another_depends_on_it() -> None:
+def test_silent_rank_is_named_if_another_rank_depends_on_it() -> None:
     snapshot = gang_snapshot(
         r3=rank_state(3, silent_s=SILENT_RANK_S), r0=rank_state(0, grouped=False), r4=rank_state(4, grouped=False)
     )
@@ -584,7 +584,7 @@ def test_first_of_two_silent_ranks_is_named() -> None:
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_failure_together_with_timeouts_is_not_named() -> None:
+def test_failure_just_before_the_timeouts_is_not_named_and_an_earlier_one_is() -> None:
     failed = rank_state(3, failure="error", failure_age_s=SETTLED_S + 1)
     assert culprit_text(gang_snapshot(**timed_out_ranks(failed))) == ""
     assert culprit_text(gang_snapshot(**timed_out_ranks(replace(failed, failure_age_s=SETTLED_S + 3)))).endswith(
@@ -638,13 +638,13 @@ def test_waiting_rank_is_not_the_culprit() -> None:
     )
 
 
-def test_furthest_behind_or_longest_idle_rank_is_named() -> None:
+def test_rank_that_is_furthest_behind_or_else_longest_idle_is_named() -> None:
     lagging = [rank_state(number, sequence=6, waiting_s=None, progress_s=30.0) for number in (2, 3)]
     assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], sequence=5))))
     assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], progress_s=31.0))))
 
 
-def test_recent_timeout_is_not_settled() -> None:
+def test_rank_behind_is_not_named_before_one_timeout_is_old_enough() -> None:
     fresh = {**TIMED_OUT_FIELDS, "failure_age_s": 0.5}
     ranks = {f"r{number}": rank_state(number, **fresh) for number in (0, 1, 2, 4, 5)}
     lagging = rank_state(3, sequence=6, waiting_s=None)

@@ -53,7 +53,7 @@ def test_rank_reports_its_progress(tmp_path: Path) -> None:
         ("OutOfMemoryError: CUDA out of memory", "error"),
     ],
 )
-def test_kind_of_failure_is_derived_from_the_message(tmp_path: Path, problem: str, kind: str) -> None:
+def test_kind_of_failure_is_derived_from_its_text(tmp_path: Path, problem: str, kind: str) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     RankHeartbeat(0, tmp_path).record_failure(problem)
     receiver.read()
@@ -108,7 +108,7 @@ pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 
 
 class Guarded:
-    """A rank under its guard, as a launcher starts it. The rank runs `statements`."""
+    """A guard and its rank, started as by a launcher. The rank runs `statements`; `supervisor` is its supervisor's identity."""
 
     def __init__(self, tmp_path: Path, statements: str, supervisor: str = "") -> None:
         (tmp_path / "program.py").write_text(PROGRAM.format(statements=statements))
@@ -149,7 +149,7 @@ class Guarded:
         self.receiver.close()
 
 
-def test_end_by_the_launcher_is_marked(tmp_path: Path) -> None:
+def test_termination_by_the_launcher_is_marked(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     os.killpg(guarded.guard.pid, signal.SIGTERM)  # as torchrun does
     assert guarded.guard.wait(timeout=10) == -15
@@ -198,7 +198,7 @@ def test_rank_ends_with_its_guard_or_supervisor_and_launcher_ends_with_its_super
 
 
 def kill_supervisor_of_launcher(tmp_path: Path) -> list[int]:
-    """Start supervisor → launcher → guard → rank, and kill the supervisor; return launcher and rank."""
+    """Start supervisor → launcher → guard → rank, and kill the supervisor; return the PIDs of launcher and rank."""
     (tmp_path / "program.py").write_text(PROGRAM.format(statements="time.sleep(60)"))
     launcher = (
         "import os, pathlib, subprocess, sys\n"
@@ -221,7 +221,7 @@ def kill_supervisor_of_launcher(tmp_path: Path) -> list[int]:
     return [int((tmp_path / name).read_text()) for name in ("launcher", "pid")]
 
 
-def test_pause_of_the_supervisor_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_of_the_supervisor_is_not_silence_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     monitor = GangMonitor("h1", guarded.receiver, None, 60.0)
     assert monitor.poll(0.1) is None

@@ -61,7 +61,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 @pytest.fixture
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Replace the clock of the heartbeats only."""
+    """Replace the clock of the module `heartbeat`; other modules keep the real one."""
     clock = FakeClock()
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     return clock
@@ -143,7 +143,7 @@ def test_progress_and_collectives_set_the_moment_of_progress(
     assert sent() == (2, 1003.0, 1003.5), "progress must not be later than the message"
 
 
-def test_texts_are_truncated(tmp_path: Path, receiver: Receiver) -> None:
+def test_phase_and_exception_are_truncated(tmp_path: Path, receiver: Receiver) -> None:
     rank = RankHeartbeat(0, tmp_path)
     rank.phase = "p" * 301
     rank.record_exception(ValueError("x" * 600))
@@ -205,7 +205,7 @@ def test_exception_is_described_in_one_line() -> None:
 
 @pytest.mark.parametrize("rank", [None, "12"])
 @pytest.mark.parametrize("directory", [None, "", "/work"])
-def test_heartbeat_of_a_process_comes_from_its_environment(
+def test_rank_and_directory_of_the_heartbeat_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, rank: str | None, directory: str | None
 ) -> None:
     for name, value in (("RANK", rank), (HEARTBEAT_DIRECTORY, directory)):

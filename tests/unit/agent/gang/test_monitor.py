@@ -77,7 +77,10 @@ def channel(clock: FakeClock) -> FakeChannel:
 
 @pytest.fixture
 def waits(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the time-outs of the waits for a heartbeat. Each of them advances the clock by 0.125 s instead."""
+    """Return the list of the time-outs, in seconds, with which the monitor waits for heartbeats.
+
+    No wait blocks: a wait advances the fake clock by 0.125 s, or not at all if its time-out is 0.
+    """
     seconds: list[float] = []
 
     def wait(*arguments: Any) -> tuple[list[int], list[int], list[int]]:
@@ -91,7 +94,7 @@ def waits(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def lone_monitor(receiver: HeartbeatReceiver, waits: list[float]) -> GangMonitor:
-    """Return the monitor of a host that is alone."""
+    """Return the monitor of a launch on one host, which has no channel to other hosts."""
     return GangMonitor("h1", receiver, None, 60.0)
 
 
@@ -103,7 +106,7 @@ def gang_monitor(receiver: HeartbeatReceiver, channel: FakeChannel) -> GangMonit
 
 @pytest.fixture
 def searches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the times of the searches for a culprit, none of which finds one."""
+    """Return the list of the times at which a culprit is searched for. No search finds a culprit."""
     times: list[float] = []
 
     def find_no_culprit(gang: GangSnapshot) -> None:
@@ -114,7 +117,7 @@ def searches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def test_culprit_is_searched_for_once_per_interval_or_after_news(
+def test_culprit_is_searched_for_once_per_interval_and_after_news(
     lone_monitor: GangMonitor, tmp_path: Path, clock: FakeClock, searches: list[float]
 ) -> None:
     for _ in range(5):
@@ -158,7 +161,9 @@ def test_pause_is_excluded_from_the_ages_of_statuses(
     assert channel.pauses == [PAUSE_S + 1.0]
 
 
-def test_launcher_is_named_while_another_rank_still_runs(lone_monitor: GangMonitor, tmp_path: Path) -> None:
+def test_failed_launcher_is_the_reason_of_the_rank_that_it_terminated(
+    lone_monitor: GangMonitor, tmp_path: Path
+) -> None:
     send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
     lone_monitor.await_verdict(3, "no space left")
     assert lone_monitor.states()[0].why == "its launcher ended with exit code 3: no space left"
@@ -166,10 +171,10 @@ def test_launcher_is_named_while_another_rank_still_runs(lone_monitor: GangMonit
 
 
 @pytest.mark.parametrize(("after_s", "is_named"), [(OWN_FAILURE_S - 1, True), (OWN_FAILURE_S, False)])
-def test_launcher_that_fails_within_own_failure_s_is_marked_as_failed(
+def test_first_rank_counts_as_ended_if_the_launcher_fails_within_own_failure_s(
     gang_monitor: GangMonitor, clock: FakeClock, after_s: float, is_named: bool
 ) -> None:
-    """No rank has started. The first rank is reported as ended since the end of the launcher."""
+    """No rank has started. If the launcher fails early enough, the first rank counts as ended since that moment."""
     clock.now += after_s
     ended_at = clock.now
     gang_monitor.await_verdict(1)

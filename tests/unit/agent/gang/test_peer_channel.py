@@ -1,4 +1,4 @@
-"""How watchers and members of a gang handle each message, which host decides, and when a supervisor may close its channel."""
+"""How watchers and members of a gang handle each message, which host decides the verdict, and when a status is delivered."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class RawMember:
 
 @pytest.fixture
 def head(port: int) -> Iterator[PeerChannel]:
+    """Yield the channel of h1, the first host."""
     channel = PeerChannel(loopback_gang("h1", port))
     yield channel
     channel.close()
@@ -101,7 +102,7 @@ def test_repeated_or_older_status_is_refused(head: PeerChannel, port: int, numbe
     caller.channel.close()
 
 
-def test_each_launch_numbers_its_own_statuses(head: PeerChannel, port: int) -> None:
+def test_statuses_of_another_launch_have_their_own_numbers(head: PeerChannel, port: int) -> None:
     first = RawMember(head, port)
     first.send_status(number=7)
     second = RawMember(head, port)
@@ -145,7 +146,9 @@ def test_number_of_unauthenticated_connections_is_limited(head: PeerChannel, por
         caller.channel.close()
 
 
-def test_identified_member_may_be_silent_longer(head: PeerChannel, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identified_member_may_be_silent_longer_than_a_stranger(
+    head: PeerChannel, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     member, stranger = RawMember(head, port), RawMember(head, port)
     member.send_status()
     real_clock = time.monotonic
@@ -164,6 +167,7 @@ def test_identified_member_may_be_silent_longer(head: PeerChannel, port: int, mo
 
 @pytest.fixture
 def channels(port: int) -> Iterator[list[PeerChannel]]:
+    """Yield the channels of h1, h2 and h3, each of which has received a status of the others."""
     channels = [PeerChannel(loopback_gang(host, port)) for host in MEMBERS]
     poll_until(lambda: all(set(MEMBERS) <= set(channel.statuses) for channel in channels), *channels)
     yield channels
@@ -180,7 +184,9 @@ def test_both_watchers_learn_that_a_member_finished(channels: list[PeerChannel])
     assert not first.statuses["h2"].finished
 
 
-def test_status_is_sent_once_a_second_or_at_once(channels: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_sent_every_second_and_at_once_on_request(
+    channels: list[PeerChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     third = channels[2]
     third.publish_status([], at_once=True)
     before, now = third._number, time.monotonic()
@@ -195,7 +201,7 @@ def test_status_is_sent_once_a_second_or_at_once(channels: list[PeerChannel], mo
     assert third._number == before + 2
 
 
-def test_last_status_is_delivered_once_every_watcher_answered(channels: list[PeerChannel]) -> None:
+def test_last_status_counts_as_delivered_when_every_watcher_has_answered(channels: list[PeerChannel]) -> None:
     first, second, third = channels
     third.publish_status([], at_once=True)
     assert not third.is_delivered()
@@ -206,6 +212,7 @@ def test_last_status_is_delivered_once_every_watcher_answered(channels: list[Pee
 
 
 def poll_until_answered(member: PeerChannel, watcher: PeerChannel) -> None:
+    """Poll both channels until the watcher has answered the member's last status."""
     end = time.monotonic() + 5
     while member._answered[watcher.gang.me] < member._number:
         assert time.monotonic() < end, "the watcher has not answered after 5 s"
@@ -314,7 +321,7 @@ def test_host_decides_if_every_watcher_before_it_is_silent_or_finished(port: int
     third.close()
 
 
-def test_poll_returns_for_data_on_another_socket(head: PeerChannel) -> None:
+def test_poll_returns_when_a_watched_socket_has_data(head: PeerChannel) -> None:
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,

@@ -22,7 +22,7 @@ GANG = make_gang("h3", 29400)
 
 
 class FakeConnection:
-    """A connection that stores the messages that are sent. `accepts`: whether its buffer has space."""
+    """A connection that stores the messages sent on it. `accepts`: whether its buffer has space for a message."""
 
     def __init__(self, host: str = "", *, greeting: str = "g", heard_at: float = 0.0, accepts: bool = True) -> None:
         self.socket: Any = object()
@@ -93,7 +93,7 @@ def early_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 @pytest.fixture
 def member(early_clock: FakeClock) -> Any:
-    """Return the channel of h3, which does not listen and has a fake connection to h1 and to h2."""
+    """Return the channel of h3, which has no listener, and fake connections to the watchers h1 and h2."""
     channel: Any = PeerChannel(GANG)
     assert isinstance(channel._selector, selectors.BaseSelector)
     channel._selector.close()
@@ -104,7 +104,7 @@ def member(early_clock: FakeClock) -> Any:
 
 @pytest.fixture
 def watcher(member: Any) -> Any:
-    """Return the channel of h3 with a fake listener."""
+    """Return the channel `member` with a fake listener, as if h3 were a watcher too."""
     member._listener = FakeListener()
     return member
 
@@ -207,7 +207,7 @@ def test_status_is_delivered_when_reachable_watchers_answered_and_all_own_answer
     pending: tuple[int, ...],
     is_delivered: bool,
 ) -> None:
-    """`statuses`: age of the status of each watcher; `pending`: connections to which an answer is not yet sent."""
+    """`statuses`: watcher -> age of its last status in seconds. `pending`: connections on which an answer is still unsent."""
     early_clock.now = 100.0
     watcher._number, watcher._answered = 1, answered
     watcher.statuses = {host: PeerStatus(at=100.0 - age) for host, age in statuses.items()}
@@ -297,7 +297,9 @@ def test_connection_to_a_watcher_does_not_block(member: Any, monkeypatch: pytest
     assert read == ["h2"]
 
 
-def test_address_that_cannot_be_resolved_is_dialled_later(member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_whose_address_cannot_be_resolved_keeps_its_old_connection(
+    member: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> Any:
         raise OSError("no such name")
 

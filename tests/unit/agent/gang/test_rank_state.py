@@ -1,4 +1,4 @@
-"""The heartbeats of a rank, and its state as derived from them, from its guard's messages and from /proc."""
+"""The heartbeats of a rank, and the rank's state, which is derived from heartbeats, messages of the guard and /proc."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start_heartbeat(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbe
 
 
 @pytest.mark.parametrize("document", [[], "x", None, {}, {"rank": "0", "scope": "gpu=0"}])
-def test_document_of_another_form_is_refused(document: object) -> None:
+def test_document_that_is_no_rank_state_is_refused(document: object) -> None:
     with pytest.raises(ValueError, match="not a rank state"):
         parse_rank_state(document)
 
@@ -316,6 +316,7 @@ def test_end_of_the_guard_counts_as_end_of_the_rank_until_the_guards_message_arr
 
 
 def make_silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, after_s: float = UNSURE_S + 0.1) -> None:
+    """Send a heartbeat of rank 0, and advance the clock by `after_s` seconds without another one."""
     send_to_receiver(tmp_path)
     receiver.read()
     clock.now += after_s
@@ -362,7 +363,7 @@ def test_silent_rank_is_busy_if_it_uses_cpu_time(
         assert (receiver.states()[0].busy, receiver.states()[0].stopped) == (busy, False)
 
 
-def test_cpu_reference_is_reset_by_a_heartbeat(
+def test_cpu_time_before_the_last_heartbeat_does_not_count(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, proc: FakeProc
 ) -> None:
     proc.put(4711, "R", cpu_s=1.0)
@@ -391,7 +392,7 @@ def test_live_process_with_any_name_is_read(proc: FakeProc) -> None:
     assert read_process(12), "a process whose name is not UTF-8 must be read"
 
 
-def test_identity_is_number_and_start_time(proc: FakeProc) -> None:
+def test_process_identity_is_pid_and_start_time(proc: FakeProc) -> None:
     proc.put(12, start_time=99)
     identity = process_identity(12)
     assert (identity, process_identity(13)) == ("12 99", "")
