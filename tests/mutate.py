@@ -122,7 +122,7 @@ MAX_TEST_CPU_S = 6.0
 MAX_TEST_WALL_S = 8.0
 """Limit of elapsed time for a test under line tracing."""
 MAX_EXTRA_S = 15.0
-"""A mutant counts as detected, because it probably loops endlessly, if its tests take this much longer than without it."""
+"""A mutant with which the tests take this many seconds longer probably loops endlessly, so it counts as detected."""
 MAX_FILE_S = 400.0
 """Limit of elapsed time for all tests of a file under line tracing."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
@@ -185,12 +185,12 @@ def mutants(target: str) -> list[Mutant]:
 
 
 def _line(node: Any) -> int:
-    """Return the first line on which a node executes; for a comprehension, that of its first condition or of its iterable."""
+    """Return the first line on which a node executes: for a comprehension, that of its conditions, if any, or of its iterable."""
     return int(_line(node.ifs[0] if node.ifs else node.iter) if isinstance(node, ast.comprehension) else node.lineno)
 
 
 def _last_line(node: Any) -> int:
-    """Return the last line of a node; for an `if`, `while` or comprehension, that of its last condition or of its iterable."""
+    """Return the last line of a node. For an `if` or `while` it is that of the condition; for a comprehension, see `_line`."""
     if isinstance(node, ast.comprehension):
         return int((node.ifs or [node.iter])[-1].end_lineno)
     return int(getattr(node, "test", node).end_lineno)
@@ -503,7 +503,7 @@ def _fastest(tests: list[tuple[float, str]], max_s: float) -> Iterator[tuple[str
 
 @contextlib.contextmanager
 def _forked_process() -> Iterator[None]:
-    """Run the body of a forked process without output and in its own process group, then exit with code 0, or 1 if it raised."""
+    """Run the body of a forked process without output and in its own process group; then exit with 0, or 1 if the body raises."""
     try:
         os.setpgid(0, 0)
         silent = os.open(os.devnull, os.O_WRONLY)

@@ -97,7 +97,7 @@ def _fork(
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], directory: Path, work: Path) -> None:
-    os.setsid()  # as torchrun does; the kernel may schedule by session
+    os.setsid()  # as torchrun does; Linux may distribute CPU time by session
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
     torch.set_num_threads(1)  # OMP_NUM_THREADS is set too late: OpenMP read it when torch was imported
     os.chdir(directory)

@@ -1,4 +1,7 @@
-"""Test `rackproof run-host` in one pod per host, and the report on the records that `rackproof collect` reads from their logs."""
+"""Test `rackproof run-host` as pods run it, one pod per host.
+
+`rackproof collect` reads the records from the logs of the pods, and `rackproof report` judges them.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,7 @@ def pod(run: Path, host: str, port: int, discovery_s: float = 60.0) -> subproces
 
 
 def random_port() -> int:
+    """Return a random port from 10000 to 29999, below the ports that the kernel assigns by itself."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1]) % 20000 + 10000

@@ -234,7 +234,7 @@ def test_killed_launcher_is_reported(lab: Lab) -> None:
 
 
 def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
-    """No rank of node3 starts. Without the report, node1 would wait for it until the deadline of the stage."""
+    """No rank of node3 starts. Without the report, the rank of node1 would wait for node3 until the deadline of the stage."""
     why = "libcudart.so.13: cannot open shared object file: No such file or directory"
     lab.put("node3", "/opt/broken/torch/__init__.py", f"raise ImportError({why!r})")
     gang = Gang(lab, "broken", members=("node1", "node3"))
@@ -248,9 +248,7 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["on both hosts", "on one host"])
-def test_interface_that_does_not_exist_is_attributed_to_hosts_and_not_to_devices(
-    lab: Lab, wrong: tuple[str, ...]
-) -> None:
+def test_missing_interface_is_attributed_to_its_hosts_and_not_to_devices(lab: Lab, wrong: tuple[str, ...]) -> None:
     """On the hosts in `wrong`, GLOO_SOCKET_IFNAME names an interface that does not exist; on other hosts it is not set.
 
     The option `--interface` is empty, and all hosts resolve their own names to 127.0.1.1.

@@ -133,7 +133,7 @@ class ForeignMachines:
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
         """Send nonsense to `ports` from a namespace, and keep some of the connections open until all is sent.
 
-        If the port of torch's store is one of them, also set and delete guessed keys with a client of the store.
+        If `ports` includes the port of torch's store, also set and delete guessed keys with a client of the store.
         """
         kept_open = self._python(namespace, NONSENSE, address, *map(str, ports))
         print(f"150 connections to each of the ports {ports}; {kept_open} in total stayed open until the sender ended")

@@ -34,11 +34,11 @@ def open_socket(interface: str) -> socket.socket:
     return raw_socket
 
 
-def main(first: str, second: str, delay_s: float, lost: float) -> None:
+def main(first: str, second: str, delay_s: float, lost_share: float) -> None:
     """Forward frames between two interfaces until the process is killed."""
     a, b = open_socket(first), open_socket(second)
     other = {a: b, b: a}
-    order, waiting = itertools.count(), []
+    order, waiting = itertools.count(), []  # the counter keeps frames with equal times in order
     lost_units = 0.0
     print("ready", flush=True)
     while True:
@@ -50,7 +50,7 @@ def main(first: str, second: str, delay_s: float, lost: float) -> None:
                 continue
             if address[2] == socket.PACKET_OUTGOING:
                 continue
-            lost_units += lost * len(frame) / MTU
+            lost_units += lost_share * len(frame) / MTU
             if lost_units >= 1:
                 lost_units %= 1
             else:

@@ -1,4 +1,4 @@
-"""Test the benchmarks that do not train on CPUs with gloo, under a real torchrun or as forks with torchrun's environment."""
+"""Test the benchmarks that do not train. They run on CPUs with gloo, under a real torchrun or as forks with its environment."""
 
 from __future__ import annotations
 
@@ -122,6 +122,7 @@ def observations(work: Path) -> list[Observation]:
 
 
 def check_every_output_once(settings: dict[str, dict[str, Any]], measured: list[Observation]) -> None:
+    """Check that each output of the benchmarks in `settings` has one observation per device, or one for the host."""
     for name, chosen in settings.items():
         for expected in expand("benchmark", name, chosen, "cpu"):
             scopes = [

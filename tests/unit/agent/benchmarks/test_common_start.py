@@ -75,7 +75,7 @@ def test_healthy_hosts_start_at_the_same_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hung", HOSTS)
 def test_every_rank_of_the_other_hosts_names_the_hung_host(tmp_path: Path, hung: str) -> None:
-    """The reason names only the hung host, not the host that reports it."""
+    """The reason names only the hung host, not the host of the rank that reports the reason."""
     began = time.monotonic()
     outcomes = agree(tmp_path, hung=hung, ranks=2)
     assert len(outcomes) == 6

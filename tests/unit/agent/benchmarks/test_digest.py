@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {"size": 64, "seconds": 0.0, "workloads": [], "peer_c
 
 
 def flip(result: torch.Tensor, index: int, bit: int) -> None:
-    """Flip a bit of the word at `index` of the result, in place. Words have 16 bits if the elements have, and else 32."""
+    """Flip a bit of the word at `index` of the result, in place. Words have 16 bits if the elements have 16 bits, else 32."""
     words = result.view(-1).view(torch.int16 if result.element_size() == 2 else torch.int32)
     words[index] ^= -(1 << 31) if bit == 31 else -(1 << 15) if (bit, result.element_size()) == (15, 2) else 1 << bit
 

@@ -126,7 +126,7 @@ def limited(group: str, limit: int | str, *, used: int = 0, cache: int = 0, vers
 def test_memory_limit_is_that_of_the_host_or_of_a_group_of_the_process(
     tmp_path: Path, files: Mapping[str, str], limit: int
 ) -> None:
-    """The process is in the control group of a Slurm job, so limits of other groups do not count."""
+    """The process is in the control group of a Slurm job. Only limits of this group and of the groups above it count."""
     host = {"proc/meminfo": "MemAvailable: 4096 kB\n"}
     group = {"proc/self/cgroup": "4:memory:/slurm/job_7\n0::/system.slice/slurmd/job_7\n"}
     assert memory_limit(write(tmp_path, host | group | dict(files))) == limit

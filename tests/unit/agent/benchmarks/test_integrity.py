@@ -31,6 +31,7 @@ def run(folder: Path, **chosen: Any) -> Context:
 
 
 def named(rank: Context, name: str) -> list[Observation]:
+    """Return the observations of the figure `integrity.NAME`."""
     return [item for item in rank.observations if item.name == f"integrity.{name}"]
 
 
@@ -39,6 +40,7 @@ def memory_of(*chunks: int, part: int) -> MemoryUnderTest:
 
 
 def reference(words: int, address: int, value_of: Callable[[int], int]) -> list[int]:
+    """Return the values of `words` words from `address` on; `value_of` computes a word's value from its address."""
     return [value_of(address + index) for index in range(words)]
 
 

@@ -44,7 +44,7 @@ def measure(work: Path, *paths: Path | str, **chosen: Any) -> list[dict[str, Any
         planned = [item for item in expand("benchmark", "local_storage", values) if item.scope == "directory"]
         scope = f"directory={str(path).strip('/').replace('/', ':')}"
         reported = [item for item in context.observations if item["scope"] == scope]
-        assert len(reported) == len(planned), "every planned figure is reported once, measured or not"
+        assert len(reported) == len(planned), "every planned figure must be reported once, even if it is not measured"
     return context.observations
 
 

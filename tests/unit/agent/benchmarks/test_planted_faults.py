@@ -145,7 +145,7 @@ def test_fault_of_some_elements_is_found_as_often_as_the_formula_says(tmp_path: 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
 def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, workload: str, pattern: Pattern) -> None:
-    """Mismatches are counted only for the workload `copy`, because its right result is known."""
+    """The repetitions do not differ, so no mismatch is counted, except for the workload `copy`, whose right result is known."""
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
     rank, rng, escaped = context(tmp_path), _rng(3), 0

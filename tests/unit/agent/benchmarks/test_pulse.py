@@ -177,7 +177,7 @@ def test_wrong_products_are_reported_even_if_the_gpu_fails_later(
 
 
 class HungEvent:
-    """An event that the GPU never reaches, because it hangs."""
+    """An event that the GPU never reaches, because the GPU hangs."""
 
     def record(self) -> None:
         """Do nothing."""

@@ -53,7 +53,9 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
     add_adapter(tmp_path, "mlx5_1", "15")
     add_adapter(tmp_path, "mlx5_0", "35")
     first, second = fabric_ports(False, tmp_path)
-    assert (first.hca, first.rail, second.hca, second.rail) == ("mlx5_1", 0, "mlx5_0", 1), "rails follow the slots"
+    assert (first.hca, first.rail, second.hca, second.rail) == ("mlx5_1", 0, "mlx5_0", 1), (
+        "rails must be numbered in the order of the PCI slots"
+    )
     assert (first.rate, first.numa_node, first.cpus, first.unusable) == (5e10, "1", (0, 1, 4), "")
     assert (first.pci_path, first.slot) == ("pci0000:15/0000:15:01.0/0000:16:00.0", "0000:16:00.0/1")
     assert (first.scope, first.gid_type) == ("hca=mlx5_1,port=1", "IB")
@@ -154,7 +156,9 @@ def test_partner_is_the_port_in_the_same_slot(tmp_path: Path) -> None:
     own = ports(tmp_path, "15", "35", "55")
     slots = [port.slot for port in own]
     assert partner_port(own[2], slots, [slots[0], slots[2]]) == slots[2]
-    assert partner_port(own[1], slots, [slots[0], slots[2]]) is None, "a missing adapter does not shift the rails"
+    assert partner_port(own[1], slots, [slots[0], slots[2]]) is None, (
+        "a missing adapter must not shift the rails of the other adapters"
+    )
 
 
 def test_partner_is_the_port_in_the_same_position_if_the_hosts_use_different_slots(tmp_path: Path) -> None:
@@ -173,5 +177,5 @@ def test_nearest_gpu_shares_the_most_bridges(tmp_path: Path) -> None:
         (tmp_path / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"sys/bus/pci/devices/0000:{bus}:02.0").symlink_to(gpu)
     assert nearest_gpu(port, (0, 1), tmp_path) == "0000:35:02.0"
-    assert nearest_gpu(port, (0,), tmp_path) == "0000:15:02.0", "only GPUs under test are used"
+    assert nearest_gpu(port, (0,), tmp_path) == "0000:15:02.0", "a GPU that is not tested must not be chosen"
     assert nearest_gpu(port, (), tmp_path) == ""

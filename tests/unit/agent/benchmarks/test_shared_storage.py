@@ -102,7 +102,7 @@ def measure(
     for context in contexts.values():
         planned = {item.name for item in PLANNED}
         reported = [item for item in context.observations if item["name"] in planned]
-        assert len(reported) == len(PLANNED), "every planned figure is reported once, measured or not"
+        assert len(reported) == len(PLANNED), "every planned figure must be reported once, even if it is not measured"
     return {host: context.observations for host, context in contexts.items()}
 
 
@@ -287,7 +287,7 @@ def test_host_that_fails_lacks_only_its_own_figures(
     observed = measure(tmp_path, rounds=2)
     assert set(problems(observed)) == {"h1"}
     wrong = values(observed, "wrong_bytes")
-    assert wrong["h2"] > 0, "the shards that h1 was to read are read by another host"
+    assert wrong["h2"] > 0, "another host must read the shards that h1 was to read"
     assert wrong["h3"] == 0
     misread = values(observed, "misread_bytes")
     assert (misread["h2"], misread["h3"]) == (0, 0)
@@ -332,4 +332,4 @@ def test_shards_of_all_hosts_use_at_most_a_quarter_of_the_free_space(
     monkeypatch.setattr(SharedRates, "__init__", with_little_space)
     monkeypatch.setattr(Clients, "step", step_and_sum)
     assert problems(measure(tmp_path, shards=2, shard_bytes=1 << 30)) == {}
-    assert 0 < sum(used) <= free // 4, "another quarter is for the files of fio"
+    assert 0 < sum(used) <= free // 4, "the shards must fit into a quarter, because fio's files need another quarter"

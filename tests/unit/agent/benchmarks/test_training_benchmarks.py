@@ -90,7 +90,7 @@ def test_every_catalogue_output_is_measured_once(measured: list[Observation]) ->
 def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Observation]) -> None:
     required = [
         item for item in measured if not item.name.startswith("straggler.cpu_")
-    ]  # some kernels do not report these
+    ]  # some Linux kernels do not report these
     absent = {(item.name, item.params["variant"], item.status) for item in required if item.status != "measured"}
     assert absent == {(f"variants.{kind}", "fp1", "error") for kind in ("throughput", "loss_finite")}
 
@@ -148,8 +148,8 @@ def test_loss_falls(measured: list[Observation], benchmark: str) -> None:
     assert 0 < number(measured, f"{benchmark}.loss_ratio") < 0.98
 
 
-def test_transformer_flops_follow_from_its_weights(measured: list[Observation]) -> None:
-    """Per token: 6 FLOP for each weight of its matrices, and 6 · layers · width · sequence FLOP for the attention."""
+def test_flops_of_the_transformer_follow_from_its_weights(measured: list[Observation]) -> None:
+    """A token takes 6 FLOP for each weight of the matrices, and 6 · layers · width · sequence FLOP for the attention."""
     shape = transformer.Shape(layers=2, width=64, heads=4, sequence=32, batch_size=2)
     model = transformer.Transformer(shape)
     weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
@@ -288,11 +288,11 @@ def test_failed_attempt_is_reported_on_all_ranks(faulty: list[Observation]) -> N
     assert reasons == {"cpu=0": "rank 1 failed; see its log", "cpu=1": "ValueError: no such thing"}
 
 
-def test_differing_parameters_are_counted(faulty: list[Observation]) -> None:
+def test_parameter_with_one_bit_that_differs_between_ranks_is_counted(faulty: list[Observation]) -> None:
     assert {item.params["of"]: item.value for item in faulty if item.name == "differing"} == {"equal": 0, "one bit": 1}
 
 
-def test_parameters_that_differ_between_ranks_are_counted(faulty: list[Observation]) -> None:
+def test_fashion_mnist_reports_parameters_that_differ_between_ranks_as_wrong(faulty: list[Observation]) -> None:
     count, *results = (item for item in faulty if item.name.startswith("fashion_mnist."))
     assert (count.name, count.scope, count.status) == ("fashion_mnist.wrong_parameters", "host", "measured")
     assert float(str(count.value)) >= 1

@@ -1,4 +1,4 @@
-"""Wrong data is reported as a count, which fails, and not as an error. A count is not lost if the device fails later."""
+"""Wrong data is reported as a count, which a criterion can fail, and not as an error. The count survives a later device fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOST = "CUDA error: uncorrectable ECC error encountered"
 
 
 def results(rank: Context) -> dict[str, Any]:
-    """Return the name of each observation -> its value, or its status if it has none; each name must be unique."""
+    """Return name -> value of each observation, or its status if it has no value. Check that no name occurs twice."""
     assert len({item.name for item in rank.observations}) == len(rank.observations)
     return {item.name: item.value if item.status == MEASURED else item.status for item in rank.observations}
 
@@ -257,7 +257,7 @@ def test_wrong_elements_before_a_hang_are_reported(tmp_path: Path, monkeypatch: 
 
 
 class EndlessEvent:
-    """An event that the device never reaches, because it hangs."""
+    """An event that the device never reaches, because the device hangs."""
 
     def record(self, stream: object = None) -> None:
         """Do nothing."""
@@ -293,7 +293,7 @@ class Swapped:
         """Return a function that receives the elements."""
 
         def call() -> None:
-            receive.copy_(send + peer)  # this rank has the number 0
+            receive.copy_(send + peer)  # this is rank 0, so the peer's data are the own data plus `peer`
             if self._swaps and receive.numel() > 3:
                 receive[[2, 3]] = receive[[3, 2]]
 

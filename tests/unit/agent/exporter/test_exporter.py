@@ -32,7 +32,7 @@ VARIES = re.compile(
 """Samples that depend on the machine and the moment."""
 
 LOST_READINGS = len(absent_samples(Absent(status="error", reason="lost"), full_snapshot=False, counters=True))
-"""Number of readings that are absent on a GPU without a handle."""
+"""Number of readings that are absent on a GPU for which NVML gives no handle."""
 
 SCRAPE = """
 import sys
@@ -227,7 +227,7 @@ def test_names_follow_the_rules_of_prometheus(healthy: str) -> None:
 def test_counters_and_units_match_the_nvml_readings(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
     for name, unit, change, *_ in reading_kinds(full_snapshot=False, counters=True):
-        if prometheus_name(name, unit) in kinds:  # a text is in the info series instead
+        if prometheus_name(name, unit) in kinds:  # readings that are texts are labels of the info series
             assert kinds[prometheus_name(name, unit)] == ("counter" if change == "counter" else "gauge")
 
 

@@ -279,7 +279,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
 
 
 def aggregated(*earlier: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
-    """Return (metric, label values …) -> value of the figures that are exported for the results `earlier` and live values `now`."""
+    """Return (metric, label values …) -> value of the figures exported for the results `earlier` and the live values `now`."""
     figures, left_out = newest_figures(earlier, now)
     assert left_out == 0
     return {

@@ -89,7 +89,7 @@ def test_lost_gpu_exports_only_numbers_of_samples_and_failures() -> None:
     assert metrics == {"samples_total": 0, "sample_failures_total": 2, "window_samples": 0}
 
 
-def test_gpu_without_a_power_limit_has_no_histogram_of_its_share() -> None:
+def test_gpu_without_a_power_limit_has_no_histogram_of_power() -> None:
     metrics = exported(sampled(BUSY, bounds=GpuLimits("GPU-1", 0.0, 1980e6)))
     assert (metrics["power_of_limit_ratio_count"], metrics["clock_sm_of_max_ratio_count"]) == (0, 1)
 

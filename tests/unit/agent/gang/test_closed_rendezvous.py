@@ -248,7 +248,7 @@ def test_gloo_uses_the_interface_of_the_planned_address(
     ],
 )
 def test_loopback_address_of_the_first_host_is_reported(addresses: dict[str, str], problem: str) -> None:
-    """The second host would connect to itself and wait, and would be reported as lost."""
+    """With a loopback address of the first host, the second would connect to itself and wait, and would be reported as lost."""
     plan = builders.plan("node1", "node2", profile="rehearsal")
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
     gang = Gang(**{**vars(gang), "addresses": addresses})

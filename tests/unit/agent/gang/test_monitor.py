@@ -126,7 +126,7 @@ def test_culprit_is_searched_for_once_per_interval_and_after_news(
     assert searches == [1000.0, 1000.25, 1000.5]
     send_to_receiver(tmp_path)
     lone_monitor.poll(0.0)
-    assert searches[3:] == [1000.625], "the first heartbeat of a rank is news"
+    assert searches[3:] == [1000.625], "the first heartbeat of a rank must count as news"
     clock.now += 0.125
     lone_monitor.poll(0.0)
     assert searches[4:] == []
@@ -138,7 +138,7 @@ def test_verdict_of_another_host_is_returned_at_once(
     assert gang_monitor.poll(0.0) is None
     channel.verdict = CULPRIT
     assert gang_monitor.poll(0.0) is CULPRIT
-    assert len(searches) == 1, "no search is needed once there is a verdict"
+    assert len(searches) == 1, "there must be no search once there is a verdict"
 
 
 @pytest.mark.parametrize(("pause_s", "silent_s"), [(PAUSE_S, PAUSE_S), (PAUSE_S + 0.25, 0.0)])

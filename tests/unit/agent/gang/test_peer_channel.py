@@ -124,7 +124,7 @@ def test_only_identified_members_receive_the_verdict(head: PeerChannel, port: in
         caller.channel.close()
 
 
-def test_closing_channel_sends_finished(head: PeerChannel, port: int) -> None:
+def test_channel_sends_finished_when_it_is_closed(head: PeerChannel, port: int) -> None:
     caller = RawMember(head, port)
     caller.send_status()
     head.finished = True
@@ -193,7 +193,7 @@ def test_status_is_sent_every_second_and_at_once_on_request(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     third.publish_status([rank_state(4)])
     assert third._number == before
-    assert third.statuses["h3"].ranks == (rank_state(4),), "its own status must always be current"
+    assert third.statuses["h3"].ranks == (rank_state(4),), "the own status of h3 must always be current"
     third.publish_status([], at_once=True)
     assert third._number == before + 1
     monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)

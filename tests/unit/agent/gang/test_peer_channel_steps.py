@@ -177,7 +177,7 @@ def test_answer_with_a_lower_number_does_not_replace_a_higher_one(member: Any) -
         assert (member._answered, member.verdict) == ({"h1": newest}, VERDICT)
 
 
-def test_connection_that_ended_is_closed(member: Any) -> None:
+def test_connection_that_the_watcher_has_ended_is_closed(member: Any) -> None:
     connection = member._watchers["h1"]
     channel, connection.received = connection.socket, None
     member._read_watcher("h1")
