@@ -142,7 +142,7 @@ NAMES = {"any": "all", "all": "any", "min": "max", "max": "min", "sorted": "list
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change to a file: change `kind` in `_changes` of node `number` in `_changeable`."""
+    """One change to a file. `number` is the index of its node in `_changeable`; `kind` is its index in `_changes` of the node."""
 
     file: str
     line: int

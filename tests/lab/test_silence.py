@@ -160,7 +160,7 @@ def limit_links(lab: Lab) -> Iterator[None]:
 def wait(condition: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        assert time.monotonic() < deadline, f"the condition was not met within {timeout_s} s"
         time.sleep(0.1)
 
 

@@ -134,7 +134,9 @@ def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
         commands[host] = (
             f"for second in $(seq {LLDP_S}); do test \"$({read})\" = '{' '.join(wanted)} ' && exit; sleep 1; done; exit 1"
         )
-    assert lab.run(LIMIT_S, **commands) == dict.fromkeys(HOSTS, 0), f"a port does not name its switch within {LLDP_S} s"
+    assert lab.run(LIMIT_S, **commands) == dict.fromkeys(HOSTS, 0), (
+        f"lldpd did not show the expected switches within {LLDP_S} s"
+    )
 
 
 def measured(lab: Machines, report: Mapping[str, Any], stage: str) -> set[tuple[str, str]]:

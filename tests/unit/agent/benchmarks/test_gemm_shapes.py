@@ -19,9 +19,9 @@ PACKS = Path(gemm_shapes.__file__).parents[3] / "fleet/judge/packs"
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("error", [False, True])
+@pytest.mark.parametrize("is_wrong", [False, True])
 def test_wrong_products_and_only_these_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, error: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, is_wrong: bool
 ) -> None:
     def make_wrong(name: str) -> None:
         multiply = getattr(torch, name)
@@ -33,13 +33,13 @@ def test_wrong_products_and_only_these_are_counted(
 
         monkeypatch.setattr(torch, name, multiply_wrong)
 
-    if error:
+    if is_wrong:
         make_wrong("_int_mm" if dtype == "int8" else "matmul")
     rank = context(tmp_path)
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": [dtype]})
     found = {item.name: item for item in rank.observations}
     assert {item.status for item in found.values()} == {"measured"}
-    assert found["gemm_shapes.wrong_products"].value == (10 if error else 0)
+    assert found["gemm_shapes.wrong_products"].value == (10 if is_wrong else 0)
     assert found["gemm_shapes.wrong_products"].params["checked"] == 10
 
 

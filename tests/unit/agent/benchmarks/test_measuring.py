@@ -329,14 +329,14 @@ def test_telemetry_without_samples_reports_the_reason(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("pause", "lose", "why"),
+    ("pause", "loses_gpu", "why"),
     [
         (0.3, False, "at least 10 per second are needed"),
         (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )
 def test_telemetry_with_too_few_or_failed_samples_is_an_error(
-    pause: float, lose: bool, why: str, monkeypatch: pytest.MonkeyPatch
+    pause: float, loses_gpu: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FailingReader(ConstantReader):
         reads = 0
@@ -345,7 +345,9 @@ def test_telemetry_with_too_few_or_failed_samples_is_an_error(
             self.reads += 1
             time.sleep(pause)
             return (
-                {0: Absent(status="error", reason="NVML: GPU is lost")} if lose and self.reads == 3 else super().read()
+                {0: Absent(status="error", reason="NVML: GPU is lost")}
+                if loses_gpu and self.reads == 3
+                else super().read()
             )
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", FailingReader)

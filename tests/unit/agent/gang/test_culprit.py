@@ -88,11 +88,11 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "a rank that ended without a failure was behind at the time-out": gang_snapshot(
         **timed_out_ranks(rank_state(3, sequence=2, waiting_s=None, ended_s=SETTLED_S, exit_code=0))
     ),
-    "a rank without a heartbeat for RANK_SILENT_S": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S)),
-    "a rank without a heartbeat for START_S during its start": gang_snapshot(
+    "a rank without a heartbeat for exactly RANK_SILENT_S": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S)),
+    "a rank without a heartbeat for exactly START_S during its start": gang_snapshot(
         r3=rank_state(3, phase="start", silent_s=START_S, grouped=False)
     ),
-    "a rank did not start, and another started START_S ago": gang_snapshot(
+    "a rank did not start, and another started exactly START_S ago": gang_snapshot(
         r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S)
     ),
     "a rank timed out, and another failed SETTLE_S earlier": gang_snapshot(
@@ -119,7 +119,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f'host h2 rank 3 in phase "join": {NO_INTERFACE}',
     ),
-    "a rank that was aborted after 80 % of the time-out": (
+    "a rank behind when another was aborted after 80 % of the time-out": (
         gang_snapshot(
             r3=rank_state(3, sequence=6, waiting_s=None),
             r4=rank_state(4, waiting_s=0.8 * TIMEOUT_S, ended_s=SETTLED_S, exit_code=-6),
@@ -128,7 +128,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: alive, but",
     ),
-    "a rank that timed out SETTLE_S ago": (
+    "a rank behind when another timed out SETTLE_S ago": (
         gang_snapshot(
             ages=NO_AGES,
             r2=rank_state(2, **{**TIMED_OUT_FIELDS, "failure_age_s": SETTLE_S}),
@@ -185,7 +185,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h1", "h2", "h3"),
         f'host h3 rank 5 in phase "join": {NO_INTERFACE} (rank 5) (and on 2 more hosts)',
     ),
-    "an exception after a rank was killed": (
+    "a killed rank; another raised an exception at the same moment": (
         gang_snapshot(
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=-11),
             r0=rank_state(
@@ -300,7 +300,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: killed by SIGKILL",
     ),
-    "a failed rank; others aborted later": (
+    "a failed rank; another aborted later": (
         gang_snapshot(
             r3=rank_state(3, ended_s=SETTLED_S + 3, exit_code=1), r5=rank_state(5, ended_s=SETTLED_S, exit_code=-6)
         ),
@@ -324,7 +324,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended without an exit code, and its guard process is gone too",
     ),
-    "a SIGTERM from outside without another explanation": (
+    "a rank ended by SIGTERM, but not by its launcher": (
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=-15)),
         "rank_ended",
         ("h2",),

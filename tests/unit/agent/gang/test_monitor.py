@@ -170,16 +170,16 @@ def test_failed_launcher_is_the_reason_of_the_rank_that_it_terminated(
     assert lone_monitor.states()[1].why == ""
 
 
-@pytest.mark.parametrize(("after_s", "is_named"), [(OWN_FAILURE_S - 1, True), (OWN_FAILURE_S, False)])
+@pytest.mark.parametrize(("after_s", "counts_as_ended"), [(OWN_FAILURE_S - 1, True), (OWN_FAILURE_S, False)])
 def test_first_rank_counts_as_ended_if_the_launcher_fails_within_own_failure_s(
-    gang_monitor: GangMonitor, clock: FakeClock, after_s: float, is_named: bool
+    gang_monitor: GangMonitor, clock: FakeClock, after_s: float, counts_as_ended: bool
 ) -> None:
     """No rank has started. If the launcher fails early enough, the first rank counts as ended since that moment."""
     clock.now += after_s
     ended_at = clock.now
     gang_monitor.await_verdict(1)
     clock.now = ended_at + 20.0
-    assert gang_monitor.states()[0].ended_s == (20.0 if is_named else None)
+    assert gang_monitor.states()[0].ended_s == (20.0 if counts_as_ended else None)
     assert gang_monitor.states()[1].ended_s is None
 
 
