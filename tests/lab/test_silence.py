@@ -158,6 +158,7 @@ def limit_links(lab: Lab) -> Iterator[None]:
 
 
 def wait(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until the condition is true; fail after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"the condition was not met within {timeout_s} s"

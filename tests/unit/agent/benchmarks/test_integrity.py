@@ -36,6 +36,7 @@ def named(rank: Context, name: str) -> list[Observation]:
 
 
 def memory_of(*chunks: int, part: int) -> MemoryUnderTest:
+    """Return a memory with one chunk for each number of words in `chunks`, tested in parts of at most `part` words."""
     return MemoryUnderTest([torch.zeros(words, dtype=torch.int64) for words in chunks], part)
 
 

@@ -64,6 +64,7 @@ def one_lane(result: torch.Tensor, rng: random.Random) -> None:
 
 
 def published_mix(result: torch.Tensor, rng: random.Random) -> None:
+    """Flip one bit in 40 % of the cases, else 2 to 8 bits. `fleet/judge/planted_faults.py` names the source."""
     (one_bit if rng.random() < 0.4 else few_bits)(result, rng)
 
 

@@ -1,4 +1,7 @@
-"""Which host or rank is named as the culprit, and when no culprit is named yet."""
+"""Which host or rank is named as the culprit, and when no culprit is named yet.
+
+The watchers are the first two hosts of a gang, h1 and h2. They hear all hosts; the other hosts hear only the watchers.
+"""
 
 from __future__ import annotations
 

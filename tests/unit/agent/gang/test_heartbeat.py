@@ -1,4 +1,7 @@
-"""Ranks send heartbeats. No rank outlives its guard or its supervisor, and no launcher outlives its supervisor."""
+"""Ranks send heartbeats. No rank outlives its guard or its supervisor, and no launcher outlives its supervisor.
+
+The guard of a rank is its parent process, which reports how the rank ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How watchers and members of a gang handle each message, which host decides the verdict, and when a status is delivered."""
+"""How watchers and members of a gang handle each message, which host decides the verdict, and when a status is delivered.
+
+The watchers are the first two members, h1 and h2, to which every member sends its statuses.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_document_that_is_no_rank_state_is_refused(document: object) -> None:
         parse_rank_state(document)
 
 
-# ---- the rank's side ----
+# ---- what a rank sends ----
 
 
 def test_longest_message_is_received(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_rank_continues_without_a_receiver(receiver: HeartbeatReceiver, tmp_path
     rank.send()
 
 
-# ---- the supervisor's side ----
+# ---- what the supervisor derives ----
 
 
 def test_new_receiver_replaces_the_old_one_and_leaks_no_file_descriptor(
