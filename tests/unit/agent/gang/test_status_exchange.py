@@ -19,6 +19,7 @@ from tests.gangs import MEMBERS, is_closed, make_gang, poll_until, rank_state, s
 
 @pytest.fixture
 def channels(port: int) -> Iterator[dict[str, PeerChannel]]:
+    """Yield the channel of each member, by host. The first two members, h1 and h2, are watchers."""
     channels = {host: PeerChannel(make_gang(host, port)) for host in MEMBERS}
     yield channels
     for channel in channels.values():
@@ -58,7 +59,9 @@ def test_late_answer_does_not_revive_a_finished_host(channels: dict[str, PeerCha
     second.finished = True
     second.publish_status([], at_once=True)
     poll_until(lambda: first.statuses["h2"].finished, first, second)
-    second.finished = False  # an older message arrives later, on the other connection
+    second.finished = (
+        False  # as in an older message that arrives late: h2 answers the statuses of h1 on another connection
+    )
     for _ in range(20):
         first.publish_status([rank_state(0)], at_once=True)
         first.poll(0.01)
@@ -72,14 +75,14 @@ INVALID_MESSAGES: dict[str, Callable[[int, str], bytes]] = {
     "another gang": lambda port, greeting: status_line(port, greeting, members=("h1", "h3")),
     "no authentication code": lambda port, greeting: status_line(port, greeting).partition(b" ")[2],
     "HTTP": lambda port, greeting: b"GET / HTTP/1.1\r\n\r\n",
-    "bytes": lambda port, greeting: b"\x00\xff\n",
+    "binary data": lambda port, greeting: b"\x00\xff\n",
     "an endless line": lambda port, greeting: b"x" * (1 << 18),
     "a host outside the gang": lambda port, greeting: status_line(port, greeting, host="h9"),
-    "the receiver itself": lambda port, greeting: status_line(port, greeting, host="h1"),
-    "a recording from another launch": lambda port, greeting: status_line(port, "0" * 16),
+    "the receiver as the sender": lambda port, greeting: status_line(port, greeting, host="h1"),
+    "a message recorded in another launch": lambda port, greeting: status_line(port, "0" * 16),
     "a repeated message": lambda port, greeting: status_line(port, greeting) * 2,
     "an invalid rank": lambda port, greeting: status_line(port, greeting, ranks=[{"rank": "3"}]),
-    "no list of ranks": lambda port, greeting: status_line(port, greeting, ranks=3),
+    "a number instead of the ranks": lambda port, greeting: status_line(port, greeting, ranks=3),
 }
 
 

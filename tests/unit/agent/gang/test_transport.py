@@ -66,7 +66,7 @@ def test_lines_are_received_when_they_are_complete(ends: tuple[BufferedConnectio
     assert connection.receive() is None
 
 
-def test_line_may_have_the_maximum_size_but_not_more(ends: tuple[BufferedConnection, socket.socket]) -> None:
+def test_line_may_be_as_long_as_the_maximum_but_no_longer(ends: tuple[BufferedConnection, socket.socket]) -> None:
     connection, far = ends
     for expected in ([], None):
         received = 0
@@ -98,7 +98,7 @@ def test_failed_connection_drops_its_data(ends: tuple[BufferedConnection, socket
     assert connection.pending == b""
 
 
-def test_connection_that_is_not_open_accepts_and_receives_nothing() -> None:
+def test_unopened_connection_discards_what_is_sent_and_receives_nothing() -> None:
     connection = BufferedConnection()
     assert connection.send(b"x")
     assert connection.pending == b""
@@ -114,7 +114,10 @@ def test_at_most_64_kib_are_received_at_once() -> None:
 
 
 class Listening:
-    """A listener of h1, the messages that it received, and connections to it."""
+    """The listener of h1, the messages that it has received, and the far ends of connections to it.
+
+    `accepts`: whether h1 accepts the signed messages; if not, the listener drops their connections.
+    """
 
     def __init__(self, *, greeting: Mapping[str, Any] | None = None, accepts: bool = True) -> None:
         self.gang = make_gang("h1", 0)
@@ -152,7 +155,7 @@ class Listening:
 
 
 @pytest.fixture
-def head() -> Iterator[Listening]:
+def listening() -> Iterator[Listening]:
     listening = Listening()
     yield listening
     listening.close()
@@ -167,60 +170,62 @@ def is_open(channel: socket.socket) -> bool:
         return False
 
 
-def test_signed_messages_are_received_and_others_drop_the_connection(head: Listening) -> None:
-    good, bad = head.connect(), head.connect()
-    good.send(head.gang.sign({"number": 1}) + head.gang.sign({"number": 2}))
-    bad.send(b"no signature\n" + head.gang.sign({"number": 3}))
-    head.poll()
-    assert head.received == [{"number": 1}, {"number": 2}]
+def test_signed_messages_are_received_and_an_unsigned_one_drops_its_connection(listening: Listening) -> None:
+    good, bad = listening.connect(), listening.connect()
+    good.send(listening.gang.sign({"number": 1}) + listening.gang.sign({"number": 2}))
+    bad.send(b"no signature\n" + listening.gang.sign({"number": 3}))
+    listening.poll()
+    assert listening.received == [{"number": 1}, {"number": 2}]
     assert (is_open(good), is_open(bad)) == (True, False)
-    assert len(head.listener.connections) == 1
+    assert len(listening.listener.connections) == 1
 
 
-def test_message_that_is_refused_drops_the_connection(head: Listening) -> None:
-    head.accepts = False
-    channel = head.connect()
-    channel.send(head.gang.sign({"number": 1}) + head.gang.sign({"number": 2}))
-    head.poll()
-    assert (head.received, head.listener.connections, is_open(channel)) == ([{"number": 1}], [], False)
+def test_message_that_is_refused_drops_the_connection(listening: Listening) -> None:
+    listening.accepts = False
+    channel = listening.connect()
+    channel.send(listening.gang.sign({"number": 1}) + listening.gang.sign({"number": 2}))
+    listening.poll()
+    assert (listening.received, listening.listener.connections, is_open(channel)) == ([{"number": 1}], [], False)
 
 
-def test_connection_that_ends_is_removed(head: Listening) -> None:
-    head.connect().close()
-    head.poll()
-    assert head.listener.connections == []
+def test_connection_that_ends_is_removed(listening: Listening) -> None:
+    listening.connect().close()
+    listening.poll()
+    assert listening.listener.connections == []
 
 
 def test_each_connection_is_greeted() -> None:
-    head = Listening(greeting={"greeting": "g"})
-    channel = head.connect()
-    assert head.gang.verify(channel.recv(1 << 16).rstrip(b"\n")) == {"greeting": "g"}
-    head.close()
+    listening = Listening(greeting={"greeting": "g"})
+    channel = listening.connect()
+    assert listening.gang.verify(channel.recv(1 << 16).rstrip(b"\n")) == {"greeting": "g"}
+    listening.close()
 
 
-def test_connections_do_not_block(head: Listening) -> None:
-    head.connect()
-    assert head.socket.getblocking() is False
-    assert [connection.socket.getblocking() for connection in head.listener.connections if connection.socket] == [False]
+def test_connections_do_not_block(listening: Listening) -> None:
+    listening.connect()
+    assert listening.socket.getblocking() is False
+    assert [connection.socket.getblocking() for connection in listening.listener.connections if connection.socket] == [
+        False
+    ]
 
 
-def test_newer_connection_of_a_member_replaces_the_older_one(head: Listening) -> None:
-    first, other, second = head.connect(), head.connect(), head.connect()
+def test_newer_connection_of_a_member_replaces_the_older_one(listening: Listening) -> None:
+    first, other, second = listening.connect(), listening.connect(), listening.connect()
     for channel, host in ((first, "h2"), (other, "h3"), (second, "h2")):
-        channel.send(head.gang.sign({"host": host}))
-        head.poll()
-    assert [connection.host for connection in head.listener.connections] == ["h3", "h2"]
+        channel.send(listening.gang.sign({"host": host}))
+        listening.poll()
+    assert [connection.host for connection in listening.listener.connections] == ["h3", "h2"]
     assert (is_open(first), is_open(other), is_open(second)) == (False, True, True)
 
 
-def test_oldest_connections_without_a_message_are_dropped(head: Listening) -> None:
-    proven = head.connect()
-    proven.send(head.gang.sign({"host": "h2"}))
-    head.poll()
-    channels = [head.connect() for _ in range(MAX_UNPROVEN + len(MEMBERS) + 2)]
+def test_oldest_connections_without_a_message_are_dropped_if_there_are_too_many(listening: Listening) -> None:
+    proven = listening.connect()
+    proven.send(listening.gang.sign({"host": "h2"}))
+    listening.poll()
+    channels = [listening.connect() for _ in range(MAX_UNPROVEN + len(MEMBERS) + 2)]
     assert [is_open(channel) for channel in channels[:3]] == [False, False, True]
     assert is_open(proven)
-    assert len(head.listener.connections) == 1 + MAX_UNPROVEN + len(MEMBERS)
+    assert len(listening.listener.connections) == 1 + MAX_UNPROVEN + len(MEMBERS)
 
 
 @pytest.mark.parametrize(
@@ -234,63 +239,65 @@ def test_oldest_connections_without_a_message_are_dropped(head: Listening) -> No
     ],
 )
 def test_silent_connections_are_dropped_after_their_time_limit(
-    head: Listening, age_s: float, host: str, is_kept: bool
+    listening: Listening, age_s: float, host: str, is_kept: bool
 ) -> None:
-    channel = head.connect()
-    (connection,) = head.listener.connections
+    channel = listening.connect()
+    (connection,) = listening.listener.connections
     connection.host, connection.heard_at = host, time.monotonic() - age_s
-    head.listener.drop_silent(20.0)
+    listening.listener.drop_silent(20.0)
     assert is_open(channel) is is_kept
-    assert (connection in head.listener.connections) is is_kept
+    assert (connection in listening.listener.connections) is is_kept
 
 
 @pytest.mark.parametrize(("host", "limit_s"), [("", PROOF_S), ("h2", 20.0)])
 def test_connection_is_kept_until_its_time_limit_is_exceeded(
-    head: Listening, monkeypatch: pytest.MonkeyPatch, host: str, limit_s: float
+    listening: Listening, monkeypatch: pytest.MonkeyPatch, host: str, limit_s: float
 ) -> None:
     clock = FakeClock()
     monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=clock))
-    head.connect()
-    (connection,) = head.listener.connections
+    listening.connect()
+    (connection,) = listening.listener.connections
     connection.host = host
     for age_s, kept in ((limit_s, [connection]), (limit_s + 0.25, [])):
         clock.now = 1000.0 + age_s
-        head.listener.drop_silent(20.0)
-        assert head.listener.connections == kept
+        listening.listener.drop_silent(20.0)
+        assert listening.listener.connections == kept
 
 
-def test_time_limit_of_a_connection_begins_when_it_is_accepted_and_again_with_each_message(head: Listening) -> None:
+def test_time_limit_of_a_connection_begins_when_it_is_accepted_and_again_with_each_message(
+    listening: Listening,
+) -> None:
     before = time.monotonic()
-    channel = head.connect()
-    (connection,) = head.listener.connections
+    channel = listening.connect()
+    (connection,) = listening.listener.connections
     assert before <= connection.heard_at <= time.monotonic()
     connection.heard_at = 0.0
-    channel.send(head.gang.sign({"host": "h2"}))
-    head.poll()
+    channel.send(listening.gang.sign({"host": "h2"}))
+    listening.poll()
     assert connection.heard_at >= before
 
 
-def test_dropping_twice_and_closing_are_harmless(head: Listening) -> None:
-    channel = head.connect()
-    (connection,) = head.listener.connections
-    registered = len(head.selector.get_map())
-    head.listener.drop(connection)
-    head.listener.drop(connection)
-    head.listener.drop(BufferedConnection(channel, 0.0))
-    assert len(head.selector.get_map()) == registered - 1
+def test_dropping_twice_and_closing_are_harmless(listening: Listening) -> None:
+    channel = listening.connect()
+    (connection,) = listening.listener.connections
+    registered = len(listening.selector.get_map())
+    listening.listener.drop(connection)
+    listening.listener.drop(connection)
+    listening.listener.drop(BufferedConnection(channel, 0.0))
+    assert len(listening.selector.get_map()) == registered - 1
     assert not is_open(channel)
-    other, address = head.connect(), head.socket.getsockname()
-    head.listener.close()
+    other, address = listening.connect(), listening.socket.getsockname()
+    listening.listener.close()
     assert not is_open(other)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, timeout=1)
 
 
-def test_pending_data_is_sent_by_flush(head: Listening) -> None:
-    channel = head.connect()
-    (connection,) = head.listener.connections
+def test_pending_data_is_sent_by_flush(listening: Listening) -> None:
+    channel = listening.connect()
+    (connection,) = listening.listener.connections
     connection.pending = b"late"
-    head.listener.flush()
+    listening.listener.flush()
     assert channel.recv(10) == b"late"
     assert connection.pending == b""
 
@@ -334,6 +341,7 @@ OUTSIDE = "192.0.2.1"
 
 
 def gang_at(**addresses: str) -> Gang:
+    """Return the gang as h1 sees it, with these addresses; members without one have the address OUTSIDE."""
     return make_gang("h1", 29400, addresses={**dict.fromkeys(MEMBERS, OUTSIDE), **addresses})
 
 
@@ -342,7 +350,7 @@ def test_host_uses_its_planned_address_if_the_machine_has_it() -> None:
     assert own_address(gang_at(**{**everywhere, "h1": "127.0.0.3"})) == "127.0.0.3"
 
 
-def test_host_with_a_loopback_address_uses_the_one_from_which_it_reaches_a_peer(
+def test_host_planned_with_a_loopback_address_uses_the_address_from_which_it_reaches_a_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[str, int]] = []
@@ -355,11 +363,11 @@ def test_host_with_a_loopback_address_uses_the_one_from_which_it_reaches_a_peer(
     address = own_address(gang_at(h1="127.0.1.1", h2="127.0.0.9"))
     assert address.startswith("127.0.0.")
     assert address != "127.0.1.1"
-    assert asked[0] == ("127.0.1.1", 0), "any port of the planned address must do"
+    assert asked[0] == ("127.0.1.1", 0), "the planned address must be tried with any free port (0), not with the gang's"
     assert asked[-1] == ("127.0.0.9", 29400)
 
 
-def test_host_without_its_planned_address_uses_the_one_from_which_it_reaches_a_peer() -> None:
+def test_host_without_its_planned_address_uses_the_address_from_which_it_reaches_a_peer() -> None:
     assert own_address(gang_at(h1=OUTSIDE, h2="127.0.0.9")).startswith("127.")
 
 
@@ -378,7 +386,9 @@ def test_planned_address_is_kept_if_no_peer_can_be_reached() -> None:
         ({"h1": OUTSIDE}, False),
     ],
 )
-def test_loopback_address_of_another_host_is_refused(addresses: dict[str, str], is_refused: bool) -> None:
+def test_loopback_address_of_a_watcher_is_refused_unless_this_host_has_one_too(
+    addresses: dict[str, str], is_refused: bool
+) -> None:
     gang = gang_at(**addresses)
     if not is_refused:
         check_addresses(gang)

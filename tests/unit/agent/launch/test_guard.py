@@ -74,6 +74,7 @@ class Rank:
         self._directory = directory
         self.receiver = HeartbeatReceiver(directory, {0: "cpu=0", 3: "cpu=3"})
         self.guard = 0
+        """Process id of the guard; 0 while it does not run."""
         self.description_path = directory / "description"
         monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(directory))
         monkeypatch.setenv("RANK", "3")
@@ -110,7 +111,7 @@ class Rank:
         return self.receiver.states()[1]
 
     def wait(self) -> tuple[int, int | None, bool]:
-        """Wait for the guard; return its exit code, the reported code of the rank, and whether the launcher ended the rank."""
+        """Wait for the guard; return its exit code, and the rank's exit code and `terminated_by_launcher` as it reported them."""
         code = wait_for_exit(self.guard)
         self.guard = 0
         state = self.state
@@ -149,11 +150,11 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     ids=[
         "exit 0",
         "exit 7",
-        "message",
+        "exit with a message",
         "exception",
         "os._exit",
-        "empty message",
-        "full disk",
+        "exit with an empty message",
+        "output to a full disk",
         "SIGKILL",
         "SIGSEGV",
         "SIGTERM",
@@ -204,7 +205,7 @@ def test_rank_does_not_inherit_the_launchers_signal_handlers(rank: Rank) -> None
 
 
 def test_gpus_hidden_from_the_launcher_are_visible_to_its_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA does not work in a fork of a process that used it, and torchrun itself queries the GPUs."""
+    """CUDA does not work in a fork of a process that has used it. torchrun queries the GPUs, so it must see none itself."""
     program = (
         "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus_until_fork()\n"
         "names = ('CUDA_VISIBLE_DEVICES', 'PYTORCH_NVML_BASED_CUDA_CHECK')\n"
@@ -251,7 +252,8 @@ def test_sigterm_ends_a_stopped_rank(rank: Rank) -> None:
 
 def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
     exit_on_sigterm = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
-    # A signal that arrives just before signal.pause(), or during the warning about an unclosed file, would not end the program.
+    # The program sleeps in a loop and closes its file: a signal just before signal.pause(), or during the warning about an
+    # unclosed file, would not end it.
     rank.start(
         f"import time; {exit_on_sigterm}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)"
     )
@@ -261,7 +263,7 @@ def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
 
 
 def with_child(statements: str) -> str:
-    """Return a program that starts a child, which ignores SIGTERM and writes its process id, and then runs `statements`."""
+    """Return a program that starts a child, waits for its process id, and then runs `statements`. The child ignores SIGTERM."""
     return (
         "child = os.fork()\n"
         "if not child:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -308,7 +310,7 @@ def test_rank_in_the_process_group_of_its_guard_ends_with_its_supervisor(
 
 
 def test_rank_ends_at_once_with_its_launcher(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher is a process between this one and the guard."""
+    """The launcher is a process between this one and the guard, so `rank.guard` is its id. No poll shows the guard its end."""
     monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
     def launcher() -> int:
@@ -380,7 +382,7 @@ def test_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
 def test_launcher_does_not_start_after_the_end_of_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
-        pytest.skip("this is process 1")
+        pytest.skip("process 1 is this process, so it is not a supervisor that has ended")
     assert wait_for_exit(fork(guard.main)) == guard.ORPHANED
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])
     assert wait_for_exit(fork(guard.main)) == 6

@@ -76,6 +76,7 @@ class FullStream(io.StringIO):
 def test_rank_runs_its_module_and_exits(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, code: int, text: str
 ) -> None:
+    """`end`: what the module raises; None: it returns. `text`: last text on standard error."""
     errors = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["guard.py", "program", "--one"])
     monkeypatch.setattr(sys, "stdout", FullStream())
@@ -147,7 +148,7 @@ def test_only_selected_descriptors_above_standard_error_are_closed(
     monkeypatch.setattr(guard, "Path", lambda _: entries)
 
     def fstat(number: int) -> Any:
-        if number == 5:
+        if number == 5:  # the descriptor of the listing itself is closed by now
             raise OSError(errno.EBADF, "Bad file descriptor")
         return SimpleNamespace(st_mode=stat.S_IFIFO if number == 4 else stat.S_IFSOCK)
 
@@ -163,7 +164,7 @@ def test_only_selected_descriptors_above_standard_error_are_closed(
 
 
 class FakeSender:
-    """Sends nothing; `calls` lists the messages."""
+    """Sends nothing, but adds each message to `calls`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -177,6 +178,7 @@ class FakeSender:
 def test_guard_prepares_its_process_and_then_forks_the_rank(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, is_rank: bool, has_environment: bool
 ) -> None:
+    """`is_rank`: whether the fork returns in the rank, not in the guard; `has_environment`: a rank and a directory are set."""
     monkeypatch.setattr(sys, "argv", ["guard.py", "program", "--supervisor"])
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, "/work")
     if not has_environment:
@@ -247,7 +249,10 @@ def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(
     by_launcher: bool,
     supervisor: str | None,
 ) -> None:
-    """The rank ends after the last of the received signals, with exit code 7."""
+    """Process 9 is the launcher. The rank, process 55, ends with exit code 7 after the last of the received signals.
+
+    `parents`: the guard's parent, at each check; `alive`: whether the supervisor is alive, at each check.
+    """
     pending, supervisors = list(received), list[str]()
 
     def wait(watched: Any, seconds: float) -> Any:
@@ -285,7 +290,7 @@ def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_group_is_killed_and_by_default_also_the_rank(calls: Calls, is_gone: bool) -> None:
+def test_process_group_of_the_rank_is_killed_and_by_default_the_rank_itself_too(calls: Calls, is_gone: bool) -> None:
     def kill(*_: int) -> None:
         if is_gone:
             raise ProcessLookupError

@@ -64,7 +64,7 @@ def is_open(number: int) -> bool:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_only_sockets_or_all_descriptors_except_the_standard_ones_are_closed(everything: bool) -> None:
+def test_selected_descriptors_are_closed_except_the_three_standard_ones(everything: bool) -> None:
     def close() -> int:
         first, second = socket.socketpair()
         read, write = os.pipe()
@@ -76,15 +76,15 @@ def test_only_sockets_or_all_descriptors_except_the_standard_ones_are_closed(eve
 
 
 def test_process_group_and_then_the_rank_itself_are_killed() -> None:
-    def alone() -> int:
+    def in_its_own_group() -> int:
         signal.pause()
         return 0
 
-    child = fork(alone)
+    child = fork(in_its_own_group)
     wait_until(lambda: os.getpgid(child) == child)
     guard._kill(child, group_only=True)
     assert wait_for_exit(child) == -signal.SIGKILL
-    guard._kill(child)  # it is gone
+    guard._kill(child)  # no error, although the process has ended
 
     def in_the_group_of_its_parent() -> int:
         child = os.fork()
@@ -109,7 +109,7 @@ PROGRAM = """
 
 
 def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:
-    """Run a program as a rank in a fork; return its exit code modulo 256, what it found, and its standard error."""
+    """Run PROGRAM as a rank in a fork; return its exit code modulo 256, what it wrote about itself, and its standard error."""
     (tmp_path / "ranked.py").write_text(
         textwrap.dedent(PROGRAM).format(path=str(tmp_path / "found"), statements=statements)
     )
@@ -154,7 +154,7 @@ def test_program_of_a_rank_is_the_main_module_with_its_arguments_and_without_inh
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
     ],
 )
-def test_end_of_a_program_is_its_exit_code_and_its_message(
+def test_rank_exits_with_the_code_of_its_program_and_prints_its_message(
     tmp_path: Path, statements: str, code: int, text: str
 ) -> None:
     ended, _, error = run_as_rank(tmp_path, statements)

@@ -112,19 +112,21 @@ def test_only_processes_that_remain_after_the_grace_are_killed(
         if len(waits) == 3:
             processes.remove(10)
 
-    # Replace it in this module only: a thread of an earlier test may sleep, too.
+    # Replace `time` in process_tree only: a thread of an earlier test may call time.sleep, too.
     monkeypatch.setattr(process_tree, "time", SimpleNamespace(sleep=wait, monotonic=clock))
     ProcessTree(10).end(4.5)
     killed = [pid for pid, number in processes.sent if number == signal.SIGKILL]
     assert sorted(killed) == [11, 12]
-    assert len(waits) == 5, "it must not wait longer than the grace"
+    assert len(waits) == 5, "`end` must wait after SIGTERM only for the 4.5 s of grace"
 
 
 def test_ended_tree_is_not_waited_for(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        process_tree, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waited"), monotonic=clock)
+        process_tree,
+        "time",
+        SimpleNamespace(sleep=lambda _: pytest.fail("`end` waited for processes that have ended"), monotonic=clock),
     )
     processes.put(10, 1)
     tree = ProcessTree(10)
@@ -145,7 +147,7 @@ def test_names_of_processes_may_contain_anything(processes: FakeProcesses) -> No
 
 
 @pytest.mark.parametrize(("state", "is_alive"), [("R", True), ("D", True), ("T", True), ("Z", False), ("X", False)])
-def test_dead_process_is_not_alive(processes: FakeProcesses, state: str, is_alive: bool) -> None:
+def test_process_is_alive_unless_it_is_a_zombie_or_dead(processes: FakeProcesses, state: str, is_alive: bool) -> None:
     processes.put(10, 1)
     tree = ProcessTree(10)
     processes.put(10, 1, state=state)
@@ -159,7 +161,7 @@ def test_process_that_never_ran_has_an_empty_tree(processes: FakeProcesses) -> N
 
 
 @pytest.mark.parametrize(("grace_s", "polls"), [(None, 8), (0.0, 4), (2.0, 6)])
-def test_default_wait_after_sigterm_is_the_wait_after_sigkill(
+def test_default_wait_after_sigterm_is_as_long_as_the_wait_after_sigkill(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, grace_s: float | None, polls: int
 ) -> None:
     """Process 10 belongs to another user: it survives both signals."""

@@ -300,7 +300,7 @@ def test_busy_or_partitioned_gpu_prevents_the_launch(
 
 
 def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """The ranks start. They measure nothing, because CUDA lists no GPU here: every figure has that reason."""
+    """The ranks start. They measure nothing, because CUDA lists no GPU here, and every observation gives that as its reason."""
     record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
     assert (launched.outcome, launched.reason) == ("finished", "")
@@ -314,7 +314,7 @@ def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path)
 
 
 def test_busy_gpu_outside_the_plan_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """The launcher starts: its log has the message of a fake torch, which ends it at once."""
+    """The launcher starts: its log has the message of a fake torch, whose import ends the launcher at once."""
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "torch.py").write_text("raise SystemExit('fake torch')")
     record = bench(

@@ -60,6 +60,10 @@ from tests.unit.agent.sampling.test_oom import Tree
 
 
 def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Snapshot:
+    """Return the snapshot taken at second `at`, with the power of GPU 0.
+
+    `alarm`: the active throttle reason of GPU 0; `absent`: why its clock was not read.
+    """
     throttle = {f"gpu=0,reason={name}": name == alarm for name in ("power_cap", "hw_slowdown", "sw_thermal")}
     return Snapshot(
         stage="benchmark",
@@ -111,13 +115,13 @@ def test_snapshot_with_an_alarm_is_kept(alarm: str, absent: str, is_kept: bool) 
     )
 
 
-def test_alarm_that_lasts_is_kept_once() -> None:
+def test_lasting_alarm_is_kept_in_its_first_snapshot_only() -> None:
     alarms = [snapshot(number, 500.0 - number, "hw_slowdown") for number in range(5)]
     assert selected_seconds(*alarms) == [0]
     assert selected_seconds(*alarms, snapshot(9, 700.0)) == [0, 9]
 
 
-def test_alarm_is_kept_after_any_number_of_snapshots_with_another_one() -> None:
+def test_new_alarm_is_kept_after_any_number_of_snapshots_with_another_alarm() -> None:
     constant = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
     later = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
     assert selected_seconds(*constant, later, *constant) == [19, 30], (
@@ -464,7 +468,7 @@ def test_launcher_that_fails_before_its_ranks_start_is_named_in_a_gang(
     exit_code: int,
     reported: str,
 ) -> None:
-    """Otherwise the other hosts would wait for its ranks until the deadline. On a single host no culprit is needed."""
+    """Otherwise the other hosts would wait for the launcher's ranks until the deadline. On a single host no culprit is needed."""
     assert GangMonitor("h1", receiver, None, 60.0).await_verdict(exit_code, "no libcudart") is None
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     assert gang_monitor._channel
@@ -485,7 +489,7 @@ def test_launcher_that_fails_before_its_ranks_start_is_named_in_a_gang(
 
 
 @pytest.mark.parametrize(("exit_code", "is_named"), [(1, False), (-9, True), (-15, True), (-6, False)])
-def test_launcher_that_fails_late_is_not_named_unless_a_signal_ended_it(
+def test_launcher_that_fails_late_is_named_only_after_a_fatal_or_termination_signal(
     receiver: HeartbeatReceiver,
     advancing_clock: AdvancingClock,
     gang: Callable[..., Gang],
@@ -501,7 +505,7 @@ def test_launcher_that_fails_late_is_not_named_unless_a_signal_ended_it(
     gang_monitor._channel.close()
 
 
-def test_failed_rank_is_named_before_its_launcher(
+def test_failed_rank_is_named_rather_than_its_launcher(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock
 ) -> None:
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
@@ -532,7 +536,7 @@ def test_poll_waits_until_its_timeout_or_a_heartbeat(receiver: HeartbeatReceiver
     assert time.monotonic() - began < 10
 
 
-def test_only_a_pause_longer_than_the_poll_counts_as_suspension(
+def test_pause_is_no_silence_of_the_ranks_if_it_exceeds_the_wait_of_the_poll_by_over_2_s(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
@@ -544,7 +548,7 @@ def test_only_a_pause_longer_than_the_poll_counts_as_suspension(
     assert gang_monitor.states()[0].silent_s == 2.5
     clock.now += 3.5
     gang_monitor.poll(1.0)
-    assert gang_monitor.states()[0].silent_s == 2.5, "the pause must not count as silence"
+    assert gang_monitor.states()[0].silent_s == 2.5, "the second pause must not count as silence of the rank"
 
 
 # ---- the flight recorders ----
@@ -558,7 +562,7 @@ def test_dump_is_requested_from_each_listening_rank_and_awaited(
 
     def wait(seconds: float) -> None:
         if threading.current_thread() is not threading.main_thread():
-            sleep(seconds)  # a thread of an earlier test
+            sleep(seconds)  # called by a thread of an earlier test
             return
         waits.append(seconds)
         clock.now += seconds
@@ -583,7 +587,7 @@ def test_dump_is_requested_from_each_listening_rank_and_awaited(
         os.close(reader)
     waits.clear()
     dump_flight_records(tmp_path, [0, 1])
-    assert waits == [], "it must not wait if no rank listens"
+    assert waits == [], "dump_flight_records must not wait if no rank listens"
 
 
 # ---- a whole launch ----
@@ -616,7 +620,7 @@ def launch(run: HostRun, program: str, collectors: Sequence[MarkerCollector] = (
     )
 
 
-def test_ranks_get_their_supervisor_and_a_dump_directory(run: HostRun) -> None:
+def test_ranks_get_the_identity_of_their_supervisor_and_the_path_of_their_dumps(run: HostRun) -> None:
     before = time.monotonic()
     launch(run, 'env > env; pwd > cwd; cat > stdin; cut -d" " -f5,6 /proc/$$/stat > ids; echo $$ >> ids')
     work = run.directory / "work"
@@ -671,7 +675,9 @@ class MarkerCollector:
 
 
 @pytest.mark.parametrize(
-    ("fast_collectors", "collector"), [(None, "full"), ([MarkerCollector("fast")], "fast")], ids=["same", "other"]
+    ("fast_collectors", "collector"),
+    [(None, "full"), ([MarkerCollector("fast")], "fast")],
+    ids=["the full collectors", "collectors of their own"],
 )
 def test_fast_collectors_are_read_while_the_ranks_run(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, fast_collectors: list[MarkerCollector] | None, collector: str
@@ -741,7 +747,7 @@ def test_failed_supervisor_leaves_no_thread_and_no_socket(
     PeerChannel(gang("h1")).close()  # the port is free again
 
 
-def test_unreadable_results_are_part_of_the_outcome(run: HostRun) -> None:
+def test_unreadable_results_are_named_in_the_reason(run: HostRun) -> None:
     reason = launch(run, "echo [] > rank1.json; exit 2").launches[0].reason
     assert reason.startswith("the launcher exited with 2: every rank had finished; no result of rank 1: ")
 
@@ -760,7 +766,9 @@ def test_launch_whose_launcher_failed_early_has_no_ranks(
 
 
 @pytest.mark.parametrize("kind", ["rank_absent", "cut_off"])
-def test_launch_with_another_culprit_lists_its_ranks(run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_launch_with_a_culprit_other_than_its_launcher_lists_its_ranks(
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     verdict = Culprit(kind=kind, hosts=("h1",), text="host h1 …")
     monkeypatch.setattr(GangMonitor, "poll", lambda *_: verdict)
     done = launch(run, "sleep 60").launches[0]
@@ -781,7 +789,7 @@ def test_last_readable_line_of_a_log_is_its_error(tmp_path: Path, log: str, line
 
 
 def test_rank_that_could_not_take_part_is_the_culprit_in_a_gang(run: HostRun) -> None:
-    """All ranks end normally, but have measured nothing together. The host of the rank that cannot take part names it."""
+    """All ranks end normally, but have measured nothing together. The host of the rank that cannot take part names that rank."""
     why = "the device was lost: CUDA error: uncorrectable ECC error encountered"
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": why})
     lines: list[str] = []
@@ -818,7 +826,7 @@ def test_launch_of_a_single_host_finishes_without_a_culprit_despite_an_unable_ra
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Return the processes whose working directory this is."""
+    """Return the ids of the processes whose working directory is `directory`."""
     pids = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -898,7 +906,7 @@ def monitors(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMon
 
 
 def connect(first: GangMonitor, second: GangMonitor) -> tuple[PeerChannel, PeerChannel]:
-    """Poll until both have each other's status; return their channels."""
+    """Poll the monitors of h1 and h2 until each host has the status of the other one; return the channels of h1 and h2."""
     first_channel, second_channel = first._channel, second._channel
     assert first_channel
     assert second_channel
@@ -958,7 +966,7 @@ def test_heartbeat_is_received_at_once_despite_other_sockets(monitors: list[Gang
     assert time.monotonic() - began < 10
 
 
-def test_last_status_is_received_and_the_sender_does_not_wait_longer(
+def test_host_sends_its_last_status_and_waits_only_until_it_is_received(
     monitors: list[GangMonitor], tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
     _, second_channel = connect(*monitors)
@@ -991,7 +999,7 @@ def test_supervisor_names_no_culprit_after_its_own_pause(
     assert time.monotonic() - first_channel.statuses["h2"].at < 5
 
 
-def test_last_status_waits_for_its_acknowledgement(
+def test_exiting_host_waits_until_both_watchers_have_answered_its_last_status(
     receiver: HeartbeatReceiver, tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
     watchers, channel = [PeerChannel(gang(host, 3)) for host in ("h1", "h2")], PeerChannel(gang("h3", 3))
@@ -1061,7 +1069,10 @@ def test_monitor_waits_for_a_verdict_until_every_host_has_reported_or_is_lost(
     seconds: float,
     settled: bool,
 ) -> None:
-    """`ages`: age of each other host's status, in seconds; None: an old status of a finished host."""
+    """`ages`: age of each other host's status, in seconds; None: an old status of a finished host.
+
+    `seconds`: how long the monitor has waited since its launcher ended.
+    """
     clock.now = UNSURE_S  # so that an age of UNSURE_S has no rounding error
     channel = PeerChannel(gang(me, 3))
     gang_monitor = GangMonitor(me, receiver, channel, 60.0)

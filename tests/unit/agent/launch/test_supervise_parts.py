@@ -49,7 +49,11 @@ def culprit(kind: str = "cut_off", host: str = "h1") -> Culprit:
 
 
 class FakeLaunch:
-    """A launcher that exits with 4 after `polls` polls, its process tree and its gang monitor. `events` lists the calls."""
+    """Stands in for a launcher, which exits with 4 after `polls` polls, for its process tree and for its gang monitor.
+
+    `culprits`: number of a poll -> the culprit that it returns; `late_culprit`: culprit after the launcher's exit. `events` lists
+    the calls.
+    """
 
     pid, pids = 77, ()
 
@@ -139,7 +143,7 @@ def test_culprit_after_the_end_of_the_launcher_shortens_the_grace(
 @pytest.mark.parametrize(
     ("kind", "has_dumps"), [("cut_off", True), ("rank_silent", True), ("rank_ended", False), (RAISED, False)]
 )
-def test_dumps_are_requested_from_the_sorted_ranks_unless_the_cause_is_known(
+def test_dumps_are_requested_in_order_of_rank_unless_a_rank_ended_or_raised_an_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, has_dumps: bool
 ) -> None:
     found = culprit(kind)
@@ -209,7 +213,7 @@ def test_launcher_starts_under_the_guard_in_its_own_session(tmp_path: Path, monk
 
 
 class FakeTelemetry:
-    """Telemetry whose observation contains the stage and the number of windows and observations."""
+    """Telemetry with one observation: its value is the stage, the number of windows and the number of the ranks' observations."""
 
     def observations(self, windows: Sequence[Any], observations: Sequence[Any], stage: str) -> list[Any]:
         return [builders.observation("gpu.power", f"{stage} {len(windows)} {len(observations)}", unit="W")]
@@ -281,7 +285,7 @@ def test_launch_has_the_ranks_in_order_and_their_results(tmp_path: Path) -> None
         (CELL, True, False),
     ],
 )
-def test_telemetry_adds_observations_and_a_timeline(
+def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_timeline(
     tmp_path: Path, stage: str, is_separate: bool, has_timeline: bool
 ) -> None:
     for number in (3, 2):
@@ -322,7 +326,7 @@ def test_only_a_launch_whose_launcher_failed_before_its_ranks_started_has_no_ran
     assert len(launch.ranks) == (2 if has_ranks else 0)
 
 
-def test_problem_with_the_results_is_a_reason_and_logs_are_truncated(
+def test_problem_with_the_results_is_part_of_the_reason_and_logs_are_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
@@ -340,7 +344,7 @@ def test_problem_with_the_results_is_a_reason_and_logs_are_truncated(
 
 
 class FakeSampler:
-    """A sampler with one snapshot."""
+    """A sampler whose only snapshot is a tuple with the sampler's arguments."""
 
     def __init__(self, collectors: Sequence[Any], stage: str) -> None:
         self.arguments = collectors, stage
@@ -410,7 +414,7 @@ def test_launch_of_one_host_needs_no_channel_and_no_publisher(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_only_gpus_have_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_only_a_launch_on_gpus_has_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(supervise, "Telemetry", lambda devices, work, _: nullcontext((devices, work)))
     spec = make_spec(tmp_path)
     with supervise._telemetry(replace(spec, host=replace(spec.host, device=device, devices=(4, 5)))) as telemetry:

@@ -1,4 +1,4 @@
-"""Stages whose benchmarks need no torch: their launcher, their ranks, and the store of the ranks."""
+"""Stages whose benchmarks need no torch: their launcher, their ranks, and the store of keys that the ranks share."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tests import builders
 
 ROOT = Path(__file__).parents[4]
 NAME = "a-secret-name"
+"""Name of the launch, which each client of the store must send first."""
 TORCH_FREE = sorted(name for name, benchmark in BENCHMARKS.items() if not benchmark.needs_torch)
 
 
@@ -77,45 +78,45 @@ def test_ranks_exchange_keys() -> None:
         *(NAME.encode() + b"\n" + line for line in (b"{", b"[" * 99, b"\n")),
     ],
 )
-def test_client_that_sends_something_else_is_disconnected(sent: bytes) -> None:
+def test_client_with_a_wrong_name_or_an_invalid_message_is_disconnected(sent: bytes) -> None:
     with store_server() as port:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
             stranger.sendall(sent + b'{"set": "a", "value": "1"}\n')
             assert stranger.recv(100) == b""
-        known = client(port)
-        assert not known.check(["a"])
-        known.close()
+        store = client(port)
+        assert not store.check(["a"])
+        store.close()
 
 
 @pytest.mark.parametrize("asked", [1, {}, {"set": "a"}, {"set": 1, "value": "1"}, {"get": ["a"]}, {"check": "a"}])
-def test_invalid_request_has_no_answer(asked: Any) -> None:
+def test_answer_to_an_invalid_request_is_none(asked: Any) -> None:
     with store_server() as port:
-        known = client(port)
-        assert known._ask(asked) is None
-        known.close()
+        store = client(port)
+        assert store._ask(asked) is None
+        store.close()
 
 
 def test_message_that_is_too_long_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_store, "MAX_BYTES", 1000)
     with store_server() as port:
-        known = client(port)
+        store = client(port)
         with pytest.raises(RuntimeError, match="the store of the launch"):
-            known.set("a", "1" * 2000)
-        known.close()
+            store.set("a", "1" * 2000)
+        store.close()
 
 
 def test_store_that_is_gone_is_reported() -> None:
     with store_server() as port:
-        known = client(port)
-        known.set("a", "1")
+        store = client(port)
+        store.set("a", "1")
     with pytest.raises(RuntimeError, match="the store of the launch"):
-        known.check(["a"])
-    known.close()
+        store.check(["a"])
+    store.close()
     with pytest.raises(RuntimeError, match=f"no store at 127.0.0.1 port {port}: Connection refused"):
         KeyStore("127.0.0.1", port, NAME, limit_s=0)
 
 
-def test_a_stage_needs_torch_if_one_of_its_benchmarks_does() -> None:
+def test_stage_needs_torch_if_it_has_no_benchmark_or_one_that_needs_torch() -> None:
     assert TORCH_FREE == ["local_storage", "shared_storage", "verbs"]
     assert [needs_torch(names) for names in ([], TORCH_FREE, ["verbs", "gemm"])] == [True, False, True]
 
@@ -127,7 +128,10 @@ def free_port() -> int:
 
 
 def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> list[subprocess.Popen[bytes]]:
-    """Start the launch of a stage whose only benchmark is `verbs` on these hosts, with two ranks each."""
+    """Start a stage whose only benchmark is `verbs`, with two ranks on each host; return the launcher of each host.
+
+    `sitecustomize`: code that Python runs at the start of each launcher and rank.
+    """
     plan = builders.plan("h1", "h2", profile="rehearsal")
     benchmark = replace(plan.stage("gang" if len(members) > 1 else "benchmark"), benchmarks={"verbs": {}})
     (tmp_path / "sitecustomize.py").write_text(sitecustomize)
@@ -150,7 +154,7 @@ def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> l
 
 
 NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
-FAILS = """
+RANK_1_FAILS = """
 from agent.benchmarks import rank
 run_to_end = rank.run_to_end
 def run(context, benchmarks):
@@ -178,13 +182,13 @@ def test_ranks_run_without_torch(tmp_path: Path, members: Sequence[str]) -> None
 
 
 def test_rank_that_fails_ends_the_launch(tmp_path: Path) -> None:
-    (process,) = start_hosts(tmp_path, ("h1",), NO_TORCH + FAILS)
+    (process,) = start_hosts(tmp_path, ("h1",), NO_TORCH + RANK_1_FAILS)
     assert process.wait(timeout=60) == 1
     assert "OSError: broken" in "".join(path.read_text() for path in tmp_path.glob("**/*.log"))
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
 
 
-HANGS_AFTER = """
+SECOND_HOST_HANGS = """
 import os
 from agent.benchmarks import rank
 run_to_end = rank.run_to_end
@@ -210,8 +214,8 @@ def end_hosts(*started: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=10)
 
 
-def test_first_host_waits_for_a_hung_host_no_longer_than_a_rank_waits(tmp_path: Path) -> None:
-    first, hung = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + HANGS_AFTER + set_timeout(tmp_path, 6.0))
+def test_first_host_waits_for_a_hung_host_no_longer_than_the_time_out_of_collectives(tmp_path: Path) -> None:
+    first, hung = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + SECOND_HOST_HANGS + set_timeout(tmp_path, 6.0))
     try:
         assert first.wait(timeout=40) == 0
         assert hung.poll() is None
@@ -221,7 +225,7 @@ def test_first_host_waits_for_a_hung_host_no_longer_than_a_rank_waits(tmp_path: 
 
 
 def test_first_host_does_not_wait_for_a_host_whose_ranks_failed(tmp_path: Path) -> None:
-    fails = HANGS_AFTER.replace('__import__("time").sleep(1000)', "1 / 0")
+    fails = SECOND_HOST_HANGS.replace('__import__("time").sleep(1000)', "1 / 0")
     started = start_hosts(tmp_path, ("h1", "h2"), NO_TORCH + fails)
     try:
         assert [process.wait(timeout=40) for process in started] == [0, 1]

@@ -1,4 +1,7 @@
-"""Placement of a process by mpirun's and srun's variables. Wrong variables are reported before torch is imported."""
+"""Launches by mpirun, srun and torchrun: how a process finds its rank, host and gang (its placement) in its variables.
+
+Wrong variables are reported before torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +41,19 @@ from tests import ROOT, builders
 
 
 def open_mpi(rank: int = 0, size: int = 4, local_rank: int = 0, local_size: int = 2, **more: str) -> dict[str, str]:
+    """Return the variables that the mpirun of Open MPI sets in a process, and `more`."""
     numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
     return {**{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}, **more}
 
 
 def hydra(rank: int = 0, size: int = 4, local_rank: int = 0, local_size: int = 2, **more: str) -> dict[str, str]:
+    """Return the variables that Hydra, the mpirun of MPICH and Intel MPI, sets in a process, and `more`."""
     numbers = {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALRANKID": local_rank, "MPI_LOCALNRANKS": local_size}
     return {**{name: str(value) for name, value in numbers.items()}, **more}
 
 
 def srun(rank: int = 0, size: int = 2, local_rank: int = 0, node: int = 0, **more: str) -> dict[str, str]:
+    """Return the variables that srun sets in a process of a step on h1 and h2, and `more`."""
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_PROCID": str(rank),
@@ -233,6 +239,7 @@ def plan() -> Plan:
 
 
 def placement(size: int, local_size: int, **more: Any) -> RankPlacement:
+    """Return the placement of rank 0 if mpirun starts `size` processes, `local_size` on each host."""
     return RankPlacement(
         launcher=MPI, rank=0, size=size, local_rank=0, local_size=local_size, nodes=size // local_size, **more
     )
@@ -461,7 +468,7 @@ def test_wrong_usage_exits_with_64_before_torch_is_imported(
 
 
 def test_rank_with_valid_variables_imports_torch(torch_trap: Path) -> None:
-    """Without this, the tests above would also pass if no program imported torch."""
+    """Without this test, the test above would also pass if `agent.benchmarks` never imported torch."""
     assert "torch was imported" in run_program(torch_trap, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
 
 
@@ -546,7 +553,7 @@ def test_launch_reports_wrong_usage_with_the_documented_exit_code(torch_trap: Pa
 
 
 def test_port_in_use_is_recorded_and_launch_exits_with_0(torch_trap: Path, tmp_path: Path, taken_port: int) -> None:
-    """mpirun ends all other processes after an error exit, and the other supervisors must continue."""
+    """If a process exits with an error, mpirun ends all others. But the supervisors of the other hosts must continue."""
     plan = builders.plan(profile="rehearsal")
     plan = replace(plan, hosts=tuple(replace(host, address="127.0.0.1") for host in plan.hosts))
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
@@ -558,7 +565,7 @@ def test_port_in_use_is_recorded_and_launch_exits_with_0(torch_trap: Path, tmp_p
         "--run-dir",
         tmp_path / "run",
         "--port",
-        taken_port - 1,
+        taken_port - 1,  # the first host listens for statuses on the port after this one
     ]
     results = ["--results", tmp_path / "results"]
     ((code, output),) = run_launches(torch_trap, (open_mpi(PMIX_HOSTNAME="h1"), [*options, *results]))
