@@ -33,7 +33,7 @@ from tests import ROOT, builders
 
 @pytest.fixture
 def other_process() -> Iterator[subprocess.Popen[bytes]]:
-    """Return a running process, in place of another operator's playbook."""
+    """Yield a running process, which stands in for the playbook of another operator."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -46,6 +46,7 @@ def make_claim(pid: int, directory: Path, **changes: object) -> Claim:
 
 
 def write_claim(directory: Path, by: Claim) -> None:
+    """Write a claim as the lock of the run in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     with locks.exclusive(directory / run_directory.LOCK) as file:
         locks.write_line(file, {**vars(by), "running": list(by.running)})
@@ -137,7 +138,9 @@ def test_report_by_another_operator_keeps_the_lock(tmp_path: Path, other_process
     assert run_lock.holder(tmp_path / "r1")
 
 
-def test_claim_lists_the_other_running_runs(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
+def test_claim_lists_the_other_runs_whose_holders_are_not_known_to_have_exited(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+) -> None:
     write_claim(tmp_path / "live", make_claim(other_process.pid, tmp_path / "live"))
     write_claim(tmp_path / "elsewhere", make_claim(1, tmp_path / "elsewhere", machine="another"))
     write_claim(tmp_path / "dead", make_claim(other_process.pid, tmp_path / "dead", start_time="1"))
@@ -275,6 +278,7 @@ def claim_since(state: Path, run_id: str, since: str, **changes: object) -> Clai
 
 
 def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
+    """Acquire this host for a run; return the message about the run that held the host before, empty if there was none."""
     (state / "runs").mkdir(exist_ok=True)
     return lease.acquire(
         state / "runs" / run_id, make_plan(run_id), claim_since(state, run_id, since, **changes), take_over=take_over
@@ -297,7 +301,7 @@ def set_lease_age(state: Path, seconds: float) -> None:
 OTHER_OPERATOR = {"machine": "another", "user": "bob", "host": "control2"}
 
 
-def test_another_run_is_refused_with_the_holder(tmp_path: Path) -> None:
+def test_another_run_is_refused_and_the_holder_is_named(tmp_path: Path) -> None:
     assert acquire(tmp_path, "r1") == ""
     before = read_lease(tmp_path)
     with pytest.raises(HeldError) as error:
@@ -532,7 +536,7 @@ def test_stop_reports_whether_it_ended_a_process(
 
 def test_start_waits_until_the_process_is_ready(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    # A text in the log does not make it ready.
+    # The text in the log does not make the process ready: `start` must wait for `notify_ready`.
     program = "import pathlib, time; from agent.run import background; print('listening', flush=True); time.sleep(0.2)"
     program += f"; pathlib.Path({str(ready)!r}).touch(); background.notify_ready(); time.sleep(600)"
     assert start_and_wait(tmp_path, program).stdout.startswith("exporter started as process")
@@ -558,7 +562,7 @@ def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess
 
 
 def make_unkillable_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this test process the stage `benchmark` of `tmp_path`, and let it survive every signal."""
+    """Write this process into the process file of the stage `benchmark` in `tmp_path`, and let os.kill do nothing."""
     (tmp_path / "benchmark.pid").write_text(f"{os.getpid()} {locks.process_start_time(os.getpid())}\n")
     (tmp_path / "benchmark.log").write_text("")
     monkeypatch.setattr(background, "GRACE_S", 0.01)
@@ -628,7 +632,7 @@ def test_poll_of_a_stopped_stage_keeps_the_expired_lease_of_the_next_run(tmp_pat
     assert json.loads(path.read_text()) == expired
 
 
-def test_stop_of_a_directory_that_is_no_run_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
+def test_stop_without_a_run_directory_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter")]) == lease.HELD
     assert supervisor.poll() is None
 
@@ -681,7 +685,7 @@ def test_simultaneous_additions_to_a_record_are_all_kept(run: HostRun) -> None:
     assert {snapshot.stage for snapshot in run.record().snapshots} == {f"s{number}" for number in range(12)}
 
 
-def test_process_started_several_times_at_once_runs_once(tmp_path: Path) -> None:
+def test_background_process_runs_once_if_several_commands_start_it_at_once(tmp_path: Path) -> None:
     arguments = "['-c', 'import time; time.sleep(600)']"
     start = "from pathlib import Path; from agent.run import background; "
     start += f"print(background.start({arguments}, Path({str(tmp_path)!r}), 'stage'))"
@@ -693,7 +697,7 @@ def test_process_started_several_times_at_once_runs_once(tmp_path: Path) -> None
     )
 
 
-def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> None:
+def test_exclusive_task_waits_for_the_end_of_the_same_task_in_another_process(tmp_path: Path) -> None:
     hold = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from agent.run import background\n"
     hold += f"with background.exclusive_task(Path({str(tmp_path)!r}), 'stage'):\n    print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as process:
@@ -705,7 +709,7 @@ def test_exclusive_task_waits_for_the_end_of_a_running_one(tmp_path: Path) -> No
             assert time.monotonic() - began >= 0.4
 
 
-def test_hosts_of_a_run_do_not_share_a_state_directory(tmp_path: Path) -> None:
+def test_hosts_of_a_run_may_not_share_a_state_directory(tmp_path: Path) -> None:
     """On a network file system, or if the inventory has a machine twice, they would overwrite each other's records."""
     plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
     with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):

@@ -30,11 +30,12 @@ from agent.run.work_directory import (
 
 
 def write_state(work: Path, rank: int, state: Any) -> None:
+    """Write the state file of a rank: a text as it is, anything else as JSON."""
     text = state if isinstance(state, str) else json.dumps(state)
     (work / f"rank{rank}.state.json").write_text(text)
 
 
-BROKEN: list[Any] = ["not JSON", [], {}, {"begun": 1}, {"begun": []}]
+STATES_WITHOUT_START_TIMES: list[Any] = ["not JSON", [], {}, {"begun": 1}, {"begun": []}]
 
 
 def test_request_is_written(tmp_path: Path) -> None:
@@ -49,8 +50,8 @@ def test_start_of_a_benchmark_is_that_of_the_first_rank_that_begins_it(tmp_path:
     assert list(times.items()) == [("gemm", 10.0), ("memory", 20.0)]
 
 
-@pytest.mark.parametrize("state", BROKEN)
-def test_rank_without_a_valid_state_has_no_times(tmp_path: Path, state: Any) -> None:
+@pytest.mark.parametrize("state", STATES_WITHOUT_START_TIMES)
+def test_rank_without_valid_start_times_is_ignored(tmp_path: Path, state: Any) -> None:
     write_state(tmp_path, 0, state)
     write_state(tmp_path, 1, {"begun": {"gemm": 10.0}})
     assert benchmark_start_times(tmp_path, [0, 1]) == {"gemm": 10.0}
@@ -111,7 +112,7 @@ def test_ranks_that_could_not_join_are_excluded_with_their_reason(tmp_path: Path
     assert list(read_excluded_ranks(tmp_path, [5, 0, 1, 2, 3, 4, 6]).items()) == [(0, "no device"), (5, "late")]
 
 
-def test_results_are_in_the_order_of_the_ranks_and_missing_ones_are_problems(tmp_path: Path) -> None:
+def test_results_are_in_the_order_of_the_ranks_and_missing_results_are_problems(tmp_path: Path) -> None:
     def write_result(rank: int) -> None:
         item = {
             "name": "gemm.throughput", "scope": f"gpu={rank}", "stage": "benchmark", "unit": "FLOP/s", "status": "measured",

@@ -23,7 +23,10 @@ def write(path: Path, text: str) -> None:
 
 
 class Tree:
-    """The /proc and /sys of a process in the group `slice/session`."""
+    """The /proc and /sys of a process in the control group `slice/session`.
+
+    `version`: version of the control groups; 0: no group counts kills, only the machine does.
+    """
 
     def __init__(self, root: Path, version: int) -> None:
         self.root, self._version = root, version
@@ -39,6 +42,7 @@ class Tree:
         write(self.root / "proc/vmstat", f"nr_free_pages 4711\noom_kill {kills}\n")
 
     def group(self, name: str, kills: int = 0, hits: int = 0, limit: int | None = None) -> None:
+        """Write the counters of a group: kills, how often it reached its limit, and the limit in bytes (None: no limit)."""
         if self._version == 1:
             write(self.top / name / "memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
             write(self.top / name / "memory.failcnt", f"{hits}\n")
@@ -70,7 +74,7 @@ def test_kill_below_every_limit_means_the_host_had_no_memory_left(tree: Tree) ->
     )
 
 
-def test_earlier_or_foreign_kill_is_not_reported(tree: Tree) -> None:
+def test_kill_before_the_launch_or_of_another_process_is_not_reported(tree: Tree) -> None:
     tree.group("slice/session", kills=5)
     memory = OomWatch(tree.root)
     tree.machine(7)
@@ -92,7 +96,7 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
         ((10**15, 4712), ""),
         ((1, 4711), ""),
     ],
-    ids=["unreadable", "ours", "another", "before"],
+    ids=["unreadable log", "our process", "another process", "before the launch"],
 )
 def test_kernel_log_decides_if_no_control_group_counts_kills(
     tmp_path: Path, log: tuple[int, int] | None, message: str
@@ -132,6 +136,7 @@ def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
 
 
 read_groups = oom.read_groups
+"""The real function, which the test above replaces by a call with another root."""
 
 
 def test_rank_state_sent_to_other_hosts_keeps_its_reason() -> None:

@@ -45,7 +45,11 @@ def meter(
     averaged_s: float = 0.0,
     seed: int = 1,
 ) -> list[PowerValue]:
-    """Return the readings of a meter every `poll_s`. It has a new value every `update_s`, the mean of the last `window_s`."""
+    """Return the readings, every `poll_s`, of a meter of a power that alternates between `high` and `low`.
+
+    The meter has a new value every `update_s`: the mean of `window_s`, which ended `lag_s` before. `averaged_s`: time over which
+    the meter says that its values are averaged.
+    """
     numbers = random.Random(seed)  # noqa: S311 - noise of a meter
     readings, shown, updated = [], low, float("-inf")
     for number in range(int(periods * period_s / poll_s)):
@@ -90,7 +94,7 @@ def test_values_averaged_over_a_second_resolve_only_long_periods() -> None:
 
 
 def test_values_in_one_part_of_the_period_are_unresolved() -> None:
-    """First one value per period, always at the same moment of it; then nine values in the first tenth of each period."""
+    """First one reading per period, always at the same moment of it; then nine readings in the first tenth of each period."""
     readings = [PowerValue(at=BEGIN + number * 0.5, power=100.0 + number % 7) for number in range(40)]
     with pytest.raises(UnresolvedError):
         power_wave(readings, BEGIN, 0.5)
@@ -107,7 +111,7 @@ def log_of(readings: list[PowerValue]) -> PowerLog:
 
 
 def frozen(readings: list[PowerValue], first: float, last: float) -> list[PowerValue]:
-    """Return the readings of a meter that shows one value between two moments after BEGIN."""
+    """Return the readings of a meter that shows the same value from `first` to `last` (seconds after BEGIN)."""
     held = next(value.power for value in readings if value.at >= BEGIN + first)
     return [replace(value, power=held) if first <= value.at - BEGIN < last else value for value in readings]
 
@@ -119,12 +123,15 @@ def frozen(readings: list[PowerValue], first: float, last: float) -> list[PowerV
 def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
     period_s: float, first: float, last: float, seconds: float
 ) -> None:
+    """`seconds`: for how long the power is reported to have stayed the same; 0: nothing is reported, as the time is too short."""
     log = log_of(frozen(meter(period_s, periods=round(10 / period_s)), first, last))
     reason = log.why_stuck(BEGIN, BEGIN + 10, period_s)
     match = re.fullmatch(r"the power stayed at \d+(\.\d+)? W for (.*) s of pulsed load", reason)
     assert bool(match) == bool(seconds), reason
     assert not match or float(match[2]) == pytest.approx(seconds, abs=0.1)
-    assert log.why_stuck(BEGIN + 8.5, BEGIN + 10, period_s) == "", "the load outside of the window does not count"
+    assert log.why_stuck(BEGIN + 8.5, BEGIN + 10, period_s) == "", (
+        "a meter that was stuck before the window must not be reported"
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])
@@ -178,7 +185,7 @@ def test_log_has_the_new_values_of_a_window() -> None:
     assert {value.averaged_s for value in log.select(0, 99)} == {0.5}
 
 
-def test_full_log_has_blocks_of_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_log_keeps_blocks_of_values_from_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of a launch of several days, pulses must still have figures."""
     monkeypatch.setattr(power_wave_module, "MAX_VALUES", 80)
     monkeypatch.setattr(power_wave_module, "BLOCK", 10)
@@ -189,7 +196,7 @@ def test_full_log_has_blocks_of_the_whole_time(monkeypatch: pytest.MonkeyPatch) 
     assert kept == [block + step for block in range(0, 1000, 160) for step in range(10)]
 
 
-def test_pulses_after_a_full_log_have_the_same_amplitude(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pulses_have_the_same_amplitude_after_the_log_has_become_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power_wave_module, "MAX_VALUES", 800)
     monkeypatch.setattr(power_wave_module, "BLOCK", 100)
     log = PowerLog()

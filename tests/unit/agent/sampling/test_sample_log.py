@@ -18,6 +18,7 @@ from schemas.records import ERROR, MEASURED, Observation
 
 LOST = Absent(status="error", reason="NVML: GPU is lost")
 HOT = 0x40
+"""Bit of the throttle reason `hw_thermal` in NVML."""
 
 
 def sample(power: float = 600.0, temperature: float = 60.0, reasons: int = 0) -> GpuSample:
@@ -43,7 +44,7 @@ def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
-    """Return the telemetry of a launch with these benchmarks."""
+    """Return the telemetry of a launch. `begun`: benchmark -> its start, in order; `read`: returns the sample of a time."""
     names = [*begun]
 
     def running(since: float) -> list[str]:
@@ -71,10 +72,10 @@ def test_long_benchmark_that_ended_long_ago_and_short_benchmark_at_the_end_have_
     assert stress["stress.temperature"].value == 90.0
     assert stress["stress.throttled_share"].value == pytest.approx(0.6, abs=0.05)
     assert float(str(stress["stress.power"].params["samples_per_second"])) == pytest.approx(20, abs=0.5)
-    training = figures(telemetry, "straggler", 260.3, 260.9)
-    assert training["straggler.power"].value == 300.0
-    assert training["straggler.power"].samples
-    assert training["straggler.power"].samples.n >= 11  # every sample
+    straggler = figures(telemetry, "straggler", 260.3, 260.9)
+    assert straggler["straggler.power"].value == 300.0
+    assert straggler["straggler.power"].samples
+    assert straggler["straggler.power"].samples.n >= 11  # no sample was merged with another one
     assert sum(len(log._groups) for log in telemetry._logs.values()) <= 2 * sample_log.MAX_SAMPLES
     assert set(telemetry._logs) == {"stress", "straggler"}
 

@@ -74,7 +74,7 @@ def test_failed_collector_affects_only_its_readings() -> None:
     assert isinstance(outcome["good"], float)
 
 
-def test_blocked_collector_is_named_and_abandoned(gate: threading.Event) -> None:
+def test_blocked_collector_is_named_and_not_waited_for_after_the_deadline(gate: threading.Event) -> None:
     began = time.monotonic()
     families, outcome = collect([Fake("stuck", blocked(gate)), Fake("good", load)], deadline_s=0.1)
     assert time.monotonic() - began < 30
@@ -96,7 +96,7 @@ def test_collectors_run_in_parallel() -> None:
 def test_collectors_share_one_deadline(gate: threading.Event) -> None:
     began = time.monotonic()
     collect([Fake(f"stuck{number}", blocked(gate)) for number in range(200)], deadline_s=0.2)
-    assert time.monotonic() - began < 20  # 40 s one after the other
+    assert time.monotonic() - began < 20  # it would take 40 s if each collector had its own deadline
 
 
 def test_last_of_many_collectors_is_started_while_the_others_block(gate: threading.Event) -> None:
@@ -119,7 +119,7 @@ def test_collector_that_still_blocks_is_not_started_again(gate: threading.Event)
         families, outcome = collect(collectors, 10.0, stuck)
         assert families == load()
         assert outcome["stuck"] == "no answer within 10 s"
-    assert time.monotonic() - began < 30  # 50 s if each waited for the deadline
+    assert time.monotonic() - began < 30  # it would take 50 s if each call waited for the deadline
     assert threading.active_count() == threads
     gate.set()
     stuck["stuck"].join()
@@ -136,18 +136,18 @@ def test_sampler_starts_a_collector_that_blocks_only_once(
     starts, several = [], threading.Event()
 
     def block() -> list[Family]:
-        starts.append(1)
+        starts.append("stuck")
         return blocked(gate)()
 
     def count() -> list[Family]:
-        starts.append(2)
-        if starts.count(2) == 5:
+        starts.append("good")
+        if starts.count("good") == 5:
             several.set()
         return []
 
     with snapshot_sampler.SnapshotSampler([Fake("stuck", block), Fake("good", count)], "benchmark"):
         assert several.wait(60)
-    assert starts.count(1) == 1
+    assert starts.count("stuck") == 1
 
 
 WITH_A_BLOCKED_DRIVER = """
@@ -177,7 +177,7 @@ def test_blocked_driver_affects_only_readings_of_the_driver(tmp_path: Path) -> N
     assert all(isinstance(seconds, float) for seconds in outcome.values())
 
 
-# ---- take ----
+# ---- take_snapshot ----
 
 
 def test_snapshot_records_the_result_of_each_collector() -> None:
@@ -194,7 +194,7 @@ def test_snapshot_records_the_result_of_each_collector() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-def test_scopes_exclude_identity_and_absent_readings_have_a_reason() -> None:
+def test_scopes_leave_out_the_uuid_and_absent_readings_have_a_reason() -> None:
     family = Family(name="gpu.nvlink.active", unit="1", help="Up")
     family.add({"gpu": "0", "uuid": "GPU-1", "link": "3"}, True)
     family.add({"gpu": "1", "link": "3"}, Absent(status="error", reason="NVML: GPU is lost"))
@@ -303,7 +303,7 @@ def identity(name: str, *readings: tuple[str, str | Absent]) -> Family:
     return family
 
 
-def test_gpus_are_in_index_order_with_their_known_identity() -> None:
+def test_gpus_are_in_index_order_with_the_parts_of_their_identity_that_were_read() -> None:
     unreadable = Absent(status="error", reason="NVML: Corrupted infoROM")
     gpus = identities(
         [

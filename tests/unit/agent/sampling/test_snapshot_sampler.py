@@ -33,7 +33,9 @@ def test_snapshots_are_taken_in_a_daemon_thread_until_the_ranks_end(monkeypatch:
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.01)
     counter = Counter()
     with SnapshotSampler([counter], "gang") as sampler:
-        assert (sampler.name, sampler.daemon) == ("snapshots", True), "a blocked driver must not delay the end"
+        assert (sampler.name, sampler.daemon) == ("snapshots", True), (
+            "a blocked driver must not delay the exit of the supervisor"
+        )
         assert counter.is_second.wait(10)
     assert not sampler.is_alive()
     (snapshot,) = sampler.selected()
@@ -81,7 +83,10 @@ def test_snapshot_gets_the_blocked_collectors_of_the_sampler(monkeypatch: pytest
 
 
 def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snapshot:
-    """Return a snapshot. `alarms`: GPUs whose clock could not be read; `throttled`: reason -> whether it throttles GPU 0."""
+    """Return a snapshot taken at second `at`, with the power of GPU 0.
+
+    `alarms`: GPUs whose clock could not be read; `throttled`: reason -> whether it throttles GPU 0.
+    """
     return Snapshot(
         stage="benchmark",
         phase="during",

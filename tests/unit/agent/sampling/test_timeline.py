@@ -34,6 +34,7 @@ from tests.unit.agent.benchmarks.test_measuring import context
 from tests.unit.fleet.report.test_render import rehearsal
 
 ALONE = builders.plan("h1", rackproof_gang="none")
+"""A plan of h1 without a gang."""
 LOST = Absent(status="error", reason="NVML: GPU is lost")
 
 
@@ -54,7 +55,10 @@ def gpu_sample(at: float, index: int = 0) -> GpuSample:
 
 
 def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
-    """Return the trace of a launch of this duration. `over`: `gpuN` -> function from the time to the sample."""
+    """Return the trace of a launch of this duration, with `hz` samples per second.
+
+    `over`: `gpuN` -> function that returns the sample of GPU N at a time, in place of `gpu_sample`.
+    """
     telemetry = ManualTelemetry(range(gpus))
     for tick in range(int(seconds * hz)):
         at = tick / hz
@@ -79,7 +83,7 @@ def test_gpu_that_draws_no_power_has_a_reason_in_place_of_its_efficiency() -> No
 
 
 def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
-    """Return the report on healthy hosts. One of them has this trace."""
+    """Return the report on the plan's hosts, which are healthy. The first launch of `host` has this trace and duration."""
     evidence = builders.evidence(plan)
     alone, *rest = evidence[host].records
     launch = replace(alone.launches[0], duration_s=duration_s, timeline=trace)
@@ -125,7 +129,7 @@ def test_eight_gpus_add_little_to_a_record() -> None:
     assert added < 15_000
 
 
-def test_figures_survive_a_round_trip() -> None:
+def test_figures_are_read_from_the_texts_of_a_trace() -> None:
     values = {(one.name, one.scope): one for one in launch_trace(60, gpus=2).timeline().series}
     power, clock = values["gpu.power", "gpu=1"], values["gpu.clock.sm", "gpu=1"]
     assert (power.unit, clock.unit, values["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
@@ -215,7 +219,7 @@ def test_invalid_timeline_is_refused(broken: dict[str, Any]) -> None:
         documents.validate({**document, "launches": [launch]}, "record", source="a record")
 
 
-WATCHED = """
+LAUNCH_AND_SOAK_ROUND = """
 import json, os, sys, time
 from pathlib import Path
 from tests.launches import launch_program
@@ -258,11 +262,11 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
 
 
 def test_supervisor_records_the_telemetry_of_a_launch(tmp_path: Path) -> None:
-    """Sampled in a thread from the NVML stub; a GPU is lost during the launch. Rounds of a soak have no timeline."""
+    """A thread samples the NVML stub, which loses GPU 1 during the launch. A second launch, a round of a soak, has no timeline."""
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
-    path = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
-    trace, observed, none, _ = (json.loads(line) for line in path)
-    assert none is None
+    lines = nvml.python(["-c", LAUNCH_AND_SOAK_ROUND, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
+    trace, observed, soak_trace, _ = (json.loads(line) for line in lines)
+    assert soak_trace is None
     powers = [item for item in observed if item["name"] == "stress.power"]
     assert [item["scope"] for item in powers] == ["gpu=0"]
     assert powers[0]["status"] == "measured" or re.match("[1-9][0-9]* samples in", powers[0]["reason"]), powers
@@ -292,7 +296,7 @@ def test_ranks_report_the_start_of_each_benchmark(tmp_path: Path) -> None:
     assert before <= result["gemm"] < result["collective"] < before + 5
 
 
-def test_benchmark_that_begins_after_the_end_has_no_start_time() -> None:
+def test_benchmark_that_begins_after_the_end_of_the_trace_has_no_start_time() -> None:
     telemetry = ManualTelemetry([0])
     telemetry.handle(0.5, {0: gpu_sample(0.5)})
     result = telemetry.trace({"gemm": 0.25, "stress": 1e300})
@@ -324,7 +328,7 @@ def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
 
 
 def xs(path: str) -> list[int]:
-    """Return the horizontal positions of a path."""
+    """Return the horizontal positions of the points of an SVG path."""
     positions = []
     for segment in re.findall(r"M([^M]*)", path):
         numbers = [int(number) for number in re.findall(r"-?\d+", segment)]
@@ -397,9 +401,9 @@ def test_only_hosts_with_findings_have_plots_if_there_are_many_hosts() -> None:
     assert with_plots == {name: name == "h3" for name in page_data["names"]}
 
 
-def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
-    plain = with_trace(plan, None)
-    room = 400 + len(host_data.embedded_data(plain, 10_000_000).encode())
+def test_plots_are_left_out_if_they_would_displace_host_pages(plan: Plan) -> None:
+    without_plots = with_trace(plan, None)
+    room = 400 + len(host_data.embedded_data(without_plots, 10_000_000).encode())
     page_data = json.loads(host_data.embedded_data(with_trace(plan, launch_trace(60, gpus=2)), room))
     assert len(page_data["pages"]) == 2
     assert page_data["pages"]["0"]["traces"] == []

@@ -97,10 +97,12 @@ def test_recorder_continues_the_timeline_of_a_killed_process() -> None:
 
 
 def soak_state(timeline: Timeline, **more: Any) -> Soak:
+    """Return a complete soak of 10 hours with this timeline; `more` are further fields."""
     return Soak(**{"began": builders.WHEN, "planned_s": 10 * HOUR, "soaked_s": 10 * HOUR, "timeline": timeline, **more})
 
 
 def counter_snapshot(**values: float) -> Snapshot:
+    """Return a snapshot with these readings of GPU 0: `gpu__energy=5` is a reading of `gpu.energy`."""
     metrics = [
         Metric(name=name.replace("__", "."), unit="1", values={"gpu=0": value}) for name, value in values.items()
     ]
@@ -157,6 +159,7 @@ def test_events_beyond_the_limit_are_only_counted() -> None:
 
 
 def measurement(value: float, name: str = "stress.throughput", **params: Any) -> Observation:
+    """Return what one round of the soak measured."""
     return builders.observation(name, value, scope="cpu=0", unit="FLOP/s", stage=SOAK, **(params or STRESS))
 
 
@@ -193,7 +196,7 @@ def test_samples_include_a_round_that_only_the_record_of_a_killed_process_has(na
     assert samples.cv > 0
 
 
-def test_rounds_that_differ_only_in_details_are_one_observation() -> None:
+def test_observations_that_differ_only_in_their_sizes_are_aggregated_to_one() -> None:
     observed = [
         measurement(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size)
         for size in (100, 200, 300)
@@ -250,7 +253,7 @@ def test_first_error_of_each_number_is_kept() -> None:
     ]
 
 
-def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_beyond_the_limit_of_series_are_aggregated_to_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_SERIES", 0)
     result = aggregated(*(measurement(value) for value in (10.0, 12.0, 5.0)))
     assert result.value == 9.0
@@ -266,7 +269,7 @@ def test_figures_beyond_the_limit_of_series_are_aggregated(monkeypatch: pytest.M
 def test_samples_beyond_the_limit_of_series_are_those_of_the_rounds(
     name: str, precision: float | None, values: list[float], repetitions: int
 ) -> None:
-    """The samples within the first round, which may have a precision, are not continued."""
+    """They count each round as one sample. The repetitions within the first round, and their precision, are left out."""
     first = Samples(n=repetitions, min=0.5, p50=values[0], max=2e15, cv=0.1, precision=precision)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "MAX_SERIES", 0)
@@ -322,6 +325,7 @@ def test_first_last_and_failed_launches_are_kept() -> None:
 
 
 def soak_snapshot(phase: str, second: int, **changes: Any) -> Snapshot:
+    """Return a snapshot of the soak, taken `second` seconds after 04:00; `changes` replace readings."""
     snapshot = builders.snapshot(range(1), stage=SOAK, phase=phase, **changes)
     return replace(snapshot, at=f"2026-11-21T04:{second // 60:02}:{second % 60:02}Z")
 
@@ -329,7 +333,7 @@ def soak_snapshot(phase: str, second: int, **changes: Any) -> Snapshot:
 def test_first_last_and_changed_snapshots_are_kept() -> None:
     kept: tuple[Snapshot, ...] = ()
     for number in range(300):
-        replays = number if number < 200 else number - 200  # the driver was reloaded
+        replays = number if number < 200 else number - 200  # the driver was reloaded, so the counter began again at 0
         pending = number == 100
         kept = select_snapshots(
             [*kept, soak_snapshot("after", number, gpu__pcie__replays=replays, gpu__remapped_rows__pending=pending)]
@@ -358,6 +362,7 @@ def test_snapshots_before_and_after_a_reboot_are_kept() -> None:
 # ---- running a soak
 
 Round = Callable[[SoakRun, int], Sequence[Observation]]
+"""Measures the round with this number."""
 
 
 def begin_soak(tmp_path: Path, duration: str = "100s", **variables: Any) -> SoakRun:
@@ -369,7 +374,7 @@ def begin_soak(tmp_path: Path, duration: str = "100s", **variables: Any) -> Soak
 
 
 def run_rounds(run: SoakRun, measure: Round, outcome: str = "finished", step_s: float = 25.0) -> Record:
-    """Soak without torchrun; each round advances the soaked time by `step_s`."""
+    """Soak without torchrun: `measure` returns the observations of a round, which advances the soaked time by `step_s`."""
 
     def launch(number: int, span: Span) -> Record:
         assert span.began < span.ends
@@ -441,7 +446,7 @@ def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp
     assert all(observation.status == "measured" for observation in record.observations)
 
 
-def test_killed_host_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+def test_killed_host_resumes_from_its_checkpoint_or_if_that_is_damaged_from_its_record(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
@@ -893,7 +898,9 @@ def test_soak_command_is_refused_if_the_plan_has_no_soak(tmp_path: Path) -> None
     assert "the plan of this run has no soak" in completed.stderr
 
 
-def test_ended_soak_is_printed_as_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ended_soak_is_printed_as_one_json_object_and_invalid_options_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = begin_soak(tmp_path)
     run_rounds(run, measure_good)
     arguments = ["soak", f"--run-dir={run.directory}", "--host=h1"]
