@@ -21,7 +21,7 @@ def readings(root: Path, state: ClockState) -> dict[str, Value | Absent]:
     return {family.name: family.readings[0][1] for family in families}
 
 
-def test_synchronized_clock_gives_every_reading(tmp_path: Path) -> None:
+def test_synchronized_clock_has_every_reading(tmp_path: Path) -> None:
     assert readings(host.build_tree(tmp_path), SYNCHRONIZED) == {
         "clock.synchronized": True,
         "clock.offset": -2.5e-5,

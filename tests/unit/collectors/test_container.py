@@ -32,7 +32,7 @@ kind: nvidia.com/gpu
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return the readings, without those of test_container_versions.py."""
+    """Return `name scope` -> reading, without `container.` and ` host`. The versions are left out: test_container_versions.py."""
     names = {family.name for family in version_families(root)}
     families = [family for family in ContainerCollector(root, full_snapshot).collect() if family.name not in names]
     return {
@@ -43,6 +43,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 
 def changed(before: Readings, after: Readings) -> Readings:
+    """Return the readings of `after` that differ from those in `before`."""
     return {name: value for name, value in after.items() if before[name] != value}
 
 
@@ -178,6 +179,6 @@ def test_cdi_kind_is_read_from_yaml_and_json(specification: str, kind: str) -> N
     assert specification_kind(specification) == kind
 
 
-def test_cdi_driver_versions_are_those_of_the_library_files() -> None:
+def test_cdi_driver_versions_are_those_in_the_names_of_the_driver_libraries() -> None:
     text = "/usr/lib64/libcuda.so.580.95.05 /usr/lib64/libcuda.so.1 /usr/lib64/libnvidia-ml.so.570.86.15 /libfoo.so.1.2"
     assert driver_versions(text) == {"580.95.05", "570.86.15"}

@@ -17,7 +17,7 @@ UBUNTU_RUNC = "runc version 1.1.12-0ubuntu3.1\nspec: 1.0.2-dev\ngo: go1.22.2"
 
 
 def program(root: Path, name: str, output: str, exit_code: int = 0, *, error: str = "") -> None:
-    """Write a program that prints the same for all arguments."""
+    """Write a program that prints the same output and error, and exits with the same code, whatever its arguments are."""
     text = f"#!/bin/sh\ncat <<'END'\n{output}\nEND\ncat >&2 <<'END'\n{error}\nEND\nexit {exit_code}\n"
     links.write(root, f"usr/bin/{name}", text)
     (root / f"usr/bin/{name}").chmod(0o755)
@@ -59,7 +59,7 @@ def test_invalid_output_of_a_program_is_an_error(tmp_path: Path, output: str) ->
 
 
 def packages(root: Path, owners: str, versions: str, error: str = "") -> None:
-    """Write a dpkg-query that prints owners for -S and versions for -W, and the error for -S."""
+    """Write a dpkg-query: -W prints `versions`; -S prints `owners` and, if given, `error`, with which it fails."""
     text = f"#!/bin/sh\n[ $1 = -W ] && exec cat <<'END'\n{versions}\nEND\ncat <<'END'\n{owners}\nEND\n"
     links.write(root, "usr/bin/dpkg-query", f"{text}echo '{error}' >&2\n[ -z '{error}' ]\n")
     (root / "usr/bin/dpkg-query").chmod(0o755)
@@ -79,7 +79,7 @@ def test_debian_package_that_owns_runc_is_read(tmp_path: Path, owner: str, versi
     assert readings(tmp_path)["runc.package_version"] == expected
 
 
-def test_program_without_a_package_does_not_hide_the_package_of_the_other(tmp_path: Path) -> None:
+def test_program_without_a_package_does_not_hide_the_package_of_the_other_program(tmp_path: Path) -> None:
     program(tmp_path, "containerd", UPSTREAM_CONTAINERD)
     program(tmp_path, "runc", UBUNTU_RUNC)
     error = "dpkg-query: no path found matching pattern /usr/bin/containerd"

@@ -70,7 +70,7 @@ def test_missing_link_counts_as_denied_if_another_gpu_of_the_model_has_it(
     assert Denials().find([NAMES, family("gpu.nvlink.active", states)]) == found
 
 
-def test_accepted_denial_is_not_read_again_until_the_reading_has_had_a_value() -> None:
+def test_gpu_is_not_read_again_for_an_accepted_denial_until_the_reading_has_had_a_value() -> None:
     denials = Denials()
     denied, measured = ([NAMES, family("gpu.thing", {"0": 1, "1": value})] for value in (DENIED, 1))
     denials.accept(denied)
@@ -85,14 +85,14 @@ def test_all_readings_of_a_gpu_are_replaced_if_its_second_reading_has_more_value
     assert flat(older) == {"gpu.a": [1, 2, 3], "gpu.b": [1, 5]}
 
 
-def test_readings_of_another_gpu_at_the_same_index_are_not_taken() -> None:
-    """GPU 1 was lost in between, and the driver numbers GPU 2 as 1."""
+def test_readings_of_another_gpu_that_now_has_the_same_index_are_not_taken() -> None:
+    """GPU 1 was lost between the two readings, so GPU 2 has the index 1 in the second one."""
     older = [family("gpu.a", {"0": 1, "1": DENIED, "2": DENIED})]
     replace_denied(older, [family("gpu.a", {"0": 1, "1": 7}, {"0": "GPU-a", "1": "GPU-c"})])
     assert flat(older) == {"gpu.a": [1, DENIED, DENIED]}
 
 
-def test_gpu_whose_uuid_was_denied_is_replaced_unless_the_uuid_is_another_gpus() -> None:
+def test_gpu_whose_uuid_was_denied_gets_the_second_readings_unless_their_uuid_is_that_of_another_gpu() -> None:
     for uuid, expected in (("GPU-b", 2), ("GPU-c", DENIED)):
         older = [family("gpu.a", {"0": 1, "1": DENIED, "2": 1}, {"0": "GPU-a", "2": "GPU-c"})]
         replace_denied(older, [family("gpu.a", {"0": 1, "1": 2}, {"0": "GPU-a", "1": uuid})])

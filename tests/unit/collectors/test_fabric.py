@@ -23,7 +23,10 @@ INFORMATION = "BIOS Version: 96.10.57.00.01\nUUID: SWX-5D21\nPhysical location I
 
 
 def host(root: Path, *, switches: int = 4, probed: int | None = None, processes: tuple[str, ...] = ()) -> Path:
-    """Return a host with eight GPUs, a NIC, NVSwitches, and the given processes after process 1 (systemd)."""
+    """Return a host with eight GPUs, a NIC, NVSwitches, and the given processes after process 1 (systemd).
+
+    `probed`: number of NVSwitches that the driver has probed; None: all.
+    """
     bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
     for number, (vendor, kind) in enumerate(bus):
         add_pci_device(root, f"0000:{number:02x}:00.0", vendor, kind)
@@ -87,14 +90,14 @@ def test_stale_pid_file_is_ignored(tmp_path: Path, pid: str) -> None:
     assert read(root)["manager.missing"] is True
 
 
-def test_hidden_processes_are_an_error_not_a_missing_manager(tmp_path: Path) -> None:
+def test_hidden_processes_are_an_error_and_not_a_missing_manager(tmp_path: Path) -> None:
     hidden = host(tmp_path / "hidden", processes=("python3",))
     (hidden / "proc/1/comm").unlink()
     (hidden / "proc/1").rmdir()
-    contained = host(tmp_path / "contained")
-    (contained / "proc/self/ns").mkdir(parents=True)
-    (contained / "proc/self/ns/pid").symlink_to("pid:[4026532201]")
-    for root in (hidden, contained):
+    in_container = host(tmp_path / "container")
+    (in_container / "proc/self/ns").mkdir(parents=True)
+    (in_container / "proc/self/ns/pid").symlink_to("pid:[4026532201]")
+    for root in (hidden, in_container):
         missing = read(root)["manager.missing"]
         assert isinstance(missing, Absent)
         assert missing.status == "error"
@@ -179,7 +182,7 @@ def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
     ]
 
 
-def test_only_unmanaged_switches_fail() -> None:
+def test_only_switches_without_a_fabric_manager_fail() -> None:
     assert judged(True) == [(FAIL, "inspect_hardware")]
     assert judged(False) == [(PASS, "none")]
     assert judged(NO_SWITCH) == []
@@ -190,7 +193,7 @@ def test_fabric_manager_that_may_be_invisible_is_inconclusive() -> None:
     assert judged(None) == [(INCONCLUSIVE, "none")]
 
 
-def test_unreadable_device_is_an_error_not_a_missing_one(tmp_path: Path) -> None:
+def test_unreadable_device_is_an_error_and_not_a_missing_device(tmp_path: Path) -> None:
     vendor = host(tmp_path, switches=1) / "sys/bus/pci/devices/0000:0a:00.0/vendor"
     assert read(tmp_path)["nvswitch.count"] == 1
     vendor.unlink()

@@ -262,7 +262,7 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
 
 
 def test_supervisor_records_the_telemetry_of_a_launch(tmp_path: Path) -> None:
-    """A thread samples the NVML stub, which loses GPU 1 during the launch. A second launch, a round of a soak, has no timeline."""
+    """A thread samples the NVML stub, which loses GPU 1 during the launch. The second launch, a soak round, has no timeline."""
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
     lines = nvml.python(["-c", LAUNCH_AND_SOAK_ROUND, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
     trace, observed, soak_trace, _ = (json.loads(line) for line in lines)
