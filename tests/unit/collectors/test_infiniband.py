@@ -108,23 +108,23 @@ def test_scrape_omits_lids_and_roce_interfaces(root: Path) -> None:
 
 @pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
 def test_port_without_a_subnet_manager_is_unmanaged(root: Path, state: str) -> None:
-    fault = changed(root, lambda root: write(root, state=state))
-    assert fault == {("state", SCOPE): state[3:], ("active", SCOPE): False, ("unmanaged", SCOPE): True}
+    changes = changed(root, lambda root: write(root, state=state))
+    assert changes == {("state", SCOPE): state[3:], ("active", SCOPE): False, ("unmanaged", SCOPE): True}
 
 
 @pytest.mark.parametrize(("state", "physical"), [("1: DOWN", "2: Polling"), ("1: DOWN", "3: Disabled")])
 def test_port_without_a_link_has_no_rate_and_no_error(root: Path, state: str, physical: str) -> None:
-    fault = changed(root, lambda root: write(root, state=state, phys_state=physical, rate="2.5 Gb/sec (1X SDR)"))
-    reported = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    changes = changed(root, lambda root: write(root, state=state, phys_state=physical, rate="2.5 Gb/sec (1X SDR)"))
+    reported = {name: value for (name, _), value in changes.items() if not isinstance(value, Absent)}
     assert reported == {"state": "DOWN", "phys_state": physical[3:], "active": False}
-    absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
+    absent = {name: value.status for (name, _), value in changes.items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(("rate", "width", "narrowed"), "unsupported")
 
 
 def test_missing_state_is_an_error_in_every_dependent_reading(root: Path) -> None:
-    fault = changed(root, lambda root: (links.port(root, HCA) / "state").unlink())
-    assert {name for name, _ in fault} == {"state", "active", "unmanaged"}
-    assert {getattr(value, "status", "") for value in fault.values()} == {"error"}
+    changes = changed(root, lambda root: (links.port(root, HCA) / "state").unlink())
+    assert {name for name, _ in changes} == {"state", "active", "unmanaged"}
+    assert {getattr(value, "status", "") for value in changes.values()} == {"error"}
 
 
 @pytest.mark.parametrize("text", ["", "ACTIVE", "x: ACTIVE"])
@@ -137,13 +137,13 @@ def test_invalid_state_is_an_error(text: str) -> None:
 
 
 def test_port_with_one_of_four_lanes_is_narrowed(root: Path) -> None:
-    fault = changed(root, lambda root: write(root, rate="100 Gb/sec (1X NDR)"))
-    assert fault == {("rate", SCOPE): 12.5e9, ("width", SCOPE): 1, ("narrowed", SCOPE): True}
+    changes = changed(root, lambda root: write(root, rate="100 Gb/sec (1X NDR)"))
+    assert changes == {("rate", SCOPE): 12.5e9, ("width", SCOPE): 1, ("narrowed", SCOPE): True}
 
 
 def test_port_with_two_lanes_of_a_splitter_cable_is_not_narrowed(root: Path) -> None:
-    fault = changed(root, lambda root: write(root, rate="200 Gb/sec (2X NDR)"))
-    assert fault == {("rate", SCOPE): 25e9, ("width", SCOPE): 2}
+    changes = changed(root, lambda root: write(root, rate="200 Gb/sec (2X NDR)"))
+    assert changes == {("rate", SCOPE): 25e9, ("width", SCOPE): 2}
 
 
 def test_ethernet_port_is_never_narrowed(root: Path) -> None:
@@ -180,8 +180,8 @@ def test_raised_counter_changes_only_its_reading(root: Path, name: str) -> None:
 
 
 def test_data_counters_are_converted_to_bytes(root: Path) -> None:
-    fault = changed(root, lambda root: links.set_counter(root, HCA, "port_rcv_data", 1 << 40))
-    assert fault == {("port_rcv_data", SCOPE): 4 << 40}
+    changes = changed(root, lambda root: links.set_counter(root, HCA, "port_rcv_data", 1 << 40))
+    assert changes == {("port_rcv_data", SCOPE): 4 << 40}
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_data_counters_are_converted_to_bytes(root: Path) -> None:
 )
 def test_saturated_counter_is_an_error(root: Path, name: str, maximum: int) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, maximum - 1)) == {(name, SCOPE): maximum - 1}
-    fault = changed(root, lambda root: links.set_counter(root, HCA, name, maximum))
-    assert getattr(fault.pop((name, SCOPE)), "status", "") == "error"
-    assert fault == {}
+    changes = changed(root, lambda root: links.set_counter(root, HCA, name, maximum))
+    assert getattr(changes.pop((name, SCOPE)), "status", "") == "error"
+    assert changes == {}
 
 
 @pytest.mark.parametrize("text", [None, "N/A (no PMA)"])
@@ -202,8 +202,8 @@ def test_missing_counter_is_unsupported(root: Path, text: str | None) -> None:
     def remove_counter(_: Path) -> None:
         counter.unlink() if text is None else counter.write_text(f"{text}\n")
 
-    fault = changed(root, remove_counter)
-    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
+    changes = changed(root, remove_counter)
+    assert {key: getattr(value, "status", "") for key, value in changes.items()} == {
         ("symbol_error", SCOPE): "unsupported"
     }
 

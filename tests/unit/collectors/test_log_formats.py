@@ -23,9 +23,9 @@ from tests import ROOT
 PREFIXES = {
     "kmsg": "3,1234,123456789,-;",
     "kmsg, with the caller": "3,1234,123456789,-,caller=T4242;",
-    "bare": "",
+    "without a prefix": "",
     "dmesg": "[  123.456789] ",
-    "dmesg, late": "[171167.620236] ",
+    "dmesg, after two days": "[171167.620236] ",
     "dmesg --raw": "<3>[  123.456789] ",
     "dmesg --decode": "kern  :err   : [  123.456789] ",
     "dmesg --ctime": "[Tue Nov  3 04:05:06 2026] ",
@@ -33,7 +33,7 @@ PREFIXES = {
     "dmesg --time-format iso": "2026-11-03T04:05:06,123456+00:00 ",
     "dmesg --time-format iso --decode": "kern  :warn  : 2026-11-03T04:05:06,123456+01:00 ",
     "dmesg --reltime": "[Nov 3 04:05] ",
-    "dmesg --reltime, next": "[  +0.000012] ",
+    "dmesg --reltime, second line": "[  +0.000012] ",
     "CONFIG_PRINTK_CALLER": "[  123.456789][ T4242] ",
     "CONFIG_PRINTK_CALLER, processor": "[  123.456789][   C12] ",
     "journalctl": "Nov 03 04:05:06 host7 kernel: ",
@@ -51,6 +51,7 @@ PREFIXES = {
     "rsyslog, ISO in UTC": "2026-11-03T04:05:06Z host7 kernel: ",
     "BSD syslog": "<3>Nov  3 04:05:06 host7 kernel: ",
 }
+"""Log format -> the text before each message."""
 ADDRESSES = {
     f"{marker}{address}{rest}": "0048:48:00.0" if "0048" in address else "0000:48:00.0"
     for marker in ("PCI:", "")
@@ -64,7 +65,7 @@ ADDRESSES = {
     )
     for rest in ("", " GPU-I:05", " GPU-I:05 GPU-CI:01", " GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461")
 }
-"""Text in the parentheses of a line -> PCI address as sysfs writes it."""
+"""Text in the parentheses of an XID's line -> PCI address as sysfs writes it."""
 PROCESSES = (
     "",
     "pid=47110, name=ray::WorkerDict, ",
@@ -74,6 +75,7 @@ PROCESSES = (
     "pid=7, name=(x): 79, Nonfatal Link, ",
     "name=python3, ",
 )
+"""Process that the line of an XID names after the code."""
 WORDS = "0x021425c6 0x00000000 0x00000000 0x00000000"
 ENDS = (
     f"XC0 i0 Link 01 ({WORDS})",
@@ -81,6 +83,7 @@ ENDS = (
     "XC 1 i 2 Link 01 [0x0000000a]",
     "Link 01 (0x1)",
 )
+"""Text after the severity in the line of an XID of NVLink 5."""
 UNITS = {
     "149": "NETIR_LINK_EVT",
     "145": "RLW_RXPIPE",
@@ -88,7 +91,9 @@ UNITS = {
     "150": "MSE_WATCHDOG",
     "148": "NVLPW_CTRL/NVLPW",
 }
+"""XID of NVLink 5 -> the unit that the line names."""
 PADDINGS = ((" ", " "), ("  ", "   "), ("   ", " "), ("\t", "\t"), ("             ", "         "))
+"""Space before and after the severity in the line of an XID of NVLink 5."""
 
 
 def counts(*lines: str) -> ErrorCounts:
@@ -153,7 +158,7 @@ LOST = {
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the forms of these lines in logs: one record per line, one record with line ends, one with indented lines."""
+    """Yield the forms of these lines in a log: a record per line; a record with indented lines; a record that has line ends."""
     yield [prefix + line for line in lines]
     yield [f"{prefix}{lines[0]}", *(f"               {line}" for line in lines[1:])]
     if prefix.startswith("3,"):
@@ -358,7 +363,7 @@ LOG = ROOT / "tests" / "data" / "kernel_log.txt"
 
 
 def paragraphs() -> list[tuple[set[str], list[str]]]:
-    """Return the expected readings of each paragraph, and its lines."""
+    """Return the expected readings of each paragraph of the log, and its lines."""
     result = []
     for paragraph in LOG.read_text().split("\n\n")[1:]:
         head, *lines = paragraph.rstrip("\n").split("\n")
@@ -394,7 +399,7 @@ def test_every_event_except_hardware_corrected_and_nvme_reset_is_in_the_log() ->
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_process_named_like_an_event_is_not_an_event(prefix: str) -> None:
+def test_message_of_a_process_that_repeats_an_event_is_not_an_event(prefix: str) -> None:
     for _, lines in paragraphs():
         for line in lines:
             assert (
@@ -405,7 +410,7 @@ def test_process_named_like_an_event_is_not_an_event(prefix: str) -> None:
             )
 
 
-def test_number_of_parts_that_are_counted_separately_is_limited() -> None:
+def test_only_a_limited_number_of_parts_has_counts_of_its_own() -> None:
     lines = [f"nvme nvme{number}: Disabling device after reset failure: -19" for number in range(10_000)]
     read = counts(*lines).events.counts
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)
@@ -437,20 +442,22 @@ GPU_AT_17, SWITCH = ("pci", "0000:17:00.0"), ("pci", "0000:15:01.0")
         ([FATAL, FATAL.replace("17:00.0", "15:01.0"), DETAILS], {GPU_AT_17: 1, SWITCH: 1}),
     ],
 )
-def test_fatal_pcie_error_is_counted_once(lines: list[str], expected: dict[tuple[str, str], int]) -> None:
+def test_fatal_pcie_error_and_its_details_are_counted_as_one_event(
+    lines: list[str], expected: dict[tuple[str, str], int]
+) -> None:
     read = counts(*(f"3,{number},{number}000000,-;{line}" for number, line in enumerate(lines, start=1))).events
     assert {part: times for _, part, times in read.by_part()} == expected
     assert read.newest == {"pcie_fatal": len(lines)}
 
 
-def test_number_of_devices_whose_details_are_awaited_is_limited() -> None:
+def test_details_are_awaited_for_a_limited_number_of_devices() -> None:
     addresses = [f"0000:{number:02x}:00.0" for number in range(20)]
     read = counts(*(line.replace("0000:17:00.0", address) for line in (FATAL, DETAILS) for address in addresses)).events
     assert [read.counts["pcie_fatal", ("pci", address)] for address in addresses] == [2] * 4 + [1] * 16
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_bad_page_of_memory_is_counted_once(order: tuple[int, ...]) -> None:
+def test_bad_page_of_memory_is_counted_once_in_whatever_order_its_messages_come(order: tuple[int, ...]) -> None:
     lines = [BAD_PAGE[number] for number in order]
     other = [line.replace("2f5a3c1", "2f5a3c2") for line in lines]
     for read, expected in ((counts(*lines), 1), (counts(*lines, *other, *lines), 2), (counts(*lines[:1]), 1)):

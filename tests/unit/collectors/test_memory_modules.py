@@ -20,7 +20,7 @@ MEMINFO = "MemTotal:       2113404636 kB\n"
 
 
 def readings(root: Path, table: bytes | None, *, virtual: Value | Absent = False) -> dict[str, Value | Absent]:
-    """Return `name scope` -> reading of a host with this table."""
+    """Return `name scope` -> reading of a host with this SMBIOS table; None: the host has no table."""
     path = root / dmi.TABLE
     path.parent.mkdir(parents=True)
     (root / "proc").mkdir()
@@ -31,7 +31,7 @@ def readings(root: Path, table: bytes | None, *, virtual: Value | Absent = False
     return {f"{item.name} {scope(labels)}": value for item in families for labels, value in item.readings}
 
 
-def test_module_and_host_have_their_readings(tmp_path: Path) -> None:
+def test_all_readings_of_a_module_and_of_the_host_are_reported(tmp_path: Path) -> None:
     values = readings(tmp_path, dmi.table(SLOTS))
     assert {name: value for name, value in values.items() if name.endswith(("dimm=P2-DIMMC1", "host"))} == {
         "host.dimm.populated dimm=P2-DIMMC1": True,
@@ -49,7 +49,7 @@ def test_module_and_host_have_their_readings(tmp_path: Path) -> None:
     }
 
 
-def test_empty_slot_has_no_figures_and_the_rest_is_unchanged(tmp_path: Path) -> None:
+def test_empty_slot_has_no_figures_and_other_slots_are_unchanged(tmp_path: Path) -> None:
     before = readings(tmp_path / "before", dmi.table(SLOTS))
     after = readings(tmp_path / "after", dmi.table(dmi.without(SLOTS, "P2-DIMMC1")))
     changed = {name: value for name, value in after.items() if value != before[name]}
@@ -96,7 +96,7 @@ def test_slots_have_unique_names(names: Sequence[tuple[str, str]], expected: Seq
     assert [slot.name for slot in memory_slots(dmi.table(slots))] == expected
 
 
-def test_flash_is_not_read_as_memory_modules(tmp_path: Path) -> None:
+def test_flash_memory_is_not_listed_as_memory_modules(tmp_path: Path) -> None:
     values = readings(tmp_path, dmi.table(SLOTS, dmi.FLASH))
     assert set(values.values()) == {Absent.unsupported(f"/{dmi.TABLE} lists no memory modules")}
 

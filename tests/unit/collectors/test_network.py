@@ -90,8 +90,8 @@ def test_exporter_reads_the_identity_of_nics(root: Path) -> None:
     "name", ["rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors"]
 )
 def test_raised_error_counter_changes_only_its_reading(root: Path, name: str) -> None:
-    fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
-    assert fault == {(name, SCOPE): 4}
+    changes = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
+    assert changes == {(name, SCOPE): 4}
 
 
 def test_carrier_changes_are_counted(root: Path) -> None:
@@ -99,22 +99,22 @@ def test_carrier_changes_are_counted(root: Path) -> None:
 
 
 def test_half_duplex_is_reported(root: Path) -> None:
-    fault = changed(root, lambda root: write(root, duplex="half"))
-    assert fault == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
+    changes = changed(root, lambda root: write(root, duplex="half"))
+    assert changes == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
 
 
 def test_nic_without_a_cable_has_no_speed_and_no_duplex(root: Path) -> None:
-    fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
-    values = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    changes = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
+    values = {name: value for (name, _), value in changes.items() if not isinstance(value, Absent)}
     assert values == {"operstate": "down", "carrier": False}
-    absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
+    absent = {name: value.status for (name, _), value in changes.items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(("speed", "duplex", "half_duplex"), "unsupported")
 
 
 def test_disabled_nic_has_no_carrier_speed_or_duplex(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
-        # Root can open the file, and reading it gives EINVAL, as for these three files of a disabled interface.
+        # Reading clear_refs gives root EINVAL, as reading one of these three files of a disabled interface does.
         (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
     absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(
@@ -123,8 +123,8 @@ def test_disabled_nic_has_no_carrier_speed_or_duplex(root: Path) -> None:
 
 
 def test_missing_statistic_is_an_error(root: Path) -> None:
-    fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics/rx_errors").unlink())
-    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", SCOPE): "error"}
+    changes = changed(root, lambda root: (links.interface(root, NIC) / "statistics/rx_errors").unlink())
+    assert {key: getattr(value, "status", "") for key, value in changes.items()} == {("rx_errors", SCOPE): "error"}
 
 
 @pytest.mark.parametrize(("text", "rate"), [("400000", 50e9), ("1000", 125e6), ("10", 1.25e6)])
@@ -193,7 +193,7 @@ def test_member_without_a_link_is_named_in_every_mode(root: Path, mode: str, sta
 @pytest.mark.parametrize(("mode", "aggregators", "is_up"), [
     ("802.3ad 4", (1, 1), True), ("802.3ad 4", (1, 2), False), ("active-backup 1", (1, 2), True),
 ])  # fmt: skip
-def test_member_outside_the_aggregator_of_lacp_is_lost(
+def test_member_outside_the_active_aggregator_is_lost_only_in_lacp_mode(
     root: Path, mode: str, aggregators: tuple[int, int], is_up: bool
 ) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
@@ -244,7 +244,7 @@ def test_member_of_a_bond_is_read_from_proc(
     assert members(readings(root), "bond7") == {"eth1": True, "eth2": is_up}
 
 
-def test_member_is_lost_if_one_source_reports_it(root: Path) -> None:
+def test_member_is_lost_if_either_sys_or_proc_reports_it(root: Path) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
     text = PROC_BOND.format(mode="x", active="", state="down", aggregator=1)
     links.write(root, "proc/net/bonding/bond0", text.replace("eth1", links.ROCE_INTERFACE).replace("eth2", NIC))
@@ -252,7 +252,7 @@ def test_member_is_lost_if_one_source_reports_it(root: Path) -> None:
 
 
 def add_master(root: Path, name: str, kind: str = "") -> None:
-    """Add an interface with two members that is not a bond."""
+    """Add an interface that has two members but is no bond. `kind`: line of its uevent file that names the type of device."""
     links.write(root, f"sys/devices/virtual/net/{name}/type", "1\n")
     links.write(root, f"sys/devices/virtual/net/{name}/uevent", f"{kind}INTERFACE={name}\nIFINDEX=7\n")
     (root / "sys/class/net" / name).symlink_to(f"../../devices/virtual/net/{name}")

@@ -51,6 +51,7 @@ def healthy(reader: nvml.Reader) -> Readings:
 
 
 def readings(reader: nvml.Reader, base: str, *lines: str | bytes) -> Readings:
+    """Return the readings of a full snapshot if these lines are added to the scenario `base`."""
     return flat(reader.take(base, *lines)["snapshot"])
 
 
@@ -211,7 +212,7 @@ def test_healthy_host_reports_all_readings(reader: nvml.Reader, name: str) -> No
     assert "gpu.nvlink.active gpu=0,link=18" not in observed
     absent = {key: value for key, value in observed.items() if re.match(r"(error|unsupported): ", str(value))}
     assert {key.split()[0] for key in absent} == UNSUPPORTED[name], (
-        "add the missing function to nvml_stub.c and to the scenario"
+        "if a reading is missing, add its function to nvml_stub.c and to the scenario"
     )
     assert all(str(value).startswith("unsupported: ") for value in absent.values())
     assert {key.split()[1] for key in absent if "throttle" in key} == {
@@ -374,7 +375,6 @@ LINK_READINGS = (
 )
 """Readings of each NVLink of a Hopper GPU."""
 PEERS_OF_GPU_1 = (0, 2, 3, 4, 5, 6, 7)
-"""The peers of GPU 1."""
 
 # Line added to the healthy scenario -> expected changes
 ANSWERS: dict[str, Readings] = {
@@ -623,7 +623,7 @@ PER_GPU = sorted(
 
 
 @pytest.mark.parametrize("getter", PER_GPU)
-def test_any_reading_refused_until_a_reset_gives_the_recovery_action_gpu_reset(
+def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_reset(
     reader: nvml.Reader, getter: str
 ) -> None:
     before_r570 = "FieldValues.230=!3"
@@ -637,7 +637,7 @@ def test_any_reading_refused_until_a_reset_gives_the_recovery_action_gpu_reset(
 
 
 @pytest.mark.parametrize("full_snapshot", [True, False])
-def test_gpu_that_refuses_everything_until_a_reset_is_present(reader: nvml.Reader, full_snapshot: bool) -> None:
+def test_gpu_that_refuses_every_call_until_a_reset_counts_as_present(reader: nvml.Reader, full_snapshot: bool) -> None:
     lines = ("gpu.3.*=!16", "P2PStatus.3.*=!16", "TopologyCommonAncestor.3=!16")
     observed = flat(reader.take("healthy-h100x8", *lines, full_snapshot=full_snapshot)["snapshot"])
     assert observed["gpu.recovery_action gpu=3"] == "gpu_reset"
@@ -743,6 +743,8 @@ class TestDevice:
     """NVIDIA/nvidia-container-toolkit issue 1227: a container whose control group lost the GPUs gets `Unknown Error`."""
 
     def reason(self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Absent:
+        """Return the reason that `open_nvml` reports if nvmlInit fails with this code."""
+
         def refuse() -> None:
             raise pynvml.NVMLError(code)
 
@@ -752,7 +754,9 @@ class TestDevice:
         return caught.value.absent
 
     @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
-    def test_denied_device_is_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def test_reason_names_a_device_that_may_not_be_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
         def deny(*_: object) -> None:
             raise PermissionError(number, os.strerror(number))
 
@@ -762,7 +766,7 @@ class TestDevice:
         assert absent.status == "error"
         assert f"NVML: Unknown Error: /dev/nvidiactl: {os.strerror(number)}: this process may not use" in absent.reason
 
-    def test_missing_device_is_the_reason_only_if_the_driver_is_loaded(
+    def test_reason_names_a_missing_device_only_if_the_driver_is_loaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         code = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
@@ -772,7 +776,9 @@ class TestDevice:
         assert isinstance(absent, NotOpened)
         assert absent.reason.startswith("NVML: Driver Not Loaded: the driver is loaded, but there is no /dev/nvidiactl")
 
-    def test_usable_device_leaves_the_error_of_nvml(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reason_is_the_error_of_nvml_if_the_device_can_be_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         fake_links.write(tmp_path, "dev/nvidiactl", "")
         assert self.reason(tmp_path, monkeypatch, pynvml.NVML_ERROR_UNKNOWN) == Absent.error("NVML: Unknown Error")
 
@@ -935,7 +941,7 @@ def test_grace_gpu_has_chip_to_chip_links(reader: nvml.Reader) -> None:
     assert changes(healthy, broken) == {"gpu.c2c.missing_links gpu=0": 1}
 
 
-def test_nvlink5_has_different_counters(reader: nvml.Reader) -> None:
+def test_nvlink_5_has_other_counters_than_nvlink_4(reader: nvml.Reader) -> None:
     observed = readings(
         reader,
         "healthy-h100x8",
@@ -962,7 +968,7 @@ def test_nvlink5_has_different_counters(reader: nvml.Reader) -> None:
 
 @pytest.mark.parametrize(("code", "ratio"), [(0xFFF, 0.0), (0x0FF, 0.0), (0, 0.0), (0x50C, 5e-12), (0x132, 1e-50)])
 def test_bit_error_ratio_is_decoded_and_is_zero_without_errors(code: int, ratio: float) -> None:
-    """NVML returns 15e-255 for such a link, a number that a record may not contain."""
+    """For a link without errors, NVML returns 15e-255, a number that a record may not contain."""
     assert links._bit_error_ratio(code) == pytest.approx(ratio, rel=1e-9, abs=0.0)
 
 
@@ -1091,7 +1097,7 @@ def test_scrape_matches_snapshot_except_slow_readings(reader: nvml.Reader, healt
     assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in snapshot_only}
 
 
-def test_cache_belongs_to_the_gpu_not_its_index(reader: nvml.Reader) -> None:
+def test_cached_readings_are_those_of_the_gpu_and_not_of_its_index(reader: nvml.Reader) -> None:
     swapped = ("gpu.2.UUID=GPU-00000000-1111-2222-3333-444444444444", "gpu.2.Serial=1650000000099")
     before, after = (
         flat(reader.take("healthy-h200x4", *lines, full_snapshot=False)["snapshot"]) for lines in ((), swapped)
@@ -1148,7 +1154,7 @@ except OSError as error:
 
 
 def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str) -> object:
-    """Return what FastReader reads, or the message of its OSError, in a separate process."""
+    """Return what FastReader reads in a separate process, or the message of its OSError. `later`: lines added after its start."""
     return json.loads(nvml.python(["-c", FAST_READER, json.dumps(devices), scenario, *later], library, scenario))
 
 
@@ -1160,7 +1166,7 @@ def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str
         ("gpu.1.FieldValues.186=0", 69.877),
         ("gpu.1.FieldValues=!13", 69.877),
     ],
-    ids=["now", "not supported", "without a value", "no such function"],
+    ids=["instant power", "not supported", "without a value", "no such function"],
 )
 def test_instant_power_is_used_if_available(library: Path, tmp_path: Path, line: str, power: float) -> None:
     hot = ("gpu.1.ClockInfo.1=1980", "gpu.1.CurrentClocksEventReasons=0x4", "gpu.1.Temperature.0=66")
@@ -1297,6 +1303,7 @@ CALLS = 250
     ("before", "most"), [(0, 2), *((before, most) for before in range(1, CALLS, 31) for most in (1, 10))]
 )
 def test_momentary_denial_loses_no_reading(reader: nvml.Reader, healthy: Readings, before: int, most: int) -> None:
+    """For GPUs 2 and 7, NVML answers `before` calls, denies the next `most`, and answers again."""
     lines = [f"gpu.{index}.*=!3 for {most} after {before}" for index in (2, 7)]
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 
