@@ -43,7 +43,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(root: Path, *, full_snapshot: bool = False) -> dict[str, Value | Absent]:
-    """Return the host readings, without the leading `fabric.`."""
+    """Return name -> reading of the host; the names are without `fabric.`."""
     return {
         family.name.removeprefix("fabric."): value
         for family in FabricCollector(root, full_snapshot).collect()

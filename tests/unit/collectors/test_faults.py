@@ -53,7 +53,7 @@ class Fault:
     later: Change = no_change
     """Change of the files between the two snapshots."""
     inconclusive: frozenset[str] = frozenset()
-    """Not empty if criteria may become inconclusive, because the fault removes their readings."""
+    """Criteria that may become inconclusive because the fault removes readings (`*`: any). The test only asks if it is empty."""
     scope: str = ""
     """Expected scope of every failed verdict."""
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ IB_PORT, ROCE_PORT = f"hca={links.IB[2]},port=1", f"hca={links.ROCE},port=1"
 
 
 def module(capture: str) -> Change:
-    """Replace the module of the RoCE port."""
+    """Replace the module of the RoCE port by that of a capture: what ethtool printed for a real module."""
     return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", optics.ethtool(capture))
 
 
@@ -164,19 +164,19 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 def module_value(old: str, new: str) -> Change:
-    """Change one value of the module of the RoCE port."""
+    """Change one value that ethtool reports for the module of the RoCE port."""
     text = replaced(optics.ethtool(optics.MODULES[links.ROCE_INTERFACE]), old, new)
     return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", text)
 
 
 def mlxlink_value(old: str, new: str) -> Change:
-    """Change one value of the InfiniBand port."""
+    """Change one value that mlxlink reports for the InfiniBand port."""
     text = replaced(optics.mlxlink(optics.HEALTHY_LINK), old, new)
     return lambda root: optics.set_link(root, links.IB[2], text)
 
 
 def statistic(old: str, new: str) -> Change:
-    """Change one counter of the RoCE interface."""
+    """Change one counter in the ethtool statistics of the RoCE interface."""
     text = replaced(optics.ethtool(optics.STATISTICS[links.ROCE_INTERFACE]), old, new)
     return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "statistics", text)
 

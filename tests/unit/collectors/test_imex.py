@@ -118,7 +118,7 @@ def test_each_code_of_the_table_becomes_a_state(code: str, state: str) -> None:
     assert parse_text(text).nodes[0].connections[1] == state
 
 
-def test_text_and_json_agree() -> None:
+def test_text_and_json_give_the_same_state_and_connections() -> None:
     table = parse_text((DATA / DEGRADED).read_text())
     document = parse_json((DATA / JSON).read_text())
     assert (table.state, document.state) == ("degraded", "degraded")
@@ -160,7 +160,7 @@ def test_program_that_hangs_is_an_error_and_not_run_again(tmp_path: Path, monkey
         ('[ "$*" = -q ] && echo READY || exit 7', "exit code 7"),
     ],
 )
-def test_failure_and_garbage_have_a_reason(tmp_path: Path, script: str, reason: str) -> None:
+def test_failure_or_garbage_output_of_the_program_has_a_reason(tmp_path: Path, script: str, reason: str) -> None:
     write_program(tmp_path / "usr/bin/nvidia-imex-ctl", script)
     value = read(tmp_path)["domain_state host"]
     assert isinstance(value, Absent)
@@ -193,7 +193,7 @@ def test_ipv6_addresses_and_names_of_hosts_are_recognized(tmp_path: Path) -> Non
     ["", "[]", "{}", '{"nodes": {}, "status": "UP"}', '{"nodes": {"x": {"host": "a"}}, "status": "UP"}',
      '{"nodes": {"0": 1}, "status": "UP"}', '{"nodes": {"0": {"host": "a"}}, "status": "sideways"}', "[" * 100_000],
 )  # fmt: skip
-def test_other_json_is_refused(document: str) -> None:
+def test_json_that_describes_no_imex_domain_is_refused(document: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|Expecting|not an IMEX domain|number of a host"):
         parse_json(document)
 

@@ -68,9 +68,9 @@ def test_empty_slot_has_no_figures_and_other_slots_are_unchanged(tmp_path: Path)
         ({"size": None}, {"size": None}),
         ({"rate": 0}, {"rate": None}),
         ({"rate": 70000, "rated": 70000}, {"rate": 70_000_000_000, "rated": 70_000_000_000}),
-        ({"length": 0x22}, {"rate": 4_800_000_000, "size": 128 * dmi.GIB}),  # SMBIOS 2.7
-        ({"length": 0x1B, "size": 16 * dmi.GIB}, {"rate": None, "rated": 4_800_000_000, "serial": "80CE0123"}),  # 2.3
-        ({"length": 0x15, "size": 16 * dmi.GIB}, {"rated": None, "serial": "", "part_number": ""}),  # 2.1
+        ({"length": 0x22}, {"rate": 4_800_000_000, "size": 128 * dmi.GIB}),  # SMBIOS 2.7 has slots of this length
+        ({"length": 0x1B, "size": 16 * dmi.GIB}, {"rate": None, "rated": 4_800_000_000, "serial": "80CE0123"}),  # SMBIOS 2.3
+        ({"length": 0x15, "size": 16 * dmi.GIB}, {"rated": None, "serial": "", "part_number": ""}),  # SMBIOS 2.1
         ({"kind": dmi.DDR4}, {"kind": "DDR4"}),
         ({"kind": 0xEE}, {"kind": "other"}),
         ({"part_number": "M321\x1b[31m\x07" + "A" * 300}, {"part_number": ("M321[31m" + "A" * 300)[:64]}),

@@ -277,7 +277,7 @@ def test_time_limit_of_a_connection_begins_when_it_is_accepted_and_again_with_ea
     assert connection.heard_at >= before
 
 
-def test_dropping_twice_and_closing_are_harmless(listening: Listening) -> None:
+def test_drop_ignores_unknown_connections_and_close_ends_the_others_and_the_listener(listening: Listening) -> None:
     channel = listening.connect()
     (connection,) = listening.listener.connections
     registered = len(listening.selector.get_map())

@@ -277,12 +277,12 @@ def wait_until_gone(pid: int) -> None:
     wait_until(lambda: read_process(pid) is None)
 
 
-def test_children_of_a_rank_end_with_it(rank: Rank) -> None:
+def test_children_of_a_rank_end_when_the_rank_ends(rank: Rank) -> None:
     assert rank.start(with_child("os._exit(4)")).wait() == (4, 4, False)
     wait_until_gone(int(Path(f"{rank.description_path}.child").read_text()))
 
 
-def test_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_ends_when_its_supervisor_ends(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start(with_child("signal.pause()"))
@@ -297,7 +297,7 @@ def test_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPat
     wait_until_gone(int(Path(f"{rank.description_path}.child").read_text()))
 
 
-def test_rank_in_the_process_group_of_its_guard_ends_with_its_supervisor(
+def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = fork(lambda: signal.pause())
@@ -309,8 +309,8 @@ def test_rank_in_the_process_group_of_its_guard_ends_with_its_supervisor(
     assert rank.wait() == (-9, -9, True)
 
 
-def test_rank_ends_at_once_with_its_launcher(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher is a process between this one and the guard, so `rank.guard` is its id. No poll shows the guard its end."""
+def test_rank_ends_at_once_when_its_launcher_ends(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rank.guard` is the id of the launcher, a process between this one and the guard. The guard's next poll comes too late."""
     monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
     def launcher() -> int:
@@ -327,7 +327,7 @@ def test_rank_ends_at_once_with_its_launcher(rank: Rank, monkeypatch: pytest.Mon
     assert (rank.state.exit_code, rank.state.terminated_by_launcher) == (-9, True)
 
 
-def test_rank_ends_with_its_guard_and_its_end_is_inferred(rank: Rank) -> None:
+def test_rank_ends_when_its_guard_ends_and_its_end_is_inferred(rank: Rank) -> None:
     pid = rank.start().pid
     wait_until(lambda: rank.state.alive_s is not None)
     os.kill(rank.guard, signal.SIGKILL)
@@ -346,7 +346,7 @@ def test_guard_works_without_a_heartbeat_directory(rank: Rank, monkeypatch: pyte
     assert not rank.receiver.read()
 
 
-def test_rank_defaults_to_zero(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_zero_if_the_launcher_sets_no_rank(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
     assert wait_for_exit(rank.guard) == 2
@@ -358,7 +358,7 @@ def test_rank_defaults_to_zero(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> N
 # ---- a launcher under its guard ----
 
 
-def test_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
+def test_launcher_ends_when_its_supervisor_ends(tmp_path: Path) -> None:
     def supervisor() -> int:
         supervisor_pid = os.getpid()
         launcher = os.fork()

@@ -39,7 +39,7 @@ def test_guard_ends_by_the_signal_that_ended_the_rank_even_if_the_guard_ignores_
     assert exit_code(end) == -number
 
 
-def test_guard_returns_the_code_of_a_shell_for_a_signal_that_ends_no_process() -> None:
+def test_guard_returns_128_plus_the_signal_if_that_signal_ends_no_process() -> None:
     assert exit_code(lambda: guard._end_like(-signal.SIGCHLD)) == 128 + signal.SIGCHLD
 
 

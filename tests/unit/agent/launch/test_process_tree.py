@@ -120,7 +120,7 @@ def test_only_processes_that_remain_after_the_grace_are_killed(
     assert len(waits) == 5, "`end` must wait after SIGTERM only for the 4.5 s of grace"
 
 
-def test_ended_tree_is_not_waited_for(
+def test_end_does_not_wait_for_processes_that_have_ended(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

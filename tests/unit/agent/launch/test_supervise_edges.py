@@ -536,7 +536,7 @@ def test_poll_waits_until_its_timeout_or_a_heartbeat(receiver: HeartbeatReceiver
     assert time.monotonic() - began < 10
 
 
-def test_pause_is_no_silence_of_the_ranks_if_it_exceeds_the_wait_of_the_poll_by_over_2_s(
+def test_pause_that_exceeds_the_poll_by_more_than_2_s_is_no_silence_of_the_ranks(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
@@ -704,7 +704,7 @@ def test_fast_collectors_are_read_while_the_ranks_run(
 def test_gpu_launch_has_a_timeline_only_in_the_benchmark_and_gang_stages(
     tmp_path: Path, stage: str, has_timeline: bool
 ) -> None:
-    """Without NVML, the timeline contains the reason."""
+    """There is no NVML here: the timeline has the reason instead of figures."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
     assert (timeline is not None) == has_timeline
@@ -744,7 +744,7 @@ def test_failed_supervisor_leaves_no_thread_and_no_socket(
         thread.join(5)
     assert set(threading.enumerate()) <= before
     assert all(receiver.socket.fileno() == -1 for receiver in receivers)
-    PeerChannel(gang("h1")).close()  # the port is free again
+    PeerChannel(gang("h1")).close()  # it could not listen if the failed supervisor still held the port
 
 
 def test_unreadable_results_are_named_in_the_reason(run: HostRun) -> None:

@@ -376,7 +376,7 @@ sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--
 
 
 def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
-    """No playbook stops the exporter of a host that left the run."""
+    """The exporter must notice the end itself: no playbook stops the exporter of a host that left the run."""
     end_of_run = EndOfRun(tmp_path)
     recent_s, long_ago_s = lease.IDLE_S - 1, lease.IDLE_S + 1
     assert not end_of_run.is_reached(long_ago_s)  # no run yet: the host is only monitored
@@ -659,7 +659,7 @@ def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
 
 
 def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
-    """Counters are compared with the first snapshot. A command of a killed playbook may still run beside the new one."""
+    """Counters are compared with the first snapshot. A command of a killed playbook may still run beside that of the next one."""
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
     inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]

@@ -274,7 +274,7 @@ def test_supervisor_reads_power_fast_while_it_is_requested(tmp_path: Path) -> No
 
 
 def test_failed_power_reading_counts_only_in_the_load_in_which_it_failed() -> None:
-    """Two failures, one before and one after a load that was read without a failure, and a third in the last load."""
+    """Readings fail before the first load, between the first and the second load, and in the third load."""
     telemetry = Telemetry([0])
     for tick in range(700):
         telemetry.handle(BEGIN + tick * 0.05, {0: GpuSample(600.0, 1.5e9, 60.0, 0, 2.6e9)})

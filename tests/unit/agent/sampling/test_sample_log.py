@@ -44,7 +44,7 @@ def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
-    """Return the telemetry of a launch. `begun`: benchmark -> its start, in order; `read`: returns the sample of a time."""
+    """Return the telemetry of a launch. `begun`: benchmark -> its start, in order; `read`: returns the sample at a time."""
     names = [*begun]
 
     def running(since: float) -> list[str]:
@@ -96,11 +96,11 @@ def test_merged_samples_do_not_all_fall_into_the_same_phase_of_a_pulsed_load() -
     assert figures(telemetry, "stress", 0.0, 199.9)["stress.power"].value == pytest.approx(390, abs=60)
 
 
-@pytest.mark.parametrize("hole", [(5.0, 6.5), (385.0, 386.5)])
-def test_time_without_samples_is_found_after_they_are_merged(hole: tuple[float, float]) -> None:
+@pytest.mark.parametrize("gap", [(5.0, 6.5), (385.0, 386.5)])
+def test_gap_between_samples_is_found_after_the_samples_are_merged(gap: tuple[float, float]) -> None:
     log = SampleLog()
     for tick in range(8000):
-        if not hole[0] < (at := tick * PERIOD_S) < hole[1]:
+        if not gap[0] < (at := tick * PERIOD_S) < gap[1]:
             log.add(at, {0: sample()})
     whole = log.select(0, 0.0, 399.9)
     assert whole.gap_s == pytest.approx(1.5, abs=0.1)

@@ -97,7 +97,7 @@ def test_recorder_continues_the_timeline_of_a_killed_process() -> None:
 
 
 def soak_state(timeline: Timeline, **more: Any) -> Soak:
-    """Return a complete soak of 10 hours with this timeline; `more` are further fields."""
+    """Return a soak of 10 planned and soaked hours with this timeline; `more` are further or other fields."""
     return Soak(**{"began": builders.WHEN, "planned_s": 10 * HOUR, "soaked_s": 10 * HOUR, "timeline": timeline, **more})
 
 
@@ -269,7 +269,7 @@ def test_figures_beyond_the_limit_of_series_are_aggregated_to_their_mean(monkeyp
 def test_samples_beyond_the_limit_of_series_are_those_of_the_rounds(
     name: str, precision: float | None, values: list[float], repetitions: int
 ) -> None:
-    """They count each round as one sample. The repetitions within the first round, and their precision, are left out."""
+    """Each round is one sample. The repetitions within the first round (`first`), and their precision, do not count."""
     first = Samples(n=repetitions, min=0.5, p50=values[0], max=2e15, cv=0.1, precision=precision)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "MAX_SERIES", 0)
