@@ -24,6 +24,7 @@ def program(root: Path, name: str, output: str, exit_code: int = 0, *, error: st
 
 
 def readings(root: Path) -> dict[str, Value | Absent]:
+    """Return name -> reading; the names are without `container.`."""
     return {family.name.removeprefix("container."): family.readings[0][1] for family in version_families(root)}
 
 

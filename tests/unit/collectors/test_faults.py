@@ -28,6 +28,7 @@ from schemas.times import utc_now
 from tests.fakes import dmi, host, links, nvml, optics, whole
 
 Change = Callable[[Path], object]
+"""Changes the files of the host, below its root. A function that returns a Change describes what that Change does."""
 SLOTS = dmi.slots()
 GPU_3_LOG_ADDRESS = links.GPUS[3].removesuffix(".0")
 """PCI address of GPU 3 in the form of the kernel log."""
@@ -53,7 +54,7 @@ class Fault:
     later: Change = no_change
     """Change of the files between the two snapshots."""
     inconclusive: frozenset[str] = frozenset()
-    """Criteria that may become inconclusive because the fault removes readings (`*`: any). The test only asks if it is empty."""
+    """Criteria that may become inconclusive because the fault removes readings; `*`: any. Only whether there are any is tested."""
     scope: str = ""
     """Expected scope of every failed verdict."""
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +73,7 @@ def gpu_fault(name: str, failing: str, *answers: str, **options: Any) -> Any:
 
 
 def write_file(path: str, content: str) -> Change:
+    """Write a file with this content."""
     return lambda root: links.write(root, path, content)
 
 
@@ -93,18 +95,23 @@ def combined_fault(name: str, cases: dict[str, tuple[KernelMessages, str]]) -> A
 
 
 def xid(code: int, details: str = "pid='<unknown>', name=<unknown>, something happened") -> KernelMessages:
+    """Log an XID of GPU 3."""
     return KernelMessages((f"NVRM: Xid (PCI:{GPU_3_LOG_ADDRESS}): {code}, {details}",))
 
 
 def sxid(code: int, severity: str) -> KernelMessages:
+    """Log an SXid of the second NVSwitch."""
     return KernelMessages((f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {severity}",))
 
 
 def memory_modules(*slots: dmi.Slot) -> Change:
+    """Replace the SMBIOS table by one with these slots."""
     return lambda root: (root / dmi.TABLE).write_bytes(dmi.table(slots))
 
 
 def smart_log_byte(offset: int, value: int) -> Change:
+    """Change one byte of the SMART log that all NVMe disks have."""
+
     def change(root: Path) -> None:
         log = bytearray(whole.HEALTHY_LOG)
         log[offset] = value
@@ -114,6 +121,8 @@ def smart_log_byte(offset: int, value: int) -> Change:
 
 
 def replace_text(path: str, old: str, new: str) -> Change:
+    """Replace a text in a file, which must contain it."""
+
     def change(root: Path) -> None:
         content = (root / path).read_text()
         assert old in content, f"{path} has no {old}"
@@ -123,18 +132,22 @@ def replace_text(path: str, old: str, new: str) -> Change:
 
 
 def combine(*changes: Change) -> Change:
+    """Return a change that makes all of these changes."""
     return lambda root: [change(root) for change in changes]
 
 
 def narrow_link(root: Path) -> None:
+    """Set the PCIe link of GPU 3 to 8 lanes."""
     links.set_link(root, links.GPUS[3], "current", width=8)
 
 
 def slow_link(root: Path) -> None:
+    """Set the PCIe link of GPU 3 to 8 GT/s."""
     links.set_link(root, links.GPUS[3], "current", speed="8.0")
 
 
 def redirect_acs(root: Path) -> None:
+    """Set ACS on the port above GPU 3 as Linux does for isolation."""
     links.set_acs(root, links.GPU_PORTS[3], links.ACS_KERNEL)
 
 
@@ -143,10 +156,12 @@ def set_aer(address: str, severity: str, total: int) -> Change:
 
 
 def ib_counter(counter: str, value: int) -> Change:
+    """Set a counter of the InfiniBand port."""
     return lambda root: links.set_counter(root, links.IB[2], counter, value)
 
 
 def nic_file(path: str, content: str) -> Change:
+    """Write a file of the plain Ethernet interface."""
     return lambda root: (links.interface(root, links.PLAIN_INTERFACE) / path).write_text(content)
 
 
@@ -159,6 +174,7 @@ def module(capture: str) -> Change:
 
 
 def replaced(text: str, old: str, new: str) -> str:
+    """Return the text after the replacement; it must contain the old part."""
     assert old in text, old
     return text.replace(old, new)
 
@@ -182,6 +198,7 @@ def statistic(old: str, new: str) -> Change:
 
 
 def port_file(path: str, content: str) -> Change:
+    """Write a file of the InfiniBand port."""
     return lambda root: (links.port(root, links.IB[2]) / path).write_text(content)
 
 
@@ -196,6 +213,7 @@ def remove_gpu_7_from_bus(root: Path) -> None:
 
 
 def add_machine_check(root: Path) -> None:
+    """Set the count of machine checks of the first processor to 1."""
     path = root / "proc/interrupts"
     path.write_text(re.sub(r"(MCE: +)\d+", r"\g<1>1", path.read_text()))
 

@@ -58,6 +58,7 @@ def read(root: Path) -> dict[str, Value | Absent]:
 
 
 def connections(readings: dict[str, Value | Absent]) -> dict[str, Value | Absent]:
+    """Return number of the other host -> state of the connection of this host to it."""
     return {name.partition("=")[2]: value for name, value in readings.items() if name.startswith("connection ")}
 
 

@@ -43,6 +43,7 @@ def write(root: Path, **files: str) -> None:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
+    """Yield a tree with two InfiniBand ports and one RoCE port."""
     with links.temporary_tree(gpus=2) as root:
         yield root
 

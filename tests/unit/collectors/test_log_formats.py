@@ -97,6 +97,7 @@ PADDINGS = ((" ", " "), ("  ", "   "), ("   ", " "), ("\t", "\t"), ("           
 
 
 def counts(*lines: str) -> ErrorCounts:
+    """Return the counts after these lines of a kernel log."""
     result = ErrorCounts()
     result.add(lines)
     return result

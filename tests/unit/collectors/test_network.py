@@ -42,6 +42,7 @@ def write(root: Path, **files: object) -> None:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
+    """Yield a tree with two NICs."""
     with links.temporary_tree(gpus=1) as root:
         yield root
 

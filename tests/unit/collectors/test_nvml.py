@@ -36,17 +36,20 @@ NO_FUNCTION = "unsupported: NVML: Function Not Found"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the stub library."""
     return nvml.build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="module")
 def reader(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[nvml.Reader]:
+    """Yield a process that takes snapshots of scenarios with one collector."""
     with nvml.Reader(library, tmp_path_factory.mktemp("scenario") / "now") as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def healthy(reader: nvml.Reader) -> Readings:
+    """Return the readings of the healthy host with eight H100."""
     return readings(reader, "healthy-h100x8")
 
 
@@ -784,6 +787,7 @@ class TestDevice:
 
 
 def has_driver() -> bool:
+    """Return whether this machine has the NVML library of a driver."""
     try:
         ctypes.CDLL(nvml.LIBRARY)
     except OSError:

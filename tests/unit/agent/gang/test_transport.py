@@ -156,12 +156,14 @@ class Listening:
 
 @pytest.fixture
 def listening() -> Iterator[Listening]:
+    """Yield a listener of h1 that accepts every signed message."""
     listening = Listening()
     yield listening
     listening.close()
 
 
 def is_open(channel: socket.socket) -> bool:
+    """Return whether the connection is open; discard the data that has arrived."""
     try:
         return bool(channel.recv(1 << 16))
     except BlockingIOError:

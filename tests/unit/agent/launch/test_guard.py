@@ -29,6 +29,7 @@ TIMEOUT_S = 60.0
 
 
 def wait_until(is_true: Callable[[], Any]) -> None:
+    """Wait until the condition is true; fail after TIMEOUT_S."""
     end = time.monotonic() + TIMEOUT_S
     while not is_true():
         assert time.monotonic() < end, f"the condition is not true after {TIMEOUT_S:g} s"
@@ -121,6 +122,7 @@ class Rank:
 
 @pytest.fixture
 def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    """Yield a rank that has not been started."""
     rank = Rank(tmp_path, monkeypatch)
     yield rank
     rank.receiver.close()
@@ -274,6 +276,7 @@ def with_child(statements: str) -> str:
 
 
 def wait_until_gone(pid: int) -> None:
+    """Wait until the process has ended; a zombie counts as ended."""
     wait_until(lambda: read_process(pid) is None)
 
 

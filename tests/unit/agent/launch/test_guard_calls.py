@@ -44,6 +44,7 @@ class Calls(list[Any]):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Return the recorder of the calls of this test. `os._exit` is replaced: it raises ExitedError. RANK is 3."""
     calls = Calls(monkeypatch)
     calls.replace(os, "_exit", calls.exit)
     monkeypatch.setenv("RANK", "3")

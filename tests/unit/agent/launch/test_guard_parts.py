@@ -56,6 +56,7 @@ def test_guard_dumps_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_open(number: int) -> bool:
+    """Return whether this file descriptor of the process is open."""
     try:
         os.fstat(number)
     except OSError:

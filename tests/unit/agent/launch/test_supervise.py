@@ -30,6 +30,7 @@ from tests.launches import launch_program
 
 @pytest.fixture
 def run(tmp_path: Path) -> HostRun:
+    """Return the run of host h1 in a rehearsal."""
     plan = builders.plan(profile="rehearsal")
     return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
 

@@ -143,6 +143,7 @@ def test_number_of_snapshots_with_alarms_is_limited() -> None:
 
 
 def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
+    """Return a rank as the record has it."""
     return Rank(rank=number, local_rank=number, phase=phase, exit_code=exit_code, log_tail="")
 
 
@@ -222,6 +223,7 @@ def test_benchmark_starts_when_its_first_rank_starts(tmp_path: Path) -> None:
 
 
 def rank_result(number: int, **fields: Any) -> dict[str, Any]:
+    """Return the result file of a rank, with one observation; `fields` replace its fields."""
     values = {
         "name": "gemm.throughput",
         "scope": f"cpu={number}",
@@ -316,6 +318,7 @@ def test_logs_and_dumps_of_an_attempt_are_archived_and_truncated(tmp_path: Path)
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
+    """Yield a heartbeat receiver for ranks 0 and 1."""
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
     yield receiver
     receiver.socket.close()
@@ -323,6 +326,7 @@ def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
 
 @pytest.fixture
 def gang_monitor(receiver: HeartbeatReceiver, clock: FakeClock) -> GangMonitor:
+    """Return the monitor of a host without a gang."""
     return GangMonitor("h1", receiver, None, 60.0)
 
 
@@ -595,6 +599,7 @@ def test_dump_is_requested_from_each_listening_rank_and_awaited(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
+    """Return the run of host h1 in a rehearsal, with short waits in the supervisor."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(supervise, "POLL_S", 0.02)

@@ -236,6 +236,7 @@ def write_rank(work: Path, rank: int, *, unable: str = "", exit_code: int | None
 
 
 def ranks_end(**fields: Any) -> RanksEnd:
+    """Return a successful end of ranks 2 and 3; `fields` replace its fields."""
     states = {rank: RankState(rank=rank, scope=f"cpu={rank}") for rank in (2, 3)}
     return RanksEnd(
         **{"exit_code": 0, "culprit": None, "states": states, "oom_kill": "", "any_rank_started": True, **fields}
@@ -245,6 +246,7 @@ def ranks_end(**fields: Any) -> RanksEnd:
 def collect_results(
     work: Path, end: RanksEnd, report: Any = pytest.fail, *, telemetry: Any = None, **fields: Any
 ) -> LaunchOutcome:
+    """Collect the results in `work`; `fields` are fields of the launch."""
     return supervise._collect_results(
         make_spec(work, **fields), end, telemetry, report, began="2026-11-21T04:00:00Z", duration_s=1.2345678
     )

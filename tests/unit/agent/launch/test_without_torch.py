@@ -53,6 +53,7 @@ def store_server() -> Iterator[int]:
 
 
 def client(port: int) -> KeyStore:
+    """Return a client that sends the right name."""
     return KeyStore("127.0.0.1", port, NAME, limit_s=10)
 
 
@@ -209,6 +210,7 @@ if path.exists():
 
 
 def end_hosts(*started: subprocess.Popen[bytes]) -> None:
+    """End the launchers, and wait until they have ended."""
     for process in started:
         process.terminate()
         process.wait(timeout=10)

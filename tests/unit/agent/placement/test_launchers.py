@@ -429,6 +429,7 @@ def torch_trap(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_program(
     torch_trap: Path, variables: Mapping[str, str], *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
+    """Run a Python module with these variables, and without those of mpirun and srun; its torch is the fake one."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_"))}
     return subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -444,6 +445,7 @@ def run_program(
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
+    """Yield a port on which another socket listens."""
     with socket.socket() as channel:
         channel.bind(("127.0.0.1", 0))
         channel.listen()

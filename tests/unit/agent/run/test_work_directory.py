@@ -71,6 +71,7 @@ def test_benchmark_runs_until_the_next_one_begins(tmp_path: Path, since: float, 
 
 
 def last_state(**fields: Any) -> RankState:
+    """Return the last state of a rank in the training, as its supervisor observed it."""
     return RankState(**{"rank": 0, "scope": "gpu=0", "phase": "training", **fields})
 
 

@@ -54,6 +54,7 @@ class Tree:
 
 @pytest.fixture(params=[1, 2])
 def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Tree:
+    """Return the files of a process in version 1 or 2 of the control groups."""
     return Tree(tmp_path, request.param)
 
 

@@ -104,6 +104,7 @@ def test_values_in_one_part_of_the_period_are_unresolved() -> None:
 
 
 def log_of(readings: list[PowerValue]) -> PowerLog:
+    """Return a log with these readings."""
     log = PowerLog()
     for value in readings:
         log.add(value)
@@ -232,6 +233,7 @@ class PulsedReader:
 
 
 def window(began: float, end: float, sharing: str, gpu: int = 0, period_ms: int = PERIOD_MS) -> dict[str, object]:
+    """Return the window of a pulsed load; `sharing`: `all_gpus` or `alone`."""
     params = {"period_ms": period_ms, "sharing": sharing, "size": 4096}
     return {"benchmark": "pulse", "scope": f"gpu={gpu}", "begin": began, "end": end, "params": params}
 

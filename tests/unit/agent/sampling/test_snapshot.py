@@ -34,10 +34,12 @@ class Fake:
 
 
 def load(value: object = 0.5) -> list[Family]:
+    """Return one family with one reading."""
     return [Family(name="host.load", unit="1", help="Load", readings=[(HOST_LABELS, value)])]  # type: ignore[list-item]
 
 
 def broken() -> Iterator[Family]:
+    """Yield one family, and fail before the next one."""
     yield from load()
     raise RuntimeError("the source went away")
 
@@ -51,6 +53,8 @@ def gate() -> Iterator[threading.Event]:
 
 
 def blocked(gate: threading.Event) -> Callable[[], list[Family]]:
+    """Return the function of a collector that waits until the gate is open."""
+
     def wait_for_gate() -> list[Family]:
         gate.wait()
         return load(9.0)
@@ -59,6 +63,7 @@ def blocked(gate: threading.Event) -> Callable[[], list[Family]]:
 
 
 def record(*snapshots: Snapshot) -> Record:
+    """Return a record with these snapshots."""
     return Record(
         run_id="r1", nonce=NONCE, host="h1", began=WHEN, ended=WHEN, rackproof="0", snapshots=tuple(snapshots)
     )
@@ -274,6 +279,7 @@ def test_utc_now_is_valid_in_a_record() -> None:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nvml.Reader]:
+    """Yield a reader of NVML scenarios."""
     directory = tmp_path_factory.mktemp("nvml")
     with nvml.Reader(nvml.build(directory), directory / "now") as started:
         yield started
@@ -297,6 +303,7 @@ def test_snapshot_of_every_scenario_is_valid_in_a_record(reader: nvml.Reader, na
 
 
 def identity(name: str, *readings: tuple[str, str | Absent]) -> Family:
+    """Return the family of one part of the identity: its value for each GPU."""
     family = Family(name=name, unit="1", help="Identity")
     for gpu, value in readings:
         family.add({"gpu": gpu, "uuid": f"GPU-{gpu}"}, value)

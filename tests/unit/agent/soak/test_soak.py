@@ -389,6 +389,7 @@ def run_rounds(run: SoakRun, measure: Round, outcome: str = "finished", step_s: 
 
 
 def measure_good(run: SoakRun, number: int) -> list[Observation]:
+    """Return what a round without a fault measures."""
     wrong_products = replace(measurement(0, "stress.wrong_products", dtype="fp32"), unit="1")
     return [measurement(100.0 + number), wrong_products]
 
@@ -697,6 +698,7 @@ def plan() -> Plan:
 
 
 def not_passed(plan: Plan, evidence: Any) -> list[Verdict]:
+    """Return all verdicts on a soak except `pass`."""
     return [verdict for verdict in judge(plan, evidence, read_packs([])) if verdict.verdict != "pass"]
 
 
