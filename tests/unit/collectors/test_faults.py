@@ -54,7 +54,7 @@ class Fault:
     later: Change = no_change
     """Change of the files between the two snapshots."""
     inconclusive: frozenset[str] = frozenset()
-    """Criteria that may become inconclusive because the fault removes readings; `*`: any. Only whether there are any is tested."""
+    """Criteria that may become inconclusive because the fault removes readings; `*`: any. Only whether it is empty is tested."""
     scope: str = ""
     """Expected scope of every failed verdict."""
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -221,6 +221,7 @@ def add_machine_check(root: Path) -> None:
 GPU_3 = "gpu.3."
 """Prefix of a scenario line for GPU 3."""
 FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
+"""Details of an XID of NVLink 5 that the driver calls fatal."""
 CODES: dict[str, list[int]] = {
     kind: [int(match[1]) for criterion in read_pack("xid").criteria if (match := re.fullmatch(pattern, criterion.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))

@@ -419,13 +419,16 @@ def test_only_a_limited_number_of_parts_has_counts_of_its_own() -> None:
 
 FATAL = "pcieport 0000:15:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0"
 OLD_FATAL = "pcieport 0000:15:01.0: AER: Multiple Uncorrected (Fatal) error received: 0000:17:00.0"
+"""Messages of a root port that a device has reported a fatal error: of a newer and of an older kernel."""
 DETAILS = "nvidia 0000:17:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible, (Unregistered Agent ID)"
+"""The kernel's message about the error itself, which follows."""
 BAD_PAGE = (
     "mce: Uncorrected hardware memory error in user-access at 2f5a3c1040",
     "Memory failure: 0x2f5a3c1: Sending SIGBUS to python3:4711 due to hardware memory corruption",
     "Memory failure: 0x2f5a3c1: recovery action for dirty LRU page: Recovered",
     "Memory failure: 0x2f5a3c1: already hardware poisoned",
 )
+"""Messages about one bad page of memory."""
 GPU_AT_17, SWITCH = ("pci", "0000:17:00.0"), ("pci", "0000:15:01.0")
 
 

@@ -182,6 +182,7 @@ HEALTHY = {
         "gpu.peer.link gpu=0,peer=3": "NV18",
     },
 }
+"""Scenario of a healthy host -> some of its readings."""
 
 
 NVLINK5 = {
@@ -206,6 +207,7 @@ UNSUPPORTED_ON_HOPPER = NVLINK5 | {
     "gpu.throttle.time",  # only reason=thermal, a total whose parts are reported instead
 }
 UNSUPPORTED = {"healthy-h100x8": UNSUPPORTED_ON_HOPPER, "healthy-h200x4": UNSUPPORTED_ON_HOPPER | FABRIC_HEALTH}
+"""Scenario of a healthy host -> the names of its absent readings."""
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -107,6 +107,7 @@ PROGRAM = """
         print(__name__, sys.argv[1:], len(fds) <= 5, signal.SIGTERM in blocked, leads, name, file=file)
     {statements}
 """
+"""Program of a rank. It writes how it was started to a file, and then runs the statements."""
 
 
 def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:

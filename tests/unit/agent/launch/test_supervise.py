@@ -64,6 +64,7 @@ for rank in ranks:
     (work / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "observations": [result], "software": {"torch": "2"}}))
     (work / f"rank{rank}.state.json").write_text(json.dumps({"phase": phase, "exit_code": code}))
 """
+"""Code that writes results and states of the ranks in `ranks`, with `phase` and `code` as the state."""
 
 
 def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
@@ -119,6 +120,7 @@ os.kill(stopped.pid, signal.SIGSTOP)
 (work / "pids").write_text(f"{child.pid} {stopped.pid}")
 time.sleep(600)
 """
+"""Code that starts two children that ignore SIGTERM: one in a session of its own, and one that is stopped."""
 
 
 def test_deadline_ends_all_processes_and_keeps_the_results(
@@ -159,6 +161,7 @@ command = [sys.executable, "-m", "agent.launch.guard", "rank_program"]
 ranks = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": work, "RANK": str(rank)}) for rank in (0, 1)]
 sys.exit(max(abs(rank.wait()) for rank in ranks))
 """
+"""Launcher of two ranks, each under its guard."""
 RANK_PROGRAM = """
 import os, pathlib, signal, time
 from agent.gang.heartbeat import rank_heartbeat
@@ -169,6 +172,7 @@ if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGNAL)
 time.sleep(60)
 """
+"""Program of each rank. After 1 s, rank 1 sends the signal SIGNAL (to be replaced) to itself."""
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def run(context, benchmarks):
     run_to_end(context, lambda: __import__("time").sleep(1000))
 rank.run_to_end = run
 """
+"""Code for `sitecustomize`: rank 1 raises an exception, and the other ranks hang."""
 
 
 @pytest.mark.parametrize("members", [("h1",), ("h1", "h2")], ids=["alone", "together"])
@@ -197,6 +198,7 @@ def run(context, benchmarks):
     run_to_end(context, (lambda: __import__("time").sleep(1000)) if context.node == 1 else lambda: None)
 rank.run_to_end = run
 """
+"""Code for `sitecustomize`: the ranks of the second host hang, and those of the first host end at once."""
 
 
 def set_timeout(tmp_path: Path, seconds: float) -> str:

@@ -135,6 +135,7 @@ WRONG_LAUNCHER_VARIABLES = [
     (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes"),
     (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "this command would start torchrun again"),
 ]
+"""Launcher that the user chose, variables of the process, and a part of the error's message."""
 
 
 @pytest.mark.parametrize(("launcher", "variables", "message"), WRONG_LAUNCHER_VARIABLES)
@@ -193,6 +194,7 @@ def test_ranks_get_torchs_variables() -> None:
 
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""Variables of torch for the rendezvous."""
 WRONG_RANK_VARIABLES = [
     (open_mpi(), "MASTER_ADDR is not set, and mpirun does not report which of the 2 hosts has rank 0"),
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),

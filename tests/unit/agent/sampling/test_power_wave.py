@@ -29,6 +29,7 @@ from collectors.nvml import GpuSample, PowerSample
 from schemas.records import ERROR, MEASURED, UNSUPPORTED
 
 BEGIN = 1000.0
+"""Time of the first reading, in seconds."""
 
 
 def meter(
