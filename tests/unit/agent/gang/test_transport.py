@@ -68,7 +68,7 @@ def test_lines_are_received_when_they_are_complete(ends: tuple[BufferedConnectio
 
 def test_line_may_be_as_long_as_the_maximum_but_no_longer(ends: tuple[BufferedConnection, socket.socket]) -> None:
     connection, far = ends
-    for expected in ([], None):
+    for expected in ([], None):  # first MAX_BYTES without a line end are sent, and then one byte more
         received = 0
         result: list[bytes] | None = []
         while received < MAX_BYTES if expected == [] else received < 1:

@@ -346,6 +346,7 @@ def test_killed_rank_is_named_after_the_other_ranks_had_time_to_report(
 
 
 def test_end_of_a_rank_is_judged_at_once(gang_monitor: GangMonitor, tmp_path: Path, clock: FakeClock) -> None:
+    """The monitor does not wait for the end of its interval. The rank ended long ago (`at`), so there is nothing to await."""
     clock.now += 50.0
     assert gang_monitor.poll(0.0) is None
     clock.now += 0.05
