@@ -69,7 +69,8 @@ def test_versions_are_ordered_by_their_numbers(older: str, newer: str) -> None:
         ("driver", DRIVER, "580.95.05", "580.159.03"),
         ("driver", DRIVER, "580.159.03", None),
         ("driver", DRIVER, "580.159.04", None),
-        # An older branch may have its own fix. A branch without one needs that of a later branch. Newer branches have all fixes.
+        # An older branch may have a fix of its own. A version of a branch without a fix needs the fix of the next branch that has
+        # one. Branches that are newer than all listed ranges have all fixes.
         ("driver", DRIVER, "535.309.01", None),
         ("driver", DRIVER, "535.288.01", "535.309.01"),
         ("driver", DRIVER, "570.211.01", "580.159.03"),

@@ -15,8 +15,8 @@ from tests import ROOT, alterations
 from tests.alterations import DUPLICATE, NEGATE, REMOVE, SCALE, SHIFT, SWAP, UNIT
 
 COUNTS = {"one GPU": 5000, "two hosts": 300, "three hosts": 75, "h200x1": 200, "h200x2": 75}
-"""Run -> number of alterations. Small runs are judged ten times faster. The first run gets each operation on each field of the
-schema at least once."""
+"""Run -> number of alterations. The first run is small and judged ten times faster than the others, so it gets most of them: each
+operation on each field of the schema at least once."""
 KINDS = {
     "identity of a GPU": {REMOVE, DUPLICATE, SWAP},
     "identity of the record": {REMOVE, SWAP},

@@ -96,7 +96,7 @@ def test_sigma_of_few_values_is_corrected_for_sample_size() -> None:
 
 
 def sample_statistics(n: int, cv: float = 0.1, recorded: float | None = None) -> Samples:
-    """Return the statistics of `n` samples; `recorded` is the precision in the record."""
+    """Return the statistics of `n` samples; `recorded`: the precision in the record, or None if the record has none."""
     return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=recorded)
 
 
@@ -220,7 +220,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
         ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
         ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
         ({"fraction": 0.95, "sigmas": 1}, level(precision=0.03), 95.0),
-        # No limit if the noise is larger than both a quarter and the allowed loss.
+        # There is no limit if the noise is larger than a quarter of the level and larger than the loss that `fraction` allows.
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.25), 75.0),
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.251), None),
         ({"fraction": 0.5, "sigmas": 1}, level(precision=0.5), 50.0),
@@ -345,7 +345,7 @@ def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     without_figures = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
     text = "has none of the figures that are compared in this run"
     assert missing_baselines(without_figures, COMPARED) == [("gpu=0", f"the accepted record of serial h1-0 {text}")]
-    # One common figure is enough; unmeasured figures and figures without a criterion do not count.
+    # A figure counts if it was measured and a criterion compares it. One such figure in both records is enough.
     assert missing_baselines(without_figures) == []
     assert missing_baselines(without_figures, replace(COMPARED, baseline=None, value=1)) == []
     assert missing_baselines(without_figures, replace(COMPARED, scope="host")) == []

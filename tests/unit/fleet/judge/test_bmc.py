@@ -1,4 +1,4 @@
-"""Judge the readings of BMCs: what is missing, what failed, and a host that reports other serials than its BMC."""
+"""Test verdicts on the readings of BMCs: missing readings, failed parts, and a host that reports other serials than its BMC."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """If the record of a BMC is lost before a run is resumed, a new record begins, and would call earlier log entries old."""
+    """A BMC whose record was lost before the run is resumed gets a new record, to which all earlier log entries are old."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
@@ -161,7 +161,7 @@ def test_bad_reading_names_the_part(name: str, scope: str, value: Any, title: st
     assert cause.action in ("inspect_hardware", "configure")
 
 
-def test_host_with_fewer_supplies_than_the_others_is_named() -> None:
+def test_host_with_fewer_power_supplies_than_the_others_is_named() -> None:
     metrics = with_value(healthy("h2").metrics(), "power_supply.fitted", "host", 1)
     metrics = tuple(
         replace(item, values={"psu=PSU1": "OK"}) if item.name == "bmc.power_supply.health" else item for item in metrics
@@ -295,7 +295,10 @@ def bmc_verdicts(
 
 
 def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Metric, ...]:
-    """Return readings of a log with `number` new entries, of which the first `texts` have a text; `new`: the stated number."""
+    """Return the readings of a log in which the BMC states `new` new entries.
+
+    It lists the severities of `number` entries, and the texts of `texts` entries (None: of `number`).
+    """
     metrics = with_value(healthy("h1").metrics(), "log.new_entries", LOG, new)
     of_entries = {
         "bmc.event.severity": {f"{LOG},entry={at}": "OK" for at in range(number)},
@@ -366,7 +369,7 @@ NEEDED = (
             for name in NEEDED
         ),
     ],
-    ids=["unreadable", "not stated", "neither value nor reason", "unit", "scope", *NEEDED],
+    ids=["unreadable", "not stated", "no value", "wrong unit", "wrong scope", *(f"no {name}" for name in NEEDED)],
 )  # fmt: skip
 def test_wrong_reading_of_a_readable_bmc_is_named(change: Any, problems: list[tuple[str, str, str]]) -> None:
     metrics = tuple(change(healthy("h1").metrics()))
@@ -448,7 +451,7 @@ def test_times_of_a_bmc_record_must_fit_the_plan_and_each_other(
     assert list(dict.fromkeys(shown)) == reasons
 
 
-def test_bmc_that_could_not_be_read_before_a_launch_was_first_read_after_it() -> None:
+def test_attempt_that_could_not_read_a_bmc_is_not_its_first_reading() -> None:
     record = bmc_record("h1", unreadable("no route"))
     taken = tuple(
         replace(item, at=item.at.replace("T04:00", f"T04:0{6 * at}")) for at, item in enumerate(record.snapshots[:2])
@@ -464,7 +467,9 @@ def test_bmc_that_could_not_be_read_before_a_launch_was_first_read_after_it() ->
     ("verdict", "is_explained"),
     [({}, True), ({"verdict": PASS}, False), ({"name": "bmc.fan.health"}, False), ({"scope": f"{LOG},entry=9"}, False)],
 )
-def test_only_a_failed_entry_gets_its_text(verdict: dict[str, Any], is_explained: bool) -> None:
+def test_only_a_failed_verdict_on_a_log_entry_gets_the_text_of_the_entry(
+    verdict: dict[str, Any], is_explained: bool
+) -> None:
     event = with_event(healthy("h1").metrics(), "Warning", "a fan failed")
     evidence = replace(host_evidence(SMALL), bmc=bmc_record("h1", event, event, event))
     fields = {
@@ -534,7 +539,7 @@ def test_serial_that_the_bmc_lacks_fails_only_if_the_bmc_reports_enough_serials_
     assert {item.scope: item.verdict for item in verdicts} == expected
 
 
-def test_failed_serial_lists_eight_serials_that_the_bmc_reports() -> None:
+def test_failed_serial_lists_at_most_eight_serials_that_the_bmc_reports() -> None:
     values = {f"processor=GPU{at}": f"A-{at}" for at in range(9)}
     metrics = tuple(
         replace(item, values=values) if item.name == "bmc.gpu.serial" else item for item in healthy("h1").metrics()
@@ -603,7 +608,7 @@ def test_repeated_characters_and_placeholders_are_no_serial(text: str, expected:
 
 
 def altered_records() -> Iterator[tuple[str, Record]]:
-    """Yield the record of a healthy BMC without one of its elements, or with a changed one."""
+    """Yield records of a healthy BMC with one element removed, duplicated or changed, each after the name of its change."""
     record = bmc_record(
         "h1", healthy("h1").metrics(), healthy("h1").metrics(), with_event(healthy("h1").metrics(), "OK", "on")
     )

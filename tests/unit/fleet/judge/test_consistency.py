@@ -107,15 +107,18 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         failed_ranks,
         "the launch finished, but 2 of its ranks failed: rank 0 with exit code 139",
     ),
-    "no ranks": (change_launch(ranks=()), "the launch finished with 0 ranks, but the plan has 2 devices"),
+    "finished launch without ranks": (
+        change_launch(ranks=()),
+        "the launch finished with 0 ranks, but the plan has 2 devices",
+    ),
     "launch longer than its deadline": (
         change_launch(duration_s=1e9),
         "the launch took 1000000000 s, but its deadline was 60 s",
     ),
     "launch of another host": (change_launch(members=("h9",)), "the launch had the members h9, but not this host"),
-    "launch twice": (change_launches(lambda items: (*items, *items)), "the record has a launch twice"),
-    "launch outside the record": (change_launch(began="2026-12-24T00:00:00Z"), "is outside"),
-    "first of two launches outside the record": (
+    "the same launch twice": (change_launches(lambda items: (*items, *items)), "the record has a launch twice"),
+    "launch outside the time of the record": (change_launch(began="2026-12-24T00:00:00Z"), "is outside"),
+    "first of two launches outside the time of the record": (
         change_launches(lambda items: (replace(items[0], began="2026-12-24T00:00:00Z"), *items)),
         "is outside",
     ),
@@ -140,23 +143,23 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_gpu(1, pci_bus_id="0000:00:00.0"),
         "2 GPUs of this host have pci_bus_id 0000:00:00.0",
     ),
-    "fewer ranks than planned": (
+    "figure of fewer ranks than were launched": (
         change_figures(lambda item: replace(item, params={**item.params, "world_size": 1})),
         "measured by 1 rank, but the launch had 2",
     ),
-    "figure twice": (
+    "the same figure twice": (
         lambda record: replace(record, observations=(*record.observations, record.observations[0])),
         "the record has this figure 2 times",
     ),
-    "rate that is not credible": (
+    "rate of one GPU 100 times that of the other": (
         change_figures(lambda item: replace(item, value=item.value * 100) if item.scope == "gpu=1" else item, "gemm."),  # type: ignore[operator]
         "of two devices cannot both be right",
     ),
-    "unit of a figure": (
+    "figure with a wrong unit": (
         change_figures(lambda item: replace(item, unit=f"G{item.unit}"), "memory."),
         "has the unit GB/s, but this figure is in B/s",
     ),
-    "unit of a reading": (
+    "reading with a wrong unit": (
         change_last_snapshot(lambda metric: replace(metric, unit="%")),
         "has the unit %, but this reading is in",
     ),
@@ -176,7 +179,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_figures(lambda item: replace(item, params={}), "collective.transport"),
         "it does not state how many ranks measured it",
     ),
-    "access that the copies did not have": (
+    "peer access, although the copies state that they had none": (
         change_figures(lambda item: replace(item, params={**item.params, "access": False}), "peer_copy.bandwidth"),
         "it is True, but other figures of the benchmark state False",
     ),
@@ -192,7 +195,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_figures(lambda item: replace(item, value=item.value * 100), "gemm."),  # type: ignore[operator]
         "is not credible: the datasheet of the part states",
     ),
-    "reading twice": (
+    "the same reading twice": (
         lambda record: replace(
             record,
             snapshots=tuple(replace(item, metrics=(*item.metrics, item.metrics[0])) for item in record.snapshots),
@@ -200,7 +203,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         "read 2 times in the snapshot",
     ),
     "no version of torch": (lambda record: replace(record, software={}), "the ranks reported no version of torch"),
-    "record that begins a day earlier": (
+    "record that begins a day before its first snapshot": (
         lambda record: replace(record, began="2026-11-20T04:00:00Z"),
         "more than an hour before its first snapshot",
     ),
@@ -209,11 +212,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         "24.0 h before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, "
         "or the clock of the host is behind that of the control node",
     ),
-    "record that ends a day later": (
+    "record that ends a day after its last snapshot": (
         lambda record: replace(record, ended="2026-11-22T04:00:00Z"),
         "more than an hour after its last snapshot and launch",
     ),
-    "deadline beyond the plan's": (
+    "longer deadline than in the plan": (
         change_launch(deadline_s=1e6),
         "the launch had a deadline of 1e+06 s, but the plan has 180 s",
     ),
@@ -296,7 +299,7 @@ STATED_SETTINGS = [
 
 @pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
 def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(name: str, key: str) -> None:
-    """Adapted settings: a GPU with little memory trains fewer layers; the learning rate grows with the number of ranks."""
+    """Two settings that benchmarks adapt: the layers (fewer on a small GPU) and the learning rate (higher with more ranks)."""
     named = {"rackproof_local_storage": ["/data"], "rackproof_shared_storage": ["/shared"]}
     plans = (builders.plan("h1", "h2", profile=profile, **named) for profile in ("standard", "extended"))
     plan = next(plan for plan in plans if any(name in stage.benchmarks for stage in plan.stages))
@@ -315,7 +318,7 @@ def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(na
 
 
 @pytest.mark.parametrize(("parameter", "contradictory"), [("size_bytes", False), ("size", True)])
-def test_only_the_message_size_of_pairs_may_differ(parameter: str, contradictory: bool) -> None:
+def test_only_the_message_size_may_differ_between_pairs(parameter: str, contradictory: bool) -> None:
     """A slow pair is measured with smaller messages."""
 
     def resized(item: Observation) -> Observation:
@@ -347,12 +350,12 @@ def without_ranks(item: Observation) -> Observation:
 
 
 def times(factor: float) -> Callable[[Observation], Observation]:
-    """Return a change of the figure of the first GPU, or of the host, by a factor."""
+    """Return a function that multiplies a figure of the first GPU, or of the host, by a factor."""
     return lambda item: replace(item, value=item.value * factor) if item.scope in ("gpu=0", "host") else item  # type: ignore[operator]
 
 
 FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], str]] = {
-    "replicas": (
+    "more replicas than ranks": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 1000}),
         "1000 replicas of two ranks each, and 0 ranks without one, cannot be the 2 ranks",
@@ -362,19 +365,27 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
         lambda item: replace(item, params={**item.params, "replicas": 0, "left_out": 2}),
         "0 replicas of two ranks each, and 2 ranks without one, cannot be the 2 ranks",
     ),
-    "replicas without the ranks that have none": (
+    "replicas without the number of ranks that have none": (
         "model_parallel.step_time",
         lambda item: replace(item, params={key: value for key, value in item.params.items() if key != "left_out"}),
         "are not whole numbers",
     ),
-    "ranks of a figure of one GPU": (
+    "figure of one GPU without its number of ranks": (
         "transformer.memory_peak",
         without_ranks,
         "it does not state how many ranks measured it",
     ),
-    "sufficiency of the loader": ("dataloader.sufficiency", times(1000), "the measured rates give about"),
-    "slowdown": ("overlap.slowdown", times(1 / 1000), "both operations together took less than half the time"),
-    "insufficient loader": ("dataloader.sufficiency", times(1 / 1000), ""),
+    "data loader far more sufficient than its rate": (
+        "dataloader.sufficiency",
+        times(1000),
+        "the measured rates give about",
+    ),
+    "slowdown far below 1": (
+        "overlap.slowdown",
+        times(1 / 1000),
+        "both operations together took less than half the time",
+    ),
+    "data loader far less sufficient than its rate": ("dataloader.sufficiency", times(1 / 1000), ""),
 }
 """Case -> figure, change, text of the contradiction. The text is empty if the changed figure is not a contradiction."""
 
@@ -423,7 +434,7 @@ def test_rank_that_computes_far_longer_is_not_a_contradiction() -> None:
     assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # twice: it is also below the lowest credible value
 
 
-def test_rates_of_half_of_the_gpus_are_credible_if_the_other_half_is_slow() -> None:
+def test_times_of_half_of_the_gpus_are_credible_if_the_other_half_is_slow() -> None:
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     items = [
@@ -452,7 +463,7 @@ def test_training_that_ends_after_some_steps_has_fewer_epochs(
     assert bool(reasons) is not is_possible
 
 
-def test_loader_may_be_sufficient_for_a_training_with_far_larger_batches() -> None:
+def test_sufficiency_of_a_loader_is_not_compared_with_a_training_of_far_larger_batches() -> None:
     """Images per second of a training with a batch of 2048 do not contradict the sufficiency for a batch of 8."""
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -470,7 +481,7 @@ def test_loader_may_be_sufficient_for_a_training_with_far_larger_batches() -> No
 
 
 INCREDIBLE: dict[str, tuple[Metric, str]] = {
-    "collector": (
+    "duration of a collector in milliseconds": (
         Metric(name="collector.nvml", unit="ms", values={"host": 1.0}),
         "has the unit ms, but this reading is in s",
     ),
@@ -478,12 +489,18 @@ INCREDIBLE: dict[str, tuple[Metric, str]] = {
         Metric(name="gpu.temperature", unit="Cel", values={"gpu=0": 0.051}),
         "0.051 Cel is not credible: the lowest possible value is 2",
     ),
-    "MTU": (
+    "MTU in kilobytes": (
         Metric(name="network.mtu", unit="B", values={"nic=eth0": 1.5}),
         "1.5 B is not credible: the lowest possible value is 68",
     ),
-    "no sensor": (Metric(name="gpu.memory.temperature", unit="Cel", values={"gpu=0": 0}), ""),
-    "hotter than its limit": (Metric(name="gpu.temperature_margin", unit="Cel", values={"gpu=0": -3}), ""),
+    "temperature 0 of a part without a sensor": (
+        Metric(name="gpu.memory.temperature", unit="Cel", values={"gpu=0": 0}),
+        "",
+    ),
+    "negative margin of a GPU above its limit": (
+        Metric(name="gpu.temperature_margin", unit="Cel", values={"gpu=0": -3}),
+        "",
+    ),
 }
 
 
@@ -512,13 +529,13 @@ def test_wrong_reading_that_hosts_share_is_reported_on_each_of_them() -> None:
 
 
 SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
-    "unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, but this figure is in FLOP/s"),
-    "sign of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
-    "unit of the greatest sample": (
+    "wrong unit": (lambda item: replace(item, unit="TFLOP/s"), "has the unit TFLOP/s, but this figure is in FLOP/s"),
+    "negative sample of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
+    "greatest sample in another unit": (
         lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]
         "5 samples cannot vary by",
     ),
-    "unit of the median sample": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
+    "median sample in another unit": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
     "value that no round had": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
 }
 
@@ -605,7 +622,7 @@ def test_simulated_fleet_has_no_contradiction(tmp_path: Path, profile: str) -> N
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast", "send_recv", "all_to_all"])
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: str, world_size: int) -> None:
-    """At some sizes only the limit for PCIe applies. It is not the highest possible rate."""
+    """At some message sizes, only the criterion for PCIe applies. NVLink may exceed the rate of PCIe in the datasheet."""
     plan = builders.plan("h1", gpu_count=world_size, rackproof_gang="none")
     (view,) = host_views(plan, builders.evidence(plan), read_packs([]))
     params = {"size_bytes": size, "world_size": world_size, "dtype": "fp32"}
@@ -633,7 +650,7 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
         ),
     ],
 )
-def test_node_of_copied_memory_is_unknown_only_if_the_host_does_not_report_it(
+def test_numa_node_of_copied_memory_may_be_unknown_only_if_the_host_does_not_report_it(
     readings: dict[str, dict[str, Value]], reason: str
 ) -> None:
     def change(record: Record) -> Record:

@@ -87,7 +87,7 @@ def test_host_with_a_fault_keeps_its_other_passes() -> None:
             assert remaining[name].passes == passes[name], name
 
 
-def test_host_with_another_reading_keeps_its_other_passes() -> None:
+def test_host_with_another_value_of_one_reading_keeps_its_other_passes() -> None:
     def other(record: Record) -> Record:
         changed = host_evidence(PLAN, H5, *healthy_readings(thing=2)).records[0]
         return replace(record, snapshots=changed.snapshots)

@@ -40,7 +40,7 @@ def metric(name: str, value: Value) -> Metric:
 
 
 def view_of(*snapshots: tuple[str, str, Readings]) -> HostView:
-    """Return a host with these snapshots, one an hour: stage, phase and readings."""
+    """Return a host with a snapshot every hour, each given by its stage, phase and readings."""
     taken = tuple(
         Snapshot(
             stage=stage,
@@ -89,7 +89,7 @@ def test_uptime_and_counter_age_decide_only_the_rate_of_a_counter_above_0(
         (RESETS, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 100.0),
     ],
 )
-def test_counter_counted_since_its_port_was_cleared_or_else_since_the_host_started(
+def test_counter_is_taken_to_count_since_its_port_was_cleared_or_else_since_the_host_started(
     name: str, ages: Readings, hours: float | None
 ) -> None:
     view = view_of(("benchmark", "before", {name: 5, **ages}))
@@ -130,7 +130,7 @@ def test_hours_of_a_run_are_the_time_during_which_the_host_was_up(
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
 @pytest.mark.parametrize(("uptimes", "hours"), [([90.0, 91.0, 92.0], 2.0), ([90.0, 1.0, 2.0], None)])
-def test_date_that_is_not_valid_is_needed_only_after_a_reboot(
+def test_invalid_date_of_a_snapshot_matters_only_after_a_reboot(
     bad: int, uptimes: list[float], hours: float | None
 ) -> None:
     readings: list[tuple[str, str, Readings]] = [

@@ -73,7 +73,8 @@ def test_reading_must_be_within_the_bounds_of_its_unit(name: str, unit: str, val
 @pytest.mark.parametrize(
     ("name", "unit", "values", "expected"),
     [
-        # Values at the bounds are possible. 0 °C is below its bound, so doubtful; `impossible_readings` accepts it (no sensor).
+        # Values at the bounds are possible. 0 °C is below the lower bound and therefore doubtful, but `impossible_readings`
+        # accepts it: a part without a sensor reports 0.
         ("network.mtu", "B", [68, 65536], False), ("network.mtu", "B", [67], True), ("network.mtu", "B", [65537], True),
         ("network.mtu", "B", [67, 65537], True), ("gpu.temperature", "Cel", [0], True), ("gpu.temperature", "Cel", ["x"], False),
         ("gpu.pcie.replays", "1", [7, 7.0], False), ("gpu.pcie.replays", "1", [7, 7.5], True),
@@ -88,7 +89,7 @@ def test_reading_is_doubtful_if_its_unit_source_or_one_of_its_values_may_be_impo
     assert is_doubtful(metric) is expected
 
 
-def test_bmc_readings_are_doubtful_in_a_record_of_a_host_and_others_in_that_of_a_bmc() -> None:
+def test_readings_of_a_bmc_are_doubtful_in_the_record_of_a_host_and_readings_of_a_host_in_that_of_a_bmc() -> None:
     of_bmc, of_host = reading("bmc.outlet.temperature", "Cel", 40), reading("gpu.power", "W", 300)
     assert [is_doubtful(metric, is_bmc=True) for metric in (of_bmc, of_host)] == [False, True]
     assert [is_doubtful(metric) for metric in (of_bmc, of_host)] == [True, False]

@@ -264,31 +264,31 @@ def test_known_parameter_is_accepted(
 SHARE = {"name": "integrity.tested_share", "unit": "1", "where": {}}
 LATENCY = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}}
 WRONG = {"name": "collective.*.wrong_elements", "unit": "1", "scope": "", "where": {}}
-WORSE, BETTER = "higher is better", "lower is better"
+HIGHER, LOWER = "higher is better", "lower is better"
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"operator": "le"}, WORSE),
-        ({"operator": "lt", "value": None, "fleet_fraction": 1.1}, WORSE),
+        ({"operator": "le"}, HIGHER),
+        ({"operator": "lt", "value": None, "fleet_fraction": 1.1}, HIGHER),
         ({"operator": "eq"}, "no two measurements give the same rate"),
-        ({"name": "stress.efficiency", "unit": "FLOP/J", "where": {}, "operator": "le"}, WORSE),
-        ({"name": "training.throughput", "unit": "images/s", "scope": "", "where": {}, "operator": "le"}, WORSE),
-        ({"name": "training.accuracy", "unit": "1", "scope": "", "where": {}, "value": 0.8, "operator": "le"}, WORSE),
-        ({"name": "transformer.mfu", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, WORSE),
-        ({"name": "overlap.hidden_share", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, WORSE),
-        ({"name": "dataloader.sufficiency", "unit": "1", "where": {}, "value": 0.5, "operator": "le"}, WORSE),
-        ({"name": "gpu.pcie.generation", "unit": "1", "where": {}, "value": 5, "operator": "le"}, WORSE),
-        ({"name": "gpu.pcie.width", "unit": "1", "where": {}, "value": 16, "operator": "lt"}, WORSE),
-        ({**SHARE, "value": 0.97, "operator": "le"}, WORSE),
+        ({"name": "stress.efficiency", "unit": "FLOP/J", "where": {}, "operator": "le"}, HIGHER),
+        ({"name": "training.throughput", "unit": "images/s", "scope": "", "where": {}, "operator": "le"}, HIGHER),
+        ({"name": "training.accuracy", "unit": "1", "scope": "", "where": {}, "value": 0.8, "operator": "le"}, HIGHER),
+        ({"name": "transformer.mfu", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, HIGHER),
+        ({"name": "overlap.hidden_share", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, HIGHER),
+        ({"name": "dataloader.sufficiency", "unit": "1", "where": {}, "value": 0.5, "operator": "le"}, HIGHER),
+        ({"name": "gpu.pcie.generation", "unit": "1", "where": {}, "value": 5, "operator": "le"}, HIGHER),
+        ({"name": "gpu.pcie.width", "unit": "1", "where": {}, "value": 16, "operator": "lt"}, HIGHER),
+        ({**SHARE, "value": 0.97, "operator": "le"}, HIGHER),
         ({**SHARE, "value": 0.5}, "0.5: memory that was not tested may be bad; require at least 0.9"),
         ({**SHARE, "value": None, "expected": 0.98, "fraction": 0.8}, "memory that was not tested may be bad"),
-        ({**LATENCY, "value": 1e-5}, BETTER),
+        ({**LATENCY, "value": 1e-5}, LOWER),
         ({**LATENCY, "value": 20.0, "operator": "le"}, "20: no message between GPUs takes that long"),
-        ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, BETTER),
-        ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, BETTER),
-        ({**WRONG, "value": 0}, BETTER),
+        ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, LOWER),
+        ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, LOWER),
+        ({**WRONG, "value": 0}, LOWER),
         ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write eq and 0"),
         ({**WRONG, "value": 2, "operator": "lt"}, "an error count must be 0"),
         ({**WRONG, "value": 1, "operator": "eq"}, "an error count must be 0"),
@@ -316,7 +316,7 @@ def test_limit_that_passes_faulty_parts_is_reported(changes: dict[str, Any], why
         {**SHARE, "value": 0.9},
     ],
 )
-def test_boundary_limit_is_accepted(changes: dict[str, Any]) -> None:
+def test_limit_that_just_excludes_faulty_parts_is_accepted(changes: dict[str, Any]) -> None:
     assert lint_changed(**changes) == []
 
 
@@ -354,7 +354,7 @@ def test_packs_with_nvls_figures_require_nvls() -> None:
         assert "fabric manager" in item.note
 
 
-def test_later_included_pack_overrides_the_earlier(tmp_path: Path) -> None:
+def test_later_included_pack_overrides_the_earlier_one(tmp_path: Path) -> None:
     for included, optional in ((["common"], True), (["common", "fleet-relative-hosts"], False)):
         path = write_pack(tmp_path / "mine.yml", pack_document() | {"include": included})
         (own,) = [item for item in read_pack(path).criteria if item.id == "busbw-vs-fleet"]

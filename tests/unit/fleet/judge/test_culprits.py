@@ -46,7 +46,7 @@ def host_view(gpus: int, *logs: Mapping[str, Value]) -> HostView:
 def pair_verdicts(
     gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers"
 ) -> list[Verdict]:
-    """Return a verdict on every ordered pair."""
+    """Return a verdict on every ordered pair of GPUs: failed in `failing`, inconclusive in `unknown`, otherwise passed."""
     return [
         Verdict(
             host="h1",
@@ -68,7 +68,7 @@ def pairs_of(*bad: int, gpus: int = 8) -> Pairs:
 
 
 def attributed_parts(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return scope of a pair -> peer GPU to which its failure is attributed, if it is."""
+    """Return scope of a pair -> the peer GPU to which its failure is attributed, for each failure that is attributed."""
     return {verdict.scope: verdict.part for verdict in with_culprits(host_view(gpus), verdicts) if verdict.part}
 
 
@@ -176,7 +176,7 @@ def xid_count_verdict(scope: str) -> Verdict:
             {},
             {"gpu=3,xid=79": 1, **{f"gpu={gpu},xid=45": 8 for gpu in range(8)}},
             "gpu=3",
-        ),  # the other ranks were ended
+        ),  # XID 45: the ranks on all GPUs were ended
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause

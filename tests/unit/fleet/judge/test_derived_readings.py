@@ -111,17 +111,17 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
     ("readings", "expected"),
     [
         (module(), []), (software(), []), (bond(), []), ({}, []),
-        # A reading that is reported together with another one.
+        # A reading that its collector always reports together with another one.
         (without(software(), MATCHES), [(MATCHES, HOST)]),
         (software() | {MATCHES: Metric(name=MATCHES, unit="1")}, [(MATCHES, HOST)] * 2),
         (without(software(), MATCHES, "software.driver_library.version"), []),
         (COPY, [("container.toolkit.present", HOST)]),
         ({"collector.container": Metric(name="collector.container", unit="s", absent={HOST: REASON})}, []),
-        # A reading that follows from others, none of which is 0 or missing.
+        # A reading that follows from others must have a value, unless one of these is 0 or missing.
         (software() | {MATCHES: Metric(name=MATCHES, unit="1", absent={HOST: REASON})}, [(MATCHES, HOST)]),
         (software() | {MANAGER: Metric(name=MANAGER, unit="1", absent={HOST: REASON}),
                        "fabric.nvswitch.probed": _metric("fabric.nvswitch.probed", {HOST: 0})}, []),
-        # The members of a bond, with a value or a reason.
+        # Each bond with members needs a reading of its members: a value, or the reason why there is none.
         (without(bond(), MEMBER), [(MEMBER, "nic=bond0")]),
         (bond() | {MEMBER: Metric(name=MEMBER, unit="1", absent={"nic=bond0,member=eth0": REASON})}, []),
         (bond() | {MEMBER: Metric(name=MEMBER, unit="1", absent={"nic=bond0": REASON})}, []),
@@ -129,12 +129,12 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
         ({"network.bond.slave_count": _metric("network.bond.slave_count", {"nic=bond0": 0})}, []),
         ({"network.bond.slave_count": _metric("network.bond.slave_count", {"nic=bond0": 1, "nic=bond1": 1}),
           MEMBER: _metric(MEMBER, {"nic=bond0,member=eth0": True, "nic=bond1,member=eth1": True})}, []),
-        # The modules of a host with an Ethernet interface.
+        # A host with an Ethernet interface needs readings of its modules.
         (INTERFACE, [(MODULE, HOST)]), (without(INTERFACE, "network.mtu"), []),
         (INTERFACE | {"network.mtu": Metric(name="network.mtu", unit="B")}, []),
         (without(module(), "optics.bias"), [("optics.bias", PORT)]),
         (module() | {"optics.bias": Metric(name="optics.bias", unit="A", absent={PORT: REASON})}, []),
-        # An alarm of a module that does not report one of its limits.
+        # An alarm is not checked if the module does not report one of its limits.
         (without(module(), f"{ALARM}_low") | {ALARM: _metric(ALARM, {LANE: "?"})}, []),
         ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
     ],
@@ -213,7 +213,7 @@ def test_derived_reading_of_the_host_cannot_be_hidden(name: str) -> None:
         ),
     ],
 )
-def test_all_readings_of_a_collector_cannot_be_left_out(shown: dict[str, dict[str, Value]], name: str) -> None:
+def test_leaving_out_all_readings_of_a_collector_is_noticed(shown: dict[str, dict[str, Value]], name: str) -> None:
     units = {"network.mtu": "B", **{each: "s" for each in shown if each.startswith("collector.")}}
     readings = {each: _metric(each, values, units.get(each, "")) for each, values in shown.items()}
     assert (name, HOST) in judged(readings)[1]

@@ -99,7 +99,7 @@ def test_quantiles_are_those_of_the_published_table(probability: float, freedom:
 
 @pytest.mark.parametrize("freedom", [2, 2.5, 10, 200])
 def test_probability_stays_between_0_and_1(freedom: float) -> None:
-    """Simpson's rule gives slightly more than 1 for these degrees of freedom."""
+    """Simpson's rule alone gives slightly more than 1 for these degrees of freedom."""
     assert (t_cdf(1e9, freedom), t_cdf(-1e9, freedom)) == (1.0, 0.0)
 
 
@@ -109,7 +109,7 @@ def test_probability_stays_between_0_and_1(freedom: float) -> None:
 @pytest.mark.parametrize(("parts", "repeats"), [(3, 1), (5, 1), (8, 1), (6, 3)])
 @pytest.mark.parametrize("operator", ["ge", "le"])
 def test_fault_is_found_and_false_alarms_are_at_most_as_stated(parts: int, repeats: int, operator: str) -> None:
-    """The parts differ by 1 %, the runs by 0.5 %, and the limit is 5 % from the mean.
+    """The sigma is 1 % between parts and 0.5 % between the runs of a part. The limit is 5 % from the mean.
 
     Over many samples, 1 % of the parts with the stated fault pass.
     """
@@ -156,7 +156,7 @@ def test_smallest_fault_that_a_criterion_finds_follows_from_the_spread_of_its_fi
     assert json.loads(item.key.settings)["ops"] == ["copy", "read", "write", "triad"]
 
 
-def test_faults_of_upper_limits_are_increases() -> None:
+def test_fault_that_an_upper_limit_finds_is_an_increase() -> None:
     latency = of(detection(runs(spread("peer_copy.latency", 1.2e-5, 1e-7)), PACKS), "peer-latency")
     assert latency.kind == RELATIVE
     assert fault_text(latency).endswith("times as much")

@@ -1,4 +1,4 @@
-"""Which gates (a criterion on one figure of one model) vary, which parts and values they have, and when a fault can be stated."""
+"""Gates, each a criterion on one figure of one model: whether their values vary, how many there are, and the fault they find."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of(runs: Sequence[Run], *rules: Criterion) -> Detection:
 
 
 @pytest.mark.parametrize(("values", "is_stated"), [((110.5, 111, 113), True), ((110.5, 111), False), ((110.5,), False)])
-def test_fault_is_stated_for_three_parts(values: Sequence[float], is_stated: bool) -> None:
+def test_fault_is_stated_from_three_parts_on(values: Sequence[float], is_stated: bool) -> None:
     found = of([run(*values)])
     assert found.is_stated is is_stated
     assert (found.fault is not None) is is_stated
@@ -196,7 +196,7 @@ def test_fault_of_parts_without_a_spread_is_their_distance_from_the_limit(
     assert _fault([[level]] * 3, operator, RELATIVE) == (fault, alarm, 2.0)
 
 
-def test_gangs_are_different_parts() -> None:
+def test_two_gangs_are_two_parts() -> None:
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
     plan = replace(plan, hosts=tuple(replace(host, gang=f"g-{host.name}") for host in plan.hosts))
     name = "collective.all_reduce.busbw"
@@ -245,7 +245,7 @@ def test_two_links_of_a_gpu_and_a_fan_of_the_host_are_three_parts() -> None:
     assert of([(plan, evidence), (plan, evidence)], chosen).parts == 3
 
 
-def test_figure_of_several_spread_runs_weighs_parts_by_their_repetitions() -> None:
+def test_degrees_of_freedom_depend_on_how_often_each_part_was_measured() -> None:
     """Part 1 was measured three times, the others twice.
 
     The variances within the parts are 1, 2 and 2, with 2, 1 and 1 degrees of freedom.

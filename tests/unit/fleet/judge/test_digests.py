@@ -105,7 +105,7 @@ def test_reason_states_that_the_other_gpu_of_the_host_differs_too() -> None:
         (3, {("h1", "gpu=1"): BAD, ("h1", "gpu=2"): WORSE}),
         (4, {("h1", "gpu=2"): BAD, ("h1", "gpu=3"): WORSE}),
     ],
-    ids=["two that differ", "two against two", "three different digests", "half is no majority"],
+    ids=["two GPUs that differ", "two against two", "three different digests", "half is no majority"],
 )
 def test_every_gpu_is_inconclusive_without_a_majority(gpu_count: int, digests: dict[Any, str]) -> None:
     plan = gangless_plan("h1", gpu_count=gpu_count)

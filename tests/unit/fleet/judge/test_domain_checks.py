@@ -137,8 +137,8 @@ BY_RACK = "the hosts of rack r1 are one NVLink domain by their GPU model"
 def test_gpu_must_report_a_domain(
     plan: Plan, others: str, own: Readings, expected: tuple[str, str, str] | None
 ) -> None:
-    """A part without a fabric is judged only if a domain is named, another host reports one, or its links end at a switch."""
-    # A GPU without a reading is not measured: another verdict reports it.
+    """A GPU without a domain is judged if the inventory names one, another host reports one, or its links end at a switch."""
+    # A GPU without any reading has another verdict. The temperature is a reading of the GPU.
     own = {**own, "gpu.temperature": {"gpu=0": 40}} if any("unsupported" in str(item) for item in own.values()) else own
     verdicts = judged(view("t0", own, plan=plan), view("t1", {CLUSTER: {"gpu=0": others}}, plan=plan))
     of_first = [item for item in verdicts if item.host == "t0" and item.name == CLUSTER]
@@ -239,7 +239,7 @@ def test_imex_must_have_all_hosts_of_the_domain_in_the_inventory(
         assert item.action == ("none" if expected == PASS else "configure")
 
 
-def test_last_count_of_hosts_counts() -> None:
+def test_last_reading_of_the_number_of_imex_hosts_is_judged() -> None:
     few = {**healthy("t0"), NODES: {"host": 1}}
     assert [verdict for _, verdict, *_ in of_name(judged(view("t0", few, healthy("t0"))), NODES)] == [PASS]
     assert [verdict for _, verdict, *_ in of_name(judged(view("t0", healthy("t0"), few)), NODES)] == [FAIL]
@@ -307,10 +307,10 @@ DEGRADED = {"fabric.imex.domain_state": {"host": "degraded"}}
         ),
     ],
 )  # fmt: skip
-def test_broken_connections_to_hosts_outside_the_run(
+def test_one_broken_connection_is_attributed_to_the_other_host_and_several_to_this_host(
     own: Mapping[str, str], expected: tuple[str, str, str] | None
 ) -> None:
-    """One lost connection is attributed to the other end, several to this host."""
+    """The other hosts have no record, so only t0 reports the connections."""
     assert connection_verdict(own, **DEGRADED) == expected
 
 
@@ -330,7 +330,7 @@ def test_host_that_reports_no_connection_fails_if_others_are_not_connected_to_it
     assert connection_verdict(dict.fromkeys(HOSTS[1:], ""), *others) == expected
 
 
-def test_failed_connections_have_their_number_and_the_limit_0() -> None:
+def test_verdict_on_failed_connections_has_their_number_and_the_limit_0() -> None:
     broken = {**healthy("t0"), **connections({"t1": BAD, "t2": BAD})}
     (failing,) = [item for item in judged(view("t0", broken)) if item.name == CONNECTION]
     assert (failing.value, failing.limit, failing.operator, failing.detail) == (2, 0, "eq", failing.reason)
@@ -392,7 +392,7 @@ CHECK = unused(
         ((replace(transport("NET/IB"), status=ERROR, value=None, reason="lost"),), []),
     ],
 )
-def test_one_verdict_on_a_launch_has_its_last_transport(
+def test_launch_has_one_verdict_on_its_last_transport(
     observations: tuple[Observation, ...], expected: list[tuple[str, str, str, str]]
 ) -> None:
     assert transport_verdicts(observations) == expected

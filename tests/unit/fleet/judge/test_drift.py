@@ -274,14 +274,14 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # Long rounds: a figure may end two rounds earlier, not more.
+        # If rounds are long, a figure may end two rounds before those of other parts, but not earlier.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
         (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),
         # At least nine tenths of the rounds, less one, must have the figure.
         (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
         (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),
-        # A series without samples ended at 0 s, the other one at 240 s: half a second more than two rounds later, or just two.
+        # The series without samples ends at 0 s, the other one at 240 s: 0.5 s more than two rounds later, or exactly two rounds.
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 119.75}, ["gpu=1"]),
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 120.0}, []),
         ((*figures(10), *figures(5, name="memory.bandwidth", n=9)), {}, []),

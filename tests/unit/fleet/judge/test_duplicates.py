@@ -212,7 +212,7 @@ def test_hosts_of_one_machine_have_an_adapter_in_common_if_they_report_adapters(
     ],
     ids=["one board", "one UUID", "one serial", "zeros", "no identity"],
 )
-def test_gpus_of_one_board_share_a_serial_if_they_have_uuids(gpus: tuple[Gpu, ...], hosts: set[str]) -> None:
+def test_gpus_of_one_host_may_share_a_serial_if_their_uuids_differ(gpus: tuple[Gpu, ...], hosts: set[str]) -> None:
     assert known({"h1": host_evidence(SMALL, "h1", gpus=gpus)}).hosts() == hosts
 
 

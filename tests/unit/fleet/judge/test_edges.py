@@ -129,7 +129,7 @@ def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Val
 @pytest.mark.parametrize(
     ("scope", "positions"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
-def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope: str, positions: int) -> None:
+def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_part(scope: str, positions: int) -> None:
     plan = one_figure_plan(gpu_count=2)
     verdicts = judge_criteria(plan, host_evidence(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
@@ -464,7 +464,7 @@ def test_stage_of_the_newest_event_is_that_of_the_first_reading_with_the_highest
     assert f", {when}" in observed_change.where
 
 
-def test_counter_needs_a_first_and_a_last_reading() -> None:
+def test_counter_needs_readings_in_the_first_and_in_the_last_snapshot() -> None:
     plan = one_figure_plan()
     record = host_evidence(plan).records[0]
     three = [replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}") for at in range(3)]
@@ -615,7 +615,7 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     assert verdicts[0].reason == "launched with h1, h2, but never with h3, h4"
 
 
-def test_absent_gang_member_is_reported_on_itself_only() -> None:
+def test_absence_of_a_gang_member_is_reported_only_for_this_member() -> None:
     plan = gang_plan("h1", "h2", "h3")
     evidence = {host: gang_evidence(plan, host, (gang_launch("h1", "h2"),)) for host in ("h1", "h2")}
     evidence["h3"] = Evidence(records=evidence["h1"].records[:1])
@@ -828,7 +828,7 @@ def copy_figure(
 
 
 @pytest.mark.parametrize(
-    ("observed", "reasons_"),
+    ("observed", "expected_reasons"),
     [
         ((copy_figure(),), []),
         ((copy_figure("error"),), ["error: why"]),
@@ -847,11 +847,13 @@ def copy_figure(
         ((copy_figure(), copy_figure("skipped", op="odd")), []),
     ],
 )
-def test_last_observation_of_a_repeated_figure_counts(observed: tuple[Observation, ...], reasons_: list[str]) -> None:
+def test_last_observation_of_a_repeated_figure_counts(
+    observed: tuple[Observation, ...], expected_reasons: list[str]
+) -> None:
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     verdicts = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=observed))
-    assert [item.reason for item in verdicts] == reasons_
+    assert [item.reason for item in verdicts] == expected_reasons
     assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
 
 
@@ -894,7 +896,7 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
     assert not [item for item in judge_criteria(plan, unnamed) if item.verdict == FAIL]
 
 
-# Decisions and reason lines
+# Decisions and lines on causes
 
 
 def cause_texts(
@@ -1182,7 +1184,7 @@ def test_non_numeric_value_is_not_in_the_median() -> None:
     assert fleet.peers(view, view.observations["memory.bandwidth"][0]).values == ()
 
 
-# Launches, digests and reason lines
+# Launches and digests
 
 
 def test_launch_of_another_stage_is_ignored() -> None:
@@ -1358,7 +1360,7 @@ def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
         (("", "GPU-1"), ("", "GPU-2"), True), (("", "GPU-1"), ("S1", "GPU-1"), False), (("", ""), ("S1", "GPU-1"), False),
     ],
 )  # fmt: skip
-def test_index_with_another_gpu_is_renumbered_by_serial_or_uuid(
+def test_host_is_renumbered_if_an_index_has_another_serial_or_another_uuid(
     before: tuple[str, str], after: tuple[str, str], expected: bool
 ) -> None:
     record = builders.records(PLAN_OF_H1, "h1")[0]

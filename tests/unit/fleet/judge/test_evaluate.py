@@ -150,20 +150,22 @@ def test_limit_is_a_fraction_of_a_rate_but_not_of_a_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "limit", "is_without"),
+    ("link", "limit", "is_without_nvlinks"),
     [("NV18", 90.0, False), ("NV9", 45.0, False), ("SYS", None, True), (None, None, False)],
 )
-def test_limit_depends_on_the_number_of_nvlinks(link: str | None, limit: float | None, is_without: bool) -> None:
+def test_limit_depends_on_the_number_of_nvlinks(
+    link: str | None, limit: float | None, is_without_nvlinks: bool
+) -> None:
     links = {f"gpu={one},peer={other}": link for one, other in ((0, 1), (1, 0))} if link else {}
     view = host_view(TWO, "h1", Metric(name="gpu.peer.link", unit="1", values=links))
     rule = criterion("peer_copy.thing", scope="peer", expected=100.0, fraction=0.9, links=18, operator="ge", unit="B/s")
     item = builders.observation("peer_copy.thing", 50.0, scope="gpu=0,peer=1", unit="B/s")
     assert limit_of(view, rule, item) == limit
-    assert is_unlinked(view, rule, item) is is_without
+    assert is_unlinked(view, rule, item) is is_without_nvlinks
     assert not is_unlinked(view, replace(rule, links=0), item)
     judged = verdicts(rule, host_view(
         TWO, "h1", Metric(name="gpu.peer.link", unit="1", values=links), observations=(item,), packs=[pack(rule)]))  # fmt: skip
-    if is_without:
+    if is_without_nvlinks:
         assert judged == []
     elif limit is None:
         (verdict,) = judged

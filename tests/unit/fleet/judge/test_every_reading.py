@@ -1,7 +1,7 @@
 """Every reading and every figure is judged, or the table of informational readings gives the reason why not.
 
 The cases are generated: each reading of a complete host and each figure of a plan gets a bad value on one part, on one host
-and on all hosts. A criterion must find it, unless all its criteria compare parts and no good part is left.
+and on all hosts. A criterion must find it, unless every criterion on it compares parts and no good part is left.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ UNIQUE = ("gpu.serial", "gpu.uuid", "infiniband.hca.node_guid", "network.address
 PORTS = (
     "infiniband.link_layer", "infiniband.state", "infiniband.phys_state", "infiniband.active", "infiniband.rate",
 )  # fmt: skip
+"""Readings of ports that the criteria on `fabric_ports` judge together."""
 EVENTS: Mapping[str, tuple[str, Value]] = {
     "xid.count": ("pci=0000:18:00,xid=79", 1),
     "xid.fatal": ("pci=0000:18:00,xid=145", 1),
@@ -174,7 +175,7 @@ def unique(metric: Metric, host: str) -> Metric:
 
 
 def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
-    """Yield bad values in either direction."""
+    """Yield bad values: the other boolean, another text, or numbers that are too low or too high."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int | float):
@@ -224,7 +225,10 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 
 @dataclass(frozen=True)
 class Healthy:
-    """Hosts with one reading and those that its criteria group by (one of PORTS: all of PORTS), and what does not pass."""
+    """A fleet of healthy hosts with few readings, and what does not pass on them.
+
+    The readings are `metric`, those that its criteria group by, and all of PORTS if it is one of PORTS.
+    """
 
     metric: Metric
     readings: Mapping[str, Metric]
@@ -405,7 +409,7 @@ def in_all_records(evidence: Evidence, change: Any) -> Evidence:
 
 
 def with_details(item: Observation) -> Observation:
-    """Return the figure. The bandwidth of pairs fits the fabric, and the accuracy has the parameters that its criterion needs."""
+    """Return the figure so that it passes: with a bandwidth that fits the fabric, or the parameters that its criterion needs."""
     if item.name == "pairs.bandwidth":
         return replace(item, value=4.0e10)
     if item.name == "fashion_mnist.accuracy":
@@ -478,7 +482,7 @@ def test_every_output_of_the_catalogue_is_planned_judged_or_informational() -> N
     assert {name for name in missing - judged if not reason_of(name)} == set()
 
 
-def test_every_reason_is_of_a_reading_or_figure() -> None:
+def test_every_informational_reason_is_for_an_existing_reading_or_figure() -> None:
     outputs = {output.name for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     names = {*READINGS, DURATION.name, *(re.sub(r"\{\w+\}", "all_reduce", name) for name in outputs)}
     assert [item for item in INFORMATIONAL if not any(name_matches(item.split()[0], name) for name in names)] == []

@@ -1,4 +1,4 @@
-"""Test which parts of small gangs are suspected, which probes are launched, and the verdicts on both."""
+"""Test the localisation of faults in small gangs: suspects from pair measurements, the launches of probes, and the verdicts."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def matrix(
     unmeasured: Collection[Any] = (),
     gbps: Mapping[str, float] | None = None,
 ) -> list[Pair]:
-    """Return the pairs of hosts a, b, c …, each as fast as its slowest part.
+    """Return each pair of the hosts a, b, c … once for each rail. A pair is as fast as its slowest part.
 
     A part is a host ("a"), a host's end on a rail (("a", 1)), a rail (1), a link ("ab") or a link on a rail (("ab", 1)).
 
     Args:
         size: number of hosts.
         rails: number of rails.
-        shares: slow part -> its share of the normal bandwidth.
-        latencies: slow part -> how many times the normal latency it has.
+        shares: slow part -> its bandwidth as a share of the normal one.
+        latencies: slow part -> its latency as a multiple of the normal one.
         failed: part -> why its pairs failed.
         unmeasured: parts whose pairs were not measured.
         gbps: host -> rate of its ports in Gbit/s, if it is not 400.
@@ -95,18 +95,21 @@ def matrix(
 
 
 def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
-    """Return the links of a host to others, each at this share of the speed."""
+    """Return the links between `host` and each of `others`, at `share` of the normal bandwidth."""
     return {"".join(sorted(host + other)): share for other in others}
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return links at `share` of the normal speed: all between the hosts in `fast` but those it lists ("ab cd": a - b, c - d)."""
+    """Return the slow links of the hosts in `fast`, at `share` of the normal bandwidth.
+
+    Every link between these hosts is slow, except the links in `fast` itself: "ab cd" lists a - b and c - d.
+    """
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 
 
 def slow_rail_1(share: float) -> dict[Any, float]:
-    """Return the links of ten hosts on rail 1: host b's at `share` of the normal speed, the others at half the normal speed."""
+    """Return the links of ten hosts on rail 1: those of host b at `share` of the normal bandwidth, the others at half of it."""
     return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
 
 
@@ -127,19 +130,19 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-# A host is judged by its best pair, but a host with eight partners or more by its second best. Cases such as "the best of
-# seven counts" say which of the pairs of host b decides.
+# On each rail, a host is judged by its best pair, or by its second best pair if it has eight partners or more. Cases such as
+# "the best of seven pairs of a host counts" check which pair decides.
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
-    "all are normal": (matrix(4), {}),
+    "all parts are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
     "a host is slow on its only rail": (matrix(4, 1, {"b": 0.5}), {}),
-    "a GPU is bad on its only rail": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
+    "the GPU of the only rail is bad": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
     "a NIC is slow": (matrix(4, shares={("b", 1): 0.5}), {}),
     "a GPU is bad": (matrix(4, shares={("b", 1): 0.5}), {"failed_alone": [("b", 1), ("c", 0)]}),
-    "most rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6, ("b", 3): 0.4}), {}),
-    "half of the rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
+    "most rails of a host are slow": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6, ("b", 3): 0.4}), {}),
+    "half of the rails of a host are slow": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
     "a rail is slow": (matrix(4, 3, {1: 0.5}), {}),
-    "a rail is slow and a NIC on it slower": (matrix(5, 3, {1: 0.5, ("b", 1): 0.2}), {}),
+    "a rail is slow, and a NIC on it is slower": (matrix(5, 3, {1: 0.5, ("b", 1): 0.2}), {}),
     "a link is slow": (matrix(5, shares={"bd": 0.5}), {}),
     "a link is slow on one rail": (matrix(5, shares={("bd", 1): 0.5}), {}),
     "a pair failed": (matrix(5, failed={"bd": "gone"}), {}),
@@ -149,34 +152,36 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC has a high latency": (matrix(5, latencies={("b", 0): 4.0}), {}),
     "a host is slow and has a high latency": (matrix(5, shares={"b": 0.5}, latencies={"b": 4.0}), {}),
     "a NIC is slow and its host has a high latency": (matrix(5, shares={("b", 0): 0.5}, latencies={"b": 4.0}), {}),
-    "a NIC is slow with most": (matrix(7, 1, {"bc": 0.5, "bd": 0.5, "be": 0.5, "bf": 0.5}), {}),
-    "a NIC is slow with few": (matrix(7, 1, {"bc": 0.5, "bd": 0.5}), {}),
-    "many links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac", "eg"), 0.5)), {}),
-    "links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac"), 0.5)), {}),
+    "a NIC is slow with most partners": (matrix(7, 1, {"bc": 0.5, "bd": 0.5, "be": 0.5, "bf": 0.5}), {}),
+    "a NIC is slow with few partners": (matrix(7, 1, {"bc": 0.5, "bd": 0.5}), {}),
+    "six of 28 links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac", "eg"), 0.5)), {}),
+    "five of 28 links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac"), 0.5)), {}),
     "only the collective is slow": (matrix(4), {"collective_slow": True}),
     "only the collective is slow, a pair is missing": (matrix(4, unmeasured=["ab"]), {"collective_slow": True}),
     "nothing was measured": ([], {"collective_slow": True}),
-    "pairs of two kinds": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
-    "slightly slow": (matrix(5, shares={"b": 0.89}), {}),
-    "slower than the limit": (matrix(5, shares={"b": 0.87}), {}),
-    "smaller tolerance": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
-    "a host with one partner": (matrix(4, 1, {"ab": 0.5}, unmeasured=["ac", "ad"]), {}),
+    "pairs with slower ports are slower":
+        (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
+    "a host is slower than the others, but above the limit": (matrix(5, shares={"b": 0.89}), {}),
+    "a host is below the limit": (matrix(5, shares={"b": 0.87}), {}),
+    "a host is below the limit of a smaller tolerance": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
+    "the only pair of a host is slow": (matrix(4, 1, {"ab": 0.5}, unmeasured=["ac", "ad"]), {}),
     "two hosts are slow": (matrix(6, 1, {"b": 0.5, "e": 0.3}), {}),
-    "the second best of nine counts": (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
-    "two hosts, normal": (matrix(2), {}),
-    "two hosts, slow collective": (matrix(2), {"collective_slow": True}),
-    "two hosts, a rail slow": (matrix(2, 3, {1: 0.5}), {}),
-    "two hosts, a rail with a high latency": (matrix(2, 3, latencies={2: 4.0}), {}),
+    "the second best of nine pairs of a host counts":
+        (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
+    "two hosts, all rails are normal": (matrix(2), {}),
+    "two hosts, only the collective is slow": (matrix(2), {"collective_slow": True}),
+    "two hosts, a rail is slow": (matrix(2, 3, {1: 0.5}), {}),
+    "two hosts, a rail has a high latency": (matrix(2, 3, latencies={2: 4.0}), {}),
     "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
-    "two hosts, all failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
-    "a host at the limit": (matrix(5, shares={"b": 0.88}), {}),
-    "a rail at the limit": (matrix(4, 3, {1: 0.88}), {}),
-    "a link at the limit": (matrix(5, shares={"bd": 0.88}), {}),
-    "three hosts, a rail slow": (matrix(3, 3, {1: 0.5}), {}),
+    "two hosts, all rails failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
+    "a host is exactly at the limit": (matrix(5, shares={"b": 0.88}), {}),
+    "a rail is exactly at the limit": (matrix(4, 3, {1: 0.88}), {}),
+    "a link is exactly at the limit": (matrix(5, shares={"bd": 0.88}), {}),
+    "three hosts, a rail is slow": (matrix(3, 3, {1: 0.5}), {}),
     "one of two rails is slow": (matrix(4, 2, {1: 0.5}), {}),
-    "two of three rails of a host": (matrix(4, 3, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
-    "a kind of two hosts": (matrix(5, shares={("de", 1): 0.5}, gbps={"d": 800.0, "e": 800.0}), {}),
-    "a kind of two hosts that is faster": (
+    "two of three rails of a host are slow": (matrix(4, 3, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
+    "the only pair with faster ports is slow": (matrix(5, shares={("de", 1): 0.5}, gbps={"d": 800.0, "e": 800.0}), {}),
+    "the only pair with faster ports is faster": (
         [
             replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == "de" else pair
             for pair in matrix(5, gbps={"d": 800.0, "e": 800.0})
@@ -184,27 +189,29 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
         {},
     ),
     "all pairs failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
-    "the best of seven counts": (matrix(8, 1, slow_links("b", "cdefgh")), {}),
-    "the best of eight does not count": (matrix(9, 1, slow_links("b", "cdefghi")), {}),
-    "the second best of eight counts": (matrix(9, 1, slow_links("b", "defghi")), {}),
-    "different rails, one slow NIC": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
-    "a rail is slow, and all have a best partner": (matrix(10, 2, {**slow_except("ab cd ef gh ij", 0.95), 1: 0.5}), {}),
-    "a NIC is slow with most, and all have a best partner":
+    "the best of seven pairs of a host counts": (matrix(8, 1, slow_links("b", "cdefgh")), {}),
+    "the best of eight pairs of a host does not count": (matrix(9, 1, slow_links("b", "cdefghi")), {}),
+    "the second best of eight pairs of a host counts": (matrix(9, 1, slow_links("b", "defghi")), {}),
+    "rails differ in speed, and one NIC is slow": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
+    "a rail is slow, and each host is fastest with one partner":
+        (matrix(10, 2, {**slow_except("ab cd ef gh ij", 0.95), 1: 0.5}), {}),
+    "a NIC is slow with most partners, and each host is fastest with one partner":
         (matrix(8, 1, {**slow_except("ab cd ef gh", 0.95), **slow_links("b", "cdef")}), {}),
-    "a NIC is slow with fewer than half": (matrix(9, 1, slow_links("b", "cde")), {}),
-    "a NIC is slow with half, another host is slow": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
-    "two NICs that share a slow link": (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
-    "a host is the fastest of a slow rail": (matrix(10, 2, slow_rail_1(0.688)), {}),
-    "a host is barely the fastest of a slow rail": (matrix(10, 2, slow_rail_1(0.65)), {}),
-    "a host is slow on one rail, and with most on another":
+    "a NIC is slow with fewer than half of its partners": (matrix(9, 1, slow_links("b", "cde")), {}),
+    "a NIC is slow with half of its partners, and another host is slow": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
+    "two NICs are slow with several partners and with each other":
+        (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
+    "a host is the fastest on a slow rail": (matrix(10, 2, slow_rail_1(0.688)), {}),
+    "a host is barely the fastest on a slow rail": (matrix(10, 2, slow_rail_1(0.65)), {}),
+    "a host is slow on one rail, and with most partners on another":
         (matrix(7, 2, {("b", 0): 0.5, **dict.fromkeys([("bc", 1), ("bd", 1), ("be", 1), ("bf", 1)], 0.5)}), {}),
-    "pairs scatter, and a host is slow with all": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
-    "few links of very many are slow": (matrix(25, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ij", "kl"), 0.5)), {}),
+    "pairs scatter, and a host is slow with all partners": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
+    "six of 300 links are slow": (matrix(25, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ij", "kl"), 0.5)), {}),
     "a link is slow on one rail and failed on the other":
         (matrix(5, shares={("bd", 0): 0.5}, failed={("bd", 1): "gone"}), {}),
 }  # fmt: skip
 EXPECTED: dict[str, list[tuple[Any, ...]]] = {
-    "a kind of two hosts": [
+    "the only pair with faster ports is slow": [
         (
             "link", "d - e rail 1", 0.8,
             "bandwidth between d and e is 50 % of the typical value on rail 1; each host reaches normal speed "
@@ -227,7 +234,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a GPU is bad on its only rail": [
+    "the GPU of the only rail is bad": [
         (
             "gpu", "b rail 0", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; the GPU "
@@ -251,14 +258,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "most rails of a host": [
+    "most rails of a host are slow": [
         (
             "host", "b", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on 3 of 4 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "half of the rails of a host": [
+    "half of the rails of a host are slow": [
         (
             "nic", "b rail 0", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 50 % of the typical value on rail 0; 2 of its "
@@ -279,7 +286,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a rail is slow and a NIC on it slower": [
+    "a rail is slow, and a NIC on it is slower": [
         (
             "rail", "rail 1", 0.857,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 5 of 5 hosts",
@@ -358,7 +365,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "latency", 4.0, 1.0, 2.0,
         ),
     ],
-    "a NIC is slow with most": [
+    "a NIC is slow with most partners": [
         (
             "host", "b", 0.625,
             "bandwidth of b with 4 of 6 healthy hosts is about 50 % of the typical value on its only rail: the "
@@ -366,7 +373,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a NIC is slow with few": [
+    "a NIC is slow with few partners": [
         (
             "link", "b - c", 0.833,
             "bandwidth between b and c is 50 % of the typical value; each host reaches normal speed with at least 4 others",
@@ -378,14 +385,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "bd", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "many links are slow": [
+    "six of 28 links are slow": [
         (
             "fabric", "", 0.9,
             "6 of 28 pairs of hosts are slow, without a common host, NIC or rail",
             "", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "links are slow": [
+    "five of 28 links are slow": [
         (
             "link", "e - f", 0.875,
             "bandwidth between e and f is 50 % of the typical value; each host reaches normal speed with at least 6 others",
@@ -428,21 +435,21 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "", (), "bandwidth", None, None, None,
         ),
     ],
-    "slower than the limit": [
+    "a host is below the limit": [
         (
             "host", "b", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 87 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 87.0, 100.0, 88.0,
         ),
     ],
-    "smaller tolerance": [
+    "a host is below the limit of a smaller tolerance": [
         (
             "host", "b", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 89 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 89.0, 100.0, 90.0,
         ),
     ],
-    "a host with one partner": [
+    "the only pair of a host is slow": [
         (
             "link", "a - b", 0.5,
             "bandwidth between a and b is 50 % of the typical value; "
@@ -464,7 +471,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "e", (), "bandwidth", 30.0, 100.0, 88.0,
         ),
     ],
-    "the second best of nine counts": [
+    "the second best of nine pairs of a host counts": [
         (
             "host", "b", 0.818,
             "bandwidth of b with 8 of 9 healthy hosts is at most 50 % of the typical value on its only rail: the "
@@ -472,21 +479,21 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "two hosts, slow collective": [
+    "two hosts, only the collective is slow": [
         (
             "link", "a - b", 0.5,
             "the collective is slow: with two hosts, the cause may be a, b or the link between them",
             "ab", (), "bandwidth", None, None, None,
         ),
     ],
-    "two hosts, a rail slow": [
+    "two hosts, a rail is slow": [
         (
             "link", "a - b rail 1", 0.5,
             "bandwidth is 50 % of that of the other rails: with two hosts, the cause may be a, b or the link between them",
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
-    "two hosts, a rail with a high latency": [
+    "two hosts, a rail has a high latency": [
         (
             "link", "a - b rail 2", 0.5,
             "latency is 4 times that of the other rails: with two hosts, the cause may be a, b or the link between them",
@@ -500,14 +507,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "ab", (1,), "bandwidth", None, None, None,
         ),
     ],
-    "two hosts, all failed": [
+    "two hosts, all rails failed": [
         (
             "link", "a - b", 0.5,
             "failed (gone): with two hosts, the cause may be a, b or the link between them",
             "ab", (), "bandwidth", None, None, None,
         ),
     ],
-    "three hosts, a rail slow": [
+    "three hosts, a rail is slow": [
         (
             "rail", "rail 1", 0.8,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 3 of 3 hosts",
@@ -521,14 +528,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "two of three rails of a host": [
+    "two of three rails of a host are slow": [
         (
             "host", "b", 0.8,
             "bandwidth of b with 3 of 3 healthy hosts is at most 60 % of the typical value on 2 of 3 rails",
             "b", (), "bandwidth", 55.0, 100.0, 88.0,
         ),
     ],
-    "the best of seven counts": [
+    "the best of seven pairs of a host counts": [
         (
             "host", "b", 0.778,
             "bandwidth of b with 6 of 7 healthy hosts is about 50 % of the typical value on its only rail: the "
@@ -536,7 +543,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "the best of eight does not count": [
+    "the best of eight pairs of a host does not count": [
         (
             "host", "b", 0.8,
             "bandwidth of b with 7 of 8 healthy hosts is at most 50 % of the typical value on its only rail: the "
@@ -544,7 +551,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "the second best of eight counts": [
+    "the second best of eight pairs of a host counts": [
         (
             "host", "b", 0.7,
             "bandwidth of b with 6 of 8 healthy hosts is about 50 % of the typical value on its only rail: the "
@@ -552,7 +559,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "different rails, one slow NIC": [
+    "rails differ in speed, and one NIC is slow": [
         (
             "nic", "b rail 3", 0.833,
             "bandwidth of b with 4 of 4 healthy hosts is at most 82 % of the typical value on rail 3; 3 of its "
@@ -560,14 +567,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (3,), "bandwidth", 80.0, 97.0, 85.36,
         ),
     ],
-    "a rail is slow, and all have a best partner": [
+    "a rail is slow, and each host is fastest with one partner": [
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 53 % of that of the other rails, on 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 95.0, 83.6,
         ),
     ],
-    "a NIC is slow with most, and all have a best partner": [
+    "a NIC is slow with most partners, and each host is fastest with one partner": [
         (
             "host", "b", 0.556,
             "bandwidth of b with 4 of 7 healthy hosts is about 53 % of the typical value on its only rail: the "
@@ -575,7 +582,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 95.0, 83.6,
         ),
     ],
-    "a NIC is slow with fewer than half": [
+    "a NIC is slow with fewer than half of its partners": [
         (
             "link", "b - c", 0.857,
             "bandwidth between b and c is 50 % of the typical value; each host reaches normal speed with at least 5 others",
@@ -592,7 +599,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "be", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a NIC is slow with half, another host is slow": [
+    "a NIC is slow with half of its partners, and another host is slow": [
         (
             "host", "h", 0.875,
             "bandwidth of h with 6 of 6 healthy hosts is at most 50 % of the typical value on its only rail: the "
@@ -606,7 +613,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "two NICs that share a slow link": [
+    "two NICs are slow with several partners and with each other": [
         (
             "link", "b - f", 0.8,
             "bandwidth between b and f is 50 % of the typical value; each host reaches normal speed with at least 3 others",
@@ -624,28 +631,28 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "e", (), "bandwidth", 75.0, 100.0, 88.0,
         ),
     ],
-    "a host is the fastest of a slow rail": [
+    "a host is the fastest on a slow rail": [
         (
             "rail", "rail 1", 0.833,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 9 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a host is barely the fastest of a slow rail": [
+    "a host is barely the fastest on a slow rail": [
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 10 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a host is slow on one rail, and with most on another": [
+    "a host is slow on one rail, and with most partners on another": [
         (
             "host", "b", 0.875,
             "bandwidth of b with 6 of 6 healthy hosts is about 50 % of the typical value on 2 of 2 rails",
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "pairs scatter, and a host is slow with all": [
+    "pairs scatter, and a host is slow with all partners": [
         (
             "host", "h", 0.889,
             "bandwidth of h with 7 of 7 healthy hosts is at most 80 % of the typical value on its only rail: the "
@@ -653,7 +660,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "h", (), "bandwidth", 80.0, 100.0, 88.0,
         ),
     ],
-    "few links of very many are slow": [
+    "six of 300 links are slow": [
         (
             "link", "a - b", 0.96,
             "bandwidth between a and b is 50 % of the typical value; each host reaches normal speed with at least 23 others",
@@ -718,8 +725,8 @@ def test_figure_of_a_suspect_is_beyond_its_limit(case: str) -> None:
     pairs, options = CASES[case]
     for suspect in find_suspects(pairs, **options):
         if suspect.measured is not None and suspect.limit is not None and suspect.typical is not None:
-            slower = -1 if suspect.quantity == BANDWIDTH else 1
-            assert slower * suspect.measured > slower * suspect.limit > slower * suspect.typical
+            sign = -1 if suspect.quantity == BANDWIDTH else 1
+            assert sign * suspect.measured > sign * suspect.limit > sign * suspect.typical
 
 
 def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
@@ -742,7 +749,7 @@ def test_upper_median_spread_and_rule_of_succession_are_computed() -> None:
     assert spread([], 0.0) == 0.0
     assert spread([1.0, 2.0, 9.0], 1.0) == pytest.approx(1.4826)
     assert spread([1.0, 2.0, 9.0, 9.0], 0.0) == pytest.approx(1.4826 * 2)
-    assert [rule_of_succession(*reports) for reports in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
+    assert [rule_of_succession(*counts) for counts in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
 
 
 # Which hosts to launch next
@@ -760,8 +767,8 @@ def run_bisection(
 ) -> tuple[ProbeConclusion, int]:
     """Return the conclusion of the planner and the number of launches.
 
-    A group fails if it has a bad host or both ends of a bad link, or more than `max_hosts` hosts. The group that is
-    launched as number `failing_group` fails by chance, so it works if it is launched again.
+    A group fails if it has a bad host, both ends of a bad link, or more than `max_hosts` hosts (0: no maximum). The groups of all
+    launches are counted from 0. Group number `failing_group` fails by chance: the same hosts work if they are launched again.
     """
     names = list("abcdefghijklmnop"[:size])
 
@@ -875,12 +882,12 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
-def test_group_that_fails_by_chance_makes_no_other_host_suspect(size: int, bad: str) -> None:
+def test_group_that_fails_by_chance_makes_no_healthy_host_suspect(size: int, bad: str) -> None:
     """A group that failed by chance works when it is launched again."""
     for failing_group in range(12):
         result, _ = run_bisection(size, bad, failing_group=failing_group)
         named = [item.where for item in result.suspects if item.kind != "fabric"]
-        assert named == list(bad) or (size == 3 and not named), "with three hosts, no working pair may remain"
+        assert named == list(bad) or (size == 3 and not named), "with three hosts, perhaps no pair was seen to work"
 
 
 # The outcome of a gang's launches
@@ -1018,21 +1025,22 @@ def test_reports_of_the_hosts_determine_culprits_and_certainty(
 
 
 @pytest.mark.parametrize("kind", ["rank_ended", "rank_behind", "host_silent", "host_absent", "cut_off"])
-def test_host_that_completed_the_launch_is_not_a_culprit_by_the_record_of_another(kind: str) -> None:
+def test_host_that_completed_the_launch_is_no_culprit_even_if_another_host_names_it(kind: str) -> None:
     report = culprit(kind, "h2")
     forged = attempt_of(launch(outcome="failed", culprit=report), launch(), launch(), observations=DONE)
     assert forged.culprits() == {}
     failed_too = attempt_of(launch(outcome="failed", culprit=report), launch(outcome="failed"), observations=DONE)
     assert [*failed_too.culprits()] == ["h2"]
-    if kind != "cut_off":  # a host that hears no other host cannot tell which of them is cut off
+    if kind != "cut_off":  # a host that hears no other host cannot tell whether it is cut off itself
         incomplete = attempt_of(launch(outcome="failed", culprit=report), launch(), observations=DONE[:1])
-        assert [*incomplete.culprits()] == ["h2"], "a rank that ends early completes no benchmark"
+        assert [*incomplete.culprits()] == ["h2"], "h2 did not complete every benchmark, so the report counts"
 
 
 def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
-    """Return a launch in which hosts are `dead` (they leave no record), `cut` off by their link, or fine.
+    """Return a launch in which hosts lose contact.
 
-    Every supervisor reports the verdict of the first watcher whose status it receives, or else its own.
+    `states`: host -> "dead" (it leaves no record), "cut" (its link is down, but it leaves a record) or "" (healthy). Every
+    supervisor reports the culprit that the first watcher it can reach has found; without such a watcher, it reports its own.
     """
     members = tuple(f"h{number}" for number in range(1, size + 1))
     verdicts: dict[str, Culprit | None] = {}
@@ -1053,8 +1061,8 @@ def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
 
 
 @pytest.mark.parametrize("size", [3, 4, 6])
-def test_lost_contact_makes_no_healthy_host_certain(size: int) -> None:
-    """Hosts are dead or cut off in every combination, watchers and whole fabrics included."""
+def test_lost_contact_makes_no_healthy_host_a_certain_culprit(size: int) -> None:
+    """Every combination of healthy, dead and cut-off hosts is tried. In some, both watchers or all hosts are lost."""
     for combination in itertools.product(("", "cut", "dead"), repeat=size):
         states = {f"h{number}": state for number, state in enumerate(combination, 1)}
         attempt = lost_contact_attempt(size, states)
@@ -1080,7 +1088,7 @@ def test_probes_search_for_the_fault_if_no_host_can_reach_another() -> None:
     assert is_stuck(lost_contact_attempt(6, {f"h{number}": "cut" for number in range(1, 7)}))
 
 
-def test_host_cut_off_after_the_watchers_finished_does_not_make_them_culprits() -> None:
+def test_watchers_that_finished_are_no_culprits_if_a_host_is_cut_off_later() -> None:
     reports = [launch(), launch(), launch(outcome="failed", culprit=culprit("cut_off", "h1", "h2")), launch()]
     assert is_stuck(attempt_of(*reports))
 
@@ -1103,7 +1111,7 @@ def test_host_that_started_no_rank_is_the_only_culprit() -> None:
 
 
 def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
-    """The other hosts finish without measurements. The fault is not certain."""
+    """The other hosts finish without measurements. Whether the fault is on this host is not certain."""
     finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
     result = attempt_of(finished, failed, finished)
     assert [*result.culprits()] == ["h2"]
@@ -1115,15 +1123,15 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     assert [*both.culprits()] == ["h2", "h3"], "each host reports itself"
     silent_rank = attempt_of(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
     assert sorted(silent_rank.culprits()) == ["h1", "h2"], (
-        "a host that cannot take part does not make another host fail"
+        "that h2 cannot take part does not explain the silent rank of h1"
     )
     assert (silent_rank.is_certain("h1"), silent_rank.is_certain("h2")) == (True, False)
     absent = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
-    assert [*absent.culprits()] == ["h2"], "an absent host may only be late"
+    assert [*absent.culprits()] == ["h2"], "h4 may only be late"
 
 
 @pytest.mark.parametrize(
-    ("culprit", "present", "never_started"),
+    ("culprit", "present", "is_partly_started"),
     [
         (culprit("host_absent", "h4"), NAMES, True), (culprit("host_absent", "h4"), NAMES[:3], False),
         (culprit("host_absent", "h3", "h4"), NAMES, True), (culprit("host_absent", "h2", "h4"), NAMES, False),
@@ -1131,10 +1139,10 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     ],
 )  # fmt: skip
 def test_launch_that_was_not_started_everywhere_is_recognized(
-    culprit: Culprit | None, present: Sequence[str], never_started: bool
+    culprit: Culprit | None, present: Sequence[str], is_partly_started: bool
 ) -> None:
     attempt = attempt_of(*(launch(outcome="failed", culprit=culprit) for _ in range(2)))
-    assert attempt.was_partly_started(present) is never_started
+    assert attempt.was_partly_started(present) is is_partly_started
 
 
 def test_measurements_are_attributed_to_their_launch() -> None:
@@ -1150,6 +1158,7 @@ def test_measurements_are_attributed_to_their_launch() -> None:
 
 
 def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
+    """Return the launches of one round of probes. Each of `groups` has the digits of its hosts, and whether it works."""
     return [
         launch(number, [f"h{at}" for at in group], "finished" if worked else "failed", stage="probe")
         for group, worked in groups
@@ -1157,7 +1166,7 @@ def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
 
 
 def attempts_with_probes(*rounds: list[Launch], after: Sequence[Launch] = ()) -> list[Attempt]:
-    """Return the attempts of a stuck launch, the probes after it and later launches."""
+    """Return the attempts of a gang: a launch that is stuck, these rounds of probes, and other launches (`after` the first)."""
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     stuck = launch(0, outcome="failed")
     probes = [replace(item, observations=(done,)) for launches in rounds for item in launches]
@@ -1167,7 +1176,10 @@ def attempts_with_probes(*rounds: list[Launch], after: Sequence[Launch] = ()) ->
 
 
 def run_probes(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], ProbeConclusion]:
-    """Run the requested probes until there is a conclusion. `bad` and `link` are digits of host names."""
+    """Run the requested probes until there is a conclusion. Return the launches of each round, and the conclusion.
+
+    `bad`: digits of the bad hosts; `link`: digits of the two hosts that fail only together.
+    """
     rounds: list[list[Launch]] = []
     while True:
         gang_attempts = attempts_with_probes(*rounds)
@@ -1184,7 +1196,7 @@ def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
     assert len(rounds) <= 4
     assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
     assert hosts_to_exclude(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
-    # The probes of one launch do not count for a later one.
+    # Probes after a second launch count for the second launch, but not for the first.
     later = [[replace(item, number=item.number + 10) for item in launches] for launches in rounds]
     result = attempts_with_probes(*later, after=[launch(5, outcome="failed")])
     (first, second) = [each for each in result if each.stage == "gang"]
@@ -1299,7 +1311,7 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
         ("rank_lost", {"serial": "other"}, "gpu=0"),
     ],
 )
-def test_rank_without_a_device_names_the_host_if_its_gpu_index_now_means_another_gpu(
+def test_fault_of_a_rank_without_a_device_is_of_the_host_if_the_gpu_index_may_mean_another_gpu(
     kind: str, change: dict[str, str], scope: str
 ) -> None:
     failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
@@ -1351,7 +1363,7 @@ def test_measurements_with_an_excluded_host_are_not_missing_on_the_others() -> N
     records = {name: record(name, of_host[name], observations=own[name]) for name in three}
     verdicts = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
     assert {item.host for item in verdicts} == {"h4"}
-    # A host that took part but was not measured is missing.
+    # If h4 was a member of the launch, the measurements with it are missing.
     whole = {name: record(name, launch(0), observations=own[name]) for name in three}
     missing = [item for item in judge(PLAN, evidence(whole), [pack()]) if item.host == "h1"]
     assert ("gpu=0,partner=h4", INCONCLUSIVE) in [(item.scope, item.verdict) for item in missing]
@@ -1385,7 +1397,10 @@ def test_two_hosts_that_cannot_launch_are_inconclusive() -> None:
 
 
 def plan_of_racks(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
-    """Return the plan of a gang of these hosts. Hosts in capitals are in another rack."""
+    """Return the plan of a gang of the hosts a, b, c …: a capital in `names` puts its host into rack r2, the others are in r1.
+
+    `over` replaces fields of every host.
+    """
     plan = builders.plan(*names.lower(), profile="smoke", gpu_count=rails)
     hosts = [
         replace(host, rack="r2" if host.name.upper() in names else "r1", gang=GANG, **over)
@@ -1399,7 +1414,7 @@ def as_rehearsal(plan: Plan) -> Plan:
 
 
 def pair_observations(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
-    """Return the observations of one host with its partners."""
+    """Return what `host` observed in the pairs that it is in: an error for each failed pair."""
     result = []
     for pair in pairs:
         for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
@@ -1417,7 +1432,14 @@ def pair_verdicts(
     *earlier: Verdict,
     launches: Mapping[str, Sequence[Launch]] | None = None,
 ) -> list[Verdict]:
-    """Return the pair verdicts on a gang, given earlier verdicts."""
+    """Return the verdicts from the pair matrix of a gang.
+
+    Args:
+        plan: the plan of the gang.
+        observations: host -> its observations, or the pairs, which both of their hosts observe.
+        earlier: verdicts of the criteria.
+        launches: host -> its launches. The default is one launch of all hosts.
+    """
     observed = observations if isinstance(observations, Mapping) else {
         host.name: pair_observations(host.name, observations, host.device) for host in plan.hosts
     }  # fmt: skip
@@ -1599,7 +1621,7 @@ def test_pairs_across_racks_are_compared_with_each_other() -> None:
         ("f", FAIL),
         ("g", FAIL),
     }
-    # A host alone in its rack has no limit.
+    # A host that is alone in its rack passes without a limit.
     verdicts = pair_verdicts(plan_of_racks("abcdE"), matrix(5, shares={"e": 0.5}))
     assert not_passed(verdicts) == []
     assert next((item.value, item.limit, item.operator) for item in verdicts if item.host == "e") == (50, None, "")
@@ -1681,7 +1703,7 @@ def test_speed_of_a_pair_combines_both_ends() -> None:
     assert figures_of_a(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
 
 
-def test_best_process_pair_counts_for_a_link_in_rehearsal() -> None:
+def test_best_pair_of_processes_counts_for_a_link_in_rehearsal() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
     verdicts = pair_verdicts(as_rehearsal(plan_of_racks()), pairs)
     assert [(item.host, item.value) for item in verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
@@ -1754,7 +1776,7 @@ def test_failed_pairs_with_the_culprit_do_not_make_its_partners_suspect() -> Non
         verdicts = pair_verdicts(plan_of_racks(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
         link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if link_fails else []
         assert not_passed(verdicts) == [("b", "host", "gang.fault", FAIL), *link]
-        # Earlier measurements with the culprit count.
+        # What was measured with the culprit before it was lost counts.
         (verdict,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
         assert verdict.value == pytest.approx(97.5 if lost == "ab" else 100)
 

@@ -37,7 +37,11 @@ SIZES = (3, 4, 8, 16, 64, 512, 4096)
 
 @dataclass
 class Fleet:
-    """A fleet with slow parts, given as shares of the speed. A pair is as fast as its slowest part."""
+    """A simulated fleet. `rounds` of the tournament are measured (0: all). A pair is as fast as its slowest part.
+
+    `hosts`, `nics`, `links` and `bad_rails` map slow parts to their share of the healthy bandwidth, `delays` maps hosts to the
+    seconds that they add to a latency.
+    """
 
     size: int
     rails: int = 4
@@ -102,7 +106,10 @@ PARTS = ("host", "nic", "rail", "link", "delay")
 
 
 def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int) -> Fleet:
-    """Return a fleet with `count` bad parts: slow ones at 25 to 70 % of the speed, or hosts that answer late."""
+    """Return a fleet with `count` bad parts of one kind (`part`, one of `PARTS`).
+
+    A host with a "delay" answers late; other bad parts have 25 to 70 % of the healthy bandwidth.
+    """
     draw = random.Random(f"{size}/{part}/{count}/{seed}")  # noqa: S311
     fleet = Fleet(size, rails, seed, rounds)
 
@@ -125,8 +132,10 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
 
 
 def possible(size: int, part: str, rails: int) -> int:
-    """Return how many parts may be bad at once, at most 5: fewer than half of the hosts, at most half of the rails, and so few
-    links that no host seems bad."""
+    """Return how many parts of a kind may be bad at once and still be found, at most 5.
+
+    These are fewer than half of the hosts or NICs, at most half of the rails, or so few links that no host seems bad.
+    """
     limit = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
     return min(5, limit)
 
@@ -154,7 +163,7 @@ class Score:
 
 
 def trials(size: int) -> tuple[int, int, int]:
-    """Return the number of fleets to simulate, of rails, and of rounds (0: all)."""
+    """Return the number of fleets to simulate for each case, of their rails, and of their rounds (0: all)."""
     return {64: (1, 4, 0), 512: (1, 2, 16), 4096: (1, 2, 16)}.get(size, (5, 4, 0))
 
 
@@ -241,8 +250,8 @@ def test_host_with_one_rail_is_suspected_with_its_gpu_or_nic() -> None:
     assert "its GPU or NIC" in suspect.evidence
 
 
-def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
-    """Measured in GB/s between four H200 of one machine, each run as a host, over sockets. Another process used the GPU of h2."""
+def test_slow_host_is_found_despite_scattered_pairs() -> None:
+    """Measured in GB/s over sockets: each of four H200 of one machine acted as a host, and another process used the GPU of h2."""
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
     result = only(find_suspects(pairs))
@@ -352,7 +361,10 @@ Faults = tuple[set[str], list[frozenset[str]]]
 
 
 def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
-    """Run the launches that the planner requests until it returns a conclusion. Groups of `together` hosts or more fail."""
+    """Run the launches that the planner requests until it returns a conclusion.
+
+    Groups of `together` hosts or more fail (0: none for this reason).
+    """
     bad, links = faults
     planner, history = Bisection([f"h{number}" for number in range(size)]), []
     while True:
@@ -360,7 +372,7 @@ def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
         if isinstance(groups, ProbeConclusion):
             return groups
         hosts = [host for group in groups for host in group]
-        assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
+        assert len(hosts) == len(set(hosts)), "two groups of one launch have a host in common"
         assert all(len(group) > 1 for group in groups)
         history.append(
             [
@@ -390,7 +402,7 @@ def suspected(conclusion: ProbeConclusion) -> Faults:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_bad_hosts_that_prevent_a_launch_are_found_and_a_single_one_in_few_launches(size: int) -> None:
+def test_bad_hosts_are_found_and_a_single_bad_host_in_at_most_log2_n_plus_3_launches(size: int) -> None:
     for hosts in range(1, min(5, (size - 1) // 2) + 1):
         most = 0
         for seed in range(20 if size <= 64 else 3):
@@ -404,7 +416,7 @@ def test_bad_hosts_that_prevent_a_launch_are_found_and_a_single_one_in_few_launc
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pair_that_fails_only_together_is_found(size: int) -> None:
+def test_two_hosts_that_fail_only_together_are_found(size: int) -> None:
     for hosts, links in ((0, 1), (1, 1), (2, 2)) if size < 4096 else ((1, 1),):
         if 2 * hosts + 2 * links > size:
             continue
@@ -424,7 +436,7 @@ def test_failures_that_cannot_be_attributed_suspect_link_or_fabric() -> None:
     assert [(item.kind, item.hosts, item.confidence) for item in both.suspects] == [("link", ("h0", "h1"), 0.5)]
     none = run_search(5, ({"h0", "h1", "h2", "h3"}, []))
     assert [(item.kind, none.good) for item in none.suspects] == [("fabric", ())]
-    many = run_search(16, (set(), []), together=5)  # any five hosts fail together, no pair does
+    many = run_search(16, (set(), []), together=5)  # groups of five or more hosts fail, pairs do not
     assert [item.kind for item in many.suspects] == ["fabric"]
     assert len(many.good) == 16
 
@@ -467,7 +479,10 @@ def test_partial_tournament_gives_all_hosts_equally_many_partners_and_connects_t
 def views(
     plan: Plan, fleet: Fleet, *, both_ends: bool = True, fails: Callable[[Pair], bool] = lambda pair: False
 ) -> list[HostView]:
-    """Return the views of the hosts of a plan, with the pair measurements of the fleet."""
+    """Return the views of the hosts of a plan, with the pair measurements of the fleet.
+
+    `both_ends`: whether both hosts of a pair report it, not only the first; `fails`: returns whether a pair failed.
+    """
     values: dict[str, list[Observation]] = {host: [] for host in fleet.names}
     for pair in fleet.pairs():
         for host, other in ((pair.a, pair.b), (pair.b, pair.a))[: 1 + both_ends]:
@@ -506,8 +521,9 @@ def plan_of(fleet: Fleet, profile: str = "standard") -> Plan:
     return builders.plan(*fleet.names, gpu_count=fleet.rails, profile=profile)
 
 
-def named_parts(verdicts: Sequence[Verdict], kind: str) -> set[tuple[str, str]]:
-    return {(item.host, item.scope) for item in verdicts if item.verdict == kind}
+def named_parts(verdicts: Sequence[Verdict], result: str) -> set[tuple[str, str]]:
+    """Return host and scope of the verdicts that are `result`: pass, fail or inconclusive."""
+    return {(item.host, item.scope) for item in verdicts if item.verdict == result}
 
 
 def test_healthy_gang_passes_in_bandwidth_and_latency() -> None:
@@ -520,7 +536,7 @@ def test_healthy_gang_passes_in_bandwidth_and_latency() -> None:
     assert all(item.source and item.value for item in verdicts)
 
 
-def test_slow_nic_fails_without_its_gpu_or_other_hosts() -> None:
+def test_slow_nic_fails_but_not_its_gpu_or_another_host() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(views(plan_of(fleet), fleet), [])
     (verdict,) = (item for item in verdicts if item.verdict != "pass")

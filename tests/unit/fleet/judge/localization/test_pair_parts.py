@@ -1,4 +1,4 @@
-"""A failure on a pair of hosts or on a port is attributed to the suspect that includes the device, and to no healthy GPU."""
+"""A failed verdict on a pair of hosts, or on a port, is attributed to the suspect that contains its device: to no healthy GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def suspect(scope: str = "gpu=1", **fields: Any) -> Verdict:
 
 
 def attributed(failure: Verdict, *suspects: Verdict, plan: Any = PLAN) -> tuple[str, str]:
-    """Return part and serial of the only verdict."""
+    """Return part and serial of the failure after the attribution."""
     views = [host_view(plan, name) for name in ("h1", "h2")]
     (result,) = attribute_pair_failures([failure], suspects, views)
     return result.part, result.serial
@@ -58,7 +58,7 @@ def test_slow_pair_is_attributed_to_the_suspect_that_includes_its_rail(other: Ve
         suspect("gpu=1", name="ports.bandwidth"),
         suspect("gpu=1", host="h2"),
     ],
-    ids=["other device", "other rail", "not a rail", "passes", "not of the pair matrix", "other host"],
+    ids=["other device", "other rail", "switch", "passed", "not of the pair matrix", "other host"],
 )
 def test_slow_pair_without_a_suspect_is_attributed_to_the_gang(other: Verdict) -> None:
     assert attributed(verdict(), other) == (f"gang={GANG}", "")
@@ -81,9 +81,9 @@ def test_slow_pair_of_a_host_without_a_gang_is_attributed_to_the_host() -> None:
         verdict(scope="gpu=1"),
         verdict(part="gpu=0"),
     ],
-    ids=["passes", "wrong data", "not of a pair", "no partner", "has a part"],
+    ids=["passed", "wrong data", "not of a pair", "no partner", "has a part already"],
 )
-def test_other_verdicts_keep_part_and_serial(other: Verdict) -> None:
+def test_verdict_that_is_not_attributed_keeps_its_part_and_serial(other: Verdict) -> None:
     assert attributed(other, suspect()) == (other.part, other.serial)
 
 
@@ -98,7 +98,7 @@ def test_port_that_is_slow_with_every_partner_is_attributed_to_its_rail_or_switc
 @pytest.mark.parametrize(
     "changes",
     [{"part": "gpu=0"}, {"verdict": INCONCLUSIVE}, {"scope": "port=mlx5_1:1"}, {"host": "h2"}],
-    ids=["not a shared part", "inconclusive", "other port", "other host"],
+    ids=["part of the host", "inconclusive", "other port", "other host"],
 )
 def test_port_keeps_its_part_without_a_failed_shared_part(changes: dict[str, str]) -> None:
     assert attributed(PORT, replace(suspect("port=mlx5_0:1", part="rail=0"), **changes)) == (PORT.part, PORT.serial)

@@ -26,7 +26,7 @@ Sent = Callable[[str, str, int], float]
 
 
 def port_figures(host: str, partner: str, rail: int, share: float, **params: Any) -> list[Observation]:
-    """Return the figures of what a host sent to a partner on a rail; an error if the share is 0."""
+    """Return the bandwidth with which a host sent to a partner on a rail: `share` of RATE, or an error if the share is 0."""
     scope = f"hca=mlx5_{rail},port=1,partner={partner}"
     settings: dict[str, Any] = {
         "op": "write",
@@ -43,7 +43,10 @@ def port_figures(host: str, partner: str, rail: int, share: float, **params: Any
 
 
 def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lambda *_: 1.0) -> list[HostView]:
-    """Return the hosts of a fleet with its pairs of GPUs (`nccl`) and these pairs of ports."""
+    """Return the views of the hosts of a fleet, with its pairs of GPUs (`nccl`) and these pairs of ports.
+
+    `sent`: the share of the bandwidth of a pair of ports that is reached in one direction.
+    """
     both = views(plan, nccl)
     figures: dict[str, list[Observation]] = {host: [] for host in nccl.names}
     for pair in ports:
@@ -60,10 +63,11 @@ def _with_figures(plan: Plan, view: HostView, figures: Sequence[Observation]) ->
 
 
 def of_layer(verdicts: Sequence[Verdict], benchmark: str) -> list[Verdict]:
+    """Return the verdicts on the figures of a benchmark: `pairs` (NCCL, between GPUs) or `verbs` (between ports)."""
     return [item for item in verdicts if item.name.startswith(f"{benchmark}.")]
 
 
-def test_healthy_ports_pass_and_nothing_is_noted() -> None:
+def test_healthy_ports_pass_without_a_note_on_nccl() -> None:
     fleet = Fleet(4, 2)
     verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, fleet.pairs()), [])
     assert {(item.host, item.verdict) for item in of_layer(verdicts, "verbs")} == {
@@ -95,7 +99,7 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
     assert gpu.part_scope == "hca=mlx5_1", "one fault has one part"
 
 
-def test_slow_nccl_with_normal_ports_is_not_the_fabric() -> None:
+def test_slow_nccl_with_normal_ports_is_not_attributed_to_the_fabric() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(fleet), fleet, Fleet(4, 2).pairs()), [])
     assert {item.verdict for item in of_layer(verdicts, "verbs")} == {"pass"}
@@ -144,7 +148,7 @@ def test_nothing_is_noted_on_a_pass_or_on_a_host_that_the_other_layer_did_not_me
         ("gpu=1", ["host"], "nic=rail1"),
     ],
 )
-def test_slow_rail_is_attributed_to_a_rail_or_switch_below_it_and_a_slow_nic_also_to_a_port(
+def test_slow_rail_of_gpus_is_attributed_to_a_slow_rail_or_switch_of_ports_and_a_slow_nic_also_to_a_port(
     scope: str, slow: list[str], part: str
 ) -> None:
     def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
@@ -158,7 +162,7 @@ def test_slow_rail_is_attributed_to_a_rail_or_switch_below_it_and_a_slow_nic_als
     assert localization_verdicts._with_port(of_nccl, others) == of_nccl
 
 
-def test_slow_collective_with_normal_pairs_and_ports_is_not_the_fabric() -> None:
+def test_slow_collective_with_normal_pairs_and_ports_is_not_attributed_to_the_fabric() -> None:
     fleet = Fleet(4, 2)
     slow = Verdict(host="h0", scope="gang=r1", name="collective.all_reduce.busbw", stage="gang", verdict="fail",
                    criterion="x", reason="slow")  # fmt: skip
@@ -191,7 +195,7 @@ def test_port_whose_pairs_all_fail_is_named() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_errors_of_one_end_do_not_fail_the_other_end_that_measured(size: int) -> None:
+def test_pair_passes_if_one_end_reports_errors_and_the_other_end_measured_it(size: int) -> None:
     fleet = Fleet(size, 2)
 
     def sent(host: str, other: str, _: int) -> float:
@@ -262,20 +266,23 @@ def test_figures_without_a_valid_partner_rail_or_port_are_ignored() -> None:
 
 SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
     "one of the four switches of a rail": (4, {"s1r2": 0.5}, {("switch", "s1r2")}),
-    "the one of most hosts": (9, {"s0r2": 0.5}, {("switch", "s0r2")}),
-    "the only one of a rail, so the rail is named": (16, {"s0r2": 0.5}, {("rail", "rail 2")}),
-    "both of a rail, so the rail is named": (8, {"s0r2": 0.5, "s1r2": 0.5}, {("rail", "rail 2")}),
-    "one, with a slow NIC at it and another elsewhere": (
+    "the switch of most hosts": (9, {"s0r2": 0.5}, {("switch", "s0r2")}),
+    "the only switch of a rail, so the rail is named": (16, {"s0r2": 0.5}, {("rail", "rail 2")}),
+    "both switches of a rail, so the rail is named": (8, {"s0r2": 0.5, "s1r2": 0.5}, {("rail", "rail 2")}),
+    "one switch, with a slow NIC at it and a slow NIC elsewhere": (
         4, {"s1r2": 0.5, "h5/2": 0.3, "h9/0": 0.5}, {("switch", "s1r2"), ("nic", "h9 rail 0")},
     ),
-    "none, but all four hosts at it are slow": (
+    "no switch, but all four hosts at one are slow": (
         4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)},
     ),
-    "none, but three of the four NICs at it are slow": (
+    "no switch, but three of the four NICs at one are slow": (
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip
-"""Which switches are slow -> hosts per leaf switch; slow switches, hosts and NICs; expected suspects."""
+"""Which switches are slow -> number of hosts at each leaf switch; slow part -> its share of the bandwidth; expected suspects.
+
+A slow part is a switch (`s1r2`: the second one of rail 2), a host (`h5`) or a NIC (`h5/2`: on rail 2).
+"""
 
 
 @pytest.mark.parametrize("case", SLOW_SWITCHES)
@@ -297,7 +304,7 @@ def test_ports_that_share_a_slow_switch_are_one_suspect(case: str) -> None:
 
 
 @pytest.mark.parametrize("slow", [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}])
-def test_most_rails_may_be_slow_if_the_rate_of_the_ports_is_known(slow: set[int]) -> None:
+def test_slow_rails_are_found_even_if_all_are_slow_when_the_rate_of_the_ports_is_known(slow: set[int]) -> None:
     fleet = Fleet(8, 4, bad_rails=dict.fromkeys(slow, 0.5))
     pairs = fleet.pairs()
     suspects = find_suspects(pairs, least={pair.kind: 0.8 * RATE for pair in pairs})
@@ -310,7 +317,7 @@ def test_most_rails_may_be_slow_if_the_rate_of_the_ports_is_known(slow: set[int]
 def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(
     name: str, limit: float | None, share: float
 ) -> None:
-    """A site may replace or remove the criterion. Without it, no rate is too low."""
+    """A site may replace or remove the criterion. Without the criterion, no rate is too low."""
     pack = read_pack("verbs")
     others = tuple(item for item in pack.criteria if item.name != name)
     criterion = next(item for item in pack.criteria if item.name == name)
@@ -321,7 +328,7 @@ def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(
 
 
 def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
-    """Return kind and name of the suspects in verdicts, as `Fleet.bad_parts` does."""
+    """Return kind and name of the suspects in the verdicts on ports, in the form of `Fleet.bad_parts`."""
     parts = set()
     for item in of_layer(verdicts, "verbs"):
         if item.verdict != "pass":

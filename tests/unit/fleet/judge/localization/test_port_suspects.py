@@ -1,4 +1,4 @@
-"""What a suspected port gets from other figures and readings: the name of its switch, its rate, and its speed in loopback."""
+"""The verdict on a suspected port uses more than the pairs: the name of its switch, its rate, and its bandwidth in loopback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def judged(
     verdicts: Sequence[Verdict] = (),
     packs: Sequence[Pack] = (floors(),),
 ) -> list[Verdict]:
-    """Return the verdicts on ports that are not passes.
+    """Return the verdicts on ports, without the passes.
 
     Args:
         slow: returns whether a pair of ports has only half of the normal bandwidth.
@@ -61,7 +61,7 @@ def judged(
         of_h2: further figures of h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
         switches: returns ID and name of the switch, given the number of a host and a rail.
-        is_roce: whether the switch is a reading of the network interface of the port.
+        is_roce: whether the switch is a reading of the network interface of the port, instead of the port itself.
         verdicts: verdicts of the criteria.
         packs: the criteria.
     """
@@ -128,7 +128,7 @@ def test_loopback_separates_a_slow_cable_from_a_slow_port(figures: list[Observat
 
 
 @pytest.mark.parametrize("packs", [[], [floors(alone=None)], [floors(alone=0.0)]])
-def test_loopback_without_a_limit_says_nothing(packs: list[Pack]) -> None:
+def test_loopback_without_a_limit_is_not_mentioned(packs: list[Pack]) -> None:
     (verdict,) = judged(at_h2, of_h2=[alone(0.95)], packs=packs)
     assert "with itself" not in verdict.reason
     assert verdict.reason.startswith("suspect NIC h2 rail 1")
@@ -185,7 +185,7 @@ def test_id_of_a_switch_is_written_as_a_scope(given: tuple[str, str], part: str,
     assert any("the switch is" in item.reason for item in found) is note
 
 
-def test_ports_of_unknown_switches_are_suspected_alone() -> None:
+def test_no_switch_is_suspected_if_the_switches_of_the_ports_are_unknown() -> None:
     found = judged(at_leaf, size=12)
     assert not any(item.part.startswith("switch") for item in found)
 
@@ -209,7 +209,9 @@ def on_rail(pair: Pair) -> bool:
         ([replace(best("h1", 1), name="verbs.rate_ratio")], INCONCLUSIVE),
     ],
 )
-def test_rail_fails_if_one_of_its_ports_is_below_its_own_rate(given: list[Verdict], verdict: str) -> None:
+def test_rail_fails_only_if_one_of_its_ports_is_also_too_slow_for_its_own_rate(
+    given: list[Verdict], verdict: str
+) -> None:
     found = judged(on_rail, size=6, rails=4, verdicts=given)
     assert {(item.scope, item.part) for item in found} <= {(port(1), "rail=1")}
     assert {item.verdict for item in found} <= {verdict}
@@ -231,7 +233,7 @@ ALL = dict.fromkeys(range(4), RATE)
     ],
     ids=["rate and limit", "no rate", "no limit", "low limit", "ports of half the rate"],
 )
-def test_most_rails_may_be_slow_if_the_rate_of_their_ports_is_known(
+def test_slow_rails_are_found_even_if_most_are_slow_when_rate_and_limit_of_their_ports_are_known(
     rates: Mapping[int, float], packs: Sequence[Pack], is_found: bool
 ) -> None:
     below = [best("h1", rail) for rail in range(3)]
