@@ -1,7 +1,7 @@
-"""No altered run is accepted unless the change is allowed: 5 650 alterations of simulated runs and of
-runs on real GPUs, for every field of the schema.
+"""No altered run is accepted unless the change is allowed.
 
-`make alter` makes a million.
+The tests make 5 650 alterations of simulated runs and of runs on real GPUs. They reach every field of the schema. `make alter`
+makes a million.
 """
 
 from __future__ import annotations

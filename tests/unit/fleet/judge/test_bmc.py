@@ -253,7 +253,7 @@ def test_unread_bmc_is_inconclusive_and_names_the_cause() -> None:
     assert decision(evidence) == INCOMPLETE
 
 
-def test_fault_of_a_host_without_a_record_is_reported() -> None:
+def test_fault_that_a_bmc_shows_is_reported_even_if_its_host_left_no_record() -> None:
     metrics = with_value(healthy("h2").metrics(), "power_supply.health", "psu=PSU2", "Critical")
     evidence = fleet(h2=bmc_record("h2", *[metrics] * len(MOMENTS)))
     evidence["h2"] = replace(evidence["h2"], records=(), problem="unreachable")

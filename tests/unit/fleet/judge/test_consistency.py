@@ -463,7 +463,7 @@ def test_training_that_ends_after_some_steps_has_fewer_epochs(
     assert bool(reasons) is not is_possible
 
 
-def test_sufficiency_of_a_loader_is_not_compared_with_a_training_of_far_larger_batches() -> None:
+def test_larger_batches_of_the_training_allow_a_higher_sufficiency_of_the_loader() -> None:
     """Images per second of a training with a batch of 2048 do not contradict the sufficiency for a batch of 8."""
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -511,7 +511,7 @@ def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
     assert [problem[2] for problem in impossible_readings(taken)] == ([reason] if reason else [])
 
 
-def test_wrong_reading_that_hosts_share_is_reported_on_each_of_them() -> None:
+def test_wrong_reading_that_two_hosts_have_in_common_is_reported_on_both() -> None:
     shared = Metric(name="gpu.temperature", unit="Cel", values={"gpu=0": 0.051})
 
     def changed(record: Record) -> Record:

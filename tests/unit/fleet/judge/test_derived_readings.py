@@ -136,6 +136,7 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
         (module() | {"optics.bias": Metric(name="optics.bias", unit="A", absent={PORT: REASON})}, []),
         # An alarm is not checked if the module does not report one of its limits.
         (without(module(), f"{ALARM}_low") | {ALARM: _metric(ALARM, {LANE: "?"})}, []),
+        # A reason in place of the kind of a module does not excuse the other readings of the module.
         ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ def test_whole_numbers_without_a_unit_are_counts(values: Sequence[float], kind: 
     assert of([figures], rule(name="overlap.slowdown", unit="1", operator="le", value=100.0)).kind == kind
 
 
-def test_failed_values_are_counted_and_raise_the_false_alarm() -> None:
+def test_failed_values_are_counted_and_make_false_alarms_more_likely() -> None:
     found = of([run(99.0, 111, 113, 115)])
     assert (found.failed, found.values) == (1, 4)
     assert not found.is_reliable

@@ -38,7 +38,7 @@ def address(host: str) -> str:
 
 
 def connections(states: Mapping[str, str]) -> Readings:
-    """Return the connections of a host to others: other host -> state."""
+    """Return the readings of a host on its connections; `states`: other host -> state of the connection to it."""
     return {
         CONNECTION: {f"imex={HOSTS.index(other)}": state for other, state in states.items()},
         "fabric.imex.node_address": {f"imex={HOSTS.index(other)}": address(other) for other in states},
@@ -46,7 +46,7 @@ def connections(states: Mapping[str, str]) -> Readings:
 
 
 def healthy(host: str, hosts: Iterable[str] = THREE) -> dict[str, Mapping[str, Value]]:
-    """Return the readings of a host with one GPU that is connected to the other hosts."""
+    """Return the readings of a host that has one GPU and is connected to the other `hosts`."""
     return {
         CLUSTER: {"gpu=0": UUID},
         CLIQUE: {"gpu=0": 1},
@@ -138,7 +138,7 @@ def test_gpu_must_report_a_domain(
     plan: Plan, others: str, own: Readings, expected: tuple[str, str, str] | None
 ) -> None:
     """A GPU without a domain is judged if the inventory names one, another host reports one, or its links end at a switch."""
-    # A GPU without any reading has another verdict. The temperature is a reading of the GPU.
+    # A GPU without any reading gets another verdict instead, so the GPU has a temperature.
     own = {**own, "gpu.temperature": {"gpu=0": 40}} if any("unsupported" in str(item) for item in own.values()) else own
     verdicts = judged(view("t0", own, plan=plan), view("t1", {CLUSTER: {"gpu=0": others}}, plan=plan))
     of_first = [item for item in verdicts if item.host == "t0" and item.name == CLUSTER]

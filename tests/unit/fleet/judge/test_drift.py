@@ -94,11 +94,12 @@ def test_start_is_weighted_by_sample_count() -> None:
     course = rate_course(one, soak(one, planned=1200.0))
     assert course is not None
     assert course.start == 12.5
-    # A late figure starts with its first bucket; too few buckets after the start give no drift.
+    # The start of a figure that is measured late begins with its first bucket.
     late = replace(one, at=tuple(position + 5 for position in one.at))
     course = rate_course(late, soak(late))
     assert course is not None
     assert course.start == 10
+    # Too few buckets after the start give no drift.
     assert rate_course(one, soak(one, planned=2400.0)) is not None
     assert rate_course(one, soak(one, planned=3000.0)) is None
 

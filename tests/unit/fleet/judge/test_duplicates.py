@@ -97,7 +97,7 @@ def test_hosts_with_all_records_of_one_machine_are_incomplete() -> None:
 
 
 def test_two_machines_with_the_same_gpus_are_rejected() -> None:
-    """They have adapters of their own, so the identities of the GPUs of one of them are forged."""
+    """Each machine has an adapter of its own, so one of the machines reports forged identities of its GPUs."""
     h1 = tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in HEALTHY["h1"].records)
     h2 = tuple(with_adapter(delivered(record, "h2"), "b8ce:f603:00aa:0002") for record in HEALTHY["h1"].records)
     fleet = report(h1=h1, h2=h2)

@@ -60,7 +60,7 @@ def of_criterion(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def with_last_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
-    """Return the evidence with other metrics in the last snapshot."""
+    """Return the evidence with these metrics in place of those of the last snapshot."""
     record = evidence.records[0]
     last = replace(record.snapshots[-1], metrics=metrics)
     return replace(evidence, records=(replace(record, snapshots=(*record.snapshots[:-1], last)),))
@@ -210,7 +210,7 @@ def test_order_of_parameters_does_not_matter() -> None:
     assert [len(group) for group in series(view, criterion("peer_copy.thing"))] == [2, 1]
 
 
-def test_stage_separates_benchmark_series_but_not_readings() -> None:
+def test_figures_have_a_series_for_each_stage_and_readings_one_series_for_all_stages() -> None:
     plan = one_figure_plan()
     observed = tuple(
         builders.observation("memory.thing", 1.0, scope="gpu=0", stage=stage) for stage in ("benchmark", "gang")
@@ -964,7 +964,7 @@ def test_causes_are_sorted_by_severity_without_duplicates() -> None:
     ]
 
 
-def test_limited_space_shows_a_cause_of_each_host_before_a_second_cause_of_any() -> None:
+def test_limited_space_shows_a_cause_of_each_host_before_a_second_cause_of_any_host() -> None:
     many = [replace(FAILED, host=f"h{number}", action="none") for number in range(21)]
     assert cause_texts(many[:20], {})[-1] == "FAIL: GPU 1 of h19 fails a b (serial s1): bad [a.b]"
     assert cause_texts(many, {}, {"h20": REJECTED})[20:] == ["… and 1 more cause in the report", "Failed as well: h20"]
@@ -975,7 +975,7 @@ def test_limited_space_shows_a_cause_of_each_host_before_a_second_cause_of_any()
 
 
 def test_hosts_that_no_cause_names_are_listed() -> None:
-    """A report of a large fleet does not list every verdict, and some hosts only suffer from the fault of another."""
+    """Some failed hosts have no cause: a large report does not list every verdict, and a fault may be on another host."""
     decisions = {f"h{number}": REJECTED for number in range(60)} | {"u1": INCOMPLETE, "good": ACCEPTED}
     lines = cause_texts([replace(FAILED, host=f"h{number}") for number in range(20)], {}, decisions)[20:]
     assert lines[0].startswith("Failed as well: h20, ")

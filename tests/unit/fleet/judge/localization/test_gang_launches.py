@@ -1285,7 +1285,7 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
     verdicts = localise_verdicts({name: record(name, stopped) for name in NAMES})
     assert summaries(verdicts) == expected
     assert all(item.reason == named.text and item.stage == "gang" for item in verdicts)
-    # A host that worked in a later launch has no fault.
+    # A host that worked in a later launch has no verdict on a fault.
     later = {name: record(name, stopped, launch(1), observations=speeds(name)) for name in NAMES}
     assert [item for item in localise_verdicts(later) if item.name == "gang.fault"] == []
     without = tuple(name for name in NAMES if name not in named.hosts)
@@ -1346,12 +1346,12 @@ def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> No
     assert {(item.scope, item.verdict, item.action) for item in result} == {("gang=r1", INCONCLUSIVE, "none")}
     assert sorted(item.host for item in result) == [*NAMES]
     assert localise_verdicts({name: record(name, stuck) for name in NAMES}) == []
-    # Two hosts that fail together both get a verdict, even if one of them works in a later launch.
+    # Both hosts of a bad link get a verdict, even if one of them works in a later launch without the other.
     for result in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
         assert summaries(result) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
         assert result[0].reason.startswith("suspect link h")
         assert result[0].basis == "policy"
-    # A host that works in a later launch has no fault.
+    # A host that works in a later launch has no verdict on a fault.
     assert after("4", "", launch(20, NAMES)) == []
     assert summaries(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
 
@@ -1501,7 +1501,7 @@ def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
     )
 
 
-def test_pass_of_a_host_beyond_the_limit_does_not_call_it_normal() -> None:
+def test_host_that_passes_beyond_the_limit_is_not_called_normal() -> None:
     """Rail 1 is slow by design and not reported. Host a was measured on that rail only."""
     pairs = matrix(4, 3, shares={1: 0.76}, unmeasured=[("a", 0), ("a", 2)])
     first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
@@ -1523,7 +1523,7 @@ def test_pairs_give_passes_only_from_three_hosts_on(size: int, passing: str) -> 
     assert [item.host for item in verdicts if item.name == "pairs.bandwidth"] == [*passing]
 
 
-def test_host_just_within_the_limit_passes_and_shows_it() -> None:
+def test_host_exactly_at_the_limit_passes_and_shows_the_limit() -> None:
     verdicts = pair_verdicts(plan_of_racks("abcde", 1), matrix(5, 1, {"b": 0.88}, latencies={"c": 2.0}))
     own = {(item.host, item.name): (item.value, item.limit, item.operator) for item in verdicts if item.verdict == PASS}
     assert len(own) == len(verdicts) == 10

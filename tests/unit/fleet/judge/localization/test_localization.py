@@ -142,7 +142,7 @@ def possible(size: int, part: str, rails: int) -> int:
 
 @dataclass
 class Score:
-    """Count correct, wrong and missed suspects."""
+    """How many suspects were right or wrong, and how many bad parts were missed."""
 
     right: int = 0
     wrong: int = 0

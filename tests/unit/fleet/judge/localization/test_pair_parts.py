@@ -1,4 +1,4 @@
-"""A failed verdict on a pair of hosts, or on a port, is attributed to the suspect that contains its device: to no healthy GPU."""
+"""A failure on a pair of hosts or on a port is attributed to the suspect that contains the device, never to a healthy GPU."""
 
 from __future__ import annotations
 

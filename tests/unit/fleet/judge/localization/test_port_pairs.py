@@ -314,7 +314,7 @@ def test_slow_rails_are_found_even_if_all_are_slow_when_the_rate_of_the_ports_is
 
 @pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
 @pytest.mark.parametrize("name", ["verbs.best_ratio", "verbs.rate_ratio"])
-def test_rate_of_a_healthy_port_is_the_limit_of_the_criterion_that_judges_it(
+def test_lowest_rate_of_a_healthy_port_is_the_limit_of_the_criterion_on_this_rate(
     name: str, limit: float | None, share: float
 ) -> None:
     """A site may replace or remove the criterion. Without the criterion, no rate is too low."""
