@@ -309,7 +309,8 @@ def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Me
     )
 
 
-def absent(metrics: tuple[Metric, ...], name: str, *scopes: str) -> tuple[Metric, ...]:
+def with_absent(metrics: tuple[Metric, ...], name: str, *scopes: str) -> tuple[Metric, ...]:
+    """Return the readings; the one of this name has a reason in place of a value in these scopes."""
     why = dict.fromkeys(scopes, "error: lost")
     return tuple(replace(item, absent=why) if item.name == f"bmc.{name}" else item for item in metrics)
 
@@ -323,8 +324,8 @@ NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
     [
         (with_entries(0, new=0), []), (with_entries(2, new=2), []),
         (with_entries(2, new=2, texts=1), [DIFFER]), (with_entries(1, new=1, texts=2), [DIFFER]),
-        (absent(with_entries(1, new=1), "event.message", "host"), [NO_TEXT]),
-        (absent(with_entries(0, new=0), "event.message", EVENT), [NO_TEXT]),
+        (with_absent(with_entries(1, new=1), "event.message", "host"), [NO_TEXT]),
+        (with_absent(with_entries(0, new=0), "event.message", EVENT), [NO_TEXT]),
         (with_entries(1, new=2), [("bmc.log.new_entries", LOG, "is 2, but 1 new entry is listed")]),
         (with_entries(1, new="all"), [("bmc.log.new_entries", LOG, "is all, but 1 new entry is listed")]),
         # At most 200 entries are listed.
@@ -333,8 +334,8 @@ NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
         (with_value(healthy("h1").metrics(), "power_supply.fitted", "host", 3),
          [(FITTED, "host", "is 3, but 2 power supplies were read")]),
         # A supply whose health was not read counts as fitted.
-        (with_value(absent(healthy("h1").metrics(), "power_supply.health", "psu=PSU3", "host"), "power_supply.fitted", "host", 3),
-         []),
+        (with_value(with_absent(healthy("h1").metrics(), "power_supply.health", "psu=PSU3", "host"),
+                    "power_supply.fitted", "host", 3), []),
     ],
 )  # fmt: skip
 def test_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(

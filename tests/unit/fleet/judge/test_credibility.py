@@ -28,6 +28,7 @@ def problems(*metrics: Metric, is_bmc: bool = False) -> list[tuple[str, str, str
 
 
 def reading(name: str, unit: str, value: Any, scope: str = "gpu=0") -> Metric:
+    """Return a reading with this value, and with None for one more GPU."""
     return Metric(name=name, unit=unit, values={scope: value, "gpu=9": None})
 
 
@@ -168,6 +169,7 @@ def figure(name: str, value: Any, scope: str = "gpu=0", unit: str = "", **params
 
 
 def over(value: float, unit: str, peak: float) -> str:
+    """Return the reason why a value far above the datasheet is not credible."""
     return f"{value:g} {unit} is not credible: the datasheet of the part states {peak:g}"
 
 

@@ -53,6 +53,7 @@ def runs(change: Change = lambda number, item: item, count: int = 3, gpus: int =
 
 
 def of(detections: Sequence[Detection], criterion: str, **params: Any) -> Detection:
+    """Return the only detection of this criterion with these parameters."""
     (item,) = [
         item
         for item in detections
@@ -62,6 +63,7 @@ def of(detections: Sequence[Detection], criterion: str, **params: Any) -> Detect
 
 
 def spread(name: str, base: float, sigma: float, **params: Any) -> Change:
+    """Return a change that draws the values of a figure from a normal distribution with the mean `base`."""
     draw = random.Random(7)  # noqa: S311 - not used for security
 
     def change(number: int, item: Observation) -> Observation:

@@ -37,6 +37,7 @@ def rule(**fields: Any) -> Criterion:
 
 
 def of(runs: Sequence[Run], *rules: Criterion) -> Detection:
+    """Return the only detection of these criteria; without any, of the floor of `rule`."""
     found = [item for item in detection(runs, [pack(*(rules or (rule(),)))]) if item.key.criterion in ("floor", "c")]
     (result,) = found
     return result

@@ -265,6 +265,7 @@ def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:
+    """Return a series of each GPU; `lengths`: the number of buckets of each."""
     return tuple(
         series(*(100,) * length, scope=f"gpu={at}", n=n, name=name, unit=unit) for at, length in enumerate(lengths)
     )

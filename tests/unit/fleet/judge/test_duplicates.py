@@ -145,6 +145,7 @@ def machine(*serials: str, guid: str = "", mac: str = "") -> Evidence:
 
 
 def known(fleet: Fleet, *, adapters: bool = True) -> DuplicateSerials:
+    """Return the identities that the hosts report; `adapters`: including those of adapters and interfaces."""
     serials = DuplicateSerials()
     for host, evidence in fleet.items():
         serials.add(host, evidence, adapters=adapters)

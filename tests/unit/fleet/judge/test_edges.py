@@ -356,9 +356,11 @@ STEPS = (
     ("benchmark", "after"),
     ("gang", "before"),
 )
+"""Stage and phase of snapshots, in the order of a run."""
 
 
 def counter_readings(*values: Any, name: str = "gpu.thing") -> list[Observation]:
+    """Return readings of a counter with these values, at the first of STEPS."""
     return [
         Observation(
             name=name, scope="gpu=0", stage=stage, unit="1", status=MEASURED, value=value, params={"phase": phase}

@@ -125,7 +125,10 @@ def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evid
 
 @cache
 def record_of(host: str) -> Record:
-    """Return the record of a host with a skipped observation. `evidence_of` replaces its snapshots."""
+    """Return the record of a host. `evidence_of` replaces its snapshots.
+
+    The record has a skipped figure as the reason why its RDMA ports have no figures. Without a reason, they would not pass.
+    """
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
     )
@@ -206,7 +209,7 @@ def healthy_value(metric: Metric) -> Value:
 
 
 def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric, bool]]:
-    """Yield the reading with a bad value in these scopes, and whether it changed during the run."""
+    """Yield the reading with bad values in these scopes, and whether they are bad only in the last snapshot of the run."""
     chosen = list(scopes)
     if metric.name in UNIQUE:
         yield (
@@ -258,7 +261,7 @@ def healthy(metrics: Mapping[str, Metric]) -> Callable[[str], Healthy]:
 
 
 def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str) -> set[str]:
-    """Return the criteria that no longer pass for the first bad value that any criterion finds."""
+    """Return the criteria that no longer pass for the first bad value that any criterion finds; empty if none finds one."""
     informational = bool(reason_of(name))
     if informational and not criteria_on(name):
         return set()
@@ -294,7 +297,10 @@ def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
 
 
 def can_find(criterion: Criterion, extent: str) -> bool:
-    """Return whether a criterion can find a fault of that extent: a comparison needs good parts. There is no baseline."""
+    """Return whether a criterion can find a fault of this extent.
+
+    A comparison needs good parts, and the evidence has no baseline to compare with.
+    """
     if criterion.baseline is not None:
         return False
     compares = bool(criterion.same_as_fleet or criterion.vs_fleet)

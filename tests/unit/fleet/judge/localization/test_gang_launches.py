@@ -820,7 +820,7 @@ def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
 
 
 def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
-    """Subsets of a working group work, supersets of a failing group fail."""
+    """Inferred: a subset of a working group works, and a superset of a failing group fails."""
     names = list("abcdef")
     groups = Bisection(names).next_launches([])
     assert isinstance(groups, list)
@@ -839,8 +839,8 @@ def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
     assert ["a", "f"] not in [sorted(group) for group in groups]
     # Outcomes of hosts outside the gang are ignored.
     planner = Bisection(["a", "b", "c"])
-    conclusion_, _ = run_bisection(3, "c")
-    assert conclusion_.suspects
+    conclusion, _ = run_bisection(3, "c")
+    assert conclusion.suspects
     assert planner.next_launches([working_pair]) == planner.next_launches([])
 
 
@@ -876,6 +876,9 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
     pairs_only, _ = run_bisection(6, max_hosts=2)
     assert [item.kind for item in pairs_only.suspects] == ["fabric"]
     assert pairs_only.suspects[0].evidence.endswith("work in pairs, but fail when launched with more hosts")
+
+
+def test_bisection_finds_a_bad_host_and_a_bad_link_of_one_gang() -> None:
     both, _ = run_bisection(7, bad=["c"], links=["af"])
     assert {(item.kind, *sorted(item.hosts)) for item in both.suspects} == {("host", "c"), ("link", "a", "f")}
 
@@ -896,6 +899,7 @@ NAMES = ("h1", "h2", "h3", "h4")
 
 
 def gang_plan(*names: str) -> Plan:
+    """Return a plan of one gang that expects only the bandwidth of its pairs."""
     plan = builders.plan(*(names or NAMES), profile="smoke", gpu_count=1)
     kept = [item for item in plan.expected if item.stage == "gang" and item.name == "pairs.bandwidth"]
     return replace(plan, expected=tuple(kept))
@@ -922,6 +926,7 @@ def record(host: str, *launches: Launch, observations: Sequence[Observation] = (
 
 
 def speeds(host: str, share: float = 1.0, slow: Collection[str] = ()) -> list[Observation]:
+    """Return the bandwidth of each pair that `host` is in: 1 GB/s, or `share` of that if one of its two hosts is in `slow`."""
     return [
         builders.observation("pairs.bandwidth", 1e9 * (share if other in slow or host in slow else 1.0), stage="gang",
                              scope=f"gpu=0,partner={other}", unit="B/s")

@@ -145,6 +145,7 @@ def at_leaf(pair: Pair) -> bool:
 
 
 def best(host: str, rail: int, verdict: str = FAIL) -> Verdict:
+    """Return a verdict on what a port reaches with its best partner, as a share of its rate."""
     return Verdict(
         host=host,
         scope=port(rail),
