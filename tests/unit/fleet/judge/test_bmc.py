@@ -59,6 +59,7 @@ def with_value(metrics: tuple[Metric, ...], name: str, scope: str, value: Any) -
 
 
 def with_event(metrics: tuple[Metric, ...], severity: str, text: str) -> tuple[Metric, ...]:
+    """Return the readings with one new entry in the event log."""
     changed = with_value(metrics, "event.severity", f"{LOG},entry=8", severity)
     changed = with_value(changed, "event.message", f"{LOG},entry=8", text)
     return with_value(changed, "log.new_entries", LOG, 1)
@@ -214,6 +215,7 @@ def test_serial_of_the_host_is_compared(host_serial: str, kind: str, reported: s
 
 
 def serial_verdicts(metrics: tuple[Metric, ...]) -> dict[str, str]:
+    """Return scope -> verdict on the serial, for each GPU of h1 whose serial is judged."""
     verdicts = judge(PLAN, fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS))), PACKS)
     return {item.scope: item.verdict for item in verdicts if item.criterion == "bmc-serial" and item.host == "h1"}
 

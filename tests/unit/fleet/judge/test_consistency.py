@@ -90,7 +90,7 @@ def change_gpu(number: int, **fields: object) -> Change:
     )
 
 
-def without_scope(metric: Metric) -> Metric:
+def without_width_of_gpu_1(metric: Metric) -> Metric:
     values = {scope: value for scope, value in metric.values.items() if scope != "gpu=1"}
     return replace(metric, values=values) if metric.name == "gpu.pcie.width" else metric
 
@@ -135,7 +135,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
     "GPU gone from a reading": (
-        change_last_snapshot(without_scope),
+        change_last_snapshot(without_width_of_gpu_1),
         "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
     "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "changed during the run: h2-0, then h2-1"),

@@ -75,6 +75,7 @@ def spread(name: str, base: float, sigma: float, **params: Any) -> Change:
 
 @pytest.fixture(scope="module")
 def healthy() -> list[Detection]:
+    """Return the detections from healthy runs."""
     return detection(runs(), PACKS)
 
 
@@ -287,6 +288,7 @@ def test_benchmark_with_other_settings_is_not_measured_for_the_profile(healthy: 
 
 
 def write(directory: Path, run: Run) -> str:
+    """Write the plan and the host records of a run, and return the directory."""
     documents.write(directory / "plan.json", to_json(run[0]))
     for host, evidence in run[1].items():
         record = replace(evidence.records[0], run_id=run[0].run_id, nonce=run[0].nonce)

@@ -122,6 +122,7 @@ def with_software(evidence: Evidence, **software: str) -> Evidence:
 
 
 def with_driver(evidence: Evidence, version: str) -> Evidence:
+    """Return the evidence with this driver version in the snapshot after the benchmarks."""
     taken = builders.snapshot(range(1), stage="benchmark", phase="after")
     driver = Metric(name="driver.version", unit="1", values={"host": version})
     return builders.with_snapshot(evidence, replace(taken, metrics=(*taken.metrics, driver)))

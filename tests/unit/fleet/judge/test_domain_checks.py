@@ -370,6 +370,7 @@ def transport_verdicts(
 
 
 def unused(cause: str) -> str:
+    """Return the detail of a failed verdict on the transport."""
     return f"NCCL does not use NVLink between the hosts of domain nvl1; {cause}"
 
 

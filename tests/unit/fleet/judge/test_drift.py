@@ -54,6 +54,7 @@ def soak(*all_series: Series, width: float = 60.0, planned: float = 600.0, **ove
 
 
 def rate_levels(one: Series, **over: Any) -> list[float] | None:
+    """Return the levels of a rate relative to its start, or None if its drift cannot be evaluated."""
     course = rate_course(one, soak(one, **over))
     return None if course is None else [round(level, 3) for level in course.levels]
 
@@ -202,6 +203,7 @@ def test_times_and_durations_are_readable() -> None:
 
 
 def soak_findings(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
+    """Return scope and reason of each verdict on the soaks of a host; None is a record without a soak."""
     result = list(judge_soak(soaked_host(*soaks, **over)))
     assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
     return [(item.scope, item.reason) for item in result]

@@ -51,6 +51,7 @@ def judge_criteria(plan: Plan, evidence: Evidence | dict[str, Evidence], *criter
 
 
 def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+    """Return scope, criterion and verdict of each verdict."""
     return [(item.scope, item.criterion, item.verdict) for item in verdicts]
 
 
@@ -513,6 +514,7 @@ def width_level(value: float, unit: str = "1", **over: Any) -> Level:
 
 
 def baseline_outcomes(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> list[tuple[str, Any, Any, str]]:
+    """Return verdict, value, limit and reason of each comparison of a PCIe width with the baseline."""
     rule = criterion(NAME, value=None, **{"operator": "ge", "baseline": VsBaseline(fraction=0.9), **over})
     plan, evidence = with_baseline(plan, evidence, *figures)
     verdicts = [item for item in judge_criteria(plan, evidence, rule) if item.criterion == "c"]
@@ -902,15 +904,19 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
 
 
 def cause_texts(
-    verdicts: list[Verdict], positions: dict[tuple[str, str], str], decisions: Mapping[str, str] | None = None
+    verdicts: list[Verdict], slots: dict[tuple[str, str], str], decisions: Mapping[str, str] | None = None
 ) -> list[str]:
+    """Return the lines on causes in the summary of a report.
+
+    `slots`: host and scope of a GPU -> its PCI address; `decisions`: host -> decision.
+    """
     nothing = Coverage(expected=0, measured=0, missing=0, error=0, skipped=0, unsupported=0)
     hosts = [
         HostReport(name=name, rack="", decision=decision, record="", coverage=nothing)
         for name, decision in (decisions or {}).items()
     ]
     causes = diagnose(verdicts, {})
-    return [str(line) for line in report_summary.cause_lines(causes, verdicts, positions, hosts)]
+    return [str(line) for line in report_summary.cause_lines(causes, verdicts, slots, hosts)]
 
 
 PASSED, UNKNOWN = replace(FAILED, verdict=PASS, severity=""), replace(FAILED, verdict=INCONCLUSIVE, severity="")
@@ -990,12 +996,12 @@ def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
         Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
         for number in range(2)
     ]
-    positions = pci_slots(("h1", gpu) for gpu in gpus)
+    slots = pci_slots(("h1", gpu) for gpu in gpus)
     two = [
         replace(FAILED, scope="gpu=0", serial="0", action="none"),
         replace(FAILED, scope="gpu=1,link=3", serial="", action="none", reason="worse"),
     ]
-    assert cause_texts(two, positions) == [
+    assert cause_texts(two, slots) == [
         "FAIL: GPU 0 of h1 fails a b (serial 0, PCI 0000:0a:00.0): bad [a.b]",
         "FAIL: GPU 1 of h1 fails a b (PCI 0000:0b:00.0): worse [a.b]",
     ]
@@ -1013,6 +1019,7 @@ def test_part_of_a_device_has_its_own_cause_if_it_can_be_replaced() -> None:
 
 
 def acceptance(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:
+    """Return the decision of a report, and the status and the lines of its summary."""
     report = merge(plan, evidence, [pack(*criteria)])
     return report.decision, report.acceptance.status, report.acceptance.summary
 

@@ -96,6 +96,7 @@ def plan_and_packs() -> PlanAndPacks:
 
 @cache
 def criteria_on(*names: str) -> tuple[Criterion, ...]:
+    """Return the criteria on these readings and, for one of PORTS, those on `fabric_ports`."""
     wanted = {*names}
     return tuple(
         item

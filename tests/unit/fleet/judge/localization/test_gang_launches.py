@@ -922,6 +922,7 @@ def culprit(kind: str, *hosts: str, scope: str = "") -> Culprit:
 
 
 def record(host: str, *launches: Launch, observations: Sequence[Observation] = ()) -> Record:
+    """Return the gang record of a host."""
     return replace(builders.records(PLAN, host)[1], launches=launches, observations=tuple(observations))
 
 
@@ -1227,6 +1228,7 @@ def localise_verdicts(records: Mapping[str, Record], plan: Plan = PLAN) -> list[
 
 
 def summaries(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Return host, scope, name and verdict of each verdict."""
     return [(item.host, item.scope, item.name, item.verdict) for item in verdicts]
 
 

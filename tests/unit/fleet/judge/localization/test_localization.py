@@ -296,6 +296,7 @@ def test_link_of_two_hosts_is_suspected_with_confidence_one_half() -> None:
 
 
 def with_failures(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
+    """Return the pairs; those for which `fails` is true have failed."""
     return [
         replace(pair, bandwidth=None, latency=None, failed="timed out after 30 s") if fails(pair) else pair
         for pair in pairs
@@ -358,6 +359,7 @@ def test_confidence_grows_with_the_number_of_comparisons() -> None:
 
 
 Faults = tuple[set[str], list[frozenset[str]]]
+"""Bad hosts, and bad links; each link is given by its two hosts."""
 
 
 def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
@@ -389,6 +391,7 @@ def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
 
 
 def faulty(size: int, hosts: int, links: int, seed: int) -> Faults:
+    """Return `hosts` bad hosts, and `links` bad links between other hosts."""
     draw = random.Random(f"{size}/{hosts}/{links}/{seed}")  # noqa: S311
     names = [f"h{number}" for number in range(size)]
     bad = set(draw.sample(names, hosts))
@@ -397,6 +400,7 @@ def faulty(size: int, hosts: int, links: int, seed: int) -> Faults:
 
 
 def suspected(conclusion: ProbeConclusion) -> Faults:
+    """Return the hosts and links that a conclusion suspects."""
     hosts = {item.where for item in conclusion.suspects if item.kind == "host"}
     return hosts, [frozenset(item.hosts) for item in conclusion.suspects if item.kind == "link"]
 
