@@ -128,15 +128,15 @@ def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Val
 
 
 @pytest.mark.parametrize(
-    ("scope", "positions"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
+    ("scope", "count"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
-def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_part(scope: str, positions: int) -> None:
+def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_part(scope: str, count: int) -> None:
     plan = one_figure_plan(gpu_count=2)
     verdicts = judge_criteria(plan, host_evidence(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
         (INCONCLUSIVE, "not observed", "c")
-    ] * positions
-    wanted = ["gpu=0", "gpu=1"] if positions == 2 else ["host"] * positions
+    ] * count
+    wanted = ["gpu=0", "gpu=1"] if count == 2 else ["host"] * count
     assert [item.scope for item in verdicts] == wanted
 
 
