@@ -116,7 +116,7 @@ def test_detail_of_a_slow_port_states_that_nccl_does_not_use_it() -> None:
     assert port.detail.endswith("NCCL is normal on this host (pairs.bandwidth): it uses another port or another path")
 
 
-def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
+def test_nccl_and_ports_without_a_verdict_on_the_host_are_not_called_normal() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     (slow,) = (item for item in verdicts if item.verdict != "pass")
@@ -125,7 +125,8 @@ def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
-def test_nothing_is_noted_on_a_pass_or_on_a_host_that_the_other_layer_did_not_measure() -> None:
+def test_pass_and_host_that_the_other_layer_did_not_measure_get_no_note() -> None:
+    """The two layers are NCCL between GPUs, and RDMA between ports."""
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     slow = next(item for item in verdicts if item.verdict != "pass")
