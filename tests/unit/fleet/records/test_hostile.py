@@ -1,4 +1,4 @@
-"""Damaged and forged run directories: commands report one line without a traceback, and accept no host with a damaged file."""
+"""Commands on damaged and forged run directories: they print no traceback, and accept no host that has a damaged file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Damage = Callable[[Path], None]
 
 @pytest.fixture(autouse=True)
 def deadline() -> Iterator[None]:
-    """Fail after ten minutes: reading an empty pipe blocks forever."""
+    """Fail a test after ten minutes: a command that reads from a named pipe without a writer would wait forever."""
 
     def fail(*_: object) -> None:
         pytest.fail("deadline exceeded")  # a BaseException, which no handler of Rackproof catches
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Path:
 def command(
     directory: Path, capsys: pytest.CaptureFixture[str], verb: str = "report", *more: object
 ) -> tuple[int, str]:
-    """Run a command; return its exit code and the last line of stderr. Fail if there is a traceback."""
+    """Run a command. Return its exit code and the last line of stderr ("" if stderr is empty). Fail if there is a traceback."""
     capsys.readouterr()
     code = accepted.call(verb, directory, *more)
     errors = capsys.readouterr().err
@@ -82,7 +82,7 @@ def endless_link(path: Path) -> None:
 
 def device(path: Path) -> None:
     path.unlink(missing_ok=True)
-    os.mknod(path, 0o644 | 0o020000, os.makedev(1, 5))  # as /dev/zero
+    os.mknod(path, 0o644 | 0o020000, os.makedev(1, 5))  # the device numbers of /dev/zero
 
 
 def link_to_itself(path: Path) -> None:
@@ -175,7 +175,7 @@ def raw(change: Callable[[bytes], bytes]) -> Damage:
 
 
 HALF = "\ud800"
-"""Half of a surrogate pair, which is not a character."""
+"""The first half of a surrogate pair. Alone, it is not a character."""
 
 
 def observation(**fields: Any) -> Damage:
@@ -185,7 +185,10 @@ def observation(**fields: Any) -> Damage:
 
 
 def soak(**columns: list[float]) -> Damage:
-    """Return a function that adds an unplanned soak with one series to h1's record."""
+    """Return a function that adds to h1's record a soak that the plan does not contain. It has one series of two buckets.
+
+    `columns` replace columns of the series.
+    """
     columns = {"at": [0, 1], "n": [1, 1], "low": [1, 1], "mean": [1, 1], "high": [1, 1]} | columns
     series = {"name": "stress.throughput", "scope": "gpu=0", "unit": "FLOP/s", **columns}
     values = {"began": builders.WHEN, "planned_s": 10, "soaked_s": 10}
@@ -292,7 +295,7 @@ def test_host_with_impossible_figures_is_not_accepted(
 
 
 def test_impossible_soak_figures_give_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    buckets = 100  # more than a report shows
+    buckets = 100  # more buckets than a report shows
     means = [1e-60, *[1e60, -1e60] * 49, 1e60]
     columns = {"low": [-1e60] * buckets, "mean": means, "high": [1e60] * buckets}
     soak(at=[*range(buckets)], n=[10**9] * buckets, **columns)(run)
@@ -446,7 +449,7 @@ def test_truncated_plan_or_report_is_rejected(run: Path, schema: str, capsys: py
 
 
 def test_event_file_truncated_within_a_line_is_rejected(run: Path) -> None:
-    """A file that is truncated between two lines is valid."""
+    """A file that ends with a complete line is valid, with or without the line break after it."""
     event = {
         "at": builders.WHEN,
         "play": "Gang",
@@ -491,7 +494,7 @@ waivers:
 """
 
 
-def test_truncated_waiver_file_waives_no_more_than_the_whole_one(tmp_path: Path) -> None:
+def test_truncated_waiver_file_waives_no_more_than_the_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "waivers.yml"
     path.write_text(WAIVERS)
     whole = read_waivers(str(path), ("h1", "h2"))
@@ -559,8 +562,8 @@ def test_three_thousand_mutations_cause_no_wrong_result() -> None:
     assert counts["gang records"] > 300
 
 
-def test_mutations_share_no_list_or_object() -> None:
-    """Otherwise a mutation would change later ones, and a value could come to contain itself."""
+def test_mutations_insert_copies_of_lists_and_objects() -> None:
+    """Without copies, a mutation could change a value that a later mutation inserts, and a value could come to contain itself."""
     values = repr(fuzz.VALUES)
     for seed in range(20_000):
         rng, document = random.Random(seed), {"values": list[Any]()}  # noqa: S311 (a reproducible sequence)
@@ -570,8 +573,8 @@ def test_mutations_share_no_list_or_object() -> None:
     assert repr(fuzz.VALUES) == values
 
 
-def test_check_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
-    """`rejection_reason` must name the reason why a run with one of these changes may not be accepted."""
+def test_rejection_reason_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
+    """After each of these changes, the run may not be accepted, and `rejection_reason` must say why."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
     valid, host_record, gang_record = trial.originals, "hosts/h1.json", "gangs/r1/h1.json"
@@ -619,8 +622,8 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
     }
 
 
-def test_date_that_is_not_valid_stops_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pattern of a time admits 30 February, which replaces each time of two records, one after the other."""
+def test_report_is_written_for_a_record_with_an_impossible_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The schemas' pattern for times admits 30 February. This date replaces each time of a host and a gang record in turn."""
     directory = tmp_path / "r1"
     assert accepted.call("simulate", directory, "--hosts", "2", "--gpus", "2", "--profile", "smoke") == 0
     changed = 0

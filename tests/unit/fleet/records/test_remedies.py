@@ -44,5 +44,5 @@ def test_known_error_gets_a_remedy(error: str, remedy: str) -> None:
         "No space left on device",
     ],
 )
-def test_other_message_is_unchanged(error: str) -> None:
+def test_message_without_a_known_remedy_is_unchanged(error: str) -> None:
     assert with_remedy(error) == error

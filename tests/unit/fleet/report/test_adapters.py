@@ -1,4 +1,4 @@
-"""Pages of network adapters: the page has everything that the host reports about this adapter, and only that."""
+"""Pages of network adapters: each page has everything that the host reports about its adapter, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes import adapters
 
 @pytest.fixture(scope="module")
 def report() -> FleetReport:
-    """Return the report on two hosts; on `h1`, a lane of the first adapter is dark, and its port counted symbol errors."""
+    """Return the report on two hosts. On `h1`, a lane of `mlx5_0` is dark, and the port of `mlx5_0` counted symbol errors."""
     plan = builders.plan("h1", "h2", profile="smoke")
     evidence = dict(builders.evidence(plan))
     before, after = adapters.metrics(1, symbol_errors=2000), adapters.metrics(1, adapters.DARK, symbol_errors=5000)
@@ -79,11 +79,11 @@ def test_report_has_every_reading_of_each_adapter_once(report: FleetReport) -> N
     validate(to_json(report), "report", source="report")
 
 
-def test_counter_has_its_increase_and_its_rate_before_the_run(report: FleetReport) -> None:
+def test_counter_has_its_increase_in_the_run_and_its_rate_before_the_run(report: FleetReport) -> None:
     readings = {(item.name, item.scope): item for item in host(report, "h1").adapters[0].readings}
     counter = readings["infiniband.symbol_error", "hca=mlx5_0,port=1"]
     assert (counter.value, counter.increase) == (5000, 3000)
-    assert counter.per_hour == pytest.approx(2000 / 240)  # 864 000 s of uptime
+    assert counter.per_hour == pytest.approx(2000 / 240)  # 864 000 s (240 h) of uptime
     (unchanged,) = (item for item in host(report, "h2").adapters[0].readings if item.name == "infiniband.symbol_error")
     assert (unchanged.increase, unchanged.per_hour) == (None, None)
 

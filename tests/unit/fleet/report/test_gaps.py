@@ -1,4 +1,4 @@
-"""The report marks what was not measured or does not fit into a table, and is correct in other rare cases."""
+"""The report marks what was not measured and what a table leaves out. It is also correct in other rare cases."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def with_measurements(report: FleetReport, change: Callable[[Observation], Obser
 
 
 def failed_to_measure(name: str, scope: str) -> Callable[[Observation], Observation]:
+    """Return a function that makes an error of the observation with this name and scope, and changes no other."""
+
     def change(item: Observation) -> Observation:
         is_chosen = (item.name, item.scope) == (name, scope)
         return replace(item, status=ERROR, value=None, reason="driver hangs", samples=None) if is_chosen else item
@@ -38,7 +40,7 @@ def failed_to_measure(name: str, scope: str) -> Callable[[Observation], Observat
 
 
 @pytest.mark.parametrize("render", [render_html, render_markdown])
-def test_error_counter_states_the_devices_that_were_not_checked(render: Callable[[FleetReport], str]) -> None:
+def test_error_counter_states_how_many_devices_were_not_checked(render: Callable[[FleetReport], str]) -> None:
     report = with_measurements(two_hosts(), failed_to_measure("integrity.wrong_words", "gpu=1"))
     [counter] = gpus.error_counters(report)
     assert (counter.readings, counter.devices, counter.gap) == (3, 3, "not checked on 1 device")
@@ -116,7 +118,7 @@ def test_inconclusive_verdicts_are_counted_in_any_order_of_hosts() -> None:
         assert (figure.inconclusive, figure.failed) == (2, 0)
 
 
-def test_failures_beyond_the_number_of_dots_are_in_the_histogram() -> None:
+def test_failures_beyond_the_maximum_number_of_dots_are_in_the_histogram() -> None:
     marks = [Mark(float(index), FAIL, "") for index in range(MAX_DOTS + 30)]
     dots, bars = draw_strip([*marks, Mark(500.0, PASS, "")], (), Axis.around([0.0, 500.0]))
     assert len(dots) == MAX_DOTS
@@ -169,7 +171,7 @@ def test_change_without_values_is_described_in_markdown() -> None:
     assert "7 figures are gone" in changes_page("Changes", [], [change])
 
 
-def test_numbers_include_failures_that_the_report_does_not_list() -> None:
+def test_counts_include_failures_that_the_report_does_not_list() -> None:
     report = rejected()
     (failure,) = [item for item in report.verdicts if item.verdict == FAIL]
     row = Judged(criterion=failure.criterion, name=failure.name, failed=30_000, inconclusive=5)
@@ -177,10 +179,10 @@ def test_numbers_include_failures_that_the_report_does_not_list() -> None:
     assert headline.sentence(large) == "30000 checks failed on 1 of 2 hosts. 5 more checks could not be evaluated."
     metrics = render_prometheus(large)
     assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in metrics
-    assert "rackproof_report_host_verdicts{" not in metrics, "counts without the verdicts left out would be too low"
+    assert "rackproof_report_host_verdicts{" not in metrics, "the counts of a host would be too low: they would omit the verdicts that are not listed"
 
 
-def test_sentence_before_the_command_says_if_it_names_only_the_first_hosts() -> None:
+def test_sentence_before_a_command_says_if_the_command_names_only_the_first_hosts() -> None:
     report = rejected()
     [reason] = [item for item in reasons.reasons(report.verdicts, report.causes, {}) if item.verdict == FAIL][:1]
     for count, sentence in ((20, "Then measure again"), (21, "Then measure again (the first 20 of 21 hosts)")):

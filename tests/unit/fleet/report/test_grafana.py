@@ -31,7 +31,7 @@ from tests.unit.fleet.report.test_report import write_run
 
 HERE = ROOT / "deploy" / "grafana"
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted((HERE / "dashboards").glob("*.json"))}
-OTHER_GRAFANA_UNITS = {"dateTimeAsIso", "dateTimeFromNow"}
+OTHER_GRAFANA_UNITS = {"dateTimeAsIso", "dateTimeFromNow"}  # Grafana has these units; the SDK does not list them
 PROMETHEUS_SERIES = {"up", "ALERTS", "ALERTS_FOR_STATE"}
 SERIES = re.compile(r"(?<![\w.])(rackproof[:_][\w:]+|up|ALERTS\w*)(?=[{\[ )]|$)")
 
@@ -46,7 +46,7 @@ ALL_PANELS = [pytest.param(name, panel, id=f"{name} {panel['title']}") for name 
 
 
 def overrides(panel: dict[str, Any], key: str) -> list[Any]:
-    """Return the values that the overrides of single fields give to this property."""
+    """Return the values that the panel's overrides give to the property `key` of single fields."""
     properties = (item for override in panel["fieldConfig"]["overrides"] for item in override["properties"])
     return [item["value"] for item in properties if item["id"] == key]
 
@@ -61,7 +61,7 @@ def report() -> FleetReport:
 
 @pytest.fixture(scope="module")
 def series(report: FleetReport) -> set[str]:
-    """Return the names of all series that can exist."""
+    """Return the names of the series that exporters, recording rules, reports and Prometheus itself can write."""
     exported = re.findall(r"^\| `(\w+)` \| (\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
     names = {name for name, _ in exported} | PROMETHEUS_SERIES
     names |= {f"{name}_{part}" for name, kind in exported if kind == "histogram" for part in ("bucket", "count", "sum")}
@@ -71,7 +71,7 @@ def series(report: FleetReport) -> set[str]:
 
 
 def test_dashboard_files_match_the_generator() -> None:
-    """After an intended change run `python -m deploy.grafana`."""
+    """After an intended change, run `python -m deploy.grafana`, which writes the files."""
     generated = dashboards()
     assert sorted(generated) == sorted(path.name for path in (HERE / "dashboards").iterdir())
     for name, text in generated.items():
@@ -156,7 +156,7 @@ def test_queries_use_only_defined_variables(name: str, panel: dict[str, Any]) ->
         assert bool(target.get("instant")) == (panel["type"] in ("stat", "table"))
 
 
-def test_grafana_supports_the_units() -> None:
+def test_panels_use_only_units_that_grafana_has() -> None:
     known_units = {value for value in vars(units).values() if isinstance(value, str)} | OTHER_GRAFANA_UNITS
     for name in FILES:
         for panel in panels(name):
@@ -171,7 +171,7 @@ def test_colours_are_from_the_palette() -> None:
         assert set(colours) <= palette, name
 
 
-def test_every_panel_has_its_texts() -> None:
+def test_texts_file_has_an_entry_for_every_panel_and_no_other() -> None:
     written = yaml.safe_load((HERE / "texts.yml").read_text())
     assert {f"rackproof-{name}" for name in written} == set(FILES)
     for name, texts in written.items():
@@ -180,7 +180,7 @@ def test_every_panel_has_its_texts() -> None:
         )
 
 
-def test_links_point_to_existing_dashboards() -> None:
+def test_links_point_to_existing_dashboards_or_the_runbook() -> None:
     urls = [
         link["url"] for name in FILES for panel in panels(name) for links in overrides(panel, "links") for link in links
     ]
@@ -201,7 +201,7 @@ def test_rows_of_alerts_link_to_the_runbook() -> None:
             assert columns["alertname"] == "Alert"
 
 
-def test_silence_threshold_matches_its_alert() -> None:
+def test_silence_threshold_of_the_run_dashboard_matches_the_alert() -> None:
     (alert,) = (alert for group in read_table() for alert in group.alerts if alert.alert == "RackproofRankSilent")
     assert alert.expr.strip() == f"rackproof_rank_silent_seconds > {SILENT_S:g}"
 
@@ -214,7 +214,7 @@ def test_provisioning_files_are_valid() -> None:
     assert (provider["type"], provider["options"]["path"]) == ("file", "/var/lib/grafana/dashboards/rackproof")
 
 
-# ---- the link from the report ----
+# ---- the link from the report to the dashboard ----
 
 RUN_URL = "https://grafana.example/ops/d/rackproof-run?var-run_id=r1&from=1795233540000&to=1795233660000"
 

@@ -1,4 +1,4 @@
-"""junit.xml has the decision for CI systems, and is valid whatever text hosts report."""
+"""junit.xml has the decision for CI systems. It is valid XML, even if a host reports text that is not allowed in XML."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_failure_fails_a_test_case_of_its_host_and_the_case_of_the_decision(repo
     assert "action: Return the part (RMA)" in case.result[0].text
 
 
-def test_inconclusive_is_an_error_and_never_skipped() -> None:
+def test_inconclusive_check_is_an_error_and_never_skipped() -> None:
     evidence = builders.evidence(PLAN)
     evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
     suites = read(merge(PLAN, evidence, read_packs([])))
@@ -167,7 +167,7 @@ def test_host_text_is_escaped_in_junit(report: FleetReport, text: str) -> None:
 
 @settings(max_examples=50)
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=60))
-def test_any_text_is_legal_xml(text: str) -> None:
+def test_report_with_any_text_is_valid_xml(text: str) -> None:
     suites = read(replace(REPORT_WITHOUT_RECORDS, causes=(), verdicts=(failure(host="h1", reason=text, serial=text),)))
     assert len(results([suites["h1"]], Failure)) == 1
 

@@ -1,4 +1,4 @@
-"""Test observations.csv: a row for each observation and each missing one, typed columns, and no text that is a formula."""
+"""Test observations.csv: a row for each observation, made or missing; one type for each column; no text that is a formula."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_rehearsal_and_simulation_are_marked_in_every_row(
     assert {row["mark"] for row in healthy[1]} == {""}
 
 
-def test_rows_of_accepted_hosts_in_a_large_fleet_refer_to_their_records(
+def test_accepted_host_in_a_large_fleet_has_one_row_which_names_its_record(
     healthy: tuple[FleetReport, list[dict[str, str]]],
 ) -> None:
     first, second = healthy[0].hosts
@@ -144,7 +144,7 @@ def test_rows_of_accepted_hosts_in_a_large_fleet_refer_to_their_records(
 
 
 def row_of(value: object, reason: str = "") -> str:
-    """Return a CSV file with one row: the value, or an error with this reason."""
+    """Return a CSV file with one row: the value, or an error if there is a `reason`."""
     samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
     observation = Observation(
         name="x.y",
@@ -175,7 +175,7 @@ def test_numbers_and_texts_have_separate_columns(value: object, shown: str) -> N
 
 
 def test_each_column_has_one_type() -> None:
-    """Readers of CSV derive the type of a column from its cells."""
+    """Programs that read CSV derive the type of a column from the cells of the column."""
     evidence = builders.evidence(PLAN)
     evidence["h2"] = builders.with_observations(evidence["h2"], slow_memory)
     report, rows = report_and_rows(evidence)
@@ -230,7 +230,7 @@ def test_any_text_is_one_line_without_a_formula(text: str) -> None:
     escaped.encode()
 
 
-def test_report_writes_csv_and_names_what_parquet_needs(
+def test_report_writes_csv_without_pyarrow_and_says_what_parquet_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "r1", PLAN)
@@ -243,7 +243,7 @@ def test_report_writes_csv_and_names_what_parquet_needs(
 
 
 @pytest.mark.skipif(not HAS_ARROW, reason="pyarrow is not installed (150 MB): pip install '.[parquet]'")
-def test_parquet_has_the_same_rows_with_types(
+def test_parquet_has_the_rows_of_the_csv_file_with_typed_values(
     healthy: tuple[FleetReport, list[dict[str, str]]], tmp_path: Path
 ) -> None:
     from pyarrow import parquet

@@ -23,7 +23,7 @@ SQUARE = " ".join(["690"] * 32 + ["90"] * 32)
 
 
 def report(*waves: tuple[str, float, Any], stage: str = "benchmark") -> FleetReport:
-    """Return the report of a host with the waves (scope, period in ms, text)."""
+    """Return the report of a host with these waves, each given as scope, period in ms, and value of `pulse.wave`."""
     plan = builders.with_benchmarks(
         builders.plan("h1", profile="extended", gpu_count=2, rackproof_gang="none"),
         benchmark={"pulse": {"periods_ms": [500, 2000]}},
@@ -87,7 +87,7 @@ def test_missing_points_do_not_interrupt_the_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "<script>", "690", "1 2 -3", "690  90", 690.0, True, " ".join(["1"] * 500)])
-def test_text_that_is_not_a_wave_is_not_drawn(text: Any) -> None:
+def test_value_that_is_not_a_wave_is_not_drawn(text: Any) -> None:
     (host,) = report(("gpu=0", 2000, text)).hosts
     assert not has_waves(host)
 

@@ -38,7 +38,7 @@ def failure(**fields: str) -> Verdict:
 
 
 def series(text: str) -> Series:
-    """Parse the metrics: name without prefix -> labels and value of each sample."""
+    """Parse the metrics: name without prefix -> labels (without `run_id`) and value of each sample."""
     values: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -101,11 +101,11 @@ def test_failure_has_value_and_limit_with_unit(report: FleetReport) -> None:
         "serial": "h2-1", "criterion": "memory-vs-fleet", "name": "memory.bandwidth", "params": "read", "unit": "B/s",
         "operator": "ge",
     }  # fmt: skip
-    assert len(metrics["failure_value"]) == 1, "a text has no sample"
+    assert len(metrics["failure_value"]) == 1, "a failure whose value is a text has no sample here"
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 
-def test_waived_failure_is_separate(report: FleetReport) -> None:
+def test_waived_failure_is_exported_only_as_waived(report: FleetReport) -> None:
     waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
     metrics = series(render_prometheus(replace(report, verdicts=(*report.verdicts, replace(failure(), waiver=waiver)))))
     assert "failures" not in metrics

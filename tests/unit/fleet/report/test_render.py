@@ -1,4 +1,4 @@
-"""Test the rendered report: its content, and that text from hosts is never interpreted."""
+"""Test the rendered report: its content, and that text from hosts is never read as HTML, Markdown or terminal control."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ RENDERERS = (render_html, render_markdown, render_summary)
 
 
 class Page(HTMLParser):
-    """A parsed page: its elements with their attributes, its text, and the text inside some elements (`inside`)."""
+    """A parsed page: its elements with their attributes, its text, and the text in styles, scripts and headings (`inside`)."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -486,7 +486,7 @@ def test_links_resolve_and_ids_are_unique() -> None:
 def test_content_security_policy_allows_only_own_style_and_script() -> None:
     page = Page(render_html(accepted()))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
-    # The last script is the one that runs.
+    # Of the two scripts, `dict` keeps the last one, which is the only one that runs.
     inline = dict(item for item in page.inside if item[0] in ("style", "script"))
     assert [attributes.get("type") for tag, attributes in page.elements if tag == "script"] == [
         "application/json",
@@ -641,7 +641,7 @@ def test_host_text_is_in_code_spans_in_markdown(word: str) -> None:
 
 
 def outside_code(markdown: str) -> str:
-    """Return the Markdown without the fenced summary and the code spans."""
+    """Return the Markdown without the fenced summary, and with CODE in place of each code span."""
     head, fenced, rest = markdown.split("```")
     assert "FINAL ACCEPTANCE" in fenced
     return re.sub(r"`[^`\n]+`", "CODE", head + rest)
@@ -697,7 +697,7 @@ def test_host_text_cannot_control_the_terminal(word: str) -> None:
         (float("nan"), "s", "not a finite number"),
     ],
 )
-def test_quantities_are_readable(value: Any, unit: str, text: str) -> None:
+def test_quantity_is_written_with_four_digits_and_a_fitting_unit(value: Any, unit: str, text: str) -> None:
     assert formatting.quantity(value, unit) == text
 
 
@@ -797,7 +797,7 @@ def test_page_of_a_large_fleet_is_limited_in_size() -> None:
     assert len(render_markdown(report)) < 200_000
 
 
-def test_floor_for_every_operation_is_one_row() -> None:
+def test_passes_of_all_collective_operations_share_one_row_for_each_criterion() -> None:
     fleet_plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(fleet_plan)
 
@@ -857,7 +857,7 @@ def two_hosts(**over: Any) -> FleetReport:
 
 
 def twenty_hosts(slow: int = 2) -> FleetReport:
-    """Return the report of twenty hosts, too many to be listed one by one. Host `slow` has a slow GPU."""
+    """Return the report of twenty hosts, too many to be listed one by one. The host at position `slow` has a slow GPU."""
     fleet_plan = plan(hosts=20)
     return judge_records(
         fleet_plan, {n: record(fleet_plan, n, slow=1 if n == slow else -1, more=other_benchmarks(n)) for n in range(20)}
@@ -881,7 +881,7 @@ def test_times_are_shown_for_fleet_and_hosts() -> None:
     assert "- Time: 6 min 52 s per host" in render_summary(two_hosts())
 
 
-def test_time_of_a_soak_is_that_of_all_its_rounds() -> None:
+def test_time_of_a_soak_includes_all_its_rounds() -> None:
     """A record has only the median duration of a benchmark in all rounds, and launches of only some of the rounds."""
     report = accepted()
     host = report.hosts[0]
@@ -990,7 +990,7 @@ def test_stress_table_shows_power_clock_and_throttle_reason() -> None:
     ]
 
 
-def test_error_counters_list_nonzero_devices() -> None:
+def test_error_counter_lists_the_devices_with_errors() -> None:
     [counter] = gpus.error_counters(two_hosts())
     assert (counter.title, counter.readings, counter.devices) == ("Memory integrity: wrong words", 4, 4)
     assert counter.errors == ("gpu-01 GPU 1, zeros: 7",)
@@ -1009,7 +1009,7 @@ def test_peer_matrix_shows_rate_link_and_missing_access() -> None:
     assert matrix.rows[0][0].text == ""
 
 
-def test_more_than_four_pairs_without_access_are_counted() -> None:
+def test_four_pairs_without_access_are_named_and_the_others_counted() -> None:
     denied = replace(two_hosts().hosts[0].measurements[0], name="peer.access", value=False)
     readings = {(0, target): {"access": denied} for target in range(1, 7)}
     assert peers._link(readings, {}) == (
@@ -1124,7 +1124,7 @@ def report_with_every_section() -> FleetReport:
 
 @pytest.mark.parametrize(("name", "render"), [("report.md", render_markdown), ("report.html", render_html)])
 def test_report_matches_its_golden_file(name: str, render: Any) -> None:
-    """UPDATE_GOLDEN=1 rewrites the files."""
+    """With UPDATE_GOLDEN=1 in the environment, the test first writes the golden file anew."""
     text = render(report_with_every_section())
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text, encoding="utf-8")
@@ -1132,6 +1132,7 @@ def test_report_matches_its_golden_file(name: str, render: Any) -> None:
 
 
 def pair_rate(a: str, b: str, rail: int, rate: float | None) -> Observation:
+    """Return the rate of a pair of hosts on a rail, as in the record of host `a`; without a `rate`, an error."""
     over: dict[str, Any] = {"status": ERROR, "value": None, "reason": "timed out"} if rate is None else {}
     return replace(measured("pairs.bandwidth", rate or 1.0, "B/s", f"gpu={rail},partner={b}"), stage="gang", **over)
 
@@ -1163,10 +1164,8 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    for at, partner in (
-        (0, 1),
-        (3, 0),
-    ):  # the lost rate is in the record of the first host of the pair, or of the second
+    # The host `at`, whose record has the lost rate, is the first host of its pair, then the second.
+    for at, partner in ((0, 1), (3, 0)):
         lost = pair_rate(names[at], names[partner], 0, None)
         host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
         [matrix] = pairs.pair_matrices(replace(report, hosts=(*hosts[:at], host, *hosts[at + 1 :])))
@@ -1293,7 +1292,7 @@ def test_strip_of_a_large_fleet_is_a_histogram() -> None:
     assert [(part.host, part.margin) for part in strip.worst] == [("gpu-01", "−14.3 %")]
 
 
-def test_waived_findings_are_separate() -> None:
+def test_waived_failure_is_shown_with_its_waiver_and_without_an_action() -> None:
     waiver = Waiver(criterion="gemm-bf16", who="A. Kim", why="sent back", until="2026-12-31", host="gpu-01")
     report = rejected()
     verdicts = tuple(replace(v, waiver=waiver) if v.verdict == FAIL else v for v in report.verdicts)
@@ -1327,7 +1326,7 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
     assert "Changes since acceptance" not in Page(render_html(accepted())).text
 
 
-def test_log_keeps_its_lines_in_the_page_data() -> None:
+def test_log_keeps_its_line_breaks_in_the_page_data() -> None:
     data = Page(render_html(report_with_every_section())).data
     assert "NCCL WARN\n  peer is gone" in data["texts"]
 
@@ -1382,7 +1381,7 @@ def test_texts_of_rackproof_are_not_truncated() -> None:
     assert [text for text in texts if formatting.clean(text) != text] == []
 
 
-def test_margin_far_beyond_a_limit_is_a_multiple_of_it() -> None:
+def test_margin_far_beyond_a_limit_is_written_as_a_multiple_of_the_limit() -> None:
     assert [formatting.margin_text(share) for share in (-36.5, 12.7, -0.12, 0.5, None)] == [
         "38 times the limit",
         "14 times the limit",
@@ -1401,7 +1400,7 @@ def test_time_per_host_ignores_hosts_without_durations() -> None:
 
 
 @pytest.mark.parametrize(("lowest", "is_explained"), [(3.4e11, False), (2e11, True)])
-def test_orange_line_of_a_host_is_explained(lowest: float, is_explained: bool) -> None:
+def test_orange_line_is_explained_only_if_the_chart_has_one(lowest: float, is_explained: bool) -> None:
     fleet_plan = plan(4)
     rates = (3.5e11, 3.5e11, 3.5e11, lowest)
     records = {
