@@ -1,4 +1,4 @@
-"""Test the progress bar: only on a terminal, also from other processes, and removed at the end."""
+"""Test the progress bar: it is drawn only on a terminal, counts items of other processes too, and is removed at the end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nothing_is_written_to_a_pipe_or_a_dumb_terminal(monkeypatch: pytest.Mon
     assert work(Terminal()) == ""
 
 
-def test_calls_without_a_bar_raise_no_error() -> None:
+def test_calls_outside_a_progress_bar_raise_no_error() -> None:
     progress.begin("judging hosts", 8)
     progress.advance()
     progress.draw()

@@ -36,7 +36,7 @@ def server() -> Iterator[str]:
     """Return the endpoint of an S3 server."""
     running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # otherwise it logs a line for each request
     host, port = running.get_host_and_port()
     yield f"http://{host}:{port}"
     running.stop()
@@ -50,7 +50,7 @@ def client(server: str) -> Any:
 
 @pytest.fixture
 def store(client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Return a client with an empty bucket; the credentials are in the environment, and no files of AWS exist."""
+    """Return a client with an empty bucket. The credentials are in the environment; no configuration file of AWS exists."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
@@ -66,7 +66,7 @@ def store(client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a reported run, which tests must copy."""
+    """Return the directory of a run with its report. Tests that change a file must use a copy."""
     run = run_directory(tmp_path_factory.mktemp("runs") / "r1")
     assert rackproof("report", run).returncode == 0
     return run

@@ -622,7 +622,9 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
     }
 
 
-def test_report_is_written_for_a_record_with_an_impossible_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_written_for_a_record_with_an_impossible_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The schemas' pattern for times admits 30 February. This date replaces each time of a host and a gang record in turn."""
     directory = tmp_path / "r1"
     assert accepted.call("simulate", directory, "--hosts", "2", "--gpus", "2", "--profile", "smoke") == 0

@@ -179,7 +179,9 @@ def test_counts_include_failures_that_the_report_does_not_list() -> None:
     assert headline.sentence(large) == "30000 checks failed on 1 of 2 hosts. 5 more checks could not be evaluated."
     metrics = render_prometheus(large)
     assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in metrics
-    assert "rackproof_report_host_verdicts{" not in metrics, "the counts of a host would be too low: they would omit the verdicts that are not listed"
+    assert "rackproof_report_host_verdicts{" not in metrics, (
+        "the counts of a host would be too low: they would omit the verdicts that are not listed"
+    )
 
 
 def test_sentence_before_a_command_says_if_the_command_names_only_the_first_hosts() -> None:

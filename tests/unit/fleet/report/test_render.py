@@ -697,7 +697,7 @@ def test_host_text_cannot_control_the_terminal(word: str) -> None:
         (float("nan"), "s", "not a finite number"),
     ],
 )
-def test_quantity_is_written_with_four_digits_and_a_fitting_unit(value: Any, unit: str, text: str) -> None:
+def test_quantity_is_written_with_a_fitting_unit(value: Any, unit: str, text: str) -> None:
     assert formatting.quantity(value, unit) == text
 
 

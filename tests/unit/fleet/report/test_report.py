@@ -41,7 +41,7 @@ def healthy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(healthy_run: Path, tmp_path: Path) -> Path:
-    """Return a copy of the healthy run, which the test may change."""
+    """Return a copy of the healthy run. The test may change the copy."""
     return shutil.copytree(healthy_run, tmp_path / "r1")
 
 
@@ -70,7 +70,7 @@ def test_accepted_run_exits_0_and_writes_its_reports(run: Path) -> None:
     assert {"report.html", "report.md"} <= {path.name for path in run.iterdir()}
 
 
-def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
+def test_host_option_prints_the_reasons_and_writes_the_page_of_this_host(run: Path) -> None:
     path = run / "hosts" / "h2.json"
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
@@ -168,7 +168,7 @@ def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
     assert report.decision == "accepted"
 
 
-def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> None:
+def test_events_make_a_host_inconclusive_until_the_play_succeeds_on_it(run: Path) -> None:
     unreachable = {
         "at": builders.WHEN,
         "play": "Gang",
@@ -190,8 +190,8 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> N
         assert report_of(run).decision == decision
 
 
-def test_missing_record_names_the_remedy(run: Path) -> None:
-    """If the journal has the cause, the reason gives the cause instead of the remedy."""
+def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> None:
+    """If the journal says why the record of a host is missing, the reason gives this cause instead of the remedy."""
     failed = {
         "at": builders.WHEN,
         "play": "Gang",
@@ -323,7 +323,7 @@ def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
     assert f"{line} {reason}" in summary_after(tmp_path / "r1", without_large_sizes)
 
 
-def test_operation_judged_on_only_some_hosts_is_named(tmp_path: Path) -> None:
+def test_summary_counts_the_hosts_on_which_no_operation_is_judged(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     loaded = load(tmp_path / "r1")
 
@@ -337,7 +337,7 @@ def test_operation_judged_on_only_some_hosts_is_named(tmp_path: Path) -> None:
 
 
 SMALLEST_JUDGED = 64 << 20
-"""Bytes of the smallest collective that a floor judges."""
+"""Bytes of the smallest message for which a pack has a minimum of the bus bandwidth."""
 BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])
 
 
@@ -364,7 +364,7 @@ def criteria(path: Path, value: str = "4.0e+12", unit: str = "B/s", more: str = 
     return path
 
 
-def test_site_criteria_judge_and_are_named(run: Path, tmp_path: Path) -> None:
+def test_site_criteria_are_applied_and_named(run: Path, tmp_path: Path) -> None:
     process = rackproof("report", run, "--criteria", criteria(tmp_path / "site.yml"))
     assert process.returncode == 0
     assert "Criteria h200-sxm, site" in " ".join(process.stdout.split())
@@ -403,7 +403,9 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
         ("pynvml", "doctor", "pip install 'rackproof', in a checkout '.'"),
     ],
 )
-def test_missing_library_names_the_remedy(healthy_run: Path, library: str, verb: str, remedy: str) -> None:
+def test_error_about_a_missing_library_names_the_remedy(
+    healthy_run: Path, library: str, verb: str, remedy: str
+) -> None:
     program = (
         f"import sys; sys.modules[{library!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -419,7 +421,7 @@ def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
     (tmp_path / "plan.json").chmod(0)
     user = os.geteuid()
     try:
-        if user == 0:  # root may read everything
+        if user == 0:  # root may read every file, so another user must read this one
             os.seteuid(65534)
         with pytest.raises(RunError, match="Permission denied: read the run as the user who made it"):
             load(tmp_path)

@@ -33,7 +33,7 @@ Change = Callable[[Record], Record]
 
 
 def for_observations(change: Callable[[Observation], Observation]) -> Change:
-    """Return a change of a record that changes each of its observations."""
+    """Return a change of a record that applies `change` to each observation of the record."""
     return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
 
@@ -49,7 +49,7 @@ def set_to(name: str, scope: str, value: Any) -> Change:
 
 
 def with_error(record: Record) -> Record:
-    """Return the record with a figure that could not be measured."""
+    """Return the record with an error in place of its first memory bandwidth."""
     measured = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
     error = replace(measured, status="error", value=None, reason="no memory")
     return replace(
@@ -83,7 +83,7 @@ def with_duplicate_serial(record: Record) -> Record:
 
 
 def without_gpu(record: Record) -> Record:
-    """Return the record without GPU 1, which neither driver nor PCI bus shows. Its slot can be inferred from other hosts."""
+    """Return the record without GPU 1, which neither driver nor PCI bus shows. Other hosts show which slot is empty."""
     counts = ("gpu.count", "gpu.pci_count")
     snapshots = tuple(
         replace(
@@ -117,7 +117,7 @@ FAULTY_PORTS = {"port.status_opcode": ("hca=mlx5_0,port=1", 15), "optics.rx_los"
 
 
 def with_two_faulty_ports(record: Record) -> Record:
-    """Return the record with two ports of one adapter that have different faults."""
+    """Return the record with a different fault on each of two ports of one adapter."""
     metrics = [Metric(name=name, unit="1", values={scope: value}) for name, (scope, value) in FAULTY_PORTS.items()]
     snapshots = (replace(item, metrics=(*item.metrics, *metrics)) for item in record.snapshots)
     return replace(record, snapshots=tuple(snapshots))
@@ -128,7 +128,10 @@ def small_fleet(directory: Path, fault: str = "none", count: int = 10) -> Run:
     plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # no gangs if one would have a single host
     name, change = plan.hosts[min(5, count - 1)].name, FAULTS[fault]
     fleets.write(directory, plan, {name: change})
-    if change in (with_duplicate_serial, without_gpu):  # its gang record must list the same GPUs
+    if change in (
+        with_duplicate_serial,
+        without_gpu,
+    ):  # the gang record of the host must list the same GPUs as its host record
         record = change(fleets.records(plan, name)[1])  # type: ignore[misc]
         documents.write_text(directory / "gangs" / record.gang / f"{name}.json", fleets.text(record))
     return load(directory)
@@ -179,7 +182,7 @@ def test_brief_report_matches_the_full_report(tmp_path: Path, fault: str, reques
 def test_report_does_not_depend_on_the_number_of_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """The report of a fleet of any size with one slow host has the same findings as `judge`."""
+    """For a fleet of any size with one slow host, the report has the same findings as `judge` on the evidence of all hosts."""
     monkeypatch.setattr(hosts, "MEASURED_HOSTS", 20)
     run = small_fleet(tmp_path, "slower than the datasheet", count)
     first, second = (report_of(run, PACKS, jobs=jobs) for jobs in (1, 2))

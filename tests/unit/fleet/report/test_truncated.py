@@ -27,10 +27,11 @@ from tests.accepted import rackproof, report_of
 BROKEN = 2
 """Position in the plan of the host whose record is truncated."""
 RACK = 4
+"""Number of hosts in a rack."""
 
 
 def write_run(directory: Path, hosts: int, measured: int) -> str:
-    """Write a run of a fleet in racks of four hosts, with records of the first `measured` hosts. Return the host at BROKEN."""
+    """Write a run with records of the first `measured` hosts. Return the name of the host whose record is truncated."""
     fleet = Fleet(hosts=hosts, racks=-(-hosts // RACK), gpus=2, profile="smoke", readings=JUDGED)
     plan = fleet.plan(directory.name, "2026-11-21T04:00:00Z")
     broken = plan.hosts[BROKEN].name

@@ -27,7 +27,7 @@ OLD = (
 
 
 def host(name: str, **software: str) -> HostReport:
-    """Return the report on a host; `__` in a name stands for `.`."""
+    """Return the report on a host with these versions; `__` in a keyword stands for `.` in the name of a version."""
     versions = {key.replace("__", "."): text for key, text in software.items()}
     return HostReport(name=name, rack="", decision=ACCEPTED, record="", coverage=COVERAGE, software=versions)
 
@@ -35,7 +35,7 @@ def host(name: str, **software: str) -> HostReport:
 def found(
     *hosts: HostReport, plan: Plan = PLAN, known: Advisories = KNOWN
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
-    """Return the vulnerable versions and the lines of the summary."""
+    """Return the vulnerable versions, and the lines of the summary on versions."""
     versions = compare_versions(plan, hosts, known)
     vulnerable = vulnerabilities(versions)
     lines = list(vulnerability_lines(plan, versions, vulnerable, known))
@@ -82,11 +82,11 @@ def test_old_list_of_advisories_is_a_caveat_if_a_version_was_compared() -> None:
 
 
 @pytest.mark.parametrize("plan", [replace(LATER, rehearsal=True), replace(LATER, simulated=True)])
-def test_rehearsal_and_simulation_have_no_caveat(plan: Plan) -> None:
+def test_rehearsal_and_simulation_have_no_caveat_about_versions(plan: Plan) -> None:
     assert found(host("h1", driver__version="580.95.05"), plan=plan) == ((), [])
 
 
-def test_many_versions_and_hosts_are_counted() -> None:
+def test_versions_and_hosts_beyond_the_first_five_are_only_counted() -> None:
     vulnerable, lines = found(*(host(f"h{number}", driver__version=f"580.{number}.1") for number in range(9)))
     assert len(vulnerable) == 9
     assert len(lines) == 6
@@ -95,7 +95,7 @@ def test_many_versions_and_hosts_are_counted() -> None:
     assert lines == [f"Vulnerable version: {TEXT} [k0, k1, k2, k3, k4 and 4 more hosts]"]
 
 
-def test_many_packages_of_distributions_are_counted() -> None:
+def test_packages_of_distributions_beyond_the_first_five_are_only_counted() -> None:
     hosts = [
         host(f"h{n}", **{"container.runc.version": "1.1", "container.runc.package_version": f"runc 1.1-{n}"})
         for n in range(9)

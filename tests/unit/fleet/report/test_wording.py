@@ -1,4 +1,4 @@
-"""No code parses the sentences of verdicts: with random texts in their place, the rest of reports and notifications is equal."""
+"""No code parses sentences of a report: random texts in their place change nothing else in reports and notifications."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ FAULTS = (
 )
 SEEDS = (1, 2)
 FIXED_LINES = (LineKind.CHECK,)
-"""Kinds of lines whose title and text are fixed terms, not sentences. They are not replaced."""
+"""Kinds of summary lines whose title and text are fixed terms, not sentences. Their texts are not replaced."""
 
 
 class RandomTexts:
-    """Replaces each text by a random one; equal texts get equal replacements."""
+    """Replaces each text by a random text; equal texts get equal replacements."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 - no secret
@@ -53,7 +53,7 @@ class RandomTexts:
 
 
 def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
-    """Return the report with every sentence replaced, except in lines of FIXED_LINES."""
+    """Return the report with every sentence replaced, except in summary lines of the kinds FIXED_LINES."""
     lines = tuple(
         line if line.kind in FIXED_LINES else replace(line, title=texts(line.title), text=texts(line.text))
         for line in report.acceptance.lines
@@ -120,7 +120,7 @@ def content(report: FleetReport) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_reworded_report_shows_the_same(report: FleetReport, seed: int) -> None:
+def test_reworded_report_has_the_same_figures_and_structure(report: FleetReport, seed: int) -> None:
     other = reworded(report, RandomTexts(seed))
     assert other.verdicts[0].reason != report.verdicts[0].reason
     before, after = content(report), content(other)
@@ -167,7 +167,7 @@ def test_fleet_has_many_kinds_of_verdicts_and_lines(report: FleetReport) -> None
     assert {line.kind for line in report.acceptance.lines} <= {*LINES}
 
 
-def test_schema_lists_the_kinds() -> None:
+def test_schema_lists_the_kinds_of_verdicts_and_lines() -> None:
     schema = json.loads((ROOT / "schemas" / "report.schema.json").read_text(encoding="utf-8"))
     verdict = schema["properties"]["verdicts"]["items"]["properties"]
     line = schema["properties"]["acceptance"]["properties"]["lines"]["items"]["properties"]

@@ -1,4 +1,4 @@
-"""Test packages for a vendor: one part with its evidence, and no file outside the run directory."""
+"""Test packages for a vendor: each has the evidence on one failed part, and no file is written outside the run directory."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def slow_record(plan: Plan, host: str) -> Record:
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a run with its report: GPU 1 of h2 fails."""
     directory = tmp_path_factory.mktemp("runs") / "r1"
     write_run(directory, PLAN)
     documents.write(directory / "hosts" / "h2.json", to_json(slow_record(PLAN, "h2")))
@@ -83,6 +84,7 @@ def run(reported: Path, tmp_path: Path) -> Path:
 
 
 def package(run: Path, *options: str) -> dict[str, Any]:
+    """Run `rackproof rma`; return the content of `part.json` in the only package."""
     assert main(["rma", str(run), *options]) == 0
     (path,) = [path for path in (run / "rma").iterdir() if path.is_dir()]
     part_document: dict[str, Any] = documents.read(path / "part.json", "part")
@@ -107,7 +109,7 @@ def test_package_identifies_the_failed_part(run: Path) -> None:
     assert part_document["versions"]["torch"] == "2.11.0"
 
 
-def test_commands_to_reproduce_use_the_agent_of_the_host(run: Path) -> None:
+def test_commands_that_repeat_the_failed_benchmarks_use_the_agent_of_the_host(run: Path) -> None:
     commands = {item["purpose"]: item["command"] for item in package(run)["again"]}
     assert commands["the failed benchmarks, on this GPU alone"] == (
         "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-h2-1 /opt/rackproof/bin/python -m torch.distributed.run "
@@ -368,7 +370,7 @@ def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
     return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
 
-def test_failed_parts_are_those_of_the_causes_but_a_gang_is_not_a_part() -> None:
+def test_failed_parts_are_the_parts_of_the_causes_without_gangs() -> None:
     verdicts = [
         failed("gpu=1,link=3", "monitor"),
         failed("gpu=1"),
@@ -392,7 +394,7 @@ def test_checks_that_fail_because_of_a_lost_gpu_do_not_change_its_action() -> No
     assert (part.action, part.needs_part_work, len(part.findings)) == ("reboot", False, 3)
 
 
-def test_identity_readings_exist() -> None:
+def test_identity_readings_of_parts_are_in_the_table_of_readings() -> None:
     assert {name for readings in IDENTITY_READINGS.values() for name in readings.values()} <= set(READINGS)
 
 

@@ -182,6 +182,7 @@ class SimulatedHosts:
     change: Callable[[int, str, Launch], Launch | None] = lambda number, host, launch: launch
     """Returns the launch as the host records it, or None if the host does not record it."""
     begun: list[int] = field(default_factory=list)
+    """Numbers of the cells launched by `run_study`, in order."""
     launches: dict[str, list[Launch]] = field(default_factory=dict)
 
     def evidence(self) -> dict[str, Evidence]:
@@ -242,7 +243,7 @@ def states(results: StudyResults) -> list[str]:
     return [row.state for row in results.rows]
 
 
-def test_cells_are_measured_once_and_oversized_ones_reported(tmp_path: Path) -> None:
+def test_each_cell_is_measured_once_and_cells_too_large_for_the_fleet_are_skipped(tmp_path: Path) -> None:
     simulated = SimulatedHosts(study(tmp_path))
     results = simulated.run_study()
     assert simulated.begun == [1, 2, 3, 4, 7, 8]
@@ -260,7 +261,7 @@ def test_efficiency_is_per_rank_relative_to_the_smallest_cell_of_the_series(tmp_
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
-def test_cell_with_limited_cpus_is_compared_with_that_with_all_cpus(tmp_path: Path) -> None:
+def test_cell_with_limited_cpus_is_compared_with_the_cell_with_all_cpus(tmp_path: Path) -> None:
     results = SimulatedHosts(study(tmp_path)).run_study()
     values = {row.number: (row.share, row.unconfined) for row in results.rows if row.share is not None}
     assert values == {8: (pytest.approx(1 / 3), 7)}
@@ -268,7 +269,7 @@ def test_cell_with_limited_cpus_is_compared_with_that_with_all_cpus(tmp_path: Pa
     block = {"gpus": [2], "batch_size": [64]}
     rows = SimulatedHosts(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
     assert rows[1].unconfined == 1, (
-        "a cell with another number of epochs can be compared: the rate does not depend on it"
+        "cells with different numbers of epochs can be compared: the rate does not depend on the epochs"
     )
     rows = (
         SimulatedHosts(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}]))
@@ -306,7 +307,7 @@ def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], messa
     assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
     assert results.rows[3].reason == results.stopped == message
     assert results.rows[4].reason.startswith("capacity"), "capacity must precede the budget as the reason"
-    assert results.is_complete, "the budget is a limit that the operator chose"
+    assert results.is_complete, "a study that ends at its budget is complete, because the operator chose this limit"
 
 
 def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
     row = results.rows[1]
     assert row.reason == "rank 0 in scaling (exit code 1): out of memory"
     assert (row.throughput, row.efficiency) == (None, None)
-    assert row.cost == pytest.approx(0.2), "failed launches must cost as well"
+    assert row.cost == pytest.approx(0.2), "the cost must include failed launches"
     assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), (
         "the smallest measured cell must be the reference of its series, with efficiency 1"
     )
@@ -389,7 +390,7 @@ def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> No
 
 
 def test_cell_that_was_launched_again_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
-    """The host of the failed first launch was unreachable when the study continued on another host. Now both have records."""
+    """The first launch failed on h1. While h1 was unreachable, the study continued on h2. Now there are records of both hosts."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
     lost = replace(
@@ -399,7 +400,7 @@ def test_cell_that_was_launched_again_is_reported_with_the_launch_that_measured_
     (row,) = simulated.run_study().rows
     assert simulated.begun == []
     assert (row.state, row.members, row.wall_s) == (MEASURED, ("h2",), 72.0)
-    assert row.cost == pytest.approx(372), "both launches must cost"
+    assert row.cost == pytest.approx(372), "the cost must include both launches"
     assert evaluate_study(plan, simulated.evidence()).hours == pytest.approx(372 / 3600)
 
 
@@ -418,7 +419,7 @@ def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) ->
         assert render(plan, cut, "").count(message) == len(cut.rows) - cut.count(SKIPPED)
 
 
-def test_launch_that_does_not_have_the_host_of_its_record_as_a_member_is_ignored(tmp_path: Path) -> None:
+def test_launch_in_the_record_of_a_host_that_is_not_its_member_is_ignored(tmp_path: Path) -> None:
     plan = study(tmp_path)
     assert plan.study
     reported = launched(1, ("h2",), plan.study.cells[0])
@@ -532,7 +533,7 @@ def test_page_without_measured_cells_says_so(tmp_path: Path) -> None:
     assert not results.is_complete
 
 
-def test_synthetic_images_are_reported(tmp_path: Path) -> None:
+def test_pages_say_that_accuracy_and_loss_do_not_apply_to_synthetic_images(tmp_path: Path) -> None:
     plan = study(tmp_path)
     results = SimulatedHosts(
         plan, change=lambda number, host, launch: with_params(launch, {"data": "synthetic"})
@@ -634,7 +635,7 @@ def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) 
     plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
     cell = run.for_cell(1)
-    for _ in range(3):  # started, but killed before it wrote a record
+    for _ in range(3):  # the supervisor was started, but killed before it wrote a record
         assert next_cell(plan, {}, ["h1"]).launches[0].number == 1
         assert not count_attempt(cell, 1)
     record = run_launch(cell, LaunchRequest(stage=cell.plan.stage(CELL), members=("h1",), number=1))

@@ -101,8 +101,12 @@ def test_signed_run_verifies_and_names_its_signer(run: Path, verify: Verify) -> 
     assert "the report matches the records" in output
 
 
-def test_report_with_a_history_is_signed_and_verified_without_it(run: Path, keys: Path, verify: Verify) -> None:
-    for _ in range(2):  # the first report adds the run to the history, from which the second one leaves it out
+def test_report_with_a_history_is_signed_and_verified_without_the_history(
+    run: Path, keys: Path, verify: Verify
+) -> None:
+    for _ in range(
+        2
+    ):  # the first report adds the run to the history; the second one must not compare the run with itself
         assert main(["report", str(run), "--history", str(run.parent / "h")]) == 0
     shutil.rmtree(run.parent / "h")
     assert "history" in json.loads((run / "report.json").read_text())
@@ -255,7 +259,7 @@ def test_forged_report_page_is_detected_despite_a_valid_signature(run: Path, key
 def test_parquet_is_signed_unchecked_without_pyarrow(
     run: Path, keys: Path, verify: Verify, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # makes `import pyarrow` fail, as if it were not installed
     (run / "observations.parquet").write_bytes(b"PAR1")
     capsys.readouterr()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
@@ -409,7 +413,7 @@ def test_key_in_ssh_agent_signs(keys: Path, tmp_path: Path, agent: str) -> None:
     assert "no SSH agent has its private key" in sign_without_terminal(public, SSH_AUTH_SOCK=agent)
 
 
-def test_missing_files_are_reported(
+def test_missing_files_and_missing_ssh_keygen_are_reported(
     run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rackproof(*arguments: str) -> tuple[int, str]:

@@ -43,7 +43,7 @@ from tests import ROOT, builders, fleets
 
 CREATED = "2026-11-21T04:00:00Z"
 GPU = 1
-"""The GPU that has the fault."""
+"""Index of the GPU that has the fault, if the fault is one of a GPU."""
 
 
 def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
@@ -100,7 +100,9 @@ def test_assumed_figures_name_their_source() -> None:
 def test_simulated_values_are_within_the_measured_range_without_outliers() -> None:
     values = values_by_level([100.0, 97.0, 101.0, 2.0])
     assert (min(values), max(values)) == (97.0, 101.0)
-    assert 98.5 < sum(values) / len(values) < 100.0  # below 100, because this median is nearer to the maximum
+    assert (
+        98.5 < sum(values) / len(values) < 100.0
+    )  # below the median of 100, to which the maximum is nearer than the minimum
 
 
 # --- healthy fleets
@@ -121,7 +123,7 @@ SHAPES: list[dict[str, Any]] = [
     {"hosts": 1, "gpus": 1, "racks": 1, "gang": "none"},
     {"hosts": 2, "gpus": 1, "racks": 1},
     {"hosts": 2, "racks": 1, "storage": True},
-    {"hosts": 3, "gpus": 8, "racks": 1},  # ports have several partners
+    {"hosts": 3, "gpus": 8, "racks": 1},  # each port has several partners
     TWO_GANGS,
 ]
 
@@ -169,10 +171,14 @@ def test_small_fleet_is_accepted_if_healthy_and_rejected_if_all_its_parts_are_eq
 
 
 SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "collective.", "pairs.")
+"""First parts of names: the figures of one of these families at a time are slow."""
 
 
 def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> Evidence:
-    """Return the evidence with only the figures of these names. All have the same low rate, so no part differs."""
+    """Return the evidence with only the figures of these names, and with each rate among them lowered to `rate`.
+
+    All parts are then equally slow.
+    """
 
     def slow_down(item: Observation) -> Observation | None:
         if item.name not in names:
@@ -194,7 +200,7 @@ def criteria_on(names: set[str]) -> list[Pack]:
 # --- faults
 
 HOST_FAULTS = {kind: fault for kind, fault in FAULTS.items() if kind not in ("slow_path", "slow_switch", "slow_rail")}
-"""Faults that one host shows. Those of the fabric are tested in test_simulated_ports.py."""
+"""Faults that one host shows. Faults of the fabric are tested in test_simulated_ports.py."""
 EXPECTED_CRITERIA: dict[str, str] = {
     "xid79": "xid-79 xid-during-run localise plan",
     "missing_gpu": "gpu-count gpu-pci-count localise plan",
@@ -237,6 +243,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "truncated_record": "plan",
     "stale_record": "plan",
 }
+"""Fault -> criteria with a verdict other than pass on its host, separated by spaces."""
 EXPECTED_PROBLEMS: dict[str, str] = {
     "xid79": "gpu-fell-off-bus",
     "missing_gpu": "gpu-missing",
@@ -279,6 +286,7 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "truncated_record": "no-record",
     "stale_record": "no-record",
 }
+"""Fault -> problem of the one cause that the report gives for it."""
 HOST_CANNOT_MEASURE = {"xid79", "missing_gpu", "hung"}
 """Faults of a GPU after which its host cannot run benchmarks on all GPUs."""
 EXPECTED_REASONS = {
@@ -292,11 +300,12 @@ EXPECTED_REASONS = {
     "slow_cable": "suspect NIC",
     "slow_host": "suspect host",
 }
+"""Fault -> words that the reason of a verdict must contain."""
 
 
 @pytest.fixture(scope="module")
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
-    """Return the host of each fault, and the run. Each fault is on a different host. The first host of each rack has none."""
+    """Return the host of each fault, and the run directory. Each host has at most one fault; the first in a rack has none."""
     racks = -(-len(HOST_FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True,
                    storage=True, bmcs=True)  # fmt: skip
@@ -317,7 +326,7 @@ def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str]
 def faulty_fleet(
     faulty_run: tuple[dict[str, str], Path],
 ) -> tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]:
-    """Return the host of each fault, the verdicts of each host that did not pass, and the report."""
+    """Return the host of each fault, for each host the verdicts other than pass, and the report."""
     host_of_fault, directory = faulty_run
     report = report_of(directory)
     verdicts_by_host: dict[str, list[Verdict]] = defaultdict(list)
@@ -360,7 +369,7 @@ def test_fault_is_reported_on_its_host_and_gpu(
     if "plan" not in criteria:
         assert criteria == set(EXPECTED_CRITERIA[kind].split()), "no other criterion may fail on the host"
     contradictions = [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY]
-    assert contradictions == [], "a simulated record must be as consistent as that of an agent"
+    assert contradictions == [], "a simulated record must be as consistent as a record of the agent"
     assert not any("resume the run" in item.reason for item in verdicts), "simulated hosts cannot resume a run"
     assert all(
         EXPECTED_REASONS[kind] in item.reason
@@ -433,8 +442,8 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     assert f"Cabling: {text}" in report.acceptance.summary
 
 
-def test_slow_rail_of_a_host_is_attributed_to_its_swapped_cables(tmp_path: Path) -> None:
-    """The swapped cables route the traffic of two rails over the spine switch, so the NIC is not faulty."""
+def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp_path: Path) -> None:
+    """Swapped cables send the traffic of two rails over the spine switch. This explains a slow rail, so no NIC is reported."""
     faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
     report = report_of(run_of(tmp_path / "run", *faults, hosts=8))
     assert {(cause.host, cause.problem) for cause in report.causes} == {
@@ -505,10 +514,8 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
         for part in cause.parts
     }
     actions = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] != "identity"}
-    of_serials = (
-        "identity",
-        "bmc-serial",
-    )  # of the two hosts with the serial, this is the one whose BMC reports another
+    # Two hosts have the serial of `duplicate_serial`. The BMC of the host with the fault reports another serial.
+    of_serials = ("identity", "bmc-serial")
     duplicates = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] in of_serials}
     for kind, host in host_of_fault.items():
         assert (duplicates if kind == "duplicate_serial" else actions).get(host) == EXPECTED_PACKAGES.get(kind), kind

@@ -27,7 +27,7 @@ PROFILE = str(ROOT / "docs/measurements/ports.yml")
 
 
 def run_of(directory: Path, *faults: str, **changed: Any) -> Run:
-    """Write a fleet of six hosts with three rails and two leaf switches for each rail, and return its run."""
+    """Write a fleet of six hosts with three rails and two leaf switches for each rail, and return the loaded run."""
     settings = {"hosts": 6, "gpus": 3, "hosts_per_leaf": 3, "gang": "all", "profile": PROFILE, "readings": JUDGED}
     fleet = Fleet(**{**settings, **changed})
     plan = fleet.plan(directory.name, CREATED)
@@ -65,7 +65,7 @@ DOWN = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infinib
 
 
 def with_port_down(evidence: Evidence) -> Evidence:
-    """Return the evidence of a host whose port has no link, as the agent reports it."""
+    """Return the evidence with PORT down: the port has no link, and the agent reports no figures of the port."""
 
     def without_link(metric: Metric) -> Metric:
         is_of_port = metric.name in DOWN and PORT in metric.values
@@ -87,7 +87,7 @@ def with_port_down(evidence: Evidence) -> Evidence:
 
 
 def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: str) -> tuple[Observation, ...]:
-    """Replace the figures of a port or pair, in each stage that has them, by one observation with the reason."""
+    """Return the observations. In each stage, one observation with the reason replaces all figures of this port or pair."""
     of_scope = [item for item in items if item.name.startswith("verbs.") and item.scope.startswith(scope)]
     reasons = [
         Observation(name="verbs.bandwidth", scope=scope, stage=stage, unit="B/s", status=status, reason=reason)
@@ -146,14 +146,14 @@ def test_slow_part_of_the_fabric_is_the_only_cause(
 
 
 def test_slow_switch_of_most_hosts_is_not_reported_as_a_slow_rail(tmp_path: Path) -> None:
-    """Four of six hosts are at the slow switch. The others show that the rail is not slow."""
+    """Four of six hosts are at the slow switch. The other two show that the rail is not slow."""
     report = report_of(run_of(tmp_path / "run", "slow_switch:r01-h02:1", hosts_per_leaf=4))
     (cause,) = report.causes
     assert cause.part == "switch=0x5140000000000001"
     assert len(cause.hosts) == 4
 
 
-def test_report_and_evidence_name_the_switch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_rma_name_the_slow_switch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     run_of(run, "slow_switch:r01-h02:1")
     assert main(["report", str(run)]) == 1
@@ -163,7 +163,7 @@ def test_report_and_evidence_name_the_switch(tmp_path: Path, capsys: pytest.Capt
     assert {(row["place"], row["serial"]) for row in rows} == {("switch=0x5140000000000001", "")}
 
 
-def test_command_sets_the_hosts_of_a_leaf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_sets_the_number_of_hosts_on_a_leaf_switch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--hosts", "4", "--gpus", "1", "--hosts-per-leaf", "2", "--profile", PROFILE]
     assert main(["simulate", str(tmp_path / "run"), *options]) == 0
     switches = set()

@@ -103,6 +103,7 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def lock(self, pid: int | None = None) -> Run:
+        """Write the lock of a playbook with this process ID, or with that of the test: the run is then in progress."""
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
@@ -183,7 +184,7 @@ def test_host_skipped_by_the_second_launch_keeps_the_state_of_the_first(run: Run
     assert states_of(run.view(), "gang") == {"h1": FAILED, "h2": RUNNING, "h3": RUNNING}
 
 
-def test_stopping_the_exporters_does_not_restart_prepare(run: Run) -> None:
+def test_stopping_the_exporters_does_not_restart_the_prepare_stage(run: Run) -> None:
     run.start_benchmarks().play("Stop what was started for the run", "monitoring").task("monitoring : End the exporter")
     assert states_of(run.view(), "prepare") == dict.fromkeys(run.names, DONE)
 
@@ -334,6 +335,7 @@ def test_decision_of_an_oversized_report_comes_from_the_journal(run: Run, monkey
 
 
 def page(run_id: str = "r1", updated: float = 1000.0, **more: str) -> str:
+    """Return a page of metrics as an exporter serves it; `more` adds or replaces series."""
     values = {
         f'rackproof_run_info{{device="gpu",run_id="{run_id}",rack="r1"}}': "1.0",
         "rackproof_run_updated_timestamp_seconds": f"{updated}",
@@ -392,7 +394,9 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
         view = run.view(scrape_exporters=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
-    assert first.remaining_s == pytest.approx(130, abs=3)  # by the clock of the host, which may differ
+    assert first.remaining_s == pytest.approx(
+        130, abs=3
+    )  # by the clock of the host, which may differ from the clock here
     assert first.expected_s == pytest.approx(70, abs=3)
     assert second.expected_s is None
     assert (first.benchmark, second.benchmark) == ("stress", "")
@@ -407,7 +411,7 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
     assert re.fullmatch(r"\S+ benchmark: 2 of 3 hosts done, h1 61 %, about 1 min (10|0\d) s left", line)
 
 
-def test_time_left_of_the_run_is_that_of_the_slowest_host_plus_the_waiting_stages(run: Run) -> None:
+def test_time_left_is_the_time_of_the_slowest_host_plus_the_times_of_waiting_stages(run: Run) -> None:
     view = run.start_benchmarks().view()
     assert view.expected_s is None, "no exporter reports the end of the running stage"
     stages_s = {"benchmark": 200.0, "gang": 60.0}
@@ -693,7 +697,7 @@ def test_log_ends_when_the_lock_is_released(run: Run) -> None:
 
 
 class Terminal:
-    """A terminal of 100 columns and 24 rows that runs the command."""
+    """A terminal of 100 columns and 24 rows in which `rackproof watch` runs."""
 
     def __init__(self, run: Run) -> None:
         self.main, secondary = pty.openpty()
