@@ -91,7 +91,7 @@ def test_collection_contains_only_what_a_control_node_needs(archive: Path) -> No
 
 
 def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
-    """Ansible Galaxy runs the importer on each upload. There it also runs ansible-lint; here `make lint-ansible` does."""
+    """Ansible Galaxy runs the importer on each upload, with ansible-lint. Here, `make lint-ansible` runs ansible-lint."""
     settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
     (tmp_path / "importer.cfg").write_text(settings)
     done = run(
@@ -104,28 +104,28 @@ def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -
 
 
 def test_role_readmes_and_page_of_variables_are_current() -> None:
-    """UPDATE_GOLDEN=1 or `make golden` writes them."""
+    """To write the files anew, run the test with UPDATE_GOLDEN=1, or run `make golden`."""
     for path, text in generated_pages().items():
         if os.environ.get("UPDATE_GOLDEN"):
             path.write_text(text, encoding="utf-8")
         assert path.read_text(encoding="utf-8") == text, path
 
 
-def test_version_is_that_of_galaxy_yml_and_of_the_execution_environment() -> None:
+def test_galaxy_yml_and_execution_environment_have_the_version_of_rackproof() -> None:
     galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
     assert (galaxy["namespace"], galaxy["name"], galaxy["version"]) == ("rackproof", "rackproof", VERSION)
     environment = ENVIRONMENT.read_text(encoding="utf-8")
     assert set(re.findall(r"rackproof-rackproof-([\w.]+)\.tar\.gz", environment)) == {VERSION}
 
 
-def test_minimum_ansible_core_equals_that_of_the_package() -> None:
+def test_collection_and_package_require_the_same_minimum_of_ansible_core() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     lowest = next(item for item in extras["control"] if item.startswith("ansible-core")).split(",")[0]
     runtime = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text(encoding="utf-8"))
     assert lowest.removeprefix("ansible-core>=") + ".0" == runtime["requires_ansible"].removeprefix(">=")
 
 
-def test_requirements_equal_those_of_the_package() -> None:
+def test_requirements_of_the_collection_equal_the_requirements_of_the_package() -> None:
     """Dependencies that only hosts need are left out. So is ansible-core, whose version the execution environment chooses."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     of_the_package = {*project["dependencies"], *project["optional-dependencies"]["control"]}
@@ -143,8 +143,8 @@ def wheel(directory: Path, to: Path) -> Path:
     return next(to.glob("*.whl"))
 
 
-def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
-    """The wheels are identical, so a host with one of them needs no installation of the other."""
+def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkout(site: Path, tmp_path: Path) -> None:
+    """A host with one of the wheels does not need an installation of the other."""
     collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
     assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
@@ -171,7 +171,7 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(site: Path) -> No
         "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
     }
-    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # modules run in a third of the time
+    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # with it, modules run in a third of the time
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -21,7 +21,7 @@ ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 def run_drivers_playbook(
     tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run drivers.yml for the run `r1`. It has no driver to install, so it only checks the inventory and plans the run."""
+    """Run drivers.yml for the run `r1`. No host asks for a driver, so it only checks the inventory and writes the plan."""
     common = {
         "rackproof_profile": "rehearsal",
         "rackproof_gang": "none",
@@ -33,7 +33,7 @@ def run_drivers_playbook(
     inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": common}}))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / "drivers.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # local modules run in half the time
+    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with it, local modules run in half the time
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 

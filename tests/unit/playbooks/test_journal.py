@@ -31,12 +31,12 @@ def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) ->
 
 
 def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
-    """Return a play that measures."""
+    """Return a play with this task, which has the tag of the plays that measure."""
     return {"name": name, "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": [task]}
 
 
 def report_play(command: str = "report") -> dict[str, Any]:
-    """Return the last play of a run."""
+    """Return a play marked as the last one of a run, after which the run is reported. It only prints a message."""
     task = {"ansible.builtin.debug": {"msg": "reported by the play"}}
     variables = {"_rackproof_last_command": command}
     return {"name": "Last", "hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [task]}
@@ -68,8 +68,8 @@ def test_report_is_written_if_every_host_failed(tmp_path: Path, run_dir: Path, p
     assert json.loads((run_dir / "report.json").read_text())["decision"] == "incomplete", done.stdout
 
 
-def test_plugin_writes_no_report_if_the_last_play_of_the_run_did(tmp_path: Path, run_dir: Path) -> None:
-    """The last play of this test only prints a message, so a report.json would be that of the plugin."""
+def test_plugin_writes_no_report_if_the_last_play_of_the_run_took_place(tmp_path: Path, run_dir: Path) -> None:
+    """The last play of this test only prints a message, so only the plugin could write a report.json."""
     done = play(
         playbook_of_plays(
             tmp_path, run_dir, measuring_play({"ansible.builtin.debug": {"msg": "measured"}}), report_play()
@@ -84,7 +84,7 @@ def test_plugin_writes_no_report_if_the_last_play_of_the_run_did(tmp_path: Path,
 def test_monitoring_is_stopped_only_by_a_playbook_that_ends_the_run(
     tmp_path: Path, run_dir: Path, has_last_play: bool
 ) -> None:
-    """The Prometheus that deploy.yml starts must keep running."""
+    """deploy.yml starts a Prometheus and does not end the run, so this Prometheus must keep running."""
     with prometheus(run_dir) as server:
         play(
             playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), *[report_play("scaling")] * has_last_play),
@@ -132,7 +132,7 @@ def test_check_mode_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
     assert not (run_dir / "report.json").exists()
 
 
-def test_run_that_is_limited_to_some_tags_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
+def test_playbook_that_is_limited_to_some_tags_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
     with prometheus(run_dir) as server:
         play(
             [*playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), report_play()), "--tags=untagged,run"],

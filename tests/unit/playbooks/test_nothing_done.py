@@ -1,4 +1,4 @@
-"""A playbook that did nothing does not exit with 0, which the operator would take for an acceptance."""
+"""A playbook that did nothing exits with 64: the operator would take the exit code 0 for an acceptance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 
 
 def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts") -> subprocess.CompletedProcess[str]:
-    """Run a playbook on an inventory with the hosts h1 (in the group) and w1 (not in it)."""
+    """Run a playbook on an inventory with the host h1 in `group`, and the hosts w1 and localhost in another group."""
     local = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -33,7 +33,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
     inventory.write_text(yaml.safe_dump(groups))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / f"{playbook}.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # local modules run in half the time
+    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with it, local modules run in half the time
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -97,7 +97,7 @@ def test_removal_of_a_schedule_that_does_not_exist_needs_no_root(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("playbook", "options"), [("acceptance", ["--tags", "report"]), ("report", [])])
-def test_only_a_run_that_exists_is_judged(tmp_path: Path, playbook: str, options: list[str]) -> None:
+def test_report_on_a_run_that_does_not_exist_is_refused(tmp_path: Path, playbook: str, options: list[str]) -> None:
     done = play(tmp_path, playbook, *options, "-e", "rackproof_run_id=r1")
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"there is no run {tmp_path}/runs/r1 to judge" in " ".join(done.stdout.split())

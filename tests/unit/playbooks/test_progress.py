@@ -1,4 +1,4 @@
-"""The progress events of the callback plugin, in a real ansible-playbook on this machine only."""
+"""The progress events that the callback plugin records in a real ansible-playbook, on two hosts that are this machine."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Pa
         (({"boot_id": 1}, {"boot_id": 1}), False, False),
         (({"boot_id": "A"}, {"boot_id": "A"}), True, False),
     ],
-    ids=["one machine", "two machines", "not a text", "a rehearsal"],
+    ids=["same boot ID", "different boot IDs", "boot IDs that are not text", "same boot ID in a rehearsal"],
 )
-def test_hosts_that_are_one_machine_are_warned_of(
+def test_warning_names_hosts_that_are_the_same_machine(
     tmp_path: Path, run_dir: Path, outputs: tuple[Any, Any], rehearsal: bool, warned: bool
 ) -> None:
     facts = {"ansible.builtin.set_fact": {"_rackproof_rehearsal": rehearsal}}
@@ -140,7 +140,7 @@ def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Pat
     assert "progress is no longer recorded" not in done.stderr
 
 
-def test_killed_attempt_loses_only_its_last_line(tmp_path: Path, run_dir: Path) -> None:
+def test_events_after_a_killed_attempt_start_on_a_new_line(tmp_path: Path, run_dir: Path) -> None:
     (run_dir / "progress.jsonl").write_text('{"at": "2026-11-21T04:00:00Z", "what": "end"}\n{"at": "20')
     assert play(playbook_of_tasks(tmp_path, run_dir), tmp_path).returncode == 0
     lines = (run_dir / "progress.jsonl").read_text().splitlines()

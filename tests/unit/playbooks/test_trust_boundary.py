@@ -34,7 +34,9 @@ sys.stdout.buffer.write(output)
 sys.stderr.buffer.write(done.stderr)
 sys.exit(done.returncode)
 """
+"""Program that a hostile host has in place of Python: it runs each module, and adds facts to the result of the module."""
 CANARIES = (bmc.USER.encode(), bmc.PASSWORD.encode())
+"""Account of the BMC. No output and no file but the inventory may contain these words."""
 VARIABLE = re.compile(
     r"(?<![\w-])(_?(?:rackproof|nvidia_driver|container_toolkit|agent|gang|monitoring|notify|plan|revalidate)_[a-z_]+)"
 )
@@ -48,7 +50,7 @@ def variables_of_the_playbooks() -> set[str]:
 
 @pytest.fixture
 def bait(tmp_path: Path) -> Path:
-    """Return the directory that the facts of the hostile host name. Nothing may be written there or removed from there."""
+    """Return the directory to which the facts of the hostile host point. Nothing may be written or removed there."""
     directory = tmp_path / "bait"
     directory.mkdir()
     (directory / "file").write_text("kept", encoding="utf-8")
@@ -57,7 +59,7 @@ def bait(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[bmc.Service]:
-    """Serve the BMC of the host."""
+    """Serve a simulated BMC of the host."""
     with bmc.serve(bmc.Service(bmc.old_schema()), bmc.make_certificate(tmp_path)) as served:
         yield served
 
@@ -99,7 +101,7 @@ def inventory(tmp_path: Path, bait: Path, service: bmc.Service) -> Path:
 
 
 def play(directory: Path, inventory: Path, playbook: str, *options: str, config: str = "") -> str:
-    """Run a playbook with the checkout's roles and the configuration, and return its output."""
+    """Run a playbook with the roles and plugins of the checkout, and `config` in ansible.cfg. Return the output."""
     text = (
         f"[defaults]\nroles_path = {ROOT}/roles\ncallback_plugins = {ROOT}/playbooks/callback_plugins\n"
         f"action_plugins = {ROOT}/playbooks/action_plugins\n{config}"
@@ -113,7 +115,7 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
             "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
             "ANSIBLE_HOME": str(directory / "home"),
             "ANSIBLE_PIPELINING": "1",  # as in the ansible.cfg of the checkout
-            "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # local modules run in half the time
+            "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with it, local modules run in half the time
         },
         capture_output=True,
         text=True,
@@ -126,12 +128,10 @@ def play(directory: Path, inventory: Path, playbook: str, *options: str, config:
 def test_facts_of_a_hostile_host_replace_no_variable(
     tmp_path: Path, inventory: Path, bait: Path, service: bmc.Service
 ) -> None:
-    """The account of its BMC is sent to no other address, and is in no output and no file but the inventory.
+    """The account of the host's BMC is sent to no other address, and is in no output and no file but the inventory.
 
-    Here facts become variables, which is Ansible's default.
-
-    The ansible.cfg of the checkout turns that off, but does not apply to the collection. tests/lab/test_hostile_host.py tests
-    the other setting over SSH, with more facts.
+    In this test facts become variables. This is Ansible's default, which applies to the collection; the ansible.cfg of the
+    checkout turns it off. tests/lab/test_hostile_host.py tests the setting of the checkout over SSH, with more facts.
     """
     output = play(
         tmp_path,
@@ -168,17 +168,17 @@ def test_cached_fact_with_the_name_of_a_variable_is_refused(tmp_path: Path, inve
     assert not (tmp_path / "runs" / "r2").exists()
 
 
-def test_record_is_fetched_up_to_the_size_that_the_reader_accepts() -> None:
+def test_largest_record_that_is_fetched_is_the_largest_that_is_read() -> None:
     action = (ROOT / "playbooks" / "action_plugins" / "fetch_record.py").read_text(encoding="utf-8")
     assert f"\nMAX_BYTES = {MAX_BYTES:_}\n" in action
 
 
 ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_text(encoding="utf-8"))[0]["loop"]
-"""Roles whose variables the role `plan` binds: it sets them as facts, which no result of a host's modules can replace."""
+"""Roles whose variables the role `plan` sets as facts. The result of a module on a host cannot replace these facts."""
 
 
 def test_every_role_with_defaults_sets_its_variables_as_facts() -> None:
-    """Only the role `schedule` does not: it connects to no host."""
+    """Only the role `schedule` sets none, because it connects to no host."""
     roles = {path.parts[-3] for path in (ROOT / "roles").glob("*/defaults/main.yml")}
     assert roles - set(ROLES) == {"schedule"}
 

@@ -267,6 +267,7 @@ def playbook() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def run_in_progress(reported_run: Path, playbook: subprocess.Popen[bytes]) -> Path:
+    """Return the directory of a run with a report, locked by the process `playbook`."""
     by = locks.claim("r1", reported_run.parent, playbook.pid, "2026-11-21T04:00:00.000000Z")
     (reported_run / run_directory.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
     return reported_run
@@ -283,7 +284,7 @@ def test_report_notes_that_the_run_is_in_progress(
     assert (run_in_progress / run_directory.LOCK).exists()
 
 
-def test_report_has_no_note_on_a_finished_run_or_one_locked_by_this_process(
+def test_report_prints_no_note_on_a_finished_run_or_a_run_locked_by_this_process(
     reported_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(reported_run)]) == 0
@@ -308,6 +309,6 @@ def test_run_in_progress_cannot_be_a_baseline(
 
 
 @pytest.mark.parametrize("verb", ["report", "rma", "watch", "diff"])
-def test_error_without_any_run_names_the_searched_directory(call_verb: CallVerb, tmp_path: Path, verb: str) -> None:
+def test_error_if_there_is_no_run_names_the_searched_directory(call_verb: CallVerb, tmp_path: Path, verb: str) -> None:
     code, output = call_verb(verb)
     assert (code, f"no run in {tmp_path / 'runs'}: give " in output) == (64, True)

@@ -1,4 +1,4 @@
-"""Test `rackproof run`: one machine without Ansible, and the checks before it is measured."""
+"""Test `rackproof run`, which measures and judges one machine without Ansible, and its checks before the measurement."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TINY = {
 
 
 WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__file__, schemas.__file__})"
-"""A child of the command: prints where it finds the packages."""
+"""Program of a child process of the command: it prints where it finds the packages."""
 
 
 def package_locations(directory: Path, **variables: str) -> str:
@@ -243,7 +243,7 @@ def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ready_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a root of a machine without problems, with a fake torch."""
+    """Return a directory in place of the root of the file system, for a machine without problems and with a fake torch."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     write_torch(tmp_path, "cuda: Optional[str] = '12.8'")
     spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch/__init__.py")

@@ -26,7 +26,7 @@ def test_help_lists_every_group_and_every_verb_once(capsys: pytest.CaptureFixtur
     assert [word for word in first_words if word in VERBS] == list(VERBS)
 
 
-def test_verb_help_prints_what_the_option_help_of_a_verb_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_verb_and_help_option_of_a_verb_print_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for arguments in (["help", "diff"], ["diff", "--help"]):
         with pytest.raises(SystemExit) as ended:
@@ -37,7 +37,7 @@ def test_verb_help_prints_what_the_option_help_of_a_verb_prints(capsys: pytest.C
     assert texts[0].startswith("usage: rackproof diff ")
 
 
-def test_verb_version_prints_what_the_option_version_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_verb_and_version_option_print_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     with pytest.raises(SystemExit):
         main(["--version"])
@@ -87,7 +87,7 @@ def test_completions_of_other_shells_are_valid_if_the_shell_is_installed(
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return runs/ in the working directory: two runs of h1, and between them one of another host."""
+    """Return runs/ in the working directory. It has three runs, oldest first: b of h1, c of h2, a of h1."""
     monkeypatch.chdir(tmp_path)
     for age, (name, host) in enumerate((("b", "h1"), ("c", "h2"), ("a", "h1"))):
         run = tmp_path / "runs" / name
@@ -130,7 +130,9 @@ def test_criteria_list_shows_packs_or_criteria(capsys: pytest.CaptureFixture[str
     assert {item["pack"] for item in json.loads(capsys.readouterr().out)} <= set(packs)
 
 
-def test_criteria_versions_shows_the_floors_and_their_age(capsys: pytest.CaptureFixture[str]) -> None:
+def test_criteria_versions_shows_the_minimum_versions_and_the_age_of_their_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["criteria", "versions", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert all(item["cves"] and item["date"] and item["url"] for item in shown["floors"])

@@ -1,4 +1,4 @@
-"""Packages are installed into the agent's environment whatever target pip.conf sets. A broken configuration is named."""
+"""The script installs packages into the agent's environment, even if pip.conf sets another target. It names a broken pip.conf."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ SETTINGS = (
     ("global", "constraint = /no/such/constraints.txt"),
     ("global", "python = /no/such/python"),
 )
-"""Section and setting of pip.conf. Each setting alone would prevent the installation in the next test."""
+"""Section and setting of pip.conf. If pip obeyed any one of these settings, the installation in the next test would fail."""
 
 
 @pytest.mark.parametrize("source", ["file", "variable"])
 def test_settings_for_other_installations_do_not_apply(environment: Path, tmp_path: Path, source: str) -> None:
-    """The settings that say where packages come from do apply."""
+    """The settings `no-index` and `find-links`, which say where packages come from, do apply."""
     for directory in ("links", "empty"):
         (tmp_path / directory).mkdir()
     wheel(tmp_path / "links", f"needed_{source}")

@@ -24,7 +24,7 @@ READY = "Server is ready to receive web requests"
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Yield the module with short deadlines; end what it started."""
+    """Yield the module with a short deadline for stopping; then kill the processes that it started."""
     spec = importlib.util.spec_from_file_location("run_prometheus", SCRIPT)
     assert spec
     assert spec.loader
@@ -62,7 +62,7 @@ def test_server_that_ignores_sigterm_is_killed(
     assert outcomes == [{"pid": server, "started": False}, {"pid": server, "stopped": True}]
 
 
-def test_server_that_keeps_running_is_an_error(
+def test_server_that_keeps_running_after_sigkill_is_an_error(
     script: ModuleType, server: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

@@ -25,7 +25,7 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json")
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
 """Prefixes of Rackproof's variables."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
-"""Type in argument_specs.yml -> type in the schema. `bool` may be text in an inventory, and `raw` is any type."""
+"""Type in argument_specs.yml -> type in the schema. Without `bool`, which may be text in an inventory, and `raw`, any type."""
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
 
@@ -78,7 +78,7 @@ def test_argument_specs_equal_the_inventory_schema(role: str) -> None:
             assert option.get("choices") == schema.get("items", schema).get("enum"), name
 
 
-def test_default_outside_the_inventory_is_set_by_a_playbook() -> None:
+def test_default_that_no_inventory_can_set_is_set_by_a_playbook() -> None:
     """A constant belongs in vars/main.yml, not in defaults/main.yml."""
     playbooks = "".join(path.read_text() for path in (ROOT / "playbooks").glob("*.yml"))
     internal = {name: role for role in ROLES for name in defaults(role) if not OUR_VARIABLE.match(name)}
@@ -133,7 +133,7 @@ def test_every_ignored_failure_has_a_comment() -> None:
 
 
 @pytest.mark.parametrize("playbook", sorted(path.name for path in (ROOT / "playbooks").glob("*.yml")))
-def test_plays_have_only_documented_tags_and_always(playbook: str) -> None:
+def test_plays_have_only_documented_tags_or_the_tag_always(playbook: str) -> None:
     plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())
     tags = [tag for play in plays if "hosts" in play for tag in play["tags"]]
     assert set(tags) <= {"install", "configure", "run", "report", "always"}

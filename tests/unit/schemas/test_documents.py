@@ -202,7 +202,7 @@ def test_pipe_is_not_replaced_by_a_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e9", "1E9", "1.5e9", "1e+9", "1e-3", "2.e8"])
-def test_remedy_for_a_number_that_yaml_reads_as_text_is_a_number(text: str) -> None:
+def test_error_on_a_number_that_yaml_reads_as_text_gives_a_form_that_yaml_reads_as_a_number(text: str) -> None:
     assert yaml.safe_load(text) == text
     with pytest.raises(documents.DocumentError) as error:
         documents.validate({"rackproof_fabric_gbps": text}, "inventory", source="hosts.yml")

@@ -18,12 +18,12 @@ from tests import ROOT, builders
 MEASUREMENTS = ROOT / "docs" / "measurements"
 TOLERANCE = 0.10
 WITHOUT_A_FABRIC = ("h100x2-two-hosts", "h200x2-two-hosts", "h200x4-two-hosts")
-"""Runs whose gang launches use loopback sockets. Their times can only be expected from an earlier run."""
+"""Runs whose gang launches use loopback sockets. Only an earlier run can give the expected times of these launches."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A launch, as its host recorded it."""
+    """A launch as its host recorded it: when each benchmark began, how long it took, and how long the launch took."""
 
     plan: Plan
     host: str
@@ -56,8 +56,8 @@ def replays(run: str) -> Iterator[Replay]:
                 yield Replay(plan, record["host"], launch["stage"], began, launch["duration_s"], measured)
 
 
-# Not h100x1-extended: its time budgets are shorter than one pass of a memory test. Not h200x4-four-hosts: its hosts compete for
-# the memory of one machine.
+# Two runs are left out: h100x1-extended, with time budgets shorter than one pass of a memory test, and h200x4-four-hosts, with
+# hosts that compete for the memory of one machine.
 RUNS = [
     *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-standard", "h200x4-compared", "h200x4-compared-again"),
     *("h200x4-gated", "h200x4-gated-again"),
@@ -76,18 +76,20 @@ def test_progress_and_time_left_are_right_within_ten_percent(run: str) -> None:
 
 
 @pytest.mark.parametrize("run", ["h100x1", "h100x2", "h200x1", "h200x2", *WITHOUT_A_FABRIC])
-def test_times_of_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
-    """In the earlier run each benchmark took 3 % longer. Of the runs without a fabric only the gang launch is replayed."""
+def test_progress_and_time_left_from_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
+    """In the earlier run each benchmark took 3 % longer. Of the runs WITHOUT_A_FABRIC only the gang launches are replayed."""
     for launch in [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage == "gang"]:
         earlier = {name: seconds * 1.03 for name, seconds in launch.measured.items()}
         assert max(launch.errors(replace(launch.plan, durations_s={launch.stage: earlier}))) <= TOLERANCE
 
 
-@pytest.mark.parametrize("slower", [0.75, 1.25])
+@pytest.mark.parametrize("share_of_expected", [0.75, 1.25])
 @pytest.mark.parametrize("gpu_count", [1, 2, 8])
 @pytest.mark.parametrize("duration", ["30m", "1h", "8h"])
-def test_time_left_of_extended_is_right_within_ten_percent(duration: str, gpu_count: int, slower: float) -> None:
-    """Benchmarks with a time budget take exactly that; the others take a quarter more or less than expected."""
+def test_time_left_of_the_extended_profile_is_right_within_ten_percent(
+    duration: str, gpu_count: int, share_of_expected: float
+) -> None:
+    """Benchmarks with a time budget take exactly this budget; the others take a quarter less or more than expected."""
     plan = builders.plan(
         "h1", profile="extended", gpu_count=gpu_count, rackproof_gang="none", rackproof_extended_duration=duration
     )
@@ -96,7 +98,7 @@ def test_time_left_of_extended_is_right_within_ten_percent(duration: str, gpu_co
     began, clock = {}, START_S
     for name, seconds in durations.items():
         began[name] = clock
-        clock += seconds if name in scaled else seconds * slower
+        clock += seconds if name in scaled else seconds * share_of_expected
     total_s = clock + END_S
     assert scaled.keys() <= began.keys()
     for percent in range(101):
@@ -147,7 +149,7 @@ def test_costs_name_settings_of_the_benchmark(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "chosen", "size", "seconds"),
     [
-        # Times of docs/verbs.md and docs/performance.md.
+        # The times are from docs/verbs.md and docs/performance.md.
         ("verbs", {"directions": ["one_way"], "memories": ["host", "gpu"]}, Size(gpus=8, ports=8), 8 * 5.0),
         ("verbs", {"figures": ["bandwidth", "latency"], "rounds": 15}, Size(gpus=8, hosts=16, ports=8), 15 * 7.0),
         ("verbs", {}, Size(gpus=8, hosts=16), 0.5),
@@ -156,7 +158,7 @@ def test_costs_name_settings_of_the_benchmark(name: str) -> None:
         ("shared_storage", {"seconds": 0.6, "metadata_seconds": 0.2}, Size(gpus=2, hosts=3), 6.5),
     ],
 )
-def test_expected_times_for_ports_and_file_systems_match_measured_ones(
+def test_expected_times_for_ports_and_file_systems_match_measured_times(
     name: str, chosen: dict[str, object], size: Size, seconds: float
 ) -> None:
     assert expected_s(name, chosen, size) == pytest.approx(seconds, rel=0.1)

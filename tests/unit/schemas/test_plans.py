@@ -21,7 +21,7 @@ PLAN = builders.plan("h1", "h2", "h3", gpu_count=2)
 
 
 def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
-    """Return the plan with these rates of a port, in Gb/s, and numbers of GPUs of each host."""
+    """Return PLAN with a port rate, in Gb/s, and a number of GPUs for each of its hosts in turn."""
     hosts = tuple(
         replace(host, fabric_gbps=rate, devices=tuple(range(count)))
         for host, rate, count in zip(PLAN.hosts, gbps, gpus, strict=True)
@@ -42,7 +42,7 @@ def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
         ((0.0, 200.0, 0.0), ("h1", "h2"), 25e9, 50e9),
     ],
 )
-def test_slowest_member_of_the_gang_with_a_known_rate_limits_all(
+def test_lowest_known_rate_of_the_members_limits_all_members(
     gbps: Sequence[float], members: tuple[str, ...], port: float, fabric: float
 ) -> None:
     plan = with_rates(*gbps)
@@ -56,13 +56,13 @@ def test_host_without_a_gang_has_its_own_rate() -> None:
     assert alone.slowest_fabric(alone.hosts[0], ("h1", "h2")) == 100e9
 
 
-def test_host_with_fewer_gpus_slows_the_fabric_even_if_its_ports_are_as_fast() -> None:
+def test_host_with_fewer_gpus_slows_the_fabric_even_if_all_ports_are_equally_fast() -> None:
     plan = with_rates(400.0, 400.0, 400.0, gpus=(4, 2, 2))
     assert plan.slowest_fabric(plan.hosts[0], ("h1", "h2")) == 100e9
     assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 50e9
 
 
-def test_number_of_ranks_is_the_number_of_devices_of_the_given_hosts_that_are_planned() -> None:
+def test_number_of_ranks_counts_the_devices_of_each_given_host_of_the_plan_once() -> None:
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
     assert plan.ranks(("h1", "h3")) == 5
     assert plan.ranks(("h1", "h1", "unknown")) == 4
@@ -112,7 +112,7 @@ def test_with_fewer_rounds_of_pairs_a_host_has_fewer_partners() -> None:
     assert len({scope.split(",")[1] for scope in found}) == 1
 
 
-def test_host_without_a_gang_or_with_one_gpu_has_fewer_figures() -> None:
+def test_fewer_figures_are_expected_of_a_host_without_a_gang_or_with_one_gpu() -> None:
     alone, single = replace(PLAN.hosts[0], gang=""), replace(PLAN.hosts[0], devices=(0,))
     everything = PLAN.expected_of(PLAN.hosts[0])
     assert {item.stage for item in everything} == {"benchmark", "gang"}
@@ -136,7 +136,7 @@ def test_ports_of_a_rehearsal_are_judged_only_if_they_are_measured_and_required(
     assert plan.judges_ports(replace(plan.hosts[0], verbs_required=required)) is judged
 
 
-def test_plan_of_some_hosts_has_them_in_the_given_order_and_no_manifest() -> None:
+def test_plan_of_some_hosts_has_these_hosts_in_the_given_order_and_no_manifest() -> None:
     part = PLAN.only(["h3", "h1"])
     assert [host.name for host in part.hosts] == ["h3", "h1"]
     assert part.manifest == ()
@@ -144,7 +144,7 @@ def test_plan_of_some_hosts_has_them_in_the_given_order_and_no_manifest() -> Non
     assert PLAN.gangs() == {"r1": ("h1", "h2", "h3")}
 
 
-def test_first_host_of_a_name_is_returned_and_an_unknown_name_raises_key_error() -> None:
+def test_host_and_stage_are_found_by_name_and_an_unknown_name_raises_key_error() -> None:
     twice = replace(PLAN, hosts=(*PLAN.hosts, replace(PLAN.hosts[0], rack="other")))
     assert twice.host("h1").rack == "r1"
     with pytest.raises(KeyError):
@@ -160,7 +160,7 @@ def test_longest_time_of_a_soak_is_its_duration_plus_the_deadline_of_one_round()
     assert replace(stage, duration_s=0.0).longest_s == 60.0
 
 
-def test_directories_are_those_of_the_given_kind() -> None:
+def test_host_has_separate_directories_of_local_and_shared_storage() -> None:
     host = replace(PLAN.hosts[0], local_storage=("/a",), shared_storage=("/b", "/c"))
     assert host.directories("local_storage") == ("/a",)
     assert host.directories("shared_storage") == ("/b", "/c")

@@ -190,7 +190,9 @@ def make_verdict(host: str, value: float, verdict: str = PASS) -> Verdict:
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_tally_does_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, draw: random.Random) -> None:
+def test_tally_does_not_depend_on_the_order_of_its_verdicts(
+    items: list[tuple[float, str]], parts: int, draw: random.Random
+) -> None:
     values = {f"h{at}": at for at in range(len(items))}
     verdicts = [make_verdict(f"h{at}", value, verdict) for at, (value, verdict) in enumerate(items)]
     planned = Planned(builders.plan())

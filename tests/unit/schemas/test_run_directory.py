@@ -1,4 +1,4 @@
-"""Run directory: record paths, discovery of runs, and no paths built elsewhere."""
+"""Run directory: paths of records, discovery of runs, and a check that no other code builds such paths."""
 
 from __future__ import annotations
 

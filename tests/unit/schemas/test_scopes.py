@@ -41,7 +41,7 @@ def test_labels_are_read_by_kind() -> None:
     assert Scope.parse("mc=0,dimm=2").below_part == ""
 
 
-def test_same_text_is_the_same_object() -> None:
+def test_same_text_is_parsed_to_the_same_object() -> None:
     assert Scope.parse("gpu=0,link=3") is Scope.parse("gpu=0,link=3")
 
 
