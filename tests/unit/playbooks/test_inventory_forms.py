@@ -43,7 +43,7 @@ def planned_hosts(tmp_path: Path) -> dict[str, tuple[str, str]]:
     return {host["name"]: (host["address"], host["rack"]) for host in document["hosts"]}
 
 
-def test_templates_and_variables_of_other_software_are_accepted(tmp_path: Path) -> None:
+def test_variables_of_other_software_and_templates_are_accepted(tmp_path: Path) -> None:
     done = run_drivers_playbook(
         tmp_path,
         {"a": {"number": 1}, "b": {"number": 2}},

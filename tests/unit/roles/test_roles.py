@@ -57,7 +57,7 @@ def inventory_defaults(role: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_argument_specs_equal_defaults(role: str) -> None:
+def test_defaults_in_argument_specs_equal_the_defaults_of_the_role(role: str) -> None:
     assert {name: option["default"] for name, option in options(role).items()} == defaults(role)
 
 
@@ -69,7 +69,7 @@ def test_argument_specs_have_a_type_and_a_description(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_argument_specs_equal_the_inventory_schema(role: str) -> None:
+def test_argument_specs_equal_the_inventory_schema_in_type_and_description(role: str) -> None:
     for name in inventory_defaults(role):
         option, schema = options(role)[name], SCHEMA[name]
         assert option["description"] == schema["description"], name
@@ -88,7 +88,7 @@ def test_default_that_no_inventory_can_set_is_set_by_a_playbook() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_internal_variables_start_with_an_underscore_and_the_role(role: str) -> None:
+def test_internal_variables_start_with_an_underscore_and_the_name_of_the_role(role: str) -> None:
     prefix = "_rackproof_" if role == "common" else f"_{role}_"
     assert [name for name in role_vars(role) if not name.startswith(prefix)] == []
 
@@ -102,7 +102,7 @@ def test_every_default_is_a_variable_that_the_schema_allows() -> None:
         )
 
 
-def test_variables_belong_to_one_role() -> None:
+def test_each_variable_belongs_to_one_role() -> None:
     names = [name for role in ROLES for name in (*defaults(role), *role_vars(role))]
     assert sorted(names) == sorted(set(names))
 

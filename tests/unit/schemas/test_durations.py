@@ -136,7 +136,7 @@ def test_time_left_includes_all_benchmarks_that_have_not_begun() -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_costs_name_settings_of_the_benchmark(name: str) -> None:
+def test_costs_of_a_benchmark_refer_to_its_settings(name: str) -> None:
     benchmark = BENCHMARKS[name]
     for cost in benchmark.costs:
         assert {*cost.timed, *cost.over} <= benchmark.settings.keys()

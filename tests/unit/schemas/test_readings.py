@@ -1,6 +1,7 @@
-"""schemas/readings.json and docs/checks.md are current; UPDATE_GOLDEN=1 updates both.
+"""schemas/readings.json and docs/checks.md are current. With UPDATE_GOLDEN=1 in the environment, the tests write both anew.
 
-The first lists the readings of a complete GPU host, the second the shipped criteria.
+readings.json lists the readings of a simulated host that has every kind of device. checks.md lists the criteria of the pack
+`common`, with the packs that it includes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ DOCS = ROOT / "docs" / "checks.md"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the readings of a simulated host that has every kind of device, and each kind of error in its kernel log."""
     with links.memory_directory() as folder:
         root = whole.build_host(folder)
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]

@@ -58,7 +58,7 @@ def test_device_of_a_scope_can_be_replaced() -> None:
     assert Scope.parse("pci=0000:1b:00.0").on("gpu=3") == "gpu=3"
 
 
-def test_only_a_whole_device_is_one_device() -> None:
+def test_only_a_whole_gpu_or_process_is_one_device() -> None:
     assert Scope.parse("gpu=0").is_one_device
     assert Scope.parse("cpu=0").is_one_device
     assert not any(Scope.parse(text).is_one_device for text in ("gpu=0,link=1", "host", "hca=0", "gpu=x"))

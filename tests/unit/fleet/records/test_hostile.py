@@ -403,7 +403,7 @@ def test_host_name_too_long_for_a_file_name_is_reported(run: Path, capsys: pytes
     assert command(run, capsys)[0] == 2
 
 
-def test_file_name_that_is_not_utf8_is_quarantined(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_with_a_name_that_is_not_utf8_is_quarantined(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path(os.fsdecode(os.fsencode(run / "hosts") + b"/\xff.json")).write_text("{}")
     code, message = command(run, capsys)
     assert code != 70, message

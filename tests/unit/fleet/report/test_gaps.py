@@ -93,7 +93,7 @@ def test_only_the_failing_figure_of_a_pair_is_marked_in_its_matrix() -> None:
     assert peers.peers(slow_latency).matrices[0].layers[2].rows[0][1].css == "fail"
 
 
-def test_failure_in_a_range_over_many_hosts_is_marked() -> None:
+def test_failure_of_one_host_is_marked_in_a_row_that_shows_the_range_over_many_hosts() -> None:
     report = two_hosts()
     hosts = [replace(report.hosts[index % 2], name=f"gpu-{index:02}") for index in range(6)]
     failure = verdict(host="gpu-03", scope="host", name="checkpoint.identical", params={}, stage="benchmark")

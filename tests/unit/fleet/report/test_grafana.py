@@ -85,7 +85,7 @@ def test_dashboard_links_to_the_given_runbook() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_dashboard_is_complete(name: str) -> None:
+def test_dashboard_has_its_links_annotations_and_data_source(name: str) -> None:
     dashboard = FILES[name]
     assert dashboard["uid"] == name
     assert (dashboard["schemaVersion"], dashboard["tags"], dashboard["editable"]) == (38, ["rackproof"], True)
@@ -106,7 +106,7 @@ def test_dashboard_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_panels_are_within_the_width_and_do_not_overlap(name: str) -> None:
+def test_panels_are_within_the_width_of_the_dashboard_and_do_not_overlap(name: str) -> None:
     for group in (
         FILES[name]["panels"],
         *(panel.get("panels", []) for panel in FILES[name]["panels"]),

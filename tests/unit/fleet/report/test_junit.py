@@ -55,7 +55,7 @@ def results(suites: Iterable[TestSuite], kind: type) -> list[tuple[str, str, str
     ]
 
 
-def test_accepted_fleet_is_green(report: FleetReport) -> None:
+def test_no_test_case_fails_for_an_accepted_fleet(report: FleetReport) -> None:
     suites = read(report)
     assert list(suites) == ["fleet", "h1", "h2", "h3"]
     assert sum(suite.tests for suite in suites.values()) == len(report.verdicts) + 1
@@ -88,7 +88,7 @@ def test_inconclusive_check_is_an_error_and_never_skipped() -> None:
     assert not results(suites.values(), Skipped)
 
 
-def test_one_cause_is_one_failure(report: FleetReport) -> None:
+def test_verdicts_of_one_cause_are_one_failure(report: FleetReport) -> None:
     first, second = (
         failure(),
         failure(name="gpu.memory.unrepairable", criterion="memory", host="h3", action="inspect_hardware"),
@@ -118,7 +118,7 @@ def test_waived_failure_is_skipped_with_its_waiver(report: FleetReport) -> None:
     assert not results(suites.values(), Failure) + results(suites.values(), Error)
 
 
-def test_report_without_verdicts_is_not_green(report: FleetReport) -> None:
+def test_incomplete_report_without_verdicts_has_an_error_for_each_decision(report: FleetReport) -> None:
     hosts = tuple(replace(host, decision="incomplete") for host in report.hosts)
     suites = read(replace(report, decision="incomplete", verdicts=(), hosts=hosts))
     assert [(suite, name) for suite, name, _ in results(suites.values(), Error)] == [
@@ -133,7 +133,7 @@ def test_rehearsal_and_simulation_are_marked_in_every_suite(report: FleetReport,
     assert {case.classname.split(".")[0] for suite in suites.values() for case in suite} == {mark}
 
 
-def test_large_fleet_lists_each_passed_criterion_once(report: FleetReport) -> None:
+def test_report_on_a_large_fleet_lists_each_passed_criterion_once(report: FleetReport) -> None:
     row = Judged(criterion="gemm-bf16", name="gemm.throughput", params={"dtype": "bf16"}, passed=6, source="measured")
     large = replace(
         report, detail=EXCEPTIONS, verdicts=(), judged=(row, replace(row, criterion="none-passed", passed=0))

@@ -649,7 +649,7 @@ def outside_code(markdown: str) -> str:
 
 @pytest.mark.parametrize("width", [None, 80])
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_host_text_cannot_control_the_screen(word: str, width: int | None) -> None:
+def test_host_text_on_the_screen_cannot_control_the_terminal(word: str, width: int | None) -> None:
     first, status, *lines = render_screen(report_with_text(word), width=width).split("\n")
     assert (first, status) == (RULE, "FINAL ACCEPTANCE: FAIL")
     assert all(line.isprintable() and not line.startswith("FINAL") for line in lines)
@@ -669,7 +669,7 @@ def test_screen_has_checks_with_counts_and_a_row_per_cause() -> None:
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_host_text_cannot_control_the_terminal(word: str) -> None:
+def test_host_text_in_the_summary_cannot_control_the_terminal(word: str) -> None:
     first, status, *lines, last = render_summary(report_with_text(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
     assert len(lines) == 4

@@ -191,7 +191,7 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds_on_it(run: Path
 
 
 def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> None:
-    """If the journal says why the record of a host is missing, the reason gives this cause instead of the remedy."""
+    """If events.jsonl has a failure of the host, the reason gives this failure instead of the remedy."""
     failed = {
         "at": builders.WHEN,
         "play": "Gang",
@@ -211,7 +211,7 @@ def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> 
     assert reasons["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
 
 
-def test_broken_journal_is_quarantined(run: Path) -> None:
+def test_invalid_lines_of_the_event_file_are_quarantined(run: Path) -> None:
     (run / "events.jsonl").write_text('{"at": "now"}\nnot json\n')
     assert [item.path for item in report_of(run).quarantined] == ["events.jsonl", "events.jsonl"]
     assert report_of(run).decision == "incomplete"
@@ -378,7 +378,7 @@ def test_inconsistent_site_criteria_are_rejected(run: Path, tmp_path: Path) -> N
     assert not (run / "report.json").exists()
 
 
-def test_site_criterion_without_a_match_is_not_a_pass(run: Path, tmp_path: Path) -> None:
+def test_site_criterion_without_a_matching_observation_is_not_a_pass(run: Path, tmp_path: Path) -> None:
     pack = criteria(tmp_path / "gang.yml", more="    stage: gang")
     process = rackproof("report", run, "--criteria", pack)
     assert process.returncode == 2

@@ -43,7 +43,7 @@ def found(
     return vulnerable, [str(line) for line in lines]
 
 
-def test_hosts_with_the_same_version_are_one_line() -> None:
+def test_hosts_with_the_same_version_share_a_line() -> None:
     vulnerable, lines = found(
         host("h1", driver__version="580.95.05"),
         host("h2", driver__version="580.95.05"),

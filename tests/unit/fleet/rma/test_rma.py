@@ -335,7 +335,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("serial", HOSTILE)
-def test_hostile_serial_is_one_directory_within_the_run_directory(tmp_path: Path, serial: str) -> None:
+def test_hostile_serial_gives_one_directory_within_the_run_directory(tmp_path: Path, serial: str) -> None:
     (name,) = package_names([document(serial)])
     path = write_package(tmp_path, name, {"part.json": "{}"}, zipped=True)
     assert path.resolve().parent == tmp_path / "rma"
@@ -356,7 +356,7 @@ def test_two_parts_with_the_same_serial_have_two_packages() -> None:
     assert directories == ["1650-h1-gpu-0", "1650-h2-gpu-3", "1651"]
 
 
-def test_plain_serial_is_unchanged() -> None:
+def test_plain_serial_is_unchanged_as_a_file_name() -> None:
     assert [safe_file_name(text) for text in ("1650123000456", "GPU-1.b_c")] == ["1650123000456", "GPU-1.b_c"]
 
 

@@ -140,7 +140,7 @@ def test_invalid_study_is_an_error(tmp_path: Path, over: dict[str, Any], message
     assert message in str(caught.value)
 
 
-def test_matrix_settings_cannot_be_overridden(tmp_path: Path) -> None:
+def test_settings_of_a_matrix_cannot_be_overridden_by_inventory_variables(tmp_path: Path) -> None:
     for name, value in {"rackproof_epochs": 3, "rackproof_batch_size": 64, "rackproof_validation_only": True}.items():
         with pytest.raises(
             UsageError, match=rf"{name} is {value}, but profile scaling is a study: .*; remove the variable"

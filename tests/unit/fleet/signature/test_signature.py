@@ -195,7 +195,7 @@ def test_signature_with_another_namespace_is_rejected(run: Path, keys: Path, ver
     assert verify(run)[0] == 1
 
 
-def test_required_signer_must_match(run: Path, verify: Verify) -> None:
+def test_required_signer_must_be_the_signer_of_the_run(run: Path, verify: Verify) -> None:
     assert verify(run, "--no-judge", "--signer", "alice@example.com")[0] == 0
     code, output = verify(run, "--no-judge", "--signer", "bob@example.com")
     assert (code, "not by bob@example.com" in output) == (1, True)
@@ -256,7 +256,7 @@ def test_forged_report_page_is_detected_despite_a_valid_signature(run: Path, key
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_parquet_is_signed_unchecked_without_pyarrow(
+def test_parquet_is_signed_and_verified_without_a_check_if_pyarrow_is_missing(
     run: Path, keys: Path, verify: Verify, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # makes `import pyarrow` fail, as if it were not installed
@@ -343,7 +343,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_new_report_keeps_the_signature_valid_or_warns(
+def test_new_report_keeps_the_signature_valid_or_warns_of_changed_files(
     run: Path, verify: Verify, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()

@@ -39,7 +39,7 @@ def report_of(run: Run) -> FleetReport:
     return merge(run.plan, run.evidence, read_packs([]), events=run.events, quarantined=run.quarantined)
 
 
-def test_healthy_ports_pass_and_have_every_figure_of_a_tournament(tmp_path: Path) -> None:
+def test_healthy_ports_pass_and_have_figures_with_every_other_host(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     report = report_of(run)
     assert [item.reason for item in report.verdicts if item.verdict != PASS] == []

@@ -267,7 +267,7 @@ def test_each_event_is_returned_once_when_its_line_is_complete(tmp_path: Path) -
 # --- findings and the decision
 
 
-def test_causes_of_failures_are_shown_once_the_record_arrives(run: Run) -> None:
+def test_causes_of_failures_are_shown_when_the_record_arrives(run: Run) -> None:
     run.start_benchmarks()
     broken = builders.snapshot(range(2), gpu__pcie__width={"gpu=0": 8, "gpu=1": 16})
     run.record("h1")
@@ -302,7 +302,7 @@ def test_record_of_another_run_is_noted_and_not_judged(run: Run) -> None:
     assert "hosts/h1.json: not of this host and run" in view.notes
 
 
-def test_decision_is_shown_once_the_run_is_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decision_is_shown_when_the_run_is_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.start_benchmarks()
     for host in run.names:
         run.add_event("ok", host=host, rc=0)
@@ -612,7 +612,7 @@ def test_log_prints_each_change_once(run: Run) -> None:
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
-def test_heartbeat_line_is_printed_at_start_on_progress_and_rarely_otherwise(run: Run) -> None:
+def test_heartbeat_line_is_printed_at_the_start_on_progress_and_otherwise_rarely(run: Run) -> None:
     view = run.start_benchmarks().view()
     begun, heartbeat = view.task_since or 0.0, HeartbeatLines(30)
 
