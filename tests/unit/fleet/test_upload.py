@@ -110,7 +110,9 @@ def uploaded(run: Path, server: str, url: str = URL) -> dict[str, Any]:
     return result
 
 
-def test_all_files_of_the_run_are_uploaded_and_the_report_last(run: Path, store: Any, server: str) -> None:
+def test_files_of_the_run_are_uploaded_without_working_files_and_the_report_last(
+    run: Path, store: Any, server: str
+) -> None:
     (run / "metrics").mkdir()
     for name in ("metrics/wal", "lock.json", "hosts/.h1.json.abcd_123"):
         (run / name).write_text("{}")

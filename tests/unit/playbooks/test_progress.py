@@ -52,6 +52,7 @@ def play(command: list[str], directory: Path, **environment: str) -> subprocess.
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
+    """Return a run directory with a plan of two hosts."""
     path = tmp_path / "runs" / "r1"
     documents.write(path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
     return path
@@ -154,14 +155,16 @@ def test_check_mode_records_nothing(tmp_path: Path, run_dir: Path) -> None:
     assert not (run_dir / "progress.jsonl").exists()
 
 
-@pytest.mark.parametrize("broken", ["missing", "link", "heartbeat"])
+@pytest.mark.parametrize("broken", ["no run directory", "link in place of the file", "no heartbeat program"])
 def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp_path: Path, run_dir: Path) -> None:
-    if broken == "link":
+    if broken == "link in place of the file":
         (tmp_path / "elsewhere").write_text("")
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")
-    where = tmp_path / "nowhere" / "r1" if broken == "missing" else run_dir
+    where = tmp_path / "nowhere" / "r1" if broken == "no run directory" else run_dir
     environment = {"RACKPROOF_HEARTBEAT": "1"}
-    if broken == "heartbeat":  # a copy of the plugin outside the checkout does not find the program that it starts
+    if (
+        broken == "no heartbeat program"
+    ):  # a copy of the plugin outside the checkout does not find the program that it starts
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())
@@ -169,6 +172,6 @@ def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=1" in done.stdout
     warnings = done.stderr.count("progress is no longer recorded")
-    assert warnings == (0 if broken == "heartbeat" else 1)
-    if broken == "link":
+    assert warnings == (0 if broken == "no heartbeat program" else 1)
+    if broken == "link in place of the file":
         assert (tmp_path / "elsewhere").read_text() == ""

@@ -52,6 +52,7 @@ function=$(complete -p rackproof | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 $function rackproof "${@: -1}" "${@: -2:1}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
+"""Program that loads the completions from standard input, completes the last argument, and prints the possible words."""
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json")
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
 """Prefixes of Rackproof's variables."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
-"""Type in argument_specs.yml -> type in the schema. Without `bool`, which may be text in an inventory, and `raw`, any type."""
+"""Type in argument_specs.yml -> type in the schema. `bool` and `raw` have none: a bool may be text, and `raw` is any type."""
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
 

@@ -33,7 +33,10 @@ class Replay:
     measured: dict[str, float]
 
     def errors(self, plan: Plan) -> Iterator[float]:
-        """Yield the errors of progress and time left when each benchmark begins and at the end, as shares of the duration."""
+        """Yield the errors of progress and time left, as shares of the duration of the launch.
+
+        They are taken at the start, when each benchmark begins, and at the end.
+        """
         durations = expected_durations(plan, plan.host(self.host), plan.stage(self.stage))
         for at in (0.0, *self.began.values(), self.total_s):
             left_s = remaining_s(durations, {name: begin for name, begin in self.began.items() if begin <= at}, at)

@@ -71,6 +71,7 @@ INSERTS = (
     *("null", "true", "1e999", "NaN", "18446744073709551616", "-0", "1.0", '"value": 1,', '"status": "measured",'),
     *('"x": {"y": {"z": []}},', '"host": "h2",', "measured", "error: \\u001c", "error: \\u0085", "5e-324", "0123"),
 )
+"""Texts to insert at random places of a record."""
 
 
 def read_with_jsonschema(text: bytes) -> Record | None:

@@ -44,7 +44,7 @@ def deadline() -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Write a short, valid run of two hosts."""
+    """Write a short, valid run of two hosts, and return its directory."""
     directory = tmp_path / "runs" / "r1"
     fuzz.small_run(directory, full=True)
     return directory

@@ -209,7 +209,7 @@ def test_silence_threshold_of_the_run_dashboard_matches_the_alert() -> None:
 def test_provisioning_files_are_valid() -> None:
     (source,) = yaml.safe_load((HERE / "provisioning/datasources/rackproof.yml").read_text())["datasources"]
     assert (source["type"], source["access"]) == ("prometheus", "proxy")
-    assert "isDefault" not in source, "the site chooses its default data source"
+    assert "isDefault" not in source, "the file must not set a default data source, which the site chooses"
     (provider,) = yaml.safe_load((HERE / "provisioning/dashboards/rackproof.yml").read_text())["providers"]
     assert (provider["type"], provider["options"]["path"]) == ("file", "/var/lib/grafana/dashboards/rackproof")
 

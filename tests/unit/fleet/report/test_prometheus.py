@@ -101,7 +101,7 @@ def test_failure_has_value_and_limit_with_unit(report: FleetReport) -> None:
         "serial": "h2-1", "criterion": "memory-vs-fleet", "name": "memory.bandwidth", "params": "read", "unit": "B/s",
         "operator": "ge",
     }  # fmt: skip
-    assert len(metrics["failure_value"]) == 1, "a failure whose value is a text has no sample here"
+    assert len(metrics["failure_value"]) == 1, "a failure whose value is a text must have no sample"
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 

@@ -188,7 +188,7 @@ def test_zip_contains_the_package_and_is_reproducible(run: Path) -> None:
     (run / "rma/h2-1/from-the-vendor.txt").write_text("RMA 4711")
     package(run, "--zip")
     assert archive.read_bytes() == first
-    assert (run / "rma/h2-1/from-the-vendor.txt").exists(), "other files are kept"
+    assert (run / "rma/h2-1/from-the-vendor.txt").exists(), "files of other origin must be kept"
 
 
 def test_parts_are_selected_by_serial_or_host(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,7 @@ def study(tmp_path: Path, *hosts: str, profile: dict[str, Any] = PROFILE, gpu_co
 
 
 def planned(path: Path, *hosts: str, gpu_count: int = 2, **variables: Any) -> Plan:
+    """Return the plan of the profile in this file, for an inventory with these hosts and variables."""
     inventory = builders.inventory(*(hosts or ("h1", "h2")), rackproof_gpu_count=gpu_count, **variables)
     return make_plan(read_profile(str(path)), inventory, run_id="s1", nonce=builders.NONCE, created=builders.WHEN)
 
@@ -88,7 +89,7 @@ def test_plan_with_a_study_can_be_written_and_read(tmp_path: Path) -> None:
     document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="the plan")
     assert plan_from_json(document) == plan
-    assert plan.expected == (), "a study is not judged"
+    assert plan.expected == (), "no figure may be expected, because a study is not judged"
     assert plan.gangs() == {"all": ("h1", "h2")}
 
 
@@ -269,7 +270,7 @@ def test_cell_with_limited_cpus_is_compared_with_the_cell_with_all_cpus(tmp_path
     block = {"gpus": [2], "batch_size": [64]}
     rows = SimulatedHosts(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).run_study().rows
     assert rows[1].unconfined == 1, (
-        "cells with different numbers of epochs can be compared: the rate does not depend on the epochs"
+        "cells with different numbers of epochs must be compared: the rate does not depend on the epochs"
     )
     rows = (
         SimulatedHosts(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}]))
@@ -307,7 +308,9 @@ def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], messa
     assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
     assert results.rows[3].reason == results.stopped == message
     assert results.rows[4].reason.startswith("capacity"), "capacity must precede the budget as the reason"
-    assert results.is_complete, "a study that ends at its budget is complete, because the operator chose this limit"
+    assert results.is_complete, (
+        "a study that ends at its budget must count as complete, because the operator chose this limit"
+    )
 
 
 def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) -> None:
@@ -437,7 +440,7 @@ def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) 
     assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
     assert closest_cell(large, rows) == rows[0], "the cell of one host with two GPUs must be compared"
     assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs must be compared"
-    assert closest_cell(RUNS[-1], rows) is None, "no cell has twenty epochs"
+    assert closest_cell(RUNS[-1], rows) is None, "no cell may be compared, because none has twenty epochs"
     for params in ({"data": "synthetic"}, {"max_steps": 20}):
         simulated = SimulatedHosts(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
         assert closest_cell(large, simulated.run_study().rows) is None
@@ -642,7 +645,7 @@ def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) 
     (row,) = evaluate_study(plan, {"h1": Evidence(records=(record,))}).rows
     assert row.state == FAILED
     assert row.reason.startswith("the cell was started 3 times on host h1, and each time its supervisor was killed")
-    assert not count_attempt(cell, 2), "attempts are counted per cell"
+    assert not count_attempt(cell, 2), "attempts must be counted per cell"
 
 
 # --- processors

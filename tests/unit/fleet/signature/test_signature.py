@@ -48,6 +48,7 @@ criteria:
 
 
 def key(directory: Path, name: str, passphrase: str = "") -> Path:
+    """Create an SSH key pair, and return the path of the private key."""
     path = directory / name
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", name, "-f", path], check=True)
     return path
@@ -138,6 +139,7 @@ def test_all_files_are_signed_except_those_in_unsigned_files(run: Path) -> None:
 
 
 def append(path: Path) -> None:
+    """Append a space to the file."""
     path.write_bytes(path.read_bytes() + b" ")
 
 
@@ -330,10 +332,10 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     pack.write_text(PACK.replace("LIMIT", "5.0e+14"))
     assert main(["report", str(run), "--criteria", str(pack)]) == 0
     assert main(["sign", str(run), "--key", str(keys / "alice"), "--criteria", str(pack)]) == 0
-    assert verify(run)[0] == 0, "the signer's packs are still at their paths, so verify uses them"
+    assert verify(run)[0] == 0, "verify must use the signer's packs, which are still at their paths"
     pack.write_text(PACK.replace("LIMIT", "5.1e+14"))
     code, output = verify(run)
-    assert code == 2, "the changed pack has another limit than the report"
+    assert code == 2, "the report cannot be confirmed, because the changed pack has another limit"
     assert f"packs and waivers that differ in path or content from the signed ones: {pack}" in output
     assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
     assert ": gemm-site: pass, with other details" in output

@@ -370,7 +370,9 @@ def test_fault_is_reported_on_its_host_and_gpu(
         assert criteria == set(EXPECTED_CRITERIA[kind].split()), "no other criterion may fail on the host"
     contradictions = [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY]
     assert contradictions == [], "a simulated record must be as consistent as a record of the agent"
-    assert not any("resume the run" in item.reason for item in verdicts), "simulated hosts cannot resume a run"
+    assert not any("resume the run" in item.reason for item in verdicts), (
+        "no reason may advise to resume the run, because simulated hosts cannot"
+    )
     assert all(
         EXPECTED_REASONS[kind] in item.reason
         for item in verdicts[:1]

@@ -49,9 +49,9 @@ def test_healthy_ports_pass_and_have_figures_with_every_other_host(tmp_path: Pat
     items = [item for item in gang.observations if item.name.startswith("verbs.")]
     assert {item.status for item in items} == {MEASURED}
     partners = {Scope.parse(item.scope).get("partner") for item in items} - {""}
-    assert partners == {f"r01-h0{number}" for number in (1, 3, 4, 5, 6)}, "one launch has all pairs of hosts"
+    assert partners == {f"r01-h0{number}" for number in (1, 3, 4, 5, 6)}, "one launch must measure all pairs of hosts"
     with_latency = {Scope.parse(item.scope).get("partner") for item in items if item.name == "verbs.latency"}
-    assert with_latency == partners - {"r01-h01"}, "the first host of a pair measures the latency"
+    assert with_latency == partners - {"r01-h01"}, "only the first host of a pair must measure the latency"
     for rail in range(3):
         port = f"hca=mlx5_{rail},port=1"
         shares = [float(item.value or 0) for item in items if item.name == "verbs.rate_ratio" and item.scope.startswith(port)

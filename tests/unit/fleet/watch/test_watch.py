@@ -1,4 +1,4 @@
-"""Test `rackproof watch`: the view of a run from its directory and the exporters, and its screen, lines and JSON."""
+"""Test `rackproof watch`: how it reads a run from its directory and the exporters, and its output: screen, lines and JSON."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def lock(self, pid: int | None = None) -> Run:
-        """Write the lock of a playbook with this process ID, or with that of the test: the run is then in progress."""
+        """Write the lock of a playbook with process ID `pid`; without `pid`, that of this test: the run is then in progress."""
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
@@ -413,7 +413,9 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
 
 def test_time_left_is_the_time_of_the_slowest_host_plus_the_times_of_waiting_stages(run: Run) -> None:
     view = run.start_benchmarks().view()
-    assert view.expected_s is None, "no exporter reports the end of the running stage"
+    assert view.expected_s is None, (
+        "the time left must be unknown, because no exporter reports the end of the running stage"
+    )
     stages_s = {"benchmark": 200.0, "gang": 60.0}
     hosts = [replace(host, expected_s=100.0 + number) for number, host in enumerate(view.hosts)]
     assert expected_s(hosts, stages_s) == 102.0 + 60.0
