@@ -36,7 +36,10 @@ def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any
 
 
 def report_play(command: str = "report") -> dict[str, Any]:
-    """Return a play marked as the last one of a run, after which the run is reported. It only prints a message."""
+    """Return the last play of a run, which here only prints a message.
+
+    `command`: the command of `rackproof` that the plugin runs if every host has failed before this play.
+    """
     task = {"ansible.builtin.debug": {"msg": "reported by the play"}}
     variables = {"_rackproof_last_command": command}
     return {"name": "Last", "hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [task]}

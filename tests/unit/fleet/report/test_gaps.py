@@ -30,7 +30,7 @@ def with_measurements(report: FleetReport, change: Callable[[Observation], Obser
 
 
 def failed_to_measure(name: str, scope: str) -> Callable[[Observation], Observation]:
-    """Return a function that makes an error of the observation with this name and scope, and changes no other."""
+    """Return a function that turns the observation with this name and scope into an error, and changes no other."""
 
     def change(item: Observation) -> Observation:
         is_chosen = (item.name, item.scope) == (name, scope)

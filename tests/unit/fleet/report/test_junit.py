@@ -1,4 +1,4 @@
-"""junit.xml has the decision for CI systems. It is valid XML, even if a host reports text that is not allowed in XML."""
+"""junit.xml has the decision for CI systems. The file is valid XML, even if a host reports text that XML does not allow."""
 
 from __future__ import annotations
 

@@ -156,9 +156,9 @@ def test_invalid_record_is_quarantined(run: Path, corrupt: Callable[[Path], None
     assert report.decision == "incomplete"
     assert [item.path for item in report.quarantined] == ["hosts/h2.json"]
     assert reason in report.quarantined[0].reason
-    others = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
-    assert [(verdict.host, verdict.verdict) for verdict in others] == [("h2", "inconclusive")]
-    assert "hosts/h2.json" in others[0].reason
+    not_passed = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.verdict) for verdict in not_passed] == [("h2", "inconclusive")]
+    assert "hosts/h2.json" in not_passed[0].reason
 
 
 def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
@@ -179,8 +179,8 @@ def test_events_make_a_host_inconclusive_until_the_play_succeeds_on_it(run: Path
     }
     (run / "events.jsonl").write_text(f"{json.dumps(unreachable)}\n")
     report = report_of(run)
-    others = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
-    assert [(verdict.host, verdict.reason) for verdict in others] == [
+    not_passed = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.reason) for verdict in not_passed] == [
         ("h3", "unreachable at Gang: Run the launch: ssh: timed out")
     ]
     passed = {"at": builders.WHEN, "play": "Gang", "what": "passed"}
@@ -337,7 +337,7 @@ def test_summary_counts_the_hosts_on_which_no_operation_is_judged(tmp_path: Path
 
 
 SMALLEST_JUDGED = 64 << 20
-"""Bytes of the smallest message for which a pack has a minimum of the bus bandwidth."""
+"""Size in bytes of the smallest message whose bus bandwidth has a criterion with a fixed limit."""
 BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])
 
 

@@ -171,7 +171,7 @@ def test_small_fleet_is_accepted_if_healthy_and_rejected_if_all_its_parts_are_eq
 
 
 SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "collective.", "pairs.")
-"""First parts of names: the figures of one of these families at a time are slow."""
+"""First words of the names of figures. The test slows the figures with one of these words at a time."""
 
 
 def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> Evidence:

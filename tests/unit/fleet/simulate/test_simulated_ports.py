@@ -65,7 +65,7 @@ DOWN = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infinib
 
 
 def with_port_down(evidence: Evidence) -> Evidence:
-    """Return the evidence with PORT down: the port has no link, and the agent reports no figures of the port."""
+    """Return the evidence with PORT down: it has no link, and the agent gives this reason in place of the port's figures."""
 
     def without_link(metric: Metric) -> Metric:
         is_of_port = metric.name in DOWN and PORT in metric.values
@@ -97,7 +97,7 @@ def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: st
 
 
 def test_port_that_is_down_is_the_only_cause_in_a_gang_of_two(tmp_path: Path) -> None:
-    """The healthy port cannot be measured without its partner. It is no cause, even if the inventory requires its measurement."""
+    """The healthy port of the partner cannot be measured. It is no cause, even if the inventory requires its measurement."""
     fleet = Fleet(hosts=2, gpus=2, profile="standard", readings=JUDGED)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, [], plan)
