@@ -62,7 +62,7 @@ def test_pci_address_is_normalized(bus_id: str, address: str) -> None:
     assert pci_address(bus_id) == address
 
 
-def test_pci_readings_are_attributed_to_the_gpu() -> None:
+def test_observation_by_pci_address_is_attributed_to_the_gpu_at_that_address() -> None:
     readings = [reading(1, scope=scope) for scope in ("pci=0000:01:00.0,link=2", "pci=0000:99:00.0", "hca=mlx5_0")]
     evidence = evidence_with(snapshot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
     scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
@@ -73,8 +73,8 @@ def test_pci_readings_are_attributed_to_the_gpu() -> None:
     assert nameless.gpu_scopes() == {}
 
 
-def test_last_value_of_each_scope_is_that_of_the_last_snapshot_with_one() -> None:
-    """A reading by PCI address is one of the GPU at that address."""
+def test_last_value_of_a_scope_comes_from_the_last_snapshot_that_has_a_value_of_it() -> None:
+    """A reading whose scope is a PCI address counts for the GPU at that address."""
     first = [reading(1, scope="pci=0000:01:00.0"), reading(4, name="gpu.other", scope="gpu=0")]
     last = [reading(2, scope="pci=0000:01:00.0"), reading(name="gpu.other", scope="gpu=0", absent="error: no")]
     index = ObservationIndex(evidence_with(snapshot(0, *first), snapshot(1, *last)))
@@ -82,7 +82,7 @@ def test_last_value_of_each_scope_is_that_of_the_last_snapshot_with_one() -> Non
     assert index.last_values("gpu.other") == {"gpu=0": 4}
 
 
-def test_scopes_with_a_reading_are_found_in_any_snapshot() -> None:
+def test_scope_has_a_reading_if_any_snapshot_has_a_value_of_it() -> None:
     both = Metric(name="gpu.other", unit="1", values={"gpu=1": 1, "gpu=2": 1})
     lost = reading(name="gpu.lost", scope="gpu=3", absent="error: no")
     index = ObservationIndex(evidence_with(snapshot(0, reading(1), lost), snapshot(1, reading(1), both)))
@@ -118,7 +118,7 @@ def test_gpus_launches_and_versions_are_merged_from_all_records() -> None:
     assert evidence.software() == {"torch": "2", "nccl": "3"}
 
 
-def test_versions_become_host_observations() -> None:
+def test_software_versions_become_observations_of_the_host() -> None:
     evidence = evidence_with(software={"Torch CUDA-arch": "x", "nccl": "2"})
     reported = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in evidence.versions()]
     assert reported == [
@@ -127,7 +127,7 @@ def test_versions_become_host_observations() -> None:
     ]
 
 
-def test_observation_index_finds_by_name() -> None:
+def test_observation_index_finds_observations_by_name() -> None:
     evidence = evidence_with(
         snapshot(0, reading(1)), snapshot(1, reading(2), reading(3, name="gpu.other")),
         observations=(measure(), measure("gpu.thing", value=9)), software={"nccl": "2"},
@@ -175,12 +175,12 @@ EXPECTED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device
         ([measure()], None),
         ([measure(params={"op": "copy"}, stage="gang")], None),
         ([measure(params={"op": "copy"}, scope="gpu=1")], None),
-        # A figure of local and of remote memory: the failed one is found, else the last one.
+        # Copies of local and of remote memory: a failed one is found first; if none failed, the last one is found.
         ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
         ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "local"})], 1),
-        # A repetition without `numa` replaces one with it, and vice versa.
+        # A later observation without `numa` replaces an earlier one with `numa`, and vice versa.
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy"})], 1),
         ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
     ],
@@ -192,17 +192,17 @@ def test_expectation_finds_its_observation(observations: list[Observation], resu
     assert [named.find(EXPECTED, "gpu=0") for _ in range(2)] == [wanted, wanted]
 
 
-def test_settings_have_planned_parameters_numa_and_ranks() -> None:
+def test_settings_of_a_planned_figure_are_its_planned_parameters_and_numa_and_the_number_of_ranks() -> None:
     planned = Planned(PLAN)
     values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
     assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
     assert list(planned.params(measure(params=values))) == ["numa", "op", "world_size"]
-    # All parameters of an unplanned figure are settings.
+    # The plan has no such figure, and the catalogue states no settings: all parameters are settings.
     assert planned.params(measure("memory.other", params=values)) == values
     assert planned.params(measure(params=values, stage="gang")) == values
 
 
-def test_settings_of_a_figure_that_no_plan_demands_are_those_of_the_catalogue() -> None:
+def test_settings_of_a_figure_that_the_plan_does_not_expect_are_those_of_the_catalogue() -> None:
     values = {"dtype": "bf16", "numa": "local", "n": 4096, "number": 3}
     assert Planned(PLAN).params(measure("gemm.wrong_products", params=values)) == {
         "dtype": "bf16",
@@ -213,7 +213,7 @@ def test_settings_of_a_figure_that_no_plan_demands_are_those_of_the_catalogue() 
     assert Planned(PLAN).params(measure("gemm.throughput", params=values)) == values
 
 
-def test_members_are_those_of_the_last_launch_of_the_stage() -> None:
+def test_members_of_a_stage_are_those_of_its_last_launch() -> None:
     launches = [
         builders.launch(stage, members)
         for stage, members in (("gang", ("h1", "h2", "h3")), ("gang", ("h1", "h2")), ("benchmark", ("h1",)))
@@ -222,32 +222,32 @@ def test_members_are_those_of_the_last_launch_of_the_stage() -> None:
     assert [view.members(stage) for stage in ("gang", "benchmark", "soak")] == [("h1", "h2"), ("h1",), ()]
 
 
-def test_own_record_is_the_one_without_a_gang() -> None:
+def test_own_record_of_a_host_is_the_one_without_a_gang() -> None:
     assert host_view(Evidence(records=(RECORD,))).has_record
     assert not host_view(Evidence(records=(replace(RECORD, gang="r1"),))).has_record
     assert not host_view(Evidence()).has_record
 
 
-def test_serial_is_that_of_the_first_gpu_in_the_scope() -> None:
+def test_serial_of_a_scope_is_that_of_its_first_gpu_or_empty() -> None:
     view = host_view(host_evidence(PLAN))
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
-def test_operator_packs_are_origins_of_chosen_packs_that_are_not_shipped() -> None:
+def test_operator_packs_are_the_origins_of_chosen_packs_without_those_of_shipped_packs() -> None:
     own = pack(criterion(origin="mine"), criterion(id="d", origin="base"), name="mine", chosen=True)
     named = pack(criterion(origin="common"), name="common", chosen=True)
     packs = [pack(), pack(name="common"), named, own]
     assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine", "base"}
 
 
-def test_expectation_is_unsupported_if_the_pack_of_the_model_lists_it() -> None:
+def test_gpu_model_lacks_an_observation_if_its_pack_lists_one_of_the_parameters() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(EXPECTED, params=params)) is lacks
     assert not view.lacks(replace(EXPECTED, name="memory.latency"))
 
 
-def test_later_pack_overrides_a_criterion() -> None:
+def test_criterion_of_a_later_pack_replaces_that_of_an_earlier_pack() -> None:
     one, two = pack(criterion(value=1), criterion(id="d")), pack(criterion(value=2))
     packs = [one, two]
     assert {key: item.value for key, item in criteria_by_id(packs).items()} == {"c": 2, "d": 1}
@@ -255,7 +255,7 @@ def test_later_pack_overrides_a_criterion() -> None:
     assert criteria_by_id([two, one])["c"].value == 1
 
 
-def test_inconclusive_verdict_has_its_part_reason_and_criterion() -> None:
+def test_inconclusive_verdict_names_the_part_and_the_reason_and_the_criterion() -> None:
     view = host_view(host_evidence(PLAN))
     reported = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
     assert (reported.host, reported.scope, reported.serial, reported.name, reported.stage) == (
@@ -290,7 +290,9 @@ def test_inconclusive_verdict_has_its_part_reason_and_criterion() -> None:
         ("", "NVIDIA H100", ["common", "mine"], "no criteria pack for NVIDIA H100"),
     ],
 )
-def test_packs_are_selected_by_model(model: str, gpus: str, names: list[str], why: str) -> None:
+def test_packs_are_selected_by_the_gpu_model_of_inventory_or_record(
+    model: str, gpus: str, names: list[str], why: str
+) -> None:
     shipped = [
         pack(), pack(name="common", gpu_names=()), pack(name="rehearsal", gpu_names=()), pack(name="mine", chosen=True),
         pack(name="twin-a", gpu_names=("NVIDIA H100",)), pack(name="twin-b", gpu_names=("NVIDIA H100",)),

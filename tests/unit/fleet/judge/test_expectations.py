@@ -54,7 +54,7 @@ def test_host_without_a_pack_is_inconclusive() -> None:
     (verdict,) = [item for item in gpu_models(host_view(ONE, packs=[])) if item.scope == "host"]
     assert (verdict.name, verdict.verdict, verdict.kind) == ("gpu.name", INCONCLUSIVE, VerdictKind.IDENTITY)
     assert "name one by rackproof_gpu_model" in verdict.reason
-    assert [*gpu_models(host_view(ONE, packs=[pack()]))] == [], "no model is in the inventory"
+    assert [*gpu_models(host_view(ONE, packs=[pack()]))] == [], "the inventory names no model, so no GPU is compared"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_model_of_each_gpu_is_compared_with_the_inventory(
         assert (item.source, item.basis) == ("inventory: rackproof_gpu_model", "policy")
 
 
-def test_measured_gpu_that_the_record_does_not_list_has_no_name() -> None:
+def test_model_of_a_measured_gpu_is_unknown_if_the_record_does_not_list_the_gpu() -> None:
     for model in ("h200-sxm", ""):
         plan = on_host(TWO, gpu_model=model)
         view = host_view(plan, packs=[pack()], gpus=(builders.gpu("h1", 0),))
@@ -105,7 +105,7 @@ def test_model_is_not_judged_on_cpus_or_unmeasured_gpus() -> None:
 
 
 def with_readings(name: str, *values: Any, scope: str = "gpu=0", plan: Plan = ONE, **fields: Any) -> HostView:
-    """Return a host with these values of a reading, one in each snapshot; None: an error."""
+    """Return a host that has one snapshot for each of `values` of a reading. None stands for an error."""
     snapshots = tuple(
         Snapshot(stage="benchmark", phase="before", at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=(
             reading(value, name=name, scope=scope) if value is not None else reading(name=name, scope=scope, absent="error: x"),
@@ -116,14 +116,14 @@ def with_readings(name: str, *values: Any, scope: str = "gpu=0", plan: Plan = ON
 
 
 @pytest.mark.parametrize("name", ["gpu.serial", "gpu.uuid", "gpu.name"])
-def test_reading_of_an_identity_that_changes_fails(name: str) -> None:
+def test_identity_that_changes_between_snapshots_fails(name: str) -> None:
     (verdict,) = identity_changes(with_readings(name, "a", "b", "b"))
     assert (verdict.name, verdict.scope, verdict.verdict, verdict.value) == (name, "gpu=0", FAIL, "b")
     assert verdict.reason == "changed during the run: a, then b"
     assert (verdict.criterion, verdict.source) == ("identity-constant", "the identity of a part does not change")
     assert verdict.action == "inspect_hardware"
     assert [*identity_changes(with_readings(name, "a", None, "a"))] == []
-    assert [*identity_changes(with_readings(name, "a", "b", scope="gpu=1"))] == [], "the plan has one GPU"
+    assert [*identity_changes(with_readings(name, "a", "b", scope="gpu=1"))] == [], "the plan has only GPU 0"
     assert [*identity_changes(with_readings(f"{name}x", "a", "b"))] == []
 
 
@@ -144,7 +144,7 @@ def test_identity_that_differs_between_two_records_fails(name: str) -> None:
         (f"gpu.{name}", "gpu=1", f"changed during the run: {old}, then other")
     ]
     assert changes(one, two) == []
-    assert changes(one, replace(two, **unknown)) == [], "an identity that is not reported did not change"
+    assert changes(one, replace(two, **unknown)) == [], "an identity that is no longer reported has not changed"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_uptime_that_falls_shows_a_reboot(uptimes: Sequence[Any], is_rebooted: b
     assert found == (expected if is_rebooted else [])
 
 
-def test_collector_that_failed_is_inconclusive_in_each_snapshot() -> None:
+def test_each_snapshot_with_a_failed_collector_is_inconclusive() -> None:
     view = with_readings("collector.ok", 1.0, None, None, scope="collector=nvml")
     found = [(item.name, item.scope, item.stage, item.reason, item.kind) for item in collector_failures(view)]
     reason = "error before benchmark: x"
@@ -173,7 +173,7 @@ def test_collector_that_failed_is_inconclusive_in_each_snapshot() -> None:
 
 
 def absences(plan: Plan, *metrics: Any, packs: Sequence[Any] = (), **fields: Any) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict of `missing_observations` on h1, which has these readings."""
+    """Return name, scope and reason of each verdict of `missing_observations` on h1, whose readings are `metrics`."""
     view = host_view(plan, "h1", *metrics, packs=packs, **fields)
     verdicts = [*missing_observations(view)]
     assert {(item.verdict, item.criterion) for item in verdicts} <= {(INCONCLUSIVE, "plan")}
@@ -191,7 +191,7 @@ def test_planned_observation_that_was_not_measured_is_inconclusive() -> None:
     assert dict(verdict.params) == dict(TWO.expected[0].params)
 
 
-def test_observation_that_the_gpu_model_lacks_is_not_missing() -> None:
+def test_unsupported_observation_is_not_missing_if_the_pack_says_that_the_gpu_model_lacks_it() -> None:
     lacking = pack(lacks={NAME: {"op": ("copy",)}})
     for status, packs, expected in (
         (UNSUPPORTED, [lacking], []),
@@ -205,7 +205,7 @@ STAGE = "stage.benchmark"
 
 
 def launches(*outcomes: str, stage: str = "benchmark") -> tuple[Launch, ...]:
-    """Return launches with these outcomes; the reason of a failure is its outcome and number."""
+    """Return launches with these outcomes; the reason of a failure is its outcome and the number of the launch, from 0."""
     return tuple(
         builders.launch(stage, ("h1",), outcome, "" if outcome == "finished" else f"{outcome} {number}")
         for number, outcome in enumerate(outcomes)
@@ -244,14 +244,14 @@ def test_stage_without_any_observation_has_one_verdict() -> None:
     assert (verdict.stage, verdict.kind) == ("benchmark", VerdictKind.MISSING)
 
 
-def test_failed_launch_with_some_figures_keeps_each_missing_one() -> None:
+def test_each_missing_figure_of_a_failed_launch_has_a_verdict_if_another_figure_was_observed() -> None:
     view = host_view(TWO, observations=(figure(),), launches=launches("failed"))
     found = [(item.name, item.scope, item.reason, item.kind) for item in missing_observations(view)]
     assert found == [
         (NAME, "gpu=1", "not observed; failed 0", VerdictKind.MISSING),
         (STAGE, "host", "failed: failed 0", VerdictKind.UNFINISHED),
     ]
-    # An error is an observation, too.
+    # A figure with an error counts as observed.
     assert absences(TWO, observations=(absent(ERROR),), launches=launches("failed")) == [
         (NAME, "gpu=0", "error: why"), (NAME, "gpu=1", "not observed; failed 0"), (STAGE, "host", "failed: failed 0"),
     ]  # fmt: skip
@@ -275,7 +275,7 @@ NO_SNAPSHOT = "the record has no snapshot after the launch, although one is take
         ((("benchmark", "before"),), "finished", 60.0, []),
     ],
 )
-def test_snapshot_after_the_last_finished_launch_is_required_except_of_a_soak(
+def test_snapshot_after_the_last_finished_launch_is_required_unless_the_stage_is_a_soak(
     phases: Sequence[tuple[str, str]], outcome: str, duration_s: float, expected: list[tuple[str, str, str]]
 ) -> None:
     stages = tuple(replace(stage, duration_s=duration_s) for stage in ONE.stages)
@@ -327,7 +327,7 @@ def test_observation_that_the_number_of_ranks_excludes_is_not_missing(
     of_gang = (builders.launch("gang", members),) if members else ()
     found = absences(plan, observations=(), launches=of_gang, snapshots=(read["gang"],))
     assert [name for name, *_ in found] == ([name] if is_expected else [])
-    # Hypercubes of the host itself are not excluded by the size of the gang.
+    # The number of members of the gang does not exclude a hypercube within the host.
     alone = replace(four, expected=(replace(item, stage="benchmark", scope="host"),))
     found = absences(alone, observations=(), launches=(builders.launch("benchmark", ALL),), snapshots=(
         read["benchmark"],))  # fmt: skip
@@ -342,7 +342,7 @@ def test_reason_states_whether_the_host_has_a_record_of_the_gang() -> None:
         assert found == [("stage.gang", "host", f"nothing was observed; {why}")]
 
 
-# Errors that the plan does not cover
+# Errors of figures that the plan does not expect
 
 
 def errors(*observations: Observation, plan: Plan = ONE) -> list[tuple[str, str, str]]:
@@ -378,13 +378,14 @@ FOUND = [("gemm.throughput", "gpu=0", "error: no")]
         ((FAILED, replace(FAILED, params={"dtype": "fp16"})), FOUND * 2),
     ],
 )  # fmt: skip
-def test_error_of_a_benchmark_counts_unless_the_figure_was_measured_later(
+def test_error_of_an_unplanned_figure_is_reported_unless_the_figure_was_measured_later(
     observations: Sequence[Observation], expected: list[tuple[str, str, str]]
 ) -> None:
     assert errors(*observations) == expected
 
 
 def test_error_of_a_planned_observation_is_not_reported_twice() -> None:
+    """`missing_observations` reports it, so `unplanned_errors` does not."""
     more = {**figure().params, "n": 8}
     for item, is_planned in (
         (absent(ERROR), True),
@@ -423,7 +424,7 @@ def gang_record(
     stage: str = "gang",
     gang: str = GANG,
 ) -> Evidence:
-    """Return the gang record of a host with launches: number, members and outcome of each."""
+    """Return the evidence of a host: its gang record, with a launch for each of `attempts` (number, members, outcome)."""
     of_gang = tuple(
         replace(
             builders.launch(stage, members, outcome),
@@ -437,7 +438,7 @@ def gang_record(
 
 
 def split(*members: Mapping[int, tuple[str, ...]], plan: Plan = GANGS, **fields: Any) -> list[Verdict]:
-    """Return the verdicts on the partition of a gang; `members`: for each host, number of a launch -> its members."""
+    """Return the verdicts on the partition of a gang; `members`: for each host, number -> members of a launch."""
     evidence = {
         host: gang_record(host, *((number, of_launch, "finished") for number, of_launch in of_host.items()), **fields)
         for host, of_host in zip(ALL, members, strict=False)
@@ -473,7 +474,7 @@ def test_gang_is_not_partitioned_if_each_pair_of_its_measured_hosts_launched_tog
     assert split(*members) == []
 
 
-def test_launches_that_measured_nothing_and_probes_do_not_count() -> None:
+def test_partition_ignores_probes_and_launches_that_measured_nothing() -> None:
     apart: list[Mapping[int, tuple[str, ...]]] = [{1: ("h1",)}, {2: ("h2",)}, {3: ("h3",)}]
     assert len(split(*apart)) == 3
     assert split(*apart, observations=()) == []
@@ -503,9 +504,9 @@ def test_records_that_list_different_members_of_one_launch_are_inconclusive() ->
 @pytest.mark.parametrize(
     ("first", "second"),
     [((1, ALL), (1, ALL)), ((1, ALL), (2, ("h2", "h3"))), ((1, ("h1",)), (1, ("h2",))), ((0, ALL), (0, ("h2", "h3")))],
-    ids=["the same members", "another launch", "no common member", "launches without a number"],
+    ids=["the same members", "another launch", "launches without a common member", "launches without a number"],
 )
-def test_members_of_different_launches_may_differ(
+def test_records_of_different_launches_or_with_equal_members_do_not_contradict(
     first: tuple[int, tuple[str, ...]], second: tuple[int, tuple[str, ...]]
 ) -> None:
     assert contradictions(first, second) == []

@@ -27,13 +27,13 @@ def totals(
     interfaces: Mapping[str, Any] | None = None,
     **states: Mapping[int, Any],
 ) -> dict[str, Any]:
-    """Return name -> value or reason of the totals.
+    """Return name of a total -> its value, or why it has none. Check that every snapshot has the same totals.
 
     Args:
         layers: port -> its link layer.
         rates: port -> its rate in B/s.
         interfaces: network interface -> its rate.
-        states: `state`, `phys_state` or `active` -> port -> value; every port is active if nothing is given.
+        states: `state`, `phys_state` or `active` -> port -> value. Without `states`, every port is active.
     """
     given = {"link_layer": layers, "rate": rates, **(states or {"active": dict.fromkeys(layers, True)})}
     metrics = [
@@ -62,16 +62,18 @@ def totals(
         ({"state": {0: "ACTIVE"}, "active": {1: True}}, 2),
     ],
 )
-def test_port_is_up_if_every_reading_of_its_state_says_so(states: Mapping[str, Mapping[int, Any]], active: int) -> None:
+def test_port_is_active_if_every_reading_of_its_state_says_so(
+    states: Mapping[str, Mapping[int, Any]], active: int
+) -> None:
     assert totals({0: IB, 1: IB}, {0: 5e10, 1: 5e10}, **states) == {"active": active, "rate": 5e10 * active}
 
 
-def test_port_without_a_state_makes_the_number_unknown() -> None:
+def test_number_of_active_ports_is_unknown_if_the_state_of_a_port_was_not_read() -> None:
     reason = f"error: the state of {port(1)} was not read"
     assert totals({0: IB, 1: IB}, {0: 5e10, 1: 5e10}, active={0: True}) == {"active": reason}
 
 
-def test_rate_is_unknown_if_that_of_an_active_port_was_not_read() -> None:
+def test_total_rate_is_unknown_if_the_rate_of_an_active_port_was_not_read() -> None:
     assert totals({0: IB, 1: IB}, {0: 5e10}) == {"active": 2}
     assert totals({0: IB, 1: IB}, {0: 5e10}, active={0: True, 1: False}) == {"active": 1, "rate": 5e10}
 
@@ -87,7 +89,7 @@ def test_rate_is_unknown_if_that_of_an_active_port_was_not_read() -> None:
         ({0: IB, 1: IB}, {0: 1e10, 1: "unknown"}, {}, 1e10),
     ],
 )
-def test_rate_is_that_of_the_kind_of_port_with_the_highest_sum(
+def test_total_rate_is_the_highest_of_the_sums_over_the_ports_of_one_kind(
     layers: Mapping[int, str], rates: Mapping[int, Any], interfaces: Mapping[str, Any], rate: float
 ) -> None:
     assert totals(layers, rates, interfaces=interfaces) == {"active": len(layers), "rate": rate}
@@ -126,7 +128,7 @@ def test_totals_are_added_to_each_record_that_has_ports() -> None:
         assert changed[records.index(without)] is without
 
 
-def test_snapshots_with_equal_ports_share_the_totals() -> None:
+def test_snapshots_with_equal_readings_of_ports_share_one_metric_of_each_total() -> None:
     layers = Metric(name="infiniband.link_layer", unit="1", values={port(0): IB})
     active = Metric(name="infiniband.active", unit="1", values={port(0): True})
     one, other = (

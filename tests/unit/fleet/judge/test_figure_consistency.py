@@ -1,4 +1,4 @@
-"""Figures of a host must fit each other, the plan and their samples: each rule at its boundary."""
+"""Figures of a host must fit each other, the plan and their samples: test each rule just inside and just outside its limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GEMM = figure("gemm.throughput", 5e14, dtype="bf16", size=8192, world_size=2)
         ({"params": {**GEMM.params, "dtype": "fp8"}}, []),
         ({"stage": "soak"}, []),
     ],
-    ids=["twice", "other device", "other parameters", "other stage"],
+    ids=["same figure twice", "other device", "other parameters", "other stage"],
 )
 def test_figure_is_in_the_record_once_for_each_launch(other: dict[str, Any], expected: list[Problem]) -> None:
     twice = [("gemm.throughput", "gpu=0", "the record has this figure 2 times")]
@@ -116,12 +116,12 @@ def test_either_all_figures_of_one_name_have_samples_or_none() -> None:
         (5.0, {"cv": 0.073}, "10 samples cannot vary by 0.073 between 4 and 6"),
     ],
 )
-def test_value_and_samples_belong_together(value: float, samples: dict[str, Any], reason: str) -> None:
+def test_value_must_fit_its_samples(value: float, samples: dict[str, Any], reason: str) -> None:
     taken = Samples(**{"n": 10, "min": 4.0, "p50": 5.0, "max": 6.0, "cv": 0.2, **samples})
     assert reasons(replace(figure("gemm.throughput", value), samples=taken)) == ([reason] if reason else [])
 
 
-def test_means_of_rounds_vary_less_than_single_samples() -> None:
+def test_samples_of_a_soak_may_vary_less_because_they_are_means_of_rounds() -> None:
     item = replace(figure("gemm.throughput", 5.0), samples=Samples(n=10, min=4.0, p50=5.0, max=6.0, cv=0.016))
     assert len(reasons(item)) == 1
     assert reasons(item, is_soak=True) == []
@@ -155,7 +155,7 @@ def test_means_of_rounds_vary_less_than_single_samples() -> None:
         ({"left_out": 1, "world_size": 2}, "None replicas and 1 ranks without one are not whole numbers"),
     ],
 )  # fmt: skip
-def test_parameters_of_a_figure_are_possible(params: dict[str, Any], reason: str) -> None:
+def test_impossible_parameters_of_a_figure_are_reported(params: dict[str, Any], reason: str) -> None:
     view = host_view(PLAN, launches=())
     item = figure("site.figure", 1.0, **params)
     assert reasons(item, view=view) == ([reason] if reason else [])
@@ -193,7 +193,7 @@ def test_epochs_are_those_of_the_plan_or_fewer_if_the_steps_are_limited(
     assert reasons(figure("training.accuracy", 0.9, epochs=stated), view=view) == ([reason] if reason else [])
 
 
-def test_one_of_several_settings_of_the_plan_is_right() -> None:
+def test_parameter_may_have_any_of_the_values_that_the_plan_lists() -> None:
     view = host_view(builders.with_benchmarks(PLAN, benchmark={"dataloader": {"workers": [2, 4]}}))
     assert reasons(figure("dataloader.throughput", 1e4, workers=4), view=view) == []
     assert reasons(figure("dataloader.throughput", 1e4, workers=8), view=view) == [
@@ -201,13 +201,13 @@ def test_one_of_several_settings_of_the_plan_is_right() -> None:
     ]
 
 
-def two(name: str, first: Any, second: Any, **params: Any) -> list[Observation]:
+def on_two_gpus(name: str, first: Any, second: Any, **params: Any) -> list[Observation]:
     return [figure(name, first, **params), figure(name, second, "gpu=1", **params)]
 
 
 @pytest.mark.parametrize("key", ["backend", "data", "workload", "network", "batch_size"])
 def test_devices_of_a_host_are_measured_in_the_same_way(key: str) -> None:
-    same = two("memory.bandwidth", 4e12, 4e12, op="copy", **{key: 4})
+    same = on_two_gpus("memory.bandwidth", 4e12, 4e12, op="copy", **{key: 4})
     other = replace(same[1], params={"op": "copy", key: 5})
     assert problems(*same) == []
     assert problems(same[0], other) == [("memory.bandwidth", "gpu=1", f"{key} is 5, but 4 at gpu=0")]
@@ -216,7 +216,7 @@ def test_devices_of_a_host_are_measured_in_the_same_way(key: str) -> None:
     assert reasons(same[0], replace(other, params={"op": "copy"})) == [lacks]
 
 
-def rate(*values: Any, name: str = "gemm.throughput") -> list[Observation]:
+def on_gpus(*values: Any, name: str = "gemm.throughput") -> list[Observation]:
     return [figure(name, value, f"gpu={at}") for at, value in enumerate(values)]
 
 
@@ -237,42 +237,42 @@ def rate(*values: Any, name: str = "gemm.throughput") -> list[Observation]:
         ((2.1e14,), []),
     ],
 )  # fmt: skip
-def test_rate_of_a_device_is_less_than_twenty_times_that_of_others(
+def test_rate_of_a_device_is_at_most_twenty_times_that_of_the_others(
     values: Sequence[float], expected: list[tuple[str, str]]
 ) -> None:
-    assert [(scope, reason) for _, scope, reason in problems(*rate(*values))] == expected
-    assert problems(*rate(*values), view=host_view(REHEARSAL)) == []
+    assert [(scope, reason) for _, scope, reason in problems(*on_gpus(*values))] == expected
+    assert problems(*on_gpus(*values), view=host_view(REHEARSAL)) == []
 
 
 @pytest.mark.parametrize(
     ("values", "count"),
     [((1e-5, 2e-4, 2e-4), 0), ((1e-5, 2.1e-4, 2.1e-4), 1), ((1e-5, 1e-5, 2.1e-4), 0), ((1e-5, 2.1e-4), 1)],
 )
-def test_time_of_computation_is_more_than_a_twentieth_of_that_of_others(values: Sequence[float], count: int) -> None:
-    assert len(problems(*rate(*values, name="straggler.compute"))) == count
+def test_time_of_computation_is_at_least_a_twentieth_of_that_of_the_others(values: Sequence[float], count: int) -> None:
+    assert len(problems(*on_gpus(*values, name="straggler.compute"))) == count
 
 
 def test_other_times_and_amounts_may_differ() -> None:
-    assert problems(*rate(1e-3, 1.0, 1.0, name="straggler.wait")) == []
-    assert problems(*rate(1.0, 1000.0, 1000.0, name="stress.power")) == []
+    assert problems(*on_gpus(1e-3, 1.0, 1.0, name="straggler.wait")) == []
+    assert problems(*on_gpus(1.0, 1000.0, 1000.0, name="stress.power")) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "unit_value", "least"),
+    ("name", "lowest", "too_low"),
     [("overlap.slowdown", 0.5, 0.49), ("pairs.latency", 1e-7, 0.9e-7), ("peer_copy.latency", 1e-7, 0.9e-7),
      ("verbs.latency", 1e-7, 0.9e-7), ("straggler.compute", 1e-6, 0.9e-6)],
 )  # fmt: skip
-def test_figure_below_its_lowest_credible_value_is_named(name: str, unit_value: float, least: float) -> None:
-    assert problems(figure(name, unit_value)) == []
-    (found,) = problems(figure(name, least))
+def test_figure_below_its_lowest_credible_value_is_reported(name: str, lowest: float, too_low: float) -> None:
+    assert problems(figure(name, lowest)) == []
+    (found,) = problems(figure(name, too_low))
     assert found[:2] == (name, "gpu=0")
-    assert f"{least:g}" in found[2]
+    assert f"{too_low:g}" in found[2]
     is_time = name != "overlap.slowdown"
-    assert len(problems(figure(name, least), view=host_view(REHEARSAL))) == int(is_time)
+    assert len(problems(figure(name, too_low), view=host_view(REHEARSAL))) == int(is_time)
 
 
 def launched(*ranks: int) -> HostView:
-    """Return a host whose benchmark launches had its planned number of ranks, and whose gang launches had these numbers."""
+    """Return a host of a gang of eight hosts whose record has one launch of the gang for each of these numbers of ranks."""
     names = tuple(f"h{number}" for number in range(1, 9))
     plan = replace(builders.plan(*names, profile="smoke", gpu_count=1), rehearsal=False)
     launches = tuple(builders.launch("gang", names[:count]) for count in ranks)
@@ -292,7 +292,7 @@ def launched(*ranks: int) -> HostView:
         ((), (2,), []),
     ],
 )
-def test_number_of_ranks_is_that_of_a_launch(
+def test_number_of_ranks_must_be_that_of_a_launch_of_the_gang(
     launches: Sequence[int], stated: Sequence[int], expected: list[str]
 ) -> None:
     items = [
@@ -320,7 +320,7 @@ def collective(kind: str, value: Any, op: str = "all_reduce", **params: Any) -> 
         (1e6, 1e-3, {"placement": "pair"}, 0),
     ],
 )
-def test_bandwidth_times_latency_is_the_size_of_the_message(
+def test_bandwidth_times_latency_is_roughly_the_size_of_the_message(
     rate: float, latency: float, params: dict[str, Any], count: int
 ) -> None:
     items = [collective("algbw", rate, **params), collective("latency", latency, **params)]
@@ -349,7 +349,7 @@ def test_figures_of_different_measurements_are_not_multiplied(other: dict[str, A
         (1e9, 2.9e10, "all_reduce", 4, 0),
     ],
 )
-def test_bus_bandwidth_is_the_bandwidth_times_the_factor_of_the_collective(
+def test_bus_bandwidth_is_roughly_the_bandwidth_times_the_factor_of_the_collective(
     algbw: float, busbw: float, op: str, ranks: int, count: int
 ) -> None:
     items = [collective("algbw", algbw, op, world_size=ranks), collective("busbw", busbw, op, world_size=ranks)]
@@ -357,7 +357,7 @@ def test_bus_bandwidth_is_the_bandwidth_times_the_factor_of_the_collective(
     assert len(found) == count
 
 
-def test_factors_of_the_throughput_under_stress_must_fit_it() -> None:
+def test_throughput_under_stress_is_roughly_the_product_of_its_factors() -> None:
     def stress(clock: float, power: float = 700.0, **params: Any) -> list[Observation]:
         figures = (
             ("throughput", 7e14),
@@ -394,7 +394,7 @@ def test_factors_of_the_throughput_under_stress_must_fit_it() -> None:
         (1.1, {"network": "other"}, 0),
     ],
 )
-def test_step_time_times_throughput_is_the_batch_of_all_ranks(
+def test_step_time_times_throughput_is_roughly_the_batch_of_all_ranks(
     step_s: float, params: dict[str, Any], count: int
 ) -> None:
     shared = {"batch_size": 50, "world_size": 2, "network": "resnet", "data": "random"}
@@ -410,14 +410,24 @@ def loading(
     *,
     loaded: Any = 1000.0,
     trained: Any = 2000.0,
-    own: Any = 64,
-    batch: Any = 64,
+    loader_batch: Any = 64,
+    training_batch: Any = 64,
     network: str = "resnet",
 ) -> list[Observation]:
+    """Return the figures of a data loader and of a training.
+
+    Args:
+        stated: `dataloader.sufficiency`.
+        loaded: throughput of the loader.
+        trained: throughput of the training.
+        loader_batch: batch size of the loader.
+        training_batch: batch size of the training.
+        network: network of the training.
+    """
     return [
         figure("dataloader.throughput", loaded, network="resnet"),
-        figure("training.throughput", trained, "host", world_size=2, network=network, batch_size=batch),
-        figure("dataloader.sufficiency", stated, network="resnet", batch_size=own),
+        figure("training.throughput", trained, "host", world_size=2, network=network, batch_size=training_batch),
+        figure("dataloader.sufficiency", stated, network="resnet", batch_size=loader_batch),
     ]
 
 
@@ -427,17 +437,17 @@ def loading(
         (loading(1.0), 0),
         (loading(20.0), 0),
         (loading(20.5), 1),
-        (loading(20.5, own=128), 0),
-        (loading(20.5, batch=128), 0),
-        (loading(41.0, own=128), 1),
-        (loading(20.5, own=0), 1),
-        (loading(20.5, batch="64"), 1),
+        (loading(20.5, loader_batch=128), 0),
+        (loading(20.5, training_batch=128), 0),
+        (loading(41.0, loader_batch=128), 1),
+        (loading(20.5, loader_batch=0), 1),
+        (loading(20.5, training_batch="64"), 1),
         (loading(20.5, network="other"), 0),
         (loading(20.5, trained=0.0), 0),
         (loading(20.5, loaded=2000.0), 0),
     ],
 )
-def test_loader_is_as_sufficient_as_the_measured_rates_allow(items: list[Observation], count: int) -> None:
+def test_stated_sufficiency_of_the_loader_must_fit_the_measured_rates(items: list[Observation], count: int) -> None:
     view = host_view(PLAN, launches=())
     assert len([reason for reason in reasons(*items, view=view) if "the measured rates give about" in reason]) == count
     rehearsal = host_view(REHEARSAL, launches=())
@@ -452,7 +462,9 @@ def test_loader_is_as_sufficient_as_the_measured_rates_allow(items: list[Observa
         ("P2P", "NET/IB", "it is P2P, but other figures of the benchmark state NET/IB"),
     ],
 )
-def test_figure_is_what_other_figures_of_its_benchmark_state(value: str, stated: str, reason: str) -> None:
+def test_transport_must_agree_with_what_other_figures_of_the_benchmark_state(
+    value: str, stated: str, reason: str
+) -> None:
     items = [
         figure("collective.transport", value, "host", world_size=2),
         collective("algbw", 1e9, transport=stated),
@@ -474,7 +486,7 @@ def test_benchmarks_take_no_longer_than_their_launches(times: Sequence[float], c
     assert problems(*[replace(item, status=SKIPPED, value=None, reason="no") for item in items]) == []
 
 
-def test_figures_of_a_benchmark_state_the_number_of_ranks_if_others_do() -> None:
+def test_every_figure_of_a_benchmark_states_the_number_of_ranks_if_one_does() -> None:
     bare = replace(GEMM, scope="gpu=1", params={"dtype": "bf16", "size": 8192})
     assert "it does not state how many ranks measured it" not in reasons(bare)
     items = [
@@ -512,7 +524,7 @@ FLOOR = criterion(
 )  # fmt: skip
 
 
-def test_impossible_values_are_named_with_the_datasheet_of_the_part() -> None:
+def test_impossible_value_is_reported_with_that_of_the_datasheet() -> None:
     view = host_view(PLAN, packs=[pack(FLOOR, datasheet={"flops": {"bf16": 1e15}})])
     shared = {"dtype": "bf16", "size": 8192}
     assert reasons(figure("gemm.throughput", 5e14, **shared), view=view) == []
@@ -534,11 +546,11 @@ def test_figure_states_the_parameter_by_which_a_criterion_selects_it() -> None:
     assert reasons(figure("gemm.throughput", 5e14, size=8192, dtype="fp8"), view=view) == []
     assert reasons(absent(bare), view=view) == []
     assert reasons(figure("memory.bandwidth", 5e12), view=view) == []
-    of_reason = pack(criterion("gemm.throughput", id="c", operator="ge", where={"gpu": "0"}))
-    assert reasons(bare, view=host_view(PLAN, packs=[of_reason])) == []
+    by_gpu = pack(criterion("gemm.throughput", id="c", operator="ge", where={"gpu": "0"}))
+    assert reasons(bare, view=host_view(PLAN, packs=[by_gpu])) == []
 
 
-def test_choice_of_nccl_may_be_unknown_if_its_figure_is_absent() -> None:
+def test_figure_need_not_state_the_transport_if_the_figure_of_the_transport_is_absent() -> None:
     rule = criterion(
         "collective.all_reduce.busbw", id="b", operator="ge", scope="host", where={"transport": "P2P", "op": "x"}
     )
@@ -561,7 +573,7 @@ def test_times_of_benchmarks_are_compared_with_the_launches_of_their_stage() -> 
     assert len(reasons(figure("benchmark.duration", 2.5, "host"), view=view)) == 1
 
 
-def test_settings_of_another_stage_do_not_count() -> None:
+def test_parameters_are_compared_with_the_settings_of_their_own_stage() -> None:
     plan = builders.with_benchmarks(GANG, benchmark={"training": {"epochs": 20}}, gang={"training": {"epochs": 30}})
     view = host_view(plan)
     items = [figure("training.accuracy", 0.9, "host", epochs=30)]

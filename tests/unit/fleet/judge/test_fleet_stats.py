@@ -1,4 +1,4 @@
-"""Each statistic of a fleet gets every host, and each is merged when two groups of hosts are merged."""
+"""Every host is added to each statistic of a fleet, and each statistic is merged when two groups of hosts are merged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def added(stats: FleetStats, names: tuple[str, ...]) -> dict[str, list[Any]]:
     return {name: getattr(stats, name).added for name in names}
 
 
-def test_every_statistic_gets_the_host() -> None:
+def test_host_is_added_to_every_statistic() -> None:
     stats, view = recorded(), host_view(PLAN)
     stats.add_identities(view)
     views = {name: [view] for name in OF_IDENTITIES}
@@ -56,7 +56,7 @@ def test_every_statistic_gets_the_host() -> None:
     assert [links.host for links in stats.links] == ["h1"]
 
 
-def test_host_without_its_own_record_has_no_digests_and_paths() -> None:
+def test_host_without_its_own_record_is_not_added_to_digests_and_paths() -> None:
     stats, view = recorded(), HostView(PLAN, PLAN.hosts[0], Evidence(), ())
     stats.add_identities(view)
     stats.add_values(view)

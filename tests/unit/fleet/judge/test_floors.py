@@ -2,7 +2,7 @@
 fails unless its floor is low.
 
 The healthy figures were measured for Rackproof or published; each row has its source. The tests of all models and GPU counts
-derive healthy figures from the datasheet: `host_rates` has the shares that the weakest models reach.
+derive healthy figures from the datasheet: `host_rates` multiplies it by the shares that the weakest models reach.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def outcomes(
         model: pack of the GPU model.
         figures: what the benchmarks measured.
         count: GPUs of the host.
-        path: `gpu.peer.link` of every pair; empty: all links of the model, or PCIe.
+        path: `gpu.peer.link` of every pair; empty: all NVLinks of the model, or PCIe if it has none.
         hosts: hosts of the gang.
         gbps: rate of the fabric port of each GPU.
         packs: all packs.
@@ -401,7 +401,7 @@ DIRECTIONS = ("host_to_device", "device_to_host")
 
 
 def _expectation_of_the_model(model: str, name: str, params: Mapping[str, Value]) -> float:
-    """Return the most that a criterion of the model's own pack expects of a figure; 0 if it has none."""
+    """Return the highest value that a criterion of the model's own pack expects of a figure; 0 if no criterion matches it."""
     matching = (
         item.expected or item.value or 0.0
         for item in read_pack(model).criteria
@@ -642,7 +642,7 @@ def test_power_of_a_healthy_a100_passes_and_a_much_lower_one_fails(watts: float,
 
 
 def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
-    """Return the evidence of hosts of a model with all figures of the profile standard; rates are those of a healthy host."""
+    """Return evidence of the hosts of a plan with GPUs of a model: every planned figure; its rates are those of `host_rates`."""
     sheet = read_pack(model).datasheet
     rates = host_rates(model, count, sheet.get("nvlink", {}).get("links", 0))
     by_name: dict[str, list[Observation]] = {}

@@ -57,7 +57,7 @@ def gangs() -> dict[str, Evidence]:
 
 
 def slow_paths(stats: FleetStats) -> tuple[Any, ...]:
-    """Return the paths over slow transports; fast ones are not gathered, because they never explain a failure."""
+    """Return the paths over slow transports. Paths over fast ones are not gathered, because they never explain a failure."""
     passing = {path for path in stats.paths._passing if slow_transport(path[-1], within=True)}
     best = {key: value for key, (_, value) in stats.paths._best.items() if slow_transport(key[0][-1], within=True)}
     return passing, best
@@ -69,7 +69,7 @@ def gathered(
     packs: list[Pack] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> list[str]:
-    """Return the hosts that were added one by one. Assert that the statistics are as if all hosts were added one by one."""
+    """Return the hosts that were added one by one. Check that the statistics are as if all were."""
     views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
     plain = FleetStats(Planned(plan))
     for view in views:
@@ -89,7 +89,7 @@ def gathered(
     assert len(stats.links) == len(views)
     if not alone:
         paths = [*stats.paths._passing, *(path for path, *_ in stats.paths._best)]
-        assert all(slow_transport(path[-1], within=True) for path in paths), "a fast transport is not gathered"
+        assert all(slow_transport(path[-1], within=True) for path in paths), "a path over a fast transport was gathered"
     assert slow_paths(stats) == slow_paths(plain)
     return alone
 
@@ -143,7 +143,7 @@ def test_values_of_many_hosts_are_added_together(monkeypatch: pytest.MonkeyPatch
     assert counts == [0, 2, 2]
 
 
-def test_equal_groups_are_shared_and_readings_are_supported_after_the_last_host() -> None:
+def test_after_the_last_host_the_support_is_finished_and_then_equal_groups_are_shared() -> None:
     plan = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     gatherer, calls = Gatherer(Planned(plan)), []
     gatherer._stats.support.finish = lambda: calls.append("support")  # type: ignore[method-assign]
@@ -161,7 +161,7 @@ def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() ->
 
 
 def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
-    """These records are not from the quick reader, which refuses infinite numbers: so all hosts may have the same layout."""
+    """The quick reader refuses infinite numbers. These records come from elsewhere, so all hosts may have the same layout."""
     for odd in (INFINITE, float("nan")):
         changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
         evidence = {name: Evidence(records=(change(healthy_record(name, PLAN)),)) for name, change in changes.items()}
@@ -185,7 +185,7 @@ def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
     ],
     ids=range(11),
 )
-def test_results_that_must_be_equal_are_added_host_by_host(rule: Criterion, is_alone: bool) -> None:
+def test_hosts_are_added_one_by_one_if_a_result_must_be_the_same_on_all(rule: Criterion, is_alone: bool) -> None:
     assert gathered(rule) == (ALL if is_alone else [])
     racks = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     assert gathered(rule, plan=racks) == (ALL if is_alone else [])
@@ -201,7 +201,7 @@ def test_readings_that_differ_are_counted_for_the_hosts_that_have_them() -> None
         assert gathered(rule, CLOCK, replace(LINKS, among=among or "fleet"), plan=racks, evidence=changed) == []
 
 
-def test_figures_of_parts_with_equal_values_are_all_counted() -> None:
+def test_readings_of_parts_with_equal_values_are_all_counted() -> None:
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     links = Metric(name="gpu.links", unit="1", values={"gpu=0": 18, "gpu=1": 18})
     odd = Metric(name="gpu.links", unit="1", values={"gpu=0": 18, "gpu=1": True})
@@ -215,7 +215,7 @@ def test_figures_of_parts_with_equal_values_are_all_counted() -> None:
     assert gathered(LINKS, CLOCK, plan=plan, evidence=evidence) == []
 
 
-def test_modules_are_compared_with_those_of_their_model() -> None:
+def test_optical_modules_are_compared_with_those_of_their_model() -> None:
     rule = criterion("optics.rx_power", id="rx", scope="", operator="ge", fleet_fraction=0.5)
 
     def module(model: str, power: float) -> Change:
@@ -295,7 +295,9 @@ def test_paths_over_slow_transports_are_gathered(changes: list[Change], alone: l
     ],
     ids=range(5),
 )
-def test_change_of_a_bandwidth_is_added_host_by_host(rule: Criterion, is_alone: bool) -> None:
+def test_hosts_are_added_one_by_one_if_a_criterion_judges_the_change_of_a_bandwidth(
+    rule: Criterion, is_alone: bool
+) -> None:
     assert gathered(rule, evidence=on_hosts(*[bandwidth(3e10)] * 3)) == (ALL if is_alone else [])
 
 
@@ -316,7 +318,7 @@ def test_bandwidth_with_an_error_has_no_path() -> None:
     assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(repeated, repeated, repeated)) == []
 
 
-def test_transport_of_another_scope_or_stage_is_not_that_of_the_bandwidth() -> None:
+def test_transport_without_a_value_or_of_another_scope_or_stage_is_not_that_of_the_bandwidth() -> None:
     way = builders.observation("collective.transport", "SHM/direct", scope="host")
     for other in (
         replace(way, scope="gpu=0"),

@@ -106,10 +106,12 @@ def test_adapter_without_an_identity_is_no_part(name: str, scope: str, serial: s
         ({"hca=b,port=1": "Ethernet"}, False),
     ],
 )
-def test_adapter_is_ethernet_if_a_port_is_and_none_is_infiniband(layers: dict[str, Value], is_ethernet: bool) -> None:
+def test_adapter_is_ethernet_if_a_port_is_ethernet_and_none_is_infiniband(
+    layers: dict[str, Value], is_ethernet: bool
+) -> None:
     readings: dict[str, dict[str, Value]] = {GUID: {"hca=a": "0c42:a103"}, MAC: {"nic=a": "0c:42"}, LAYER: layers}
     assert [part.ethernet for part in parts(GUID, readings)] == [is_ethernet]
-    assert [part.ethernet for part in parts(MAC, readings)] == [False], "only an adapter with a GUID may be InfiniBand"
+    assert [part.ethernet for part in parts(MAC, readings)] == [False], "the field is set only for parts with a GUID"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ NOT_REPORTED = "the host did not report the module at port c"
     ("slot", "why"),
     [("a", ""), ("a/1", ""), ("a/2", UNREAD), ("", UNREAD), ("c", NOT_REPORTED)],
 )
-def test_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) -> None:
+def test_missing_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) -> None:
     found = inventory(
         {
             MODULE_SERIAL: {PORT: "X1", "hca=b,port=1": "X2", SECOND_PORT: "unsupported: no module"},
@@ -173,7 +175,7 @@ def test_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) -> None:
     assert [found.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
 
 
-def test_module_is_known_to_be_missing_if_every_port_was_read() -> None:
+def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its_slot() -> None:
     found = inventory({MODULE_SERIAL: {PORT: "X1"}})
     assert [found.why_unknown(MODULE_SERIAL, slot) for slot in ("", "a", "a/2")] == [
         "", "", "the host did not report the module at port a/2"
@@ -223,7 +225,7 @@ def test_gpu_without_a_serial_may_be_the_missing_one(
     assert inventory({name: {"host": count} for name, count in counts.items()}, gpus=gpus).unknown[SERIAL] == why
 
 
-def test_last_reading_of_a_serial_counts() -> None:
+def test_serial_is_that_of_the_last_snapshot() -> None:
     view = host_view(PLAN, "h1", metric(GUID, {"hca=a": "0c42"}))
     first, *others = view.evidence.records[0].snapshots
     late = replace(others[-1], metrics=(metric(GUID, {"hca=a": "0c43"}),))

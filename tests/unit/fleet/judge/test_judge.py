@@ -76,7 +76,7 @@ def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
     idle = builders.evidence(plan)
     idle["h1"] = builders.with_snapshot(idle["h1"], builders.snapshot(range(2), stage="gang", phase="after", **slow))
     assert findings(plan, idle) == []
-    narrowed = builders.evidence(plan)
+    always_slow = builders.evidence(plan)
     always = [
         replace(
             record,
@@ -85,10 +85,10 @@ def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
                 for observed in record.snapshots
             ),
         )
-        for record in narrowed["h1"].records
+        for record in always_slow["h1"].records
     ]
-    narrowed["h1"] = replace(narrowed["h1"], records=tuple(always))
-    assert [(item.scope, item.criterion) for item in findings(plan, narrowed)] == [
+    always_slow["h1"] = replace(always_slow["h1"], records=tuple(always))
+    assert [(item.scope, item.criterion) for item in findings(plan, always_slow)] == [
         ("gpu=0", criterion),
         ("gpu=1", criterion),
     ]
@@ -203,7 +203,7 @@ def test_each_missing_reading_is_reported() -> None:
         assert {item.host for item in verdicts} == {"h1"}
 
 
-def test_stage_without_results_is_one_verdict_with_the_reason() -> None:
+def test_stage_without_results_has_one_verdict_with_the_reason() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     host_record, gang_record = evidence["h1"].records
@@ -384,7 +384,7 @@ def test_counter_read_once_cannot_be_judged_by_its_change() -> None:
 
 
 def test_run_without_a_final_snapshot_does_not_pass() -> None:
-    """A part may fail in the last stage."""
+    """Otherwise, a part that failed in the last stage would not be noticed."""
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, gang = evidence["h1"].records
@@ -412,7 +412,7 @@ def test_reading_that_disappears_does_not_pass() -> None:
 
     assert findings_with(PACKS) == [("h1", "gpu=1", "ecc-uncorrectable-volatile", INCONCLUSIVE)]
     optional = [replace(pack, criteria=tuple(replace(item, optional=True) for item in pack.criteria)) for pack in PACKS]
-    assert findings_with(optional) == [("h1", "gpu=1", "plan", INCONCLUSIVE)], "the other GPUs have the reading"
+    assert findings_with(optional) == [("h1", "gpu=1", "plan", INCONCLUSIVE)], "even an optional reading must stay"
 
 
 RUN = (
@@ -429,7 +429,7 @@ RUN = (
 def counter_verdict(
     *values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: Sequence[int] = range(10)
 ) -> Verdict:
-    """Return the verdict on a counter with these values in the snapshots of RUN (host and gang record)."""
+    """Return the verdict on a counter with these values in the snapshots of `RUN`, taken at the seconds `at`."""
     plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
     observations = [
         Snapshot(
@@ -476,7 +476,7 @@ def counter_verdict(
         ),
     ],
 )
-def test_change_is_attributed_to_its_stage(values: Sequence[int], stage: str, reason: str) -> None:
+def test_change_is_attributed_to_the_stage_in_which_it_happened(values: Sequence[int], stage: str, reason: str) -> None:
     verdict = counter_verdict(*values)
     assert (verdict.verdict, verdict.stage, verdict.reason) == (FAIL, stage, reason)
 
@@ -489,10 +489,10 @@ def test_change_is_summed_over_the_stages() -> None:
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
 def test_increase_is_found_although_the_counter_was_reset(values: Sequence[int]) -> None:
-    """The difference between the last and the first value is zero or negative."""
+    """The last value is not above the first. A counter that fell counts from zero again, so its new value is an increase."""
     verdict = counter_verdict(*values)
     assert verdict.verdict == FAIL
-    assert verdict.value == {4: 4, 9: 9, 3: 3}[values[-1]]
+    assert verdict.value == values[-1]
     assert "; fell from " in verdict.reason
 
 
@@ -505,7 +505,7 @@ def test_counter_reset_to_zero_is_inconclusive() -> None:
     assert counter_verdict(5, 5, 5, 5, 5, 5).verdict == PASS
 
 
-def test_time_of_newest_event_may_fall_if_the_log_drops_it() -> None:
+def test_time_of_the_newest_event_may_fall_because_the_log_drops_events() -> None:
     assert counter_verdict(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
     newer = counter_verdict(30, 30, 30, 0, 0, 86_460, name="gpu.event.last_seen")
     assert (newer.verdict, newer.stage, newer.detail) == (
@@ -695,7 +695,7 @@ def fleet_pack(fraction: float = 0.95, name: str = "gemm.throughput", scope: str
 
 
 def evidence_with_gemm(plan: Any, rates: dict[tuple[str, str], float]) -> dict[str, Evidence]:
-    """Return evidence of a healthy fleet with these bf16 GEMM rates: (host, scope) -> FLOP/s."""
+    """Return evidence of a healthy fleet, with these bf16 GEMM rates replaced: (host, scope) -> FLOP/s."""
     evidence = builders.evidence(plan)
     for host in evidence:
 
@@ -740,7 +740,7 @@ def test_one_outlier_does_not_move_the_fleet_median() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "verdict"), [(("h1", "h2"), INCONCLUSIVE), (("h1", "h2", "h3"), PASS)])
-def test_median_needs_three_parts(hosts: tuple[str, ...], verdict: str) -> None:
+def test_fleet_median_needs_three_gpus_of_a_model(hosts: tuple[str, ...], verdict: str) -> None:
     plan = builders.plan(*hosts, gpu_count=1)
     verdicts = fleet_verdicts(plan, builders.evidence(plan))
     assert [item.verdict for item in verdicts] == [verdict] * len(hosts)
@@ -776,7 +776,7 @@ def test_wildcard_criterion_matches_each_operation() -> None:
 
 
 def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> list[Verdict]:
-    """Return the all-reduce failures of a slow host on which NCCL reports this transport."""
+    """Return the failures of all-reduce on h1, which is slow, and where NCCL reports this transport and whether it uses NVLS."""
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_fabric_gbps=400)
     evidence = builders.evidence(plan)
 
@@ -801,7 +801,9 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
         ("gang", "NET/IB", True, "NCCL uses NET/IB without GPUDirect RDMA"),
     ],
 )
-def test_lost_fast_path_is_reported_instead_of_hardware(stage: str, transport: str, nvls: bool, clause: str) -> None:
+def test_slow_transport_is_reported_as_the_cause_instead_of_hardware(
+    stage: str, transport: str, nvls: bool, clause: str
+) -> None:
     verdicts = slow_collectives(transport, nvls, stage)
     assert verdicts
     for item in verdicts:
@@ -815,8 +817,10 @@ def test_lost_fast_path_is_reported_instead_of_hardware(stage: str, transport: s
     ("stage", "transport"), [("benchmark", "P2P/CUMEM"), ("benchmark", "P2P/IPC"), ("gang", "NET/IB/GDRDMA+P2P/CUMEM")]
 )
 @pytest.mark.parametrize("nvls", [True, False])
-def test_slow_collective_on_the_fast_path_is_attributed_to_hardware(stage: str, transport: str, nvls: bool) -> None:
-    """The floors of the ring apply with and without NVLS."""
+def test_slow_collective_over_a_fast_transport_is_attributed_to_hardware(
+    stage: str, transport: str, nvls: bool
+) -> None:
+    """The floors for the ring algorithm apply with and without NVLS."""
     verdicts = slow_collectives(transport, nvls, stage)
     assert verdicts
     assert {item.action for item in verdicts} == {"inspect_hardware"}
@@ -846,7 +850,7 @@ def test_failed_local_copy_is_reported_despite_a_remote_copy() -> None:
 
 
 def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Evidence:
-    """Return the evidence with this status for matching observations."""
+    """Return the evidence with this status for the observations that have this name and these parameters."""
 
     def change(observation: Observation) -> Observation:
         hit = observation.name == name and params.items() <= observation.params.items()
@@ -856,7 +860,7 @@ def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Ev
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
-def test_only_an_unsupported_figure_that_the_model_lacks_is_not_missing(status: str, gaps: int) -> None:
+def test_figure_that_the_model_lacks_is_missing_unless_its_status_is_unsupported(status: str, gaps: int) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h2"] = with_status(evidence["h2"], "gemm.throughput", status, dtype="fp8")
@@ -884,7 +888,7 @@ def test_hypercube_is_planned_for_powers_of_two(gpus: int, planned: bool) -> Non
 
 
 def findings_of_eight_gpus(change: Callable[[Observation], Observation]) -> list[Verdict]:
-    """Return the findings on a host with eight H200 and NVLS after `change` of each observation."""
+    """Return the findings on a host with eight H200 GPUs and NVLS, after `change` was applied to each observation."""
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
     def with_eight_ranks(observation: Observation) -> Observation:
@@ -1010,7 +1014,7 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
 def test_link_is_the_cause_if_nccl_uses_host_memory_because_peer_access_is_missing(access: bool, action: str) -> None:
-    """If GPUs with peer access use a slow path through host memory, the cause is NCCL's configuration; without it, the link."""
+    """NCCL uses host memory. If the GPUs have peer access, its configuration is the cause; if they lack it, a link is."""
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":
@@ -1052,11 +1056,11 @@ def test_unplanned_error_is_reported(lost: Observation) -> None:
 
 
 @pytest.mark.parametrize("status", ["skipped", "unsupported"])
-def test_unplanned_skipped_observation_is_not_missing(status: str) -> None:
+def test_unplanned_observation_that_was_skipped_or_is_unsupported_is_not_missing(status: str) -> None:
     assert findings_with_more(builders.plan(), unmeasured("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
 
 
-def test_error_is_reported_once_unless_repeated_successfully() -> None:
+def test_error_is_reported_once_and_not_at_all_if_the_figure_was_measured_later() -> None:
     plan = builders.plan()
     planned = unmeasured("gemm.throughput", "gpu=0", dtype="bf16")
     assert findings_with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
@@ -1155,7 +1159,7 @@ def test_figure_below_several_floors_does_not_also_fail_by_the_looser_derived_fl
     }
 
 
-def test_only_failures_are_annotated() -> None:
+def test_only_failures_state_how_long_the_kernel_log_keeps_its_messages() -> None:
     plan = one_figure_plan("h1", "h2", gpu_count=2)
     counts = {host: {"gpu=0": int(host == "h1"), "gpu=1": 0} for host in ("h1", "h2")}
     name = "kernel.event.thing"
@@ -1169,20 +1173,20 @@ def test_only_failures_are_annotated() -> None:
     assert {item.verdict for item in verdicts if LOG_LIFETIME in item.reason} == {FAIL}
 
 
-WITHOUT_CRITERIA = (
+STEPS_WITHOUT_CRITERIA = (
     "expectations.gpu_models", "expectations.identity_changes", "expectations.collector_failures",
     "expectations.missing_observations", "expectations.unplanned_errors", "expectations.unmeasured_gpus", "unmeasured_ports",
     "silent_ports", "silent_nodes", "silent_totals", "refused_readings", "judge_bmc", "judge_soak", "judge_presence",
     "contradictions",
 )  # fmt: skip
-OF_SEVERAL_HOSTS = (
+STEPS_OF_SEVERAL_HOSTS = (
     "judge_gangs", "judge_digests", "judge_domains", "silent_pairs", "duplicate_identities", "expectations.partitioned_gangs",
     "expectations.contradictory_members", "separate_launches",
 )  # fmt: skip
 ONE_FIGURE = one_figure_plan("h1")
 
 
-@pytest.mark.parametrize("step", [*WITHOUT_CRITERIA, *OF_SEVERAL_HOSTS, "judge_manifest"])
+@pytest.mark.parametrize("step", [*STEPS_WITHOUT_CRITERIA, *STEPS_OF_SEVERAL_HOSTS, "judge_manifest"])
 def test_verdicts_of_each_step_are_returned(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = {"h1": host_evidence(ONE_FIGURE)}
     verdict = Verdict(host="h1", scope="host", name="a.b", verdict=PASS, criterion="c", reason=step)
@@ -1202,7 +1206,7 @@ def test_host_without_a_record_has_one_verdict_that_states_who_uses_the_host() -
         assert (verdict.kind, verdict.user) == (kind, user)
 
 
-def test_number_of_links_between_gpus_is_the_larger_that_either_end_reported() -> None:
+def test_number_of_links_between_two_gpus_is_the_larger_of_their_two_reports() -> None:
     plan = builders.plan("h1", gpu_count=3, rackproof_gang="none")
     links = {
         "gpu=0,peer=1": "NV6",
@@ -1229,7 +1233,7 @@ def test_number_of_links_between_gpus_is_the_larger_that_either_end_reported() -
     assert view_with({**links, "gpu=1,peer=2": "NV12"}).nvlinks_between("host") == 4
 
 
-def test_fabric_port_of_a_gang_is_that_of_its_slowest_member() -> None:
+def test_slowest_port_of_a_gang_is_that_of_its_slowest_member() -> None:
     plan = builders.plan("h1", "h2", gpu_count=2, rackproof_fabric_gbps=400)
     mixed = replace(
         plan, hosts=tuple(replace(host, fabric_gbps=200.0 if host.name == "h2" else 400.0) for host in plan.hosts)

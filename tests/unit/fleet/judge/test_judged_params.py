@@ -32,7 +32,7 @@ SCOPES = {
 
 
 def selecting() -> Iterator[tuple[Criterion, Output]]:
-    """Yield each shipped criterion that selects figures of a benchmark by a parameter, with the output."""
+    """Yield each shipped criterion that selects figures by a parameter, with each output whose figures it judges."""
     outputs = [output for benchmark in BENCHMARKS.values() for output in benchmark.outputs]
     criteria = {
         (item.name, item.scope, repr(item.where)): item for pack in PACKS for item in pack.criteria if item.where
@@ -57,6 +57,7 @@ def selected(criterion: Criterion, output: Output) -> Observation:
 
 
 def bound(wanted: Any) -> Value:
+    """Return a value of a parameter that fulfils the condition `wanted`: the required value, or the limit of a range."""
     if not isinstance(wanted, Mapping):
         return wanted  # type: ignore[no-any-return]
     return next(iter(wanted.values()))  # type: ignore[no-any-return]
@@ -68,6 +69,7 @@ def not_stated(view: HostView, *figures: Observation) -> list[str]:
 
 
 def view_with(criterion: Criterion) -> HostView:
+    """Return the view of the host; its only shipped criterion is this one."""
     (view,) = host_views(PLAN, {"h1": EVIDENCE}, PACKS)
     view.__dict__["shipped_criteria"] = {criterion.id: criterion}
     return view
@@ -95,7 +97,7 @@ def test_criteria_select_only_by_parameters_of_the_catalogue() -> None:
         assert criterion.where.keys() <= parameters(output, benchmark).keys() | output.over.keys()
 
 
-def test_figure_may_lack_nvls_if_the_choice_of_nccl_was_not_measured() -> None:
+def test_figure_may_lack_the_parameter_nvls_if_it_was_not_measured_whether_nccl_uses_nvls() -> None:
     criterion = next(item for item, _ in SELECTING if "nvls" in item.where)
     figure = builders.observation(criterion.name, 1.0, **{key: bound(item) for key, item in criterion.where.items()})
     without = replace(figure, params={key: value for key, value in figure.params.items() if key != "nvls"})

@@ -1,4 +1,4 @@
-"""Test that a host whose record has a launch at another time than the other hosts is inconclusive."""
+"""Test that a host is inconclusive if its record dates a launch at a time at which no other host had that launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def moved(text: str, seconds: float) -> str:
 
 
 def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -> list[str]:
-    """Return the hosts with a verdict. `delays`: for each host, by how many seconds its launch is later than that of the plan."""
+    """Return the hosts with a verdict. `delays`: seconds that are added to the start of the launch, for each host."""
     plan = builders.plan(*(f"h{index}" for index in range(1, len(delays) + 1)), profile="smoke", gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), delays, strict=True):
@@ -52,7 +52,7 @@ YEARS = 10 * 365 * 86400
         ((0, 250, 500, 750), []),
     ],
 )
-def test_host_without_another_host_at_the_time_of_its_launch_is_named(
+def test_host_is_named_if_no_other_host_had_the_launch_at_that_time(
     delays: Sequence[float], expected: list[str]
 ) -> None:
     assert named(delays) == expected

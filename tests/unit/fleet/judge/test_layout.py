@@ -77,7 +77,14 @@ PAIRS = pairs_of(host_view(GANG_PLAN))
         (lambda pairs: [*pairs, replace(pairs[0], status=ERROR, value=None, reason="no")], False),
         (lambda pairs: [*pairs, replace(pairs[0], status=SKIPPED, value=None, reason="no")], True),
     ],
-    ids=["all", "one is missing", "one is skipped", "one more", "an error too", "skipped once more"],
+    ids=[
+        "all pairs",
+        "a pair is missing",
+        "a pair is skipped",
+        "a pair beyond the plan",
+        "a pair measured and failed",
+        "a pair measured and skipped",
+    ],
 )
 def test_all_planned_pairs_must_be_measured_without_an_error(
     change: Callable[[list[Observation]], list[Observation]], expected: bool
@@ -88,7 +95,7 @@ def test_all_planned_pairs_must_be_measured_without_an_error(
     assert host.expected_pair_count == len(PAIRS)
 
 
-def test_host_without_planned_pairs_lacks_none() -> None:
+def test_host_without_planned_pairs_lacks_no_pair() -> None:
     assert values(plan=PLAN).has_all_pairs()
     assert values(plan=PLAN).expected_pair_count == 0
 
@@ -100,12 +107,14 @@ def test_key_of_readings_is_their_tokens(tokens: tuple[int, ...], key: tuple[int
         vars(metric)["token"] = token
     host = HostValues(host_view(PLAN, "h1", *metrics))
     of_one = host.readings_key([metrics[0].name])
-    assert of_one == (tokens[0],) * 3 if tokens[0] else of_one is None  # one token for each snapshot
+    assert (
+        of_one == (tokens[0],) * 3 if tokens[0] else of_one is None
+    )  # the reading has its token in each of the three snapshots
     found = host.readings_key([metric.name for metric in metrics])
     assert found == (tuple(token for token in key for _ in range(3)) if key else None)
 
 
-def test_each_observation_has_its_position() -> None:
+def test_position_of_each_observation_is_its_index() -> None:
     first, second = figure(), figure(2.0, "gpu=1")
     host = values(first, second)
     assert {id(item): at for at, item in enumerate(host.observations)} == host.positions()
@@ -142,7 +151,7 @@ def test_only_whole_and_floating_numbers_are_numbers(items: list[Any], expected:
 
 
 def regular(change: Callable[[Record], Record], plan: Any = GANG_PLAN, gang: bool = True) -> bool:
-    """Return whether h1 is regular after a change of its gang record, or if `gang` is false of its own record."""
+    """Return whether h1 is regular after a change of its gang record, or of its own record if not `gang`."""
     records = tuple(change(item) if bool(item.gang) == gang else item for item in builders.records(plan, "h1"))
     return is_regular(HostView(plan, plan.hosts[0], Evidence(records=records), ()))
 
@@ -166,7 +175,7 @@ def launches(**fields: Any) -> Callable[[Record], Record]:
         (lambda record: replace(record, gang="other"), False, False),
     ],
     ids=[
-        "healthy", "failed launch", "launch at its deadline", "launch with a reason", "own launch with a reason",
+        "healthy", "failed launch", "own launch at its deadline", "launch with a reason", "own launch with a reason",
         "launch without a host", "other order of hosts", "a reading among results", "a version among results", "no own record",
     ],
 )  # fmt: skip
@@ -176,7 +185,7 @@ def test_host_is_regular_if_it_has_a_record_and_every_launch_had_all_hosts_and_s
     assert regular(change, gang=gang) is expected
 
 
-def test_result_in_a_snapshot_is_irregular() -> None:
+def test_host_with_a_result_in_a_snapshot_is_irregular() -> None:
     result = reading(1, name="gemm.throughput")
     assert is_regular(host_view(PLAN, "h1", reading(1)))
     assert not is_regular(host_view(PLAN, "h1", reading(1), result))

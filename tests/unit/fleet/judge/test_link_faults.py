@@ -1,4 +1,4 @@
-"""XIDs 145 of an NVLink domain are attributed to the GPU that reports XID 149, and no other failure is."""
+"""Failures by XID 145 in an NVLink domain, and no others, are attributed to the GPU of the domain that reports XID 149."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failure(host: str = "h1", **fields: Any) -> Verdict:
 
 
 def views(dead: Metric = DEAD, plan: Any = ONE_DOMAIN, **logs: Metric) -> list[HostView]:
-    """Return the views of three hosts; h2 has the reading `dead`, the others those given by name."""
+    """Return the views of h1, h2 and h3; h2 has the reading `dead`, and h1 and h2 have the reading given by their name."""
     return [
         host_view(plan, "h1", *([logs["h1"]] if "h1" in logs else [])),
         host_view(plan, "h2", dead, *([logs["h2"]] if "h2" in logs else [])),
@@ -55,7 +55,7 @@ def test_xid_145_of_another_gpu_of_the_domain_names_the_gpu_with_the_dead_link(n
     assert result.params == {"phase": "after", "follows_host": "h2", "follows_part": "gpu=1"}
 
 
-def test_explanation_is_the_whole_detail_if_the_failure_has_none() -> None:
+def test_detail_is_only_the_explanation_if_the_failure_had_no_detail() -> None:
     assert attributed(failure()).detail == WHY
 
 
@@ -69,13 +69,13 @@ def test_explanation_is_the_whole_detail_if_the_failure_has_none() -> None:
         failure(host="h2", scope="gpu=1,xid=145"),
         failure(host="h4"),
     ],
-    ids=["passes", "inconclusive", "other XID", "other reading", "the GPU with the dead link itself", "unknown host"],
+    ids=["pass", "inconclusive", "other XID", "other reading", "the GPU with the dead link itself", "unknown host"],
 )
-def test_other_verdicts_stay_the_same(verdict: Verdict) -> None:
+def test_verdicts_that_do_not_follow_from_the_dead_link_stay_the_same(verdict: Verdict) -> None:
     assert attributed(verdict) is verdict
 
 
-def test_xid_145_of_another_gpu_of_the_host_with_the_dead_link_follows_from_it_too() -> None:
+def test_xid_145_of_the_other_gpu_of_the_host_with_the_dead_link_follows_from_that_link() -> None:
     assert attributed(failure(host="h2")).params["follows_part"] == "gpu=1"
 
 
@@ -109,7 +109,7 @@ def test_changed_time_of_the_last_xid_follows_from_a_dead_link_only_if_the_log_h
         Metric(name="xid.fatal", unit="1", values={"gpu=1,xid=145": 1}),
         Metric(name="xid.count", unit="1", values={"gpu=1,xid=149": 1}),
     ],
-    ids=["none", "not read", "other XID", "not fatal"],
+    ids=["no XID", "not read", "other XID", "not fatal"],
 )
 def test_no_gpu_is_named_without_a_fatal_xid_149(dead: Metric) -> None:
     assert attributed(failure(), views(dead)) == failure()
@@ -121,7 +121,7 @@ def test_hosts_of_other_domains_are_not_affected() -> None:
     assert attributed(failure(host="h2"), hosts).params["follows_host"] == "h2"
 
 
-def test_a_host_names_its_own_dead_link_first_then_the_first_host_in_order() -> None:
+def test_host_names_its_own_dead_link_or_else_that_of_the_first_host_by_name() -> None:
     hosts = [
         host_view(ONE_DOMAIN, name, replace(DEAD, values={f"gpu={at},xid=149": 1}))
         for name, at in (("h3", 0), ("h2", 1))

@@ -1,4 +1,4 @@
-"""The ports of a host and the switches at their other ends, from the readings; and how names of switches and ports compare."""
+"""Links between ports of a host and switches are found in the readings. Names of switches and of ports are compared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def link(**fields: Any) -> PortLink:
         ("leaf01", "", False),
     ],
 )
-def test_names_of_switches_are_compared_without_case_and_by_domain_only_if_both_have_one(
+def test_names_of_switches_are_equal_regardless_of_case_and_of_a_domain_that_only_one_of_them_has(
     first: str, second: str, is_same: bool
 ) -> None:
     assert same_name(first, second) is is_same
@@ -77,7 +77,7 @@ def test_port_has_the_name_that_manifests_use(scope: str, name: str) -> None:
         ({"switch_id": "ab"}, "ab (unnamed port)", "network"),
     ],
 )
-def test_other_end_is_named_by_switch_port_and_label(fields: dict[str, str], end: str, kind: str) -> None:
+def test_other_end_is_named_by_its_switch_and_port_and_label(fields: dict[str, str], end: str, kind: str) -> None:
     assert link(**fields).end == end
     assert link(**fields).kind == kind
 
@@ -91,7 +91,7 @@ def test_other_end_is_named_by_switch_port_and_label(fields: dict[str, str], end
         ({"adapter_port": "2"}, ("nic=eth0",), ("nic=eth0",)),
     ],
 )
-def test_interface_of_an_adapter_has_two_scopes(
+def test_interface_of_an_adapter_also_has_the_scope_of_the_adapter(
     fields: dict[str, str], parts: tuple[str, ...], ports: tuple[str, ...]
 ) -> None:
     assert (link(**fields).parts, link(**fields).ports) == (parts, ports)
@@ -109,7 +109,7 @@ def test_interface_of_an_adapter_has_two_scopes(
         ({"switch": "leaf", "switch_id": "0xab:cd", "port": "swp1"}, "AB-CD", "swp1", True),
     ],
 )
-def test_port_that_the_operator_names_is_found_by_name_label_or_id(
+def test_link_is_found_by_name_or_id_of_the_switch_and_by_name_or_label_of_the_port(
     fields: dict[str, str], switch: str, port: str, is_there: bool
 ) -> None:
     assert link(**fields).is_at(switch, port) is is_there
@@ -129,14 +129,14 @@ def test_port_that_the_operator_names_is_found_by_name_label_or_id(
         ("", "swp1", "swp1", False),
     ],
 )
-def test_address_or_number_of_a_port_cannot_be_compared_with_its_name(
+def test_address_or_number_that_a_switch_sends_cannot_be_compared_with_the_name_of_a_port(
     sent: str, label: str, wanted: str, is_comparable: bool
 ) -> None:
     assert link(port=sent, label=label).names_port_as(wanted) is is_comparable
 
 
 def links_of(*snapshots: Readings, absent: Mapping[str, str] | None = None) -> dict[str, PortLink]:
-    """Return the links of a host by scope; `absent`: scope -> why the last snapshot has no switch."""
+    """Return the links of a host by scope; `absent`: scope -> why the last snapshot has no `network.switch_id`."""
     shots = []
     for at, readings in enumerate(snapshots):
         metrics = [Metric(name=name, unit="1", values=values) for name, values in readings.items()]
@@ -185,7 +185,7 @@ def test_link_has_all_readings_of_its_port() -> None:
     } == {("", "", "", False, True)}
 
 
-def test_ports_without_a_rate_or_state_count_as_fastest_and_as_having_a_link() -> None:
+def test_port_without_a_rate_counts_as_fastest_and_one_without_a_state_counts_as_having_a_link() -> None:
     links = links_of(
         {"network.switch_id": {"nic=eth0": "a", "nic=eth1": "b"}, "network.speed": {"nic=eth1": "unknown"}}
     )
@@ -233,7 +233,7 @@ def test_port_whose_switch_was_not_read_has_the_reason(why: str, reason: str, is
     assert list(links_of({}, absent={"nic=eth1": why})) == ["nic=eth1"]
 
 
-def test_last_snapshot_with_a_switch_counts() -> None:
+def test_readings_of_a_link_are_those_of_the_last_snapshot_with_a_switch() -> None:
     first: Readings = {"network.switch_id": {"nic=eth0": "a"}, "network.switch_port": {"nic=eth0": "swp1"}}
     last: Readings = {"network.switch_id": {"nic=eth0": "a"}, "network.switch_port": {"nic=eth0": "swp2"}}
     assert links_of(first, last)["nic=eth0"].port == "swp2"
