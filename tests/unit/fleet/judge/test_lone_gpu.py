@@ -33,7 +33,7 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
     ("changed", "fails"),
     [
         ({}, False),
-        # An H200 in a cloud reported this:
+        # A virtual machine with one H200 in a cloud reported this:
         ({"gpu.nvlink.active_links": "unsupported: the part has no NVLink"}, False),
         ({"host.virtual_machine": False}, True),
         ({"gpus": 2}, True),
@@ -43,7 +43,7 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
         ({"gpu.nvlink.active_links": 1}, True),
     ],
 )
-def test_missing_links_fail_except_on_a_lone_gpu_in_a_virtual_machine(
+def test_inactive_nvlinks_fail_except_on_the_only_gpu_of_a_virtual_machine_outside_any_fabric(
     model: str, changed: dict[str, Any], fails: bool
 ) -> None:
     values = {

@@ -61,7 +61,18 @@ PARTS = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic",
         CSV.replace("0000:1b:00.0", "00000000:1B:00.0"),
         CSV.replace("0000:1b:00.0", '"1B:00.0"'),
     ],
-    ids=["plain", "bom", "crlf", "semicolons", "tabs", "spaces", "blank", "trailing", "nvml", "short"],
+    ids=[
+        "plain",
+        "byte order mark",
+        "CRLF",
+        "semicolons",
+        "tabs",
+        "spaces",
+        "blank lines",
+        "trailing commas",
+        "PCI address as NVML writes it",
+        "short PCI address",
+    ],
 )
 def test_csv_dialects_of_spreadsheets_are_read(tmp_path: Path, content: str | bytes) -> None:
     assert read_parts(tmp_path, content) == PARTS
@@ -80,7 +91,7 @@ def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
     ]
 
 
-def test_part_has_its_source_line(tmp_path: Path) -> None:
+def test_part_names_the_line_of_the_file_that_lists_it(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, CSV.replace("\nr12-h02", "\n\nr12-h02"))
     assert [part.origin for part in read_manifest(str(path), HOSTS)] == ["order.csv line 2", "order.csv line 4"]
 
@@ -180,11 +191,11 @@ def ordered_plan(parts: list[Part], *hosts: str, **over: Any) -> Plan:
     return replace(plan, manifest=tuple(parts), **over)
 
 
-NOTHING = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=())
+NO_CRITERIA = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=())
 
 
 def manifest_verdicts(plan: Plan, evidence: Mapping[str, Evidence] | None = None) -> list[Verdict]:
-    verdicts = judge(plan, builders.evidence(plan) if evidence is None else evidence, (NOTHING,))
+    verdicts = judge(plan, builders.evidence(plan) if evidence is None else evidence, (NO_CRITERIA,))
     return [item for item in verdicts if item.criterion.startswith("manifest")]
 
 
@@ -193,7 +204,7 @@ def not_passing(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
 
 
 def summary_line(plan: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
-    report = merge(plan, builders.evidence(plan) if evidence is None else evidence, (NOTHING,))
+    report = merge(plan, builders.evidence(plan) if evidence is None else evidence, (NO_CRITERIA,))
     return next((line for line in report.acceptance.summary if line.startswith("Manifest")), "")
 
 
@@ -211,7 +222,7 @@ def test_fleet_as_ordered_passes() -> None:
 
 
 @pytest.mark.parametrize("slot", ["1", "0000:01:00.0", ""])
-def test_serial_is_compared_independent_of_notation(slot: str) -> None:
+def test_serial_is_compared_regardless_of_notation_and_of_how_the_slot_is_named(slot: str) -> None:
     plan = ordered_plan([gpu_line("h1", 0), gpu_line("h1", 1, serial="00H1-1", slot=slot), *gpu_lines("h2")])
     assert not_passing(manifest_verdicts(plan)) == []
 
@@ -261,7 +272,7 @@ def test_host_that_was_not_measured_is_inconclusive() -> None:
     assert summary_line(plan, {"h1": builders.evidence(plan)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
 
 
-def test_gpu_without_a_serial_is_not_reported_missing() -> None:
+def test_whether_an_ordered_gpu_is_missing_is_unknown_if_a_gpu_of_the_host_reports_no_serial() -> None:
     plan = ordered_plan(gpu_lines("h1", "h2"))
     evidence = builders.evidence(plan)
     first = evidence["h1"].records[0]
@@ -269,16 +280,16 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
     assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(without_serial,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not report a serial")
     ]
-    lost = replace(first, gpus=first.gpus[:1])  # on the PCI bus but not available to the driver
+    lost = replace(first, gpus=first.gpus[:1])  # the PCI bus has the GPU, but the driver does not list it
     assert [
         verdict
         for _, _, verdict, _ in not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
     ] == [INCONCLUSIVE]
-    counted = tuple(
+    uncounted = tuple(
         replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
         for item in first.snapshots
     )
-    without_counts = replace(first, gpus=first.gpus[:1], snapshots=counted)
+    without_counts = replace(first, gpus=first.gpus[:1], snapshots=uncounted)
     assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(without_counts,))})) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host")
     ]
@@ -292,11 +303,11 @@ def nic_line(serial: str, **over: Any) -> Part:
 
 
 def with_nics(plan: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
-    """Return evidence in which h1 has NIC readings.
+    """Return evidence in which a snapshot of h1 has these readings of NICs.
 
     Args:
         plan: the plan.
-        readings: name (`__` for `.`) -> scope -> value, or (status, reason).
+        readings: name (`__` for `.`) -> scope -> value, or (status, reason) if there is no value.
     """
     metrics = tuple(
         Metric(
@@ -325,7 +336,7 @@ def test_nic_is_identified_by_guid_or_mac_address(serial: str, slot: str) -> Non
     assert [(item.scope, item.verdict) for item in verdicts] == [("hca=mlx5_0", PASS)]
 
 
-def test_ethernet_port_is_identified_by_mac_and_ethernet_ports_not_ordered_are_ignored() -> None:
+def test_ethernet_port_is_identified_by_mac_address_and_one_that_was_not_ordered_is_ignored() -> None:
     plan = ordered_plan([nic_line("5c:25:73:00:00:01", slot="eth0")])
     evidence = with_nics(plan, network__address={"nic=eth0": "5C:25:73:00:00:01", "nic=eth1": "5c:25:73:00:00:02"})
     assert [(item.name, item.scope, item.verdict) for item in manifest_verdicts(plan, evidence)] == [
@@ -359,7 +370,9 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
         (node_guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
     ],
 )
-def test_nic_is_reported_missing_only_if_the_host_reports_its_nics(readings: dict[str, Any], reason: str) -> None:
+def test_nic_is_reported_missing_only_if_every_nic_of_the_host_reports_its_guid(
+    readings: dict[str, Any], reason: str
+) -> None:
     plan = ordered_plan([nic_line(GUID)])
     verdict = FAIL if "found on no host" in reason else INCONCLUSIVE
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **readings))) == [("h1", "host", verdict, reason)]
@@ -381,15 +394,15 @@ def test_parts_are_not_judged_without_a_manifest_or_in_a_rehearsal() -> None:
 
 def test_report_formats_show_the_manifest_summary() -> None:
     plan = ordered_plan(gpu_lines("h1", "h2"))
-    report = merge(plan, builders.evidence(plan), (NOTHING,))
+    report = merge(plan, builders.evidence(plan), (NO_CRITERIA,))
     assert "- Manifest: 4 of 4 parts as ordered\n" in render_summary(report)
     assert "<dt>Manifest</dt><dd>4 of 4 parts as ordered</dd>" in render_html(report)
     assert "<dt>Manifest</dt>" not in render_html(
-        merge(replace(plan, manifest=()), builders.evidence(plan), (NOTHING,))
+        merge(replace(plan, manifest=()), builders.evidence(plan), (NO_CRITERIA,))
     )
 
 
-def test_plan_with_a_manifest_survives_json() -> None:
+def test_manifest_of_a_plan_is_the_same_after_writing_and_reading_json() -> None:
     plan = ordered_plan([gpu_line("h1", 0, slot="1"), nic_line(GUID), *gpu_lines("h2")])
     document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="plan")
@@ -397,7 +410,7 @@ def test_plan_with_a_manifest_survives_json() -> None:
     assert "manifest" not in to_json(ordered_plan([]))
 
 
-def test_manifest_and_inventory_must_agree_on_the_number_of_gpus() -> None:
+def test_manifest_and_inventory_must_agree_on_the_number_of_gpus_and_all_hosts_on_the_manifest() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     common: dict[str, Any] = {"run_id": "r", "nonce": builders.NONCE, "created": builders.WHEN}
     smoke = read_profile("smoke")
@@ -434,7 +447,7 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     assert "order.csv line 2: serial 1.65E+12 was rounded by a spreadsheet" in refused.stderr
 
 
-def test_gpu_without_a_pci_address_is_not_in_the_wrong_slot() -> None:
+def test_slot_of_a_gpu_without_a_pci_address_is_unknown() -> None:
     plan = ordered_plan([gpu_line("h1", 0, slot="0000:1b:00.0")])
     evidence = builders.evidence(plan)
     records = [

@@ -56,7 +56,7 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
 
 
 @pytest.mark.parametrize(
-    ("ports", "extra"),
+    ("ports", "fails"),
     [
         ([], True), ([link_layer_reading("Ethernet")], False), ([link_layer_reading("InfiniBand")], True),
         ([link_layer_reading("Ethernet"), link_layer_reading("InfiniBand", "2")], True),
@@ -65,7 +65,7 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
         ([link_layer_reading("Ethernet"), link_layer_reading("", "2", absent="error: x")], False),
     ],
 )  # fmt: skip
-def test_unordered_adapter_fails_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
+def test_adapter_that_was_not_ordered_fails_unless_it_is_ethernet(ports: list[Metric], fails: bool) -> None:
     ordered = guid_reading("ffff:0000:0000:0001", "ordered")
     metrics = [Metric(name=HCA, unit="1", values={**ordered.values, "hca=a": GUID})]
     for metric in ports:
@@ -75,7 +75,7 @@ def test_unordered_adapter_fails_unless_it_is_ethernet(ports: list[Metric], extr
         absent={key: value for one in ports for key, value in one.absent.items()},
     )  # fmt: skip
     verdicts = judged(ordered_plan(ORDERED), metrics[0], merged)
-    assert summarize(verdicts) == [(HCA, "hca=ordered", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
+    assert summarize(verdicts) == [(HCA, "hca=ordered", PASS)] + ([(HCA, "hca=a", FAIL)] if fails else [])
     for item in verdicts[1:]:
         assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
         assert item.source == "manifest: order.csv"
@@ -89,7 +89,7 @@ def test_mac_address_matches_the_guid_made_from_it() -> None:
     )
 
 
-def test_serial_notations_are_normalized() -> None:
+def test_notations_of_one_serial_are_equal_after_normalization() -> None:
     assert identity("gpu", " 00ab1 ") == identity("gpu", "AB1") == "AB1"
     assert (
         identity("nic", "0x0C42-A103") == identity("nic", "0c42:a103") == identity("nic", " 0c42.a1 03") == "0c42a103"
@@ -138,7 +138,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert judged(replace(plan, rehearsal=True)) == judged(replace(plan, manifest=())) == []
 
 
-def test_ordered_adapter_is_unknown_if_a_guid_cannot_be_read() -> None:
+def test_whether_an_ordered_adapter_is_missing_is_unknown_if_a_guid_cannot_be_read() -> None:
     plan = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not report its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)

@@ -42,7 +42,7 @@ def line(serial: str, slot: str = "", host: str = "h1") -> Part:
 
 
 def judged(parts: list[Part], *hosts: Ports) -> list[tuple[str, str, str, str]]:
-    """Return host, scope, verdict and reason of each verdict; `hosts` are the ports of h1 and h2."""
+    """Return host, scope, verdict and reason of each verdict. `hosts`: the ports of h1, then those of h2."""
     plan = replace(one_figure_plan("h1", "h2"), manifest=tuple(parts))
     views = [
         HostView(plan, host, host_evidence(plan, host.name, *(modules(ports) if ports else ())), [pack()])
@@ -57,13 +57,13 @@ def test_module_in_its_port_passes_under_any_name_of_the_port(slot: str) -> None
     assert [(scope, verdict) for _, scope, verdict, _ in verdicts] == [(FIRST, PASS), (SECOND, PASS)]
 
 
-def test_swapped_modules_are_named_with_both_ports() -> None:
+def test_verdict_on_a_swapped_module_names_the_ordered_and_the_actual_port() -> None:
     verdicts = judged([line("X1", "mlx5_0"), line("X2", "mlx5_1")], {FIRST: "X2", SECOND: "X1"})
     assert [(scope, verdict) for _, scope, verdict, _ in verdicts] == [(SECOND, FAIL), (FIRST, FAIL)]
     assert verdicts[0][3].startswith("ordered for h1 slot mlx5_0, found in slot 0000:3a:00.0, mlx5_1")
 
 
-def test_replaced_module_is_named_with_its_replacement() -> None:
+def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
     verdicts = judged([line("X1", "mlx5_0")], {FIRST: "Z9"})
     assert verdicts == [
         ("h1", FIRST, FAIL, "ordered for h1 slot mlx5_0, found on no host; Z9 is there instead"),
@@ -72,7 +72,7 @@ def test_replaced_module_is_named_with_its_replacement() -> None:
 
 
 def test_module_in_another_port_is_not_named_as_the_replacement() -> None:
-    """Y1 is at the first port and Z9 at the second: only Z9 is named as the module in place of X2, ordered for the second."""
+    """Y1 is at the first port and Z9 at the second: only Z9 is named in place of X2, which was ordered for the second."""
     missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
     assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is there instead")
 
@@ -108,7 +108,7 @@ def test_module_without_a_slot_is_missing_only_if_every_port_was_read() -> None:
     assert judged([line("X1")], {FIRST: "X2", SECOND: "X3"})[0][2] == FAIL
 
 
-def test_ends_of_a_splitter_cable_have_one_serial() -> None:
+def test_both_ends_of_a_splitter_cable_may_be_ordered_with_one_serial() -> None:
     lines = [line("S1", "mlx5_0"), line("S1", "mlx5_0", "h2")]
     assert [item[2] for item in judged(lines, {FIRST: "S1"}, {FIRST: "S1"})] == [PASS, PASS]
     missing = judged(lines, {FIRST: "S1"}, {FIRST: "Z9"})
@@ -160,7 +160,7 @@ def test_invalid_line_for_a_module_is_refused(tmp_path: Path, lines: tuple[str, 
         read(tmp_path, *lines)
 
 
-def test_listed_modules_can_be_read_as_a_manifest(tmp_path: Path) -> None:
+def test_modules_that_rackproof_lists_can_be_read_as_a_manifest(tmp_path: Path) -> None:
     ports = {FIRST: "MT2601VS00002", SECOND: "=cmd()", NIC: "E 1", "nic=eth1,port=1": NO_MODULE,
              "nic=eth2,port=1": "error: ethtool: timed out"}  # fmt: skip
     plan = one_figure_plan("h1")

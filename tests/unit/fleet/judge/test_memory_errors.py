@@ -20,7 +20,7 @@ NO_ERROR: dict[str, Any] = {"passes": 1, "elapsed_s": 0.2, "bytes": 1 << 30, "wr
 
 
 def reported_by_this_version(item: Observation, faulty: bool) -> list[Observation]:
-    """Return the observations of this version for a pattern. A faulty GPU has 20 wrong words at two addresses."""
+    """Return what this version reports for one pattern of the test. A faulty GPU has 20 wrong words at two addresses."""
     healthy = replace(item, params={**item.params, **NO_ERROR})
     if not faulty:
         return [healthy]
@@ -39,7 +39,7 @@ def reported_by_this_version(item: Observation, faulty: bool) -> list[Observatio
 
 
 def reported_by_older_versions(item: Observation, faulty: bool) -> list[Observation]:
-    """Return the observations of versions without `integrity.error`."""
+    """Return what versions before `integrity.error` report for one pattern of the test."""
     if not faulty:
         return [item]
     sentence = "address 0x1000: expected 0x0000000000000000, read 0x0000000000000008"
@@ -49,7 +49,7 @@ def reported_by_older_versions(item: Observation, faulty: bool) -> list[Observat
 @pytest.mark.parametrize(
     ("version", "place"),
     [(reported_by_this_version, " at 2 addresses, bits 3, 17"), (reported_by_older_versions, "")],
-    ids=["new", "old"],
+    ids=["this version", "older versions"],
 )
 def test_wrong_words_fail_only_their_gpu(version: Callable[[Observation, bool], list[Observation]], place: str) -> None:
     plan = builders.plan("h1", "h2", profile="standard")

@@ -23,7 +23,7 @@ def copy(
 
 
 def problems(*copies: Observation, node: int | None = None, nodes: int | None = None) -> list[str]:
-    """Return the reasons; `node` is that of GPU 0, `nodes` the number of nodes of the host, None if not reported."""
+    """Return the reason of each problem. `node`: NUMA node of GPU 0; `nodes`: their number in the host; None: not reported."""
     metrics = [Metric(name="pcie.numa_node", unit="1", values={"gpu=0": node})] if node is not None else []
     metrics += [Metric(name="host.numa.count", unit="1", values={"host": nodes})] if nodes is not None else []
     found = list(locality_problems(host_view(PLAN, "h1", *metrics, observations=copies)))
@@ -73,7 +73,7 @@ def test_copy_must_fit_the_other_copies_and_the_number_of_gpus(copies: list[Obse
         ("local", 0, 1, ""),
     ],
 )
-def test_node_is_unknown_only_if_the_host_has_several_and_does_not_report_it(
+def test_node_may_be_unknown_only_if_the_host_has_several_and_does_not_report_that_of_the_gpu(
     numa: str, node: int | None, nodes: int, reason: str
 ) -> None:
     assert problems(copy(numa), node=node, nodes=nodes) == ([reason] if reason else [])

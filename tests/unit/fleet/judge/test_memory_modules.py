@@ -1,4 +1,4 @@
-"""Memory modules are compared between hosts and with the inventory. The cause names the slot or the host."""
+"""Memory modules are compared between hosts and with the inventory. The cause of a failure names the slot or the host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NO_TABLE = tuple(
 
 
 def causes(readings: Mapping[str, Sequence[Metric]], **variables: Any) -> list[Cause]:
-    """Return the causes on hosts with these readings."""
+    """Return the causes of failures. `readings`: host -> its readings; `variables`: variables of the inventory."""
     plan = one_figure_plan(*readings, **variables)
     evidence = {host: host_evidence(plan, host, *metrics) for host, metrics in readings.items()}
     verdicts = judge(plan, evidence, (pack_of("h200-sxm", *CRITERIA),))
@@ -78,7 +78,9 @@ def test_missing_module_is_one_cause_at_its_slot(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(("stated", "found"), [(16, HEALTHY), (15, MISSING), (None, MISSING), (12, HEALTHY)])
-def test_single_host_with_as_many_modules_as_stated_has_no_cause(stated: int | None, found: Sequence[Metric]) -> None:
+def test_single_host_has_no_cause_unless_the_inventory_states_more_modules(
+    stated: int | None, found: Sequence[Metric]
+) -> None:
     assert causes({"h1": found}, **({"rackproof_dimm_count": stated} if stated else {})) == []
 
 
@@ -101,7 +103,7 @@ def test_module_of_another_size_is_named() -> None:
     assert (cause.part, cause.action) == (SLOT, "inspect_hardware")
 
 
-def test_two_sizes_that_are_equally_common_pass() -> None:
+def test_hosts_with_two_equally_common_sizes_of_modules_pass() -> None:
     sizes = {f"dimm={number}": (32 if number % 2 else 64) * GIB for number in range(16)}
     readings = (
         Metric(name="host.dimm.size", unit="B", values=sizes),
@@ -119,7 +121,7 @@ def test_lower_speed_of_all_modules_is_one_cause() -> None:
     assert causes({"h1": low}, rackproof_memory_mts=4000) == []
 
 
-@pytest.mark.parametrize("unread", [NOT_READ, NO_TABLE])
+@pytest.mark.parametrize("unread", [NOT_READ, NO_TABLE], ids=["table not readable", "no table"])
 def test_missing_dmi_table_is_inconclusive_only_if_other_hosts_or_the_inventory_have_modules(
     unread: Sequence[Metric],
 ) -> None:

@@ -100,11 +100,11 @@ def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
 
 
 def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
-    """Return a host whose GPU in slot MISSING answers only in the first snapshot.
+    """Return evidence of h2, whose GPU in slot MISSING answers only in the first snapshot.
 
     Args:
         name: metric of the kernel log.
-        counts: number of its lines about the GPU in the first snapshot, and in all later ones; None: the log cannot be read.
+        counts: number of log lines about the GPU in the first and in every later snapshot; None: the log cannot be read.
     """
     evidence = host_with_slots("h2", REMAINING)
     host_record, *rest = evidence.records
@@ -199,7 +199,7 @@ def test_kernel_log_names_the_cause(kept_on_bus: list[int], name: str, below: li
         (["init_failed"], "inspect_hardware", "could not be initialized"),
     ],
 )
-def test_gpu_hidden_by_a_setting_has_the_action_configure(logged: list[str], action: str, text: str) -> None:
+def test_action_is_to_configure_only_if_a_setting_hides_the_gpu(logged: list[str], action: str, text: str) -> None:
     result = host_with_slots("h2", REMAINING, on_bus=[MISSING])
     log = {f"pci=0000:{MISSING:02}:00.0,message={message}": 1 for message in logged}
     verdicts = findings(h2=add_metrics(result, Metric(name="xid.message", unit="1", values=log)))
@@ -212,7 +212,7 @@ def test_gpu_hidden_by_a_setting_has_the_action_configure(logged: list[str], act
     ("driver", "action"),
     [("vfio-pci", "configure"), ("nouveau", "configure"), ("nvidia", "inspect_hardware"), ("none", "inspect_hardware")],
 )
-def test_gpu_that_is_bound_to_another_driver_is_named(driver: str, action: str) -> None:
+def test_gpu_is_named_only_if_it_is_bound_to_another_driver(driver: str, action: str) -> None:
     drivers = {f"pci=0000:{slot:02}:00.0": driver if slot == MISSING else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
     verdicts = findings(h2=add_metrics(host_with_slots("h2", REMAINING, on_bus=[MISSING]), bound))
@@ -222,7 +222,7 @@ def test_gpu_that_is_bound_to_another_driver_is_named(driver: str, action: str) 
     assert (text in count.detail) is (action == "configure")
 
 
-def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
+def test_action_is_to_configure_only_if_the_log_names_a_setting_for_every_missing_gpu() -> None:
     result = host_with_slots("h2", [0, 3], on_bus=[1, 2])
     names = [f"pci=0000:{slot:02}:00.0,message=no_address_space" for slot in (1, 2)]
     for logged, action in ((names, "configure"), (names[:1], "inspect_hardware")):
@@ -233,7 +233,7 @@ def test_setting_explains_only_as_many_gpus_as_it_names() -> None:
         assert (both in count.detail) is (len(logged) == 2)
 
 
-def test_gpus_bound_to_vfio_beyond_those_of_the_plan_do_not_explain_a_missing_gpu() -> None:
+def test_gpus_outside_the_plan_that_are_bound_to_vfio_do_not_explain_a_missing_gpu() -> None:
     plan = builders.plan("h1", "h2", "h3", gpu_count=2)
     drivers = {f"pci=0000:{slot:02}:00.0": "vfio-pci" if slot > 1 else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
@@ -244,6 +244,7 @@ def test_gpus_bound_to_vfio_beyond_those_of_the_plan_do_not_explain_a_missing_gp
 
 
 def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
+    """Return the evidence with these metrics in every snapshot, where they replace a metric with the name of the first."""
     return replace(
         evidence,
         records=tuple(
@@ -274,7 +275,7 @@ def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     }
 
 
-def test_contradictory_slots_name_no_slot() -> None:
+def test_no_slot_is_named_if_the_readings_of_slots_contradict_each_other() -> None:
     more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
     assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three slots may be that of the missing GPU"
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
@@ -287,7 +288,7 @@ def test_contradictory_slots_name_no_slot() -> None:
     assert count_details(findings(h2=off_bus)) == {DRIVER: "", BUS: ""}
 
 
-def test_last_bus_reading_is_used() -> None:
+def test_gpus_on_the_bus_are_those_of_the_last_snapshot() -> None:
     (first, *_), now = (
         host_with_slots("h2", REMAINING, on_bus=[MISSING]).records[0].snapshots,
         host_with_slots("h2", REMAINING),
@@ -362,7 +363,7 @@ def test_no_serial_is_named_if_more_accepted_gpus_are_gone_than_are_missing() ->
     )
 
 
-def test_driver_names_no_slot_if_a_gpu_has_no_address_or_is_not_listed() -> None:
+def test_count_of_the_driver_names_no_slot_if_a_gpu_has_no_address_or_is_not_in_the_list() -> None:
     without_address = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )
@@ -395,7 +396,7 @@ def test_slot_is_identified_by_address_alone_without_module_ids() -> None:
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}, "a module id must be a number"
 
 
-def test_gpu_reported_lost_keeps_its_index() -> None:
+def test_gpu_that_a_reading_reports_as_lost_is_not_beyond_the_driver() -> None:
     last = host_with_slots("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
     reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
@@ -406,12 +407,12 @@ def test_gpu_reported_lost_keeps_its_index() -> None:
         ]  # fmt: skip
 
 
-def test_no_index_counts_as_higher_than_those_of_the_driver_if_those_do_not_start_at_0() -> None:
+def test_no_gpu_is_beyond_the_driver_if_the_indices_of_the_driver_do_not_start_at_0() -> None:
     evidence = change_gpus(host_with_slots("h2", ALL), lambda gpu: gpu if gpu.index else None)
     assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 
 
-def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_it() -> None:
+def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_the_same_layout() -> None:
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
@@ -421,7 +422,7 @@ def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_it() -> None:
         assert bool(result) == (name in ("h3", "h4")), name
 
 
-def test_gpu_without_a_module_number_is_not_located_by_it() -> None:
+def test_missing_gpu_is_not_located_by_module_if_its_module_id_is_no_number() -> None:
     slots, modules = SlotMap(), (6, True, 5, 7)  # the module ID of the missing GPU is not a number
     for _ in range(2):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
@@ -429,7 +430,7 @@ def test_gpu_without_a_module_number_is_not_located_by_it() -> None:
     assert slots.describe_empty(HostView(PLAN, PLAN.host("h2"), moved, read_packs([])), 1, ()) == ""
 
 
-def test_slots_merge_across_worker_processes() -> None:
+def test_slots_that_two_worker_processes_found_are_merged() -> None:
     views = {name: HostView(PLAN, PLAN.host(name), host_with_slots(name, ALL), read_packs([])) for name in ("h1", "h3")}
     slots, slots_of_other_worker = SlotMap(), SlotMap()
     slots.add(views["h1"])
@@ -447,7 +448,7 @@ def test_slots_merge_across_worker_processes() -> None:
         {"h1": host_with_slots("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
         {"h1": host_with_slots("h1", REMAINING), "h3": host_with_slots("h3", REMAINING)},
     ],
-    ids=["another build", "others differ", "no complete host"],
+    ids=["others of another build", "others that differ", "no complete host"],
 )
 def test_no_slot_is_named_if_the_other_hosts_do_not_show_it(others: dict[str, Evidence]) -> None:
     assert count_details(findings(h2=host_with_slots("h2", REMAINING), **others)) == {
@@ -465,7 +466,7 @@ def test_no_slot_is_named_if_more_gpus_are_missing_than_slots_are_known() -> Non
 
 
 def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rank without a GPU has the last index, not that of the missing GPU."""
+    """The rank without a GPU is the last one of its host, whichever GPU is missing."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)

@@ -33,11 +33,11 @@ def view(
     on_bus: Sequence[int] = (),
     snapshots: Sequence[Mapping[str, Mapping[str, Any]]] = ({},),
 ) -> HostView:
-    """Return a host with GPUs in these slots.
+    """Return the view of a host with GPUs in these slots.
 
     Args:
         slots: slots of the GPUs that the driver lists.
-        host: its name.
+        host: name of the host.
         modules: slot -> module number; None: the number of the slot plus 1.
         plan: the plan of the run.
         on_bus: further slots in which the bus has a GPU; if there are none, the bus is not read.
@@ -107,7 +107,7 @@ def test_only_a_failed_count_of_the_host_is_explained(fields: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("name", ["gpu.count", "gpu.pci_count"])
-def test_empty_slot_of_other_hosts_of_the_build_is_named(name: str) -> None:
+def test_slot_that_is_empty_only_in_this_host_of_the_build_is_named(name: str) -> None:
     assert result(view((0, 2, 3)), name=name) == (EMPTY_1, "reseat")
     two = "nothing at PCI 0000:01:00.0 (module 2), PCI 0000:02:00.0 (module 3), where 2 of 2 hosts of its build have a GPU"
     assert result(view((0, 3)), name=name, value=2) == (two, "reseat")
@@ -130,7 +130,9 @@ def test_detail_of_the_verdict_stays_first() -> None:
     ],
     ids=["one host", "two hosts", "two of three", "two of four", "a host without all GPUs", "many without all GPUs"],
 )
-def test_two_hosts_and_the_majority_must_have_the_layout(others: list[HostView], is_named: bool) -> None:
+def test_slot_is_named_only_if_at_least_two_hosts_and_more_than_half_have_the_layout(
+    others: list[HostView], is_named: bool
+) -> None:
     detail, _ = result(view((0, 2, 3)), slot_map(*others))
     assert detail.startswith("nothing at PCI 0000:01:00.0") if is_named else detail == ""
 
@@ -168,7 +170,7 @@ def test_hosts_of_an_unknown_model_are_compared_by_their_number_of_gpus(product:
     assert result(view((0, 2, 3)), slots) == ("", "reseat"), "a host of a known model is not compared with them"
 
 
-def test_moved_addresses_are_identified_by_modules() -> None:
+def test_empty_slot_is_identified_by_its_module_if_addresses_moved() -> None:
     moved = {0: 1, 1: 3, 2: 4}  # the GPUs of modules 3 and 4 moved to the addresses of slots 1 and 2
     expected = "nothing in module 2, where 2 of 2 hosts of its build have a GPU"
     assert result(view((0, 1, 2), modules=moved)) == (expected, "reseat")
@@ -179,7 +181,7 @@ def test_moved_addresses_are_identified_by_modules() -> None:
 
 
 def on(*slots: int, **more: Any) -> HostView:
-    """Return a host whose driver lists the GPUs in slots 0, 2 and 3, with further GPUs on the bus."""
+    """Return a host whose driver lists the GPUs in slots 0, 2 and 3; the bus also has the GPUs in `slots`."""
     return view((0, 2, 3), on_bus=slots, **more)
 
 
@@ -236,7 +238,7 @@ def test_absent_gpus_of_the_accepted_record_must_be_as_many_as_are_missing() -> 
     assert detail == f"on the PCI bus, but not listed by the driver: 0000:01:00.0 (see the kernel log); {since}"
 
 
-def test_more_gpus_on_the_bus_than_are_missing_name_nothing() -> None:
+def test_nothing_is_named_if_more_gpus_are_only_on_the_bus_than_are_missing() -> None:
     assert result(view((0, 3), on_bus=(1, 2)), value=2, limit=3) == ("", "reseat")
 
 
@@ -245,7 +247,7 @@ def test_more_gpus_on_the_bus_than_are_missing_name_nothing() -> None:
     [(view((0, 2, 3)), 2), (on(1), 2), (view((0, 2, 3), on_bus=(1,)), 4)],
     ids=["fewer than listed", "fewer than listed, and the bus was read", "more than listed"],
 )
-def test_count_that_contradicts_the_list_names_nothing(host: HostView, value: int) -> None:
+def test_nothing_is_named_if_the_count_contradicts_the_list_of_the_driver(host: HostView, value: int) -> None:
     assert result(host, value=value, limit=value + 1) == ("", "reseat")
 
 
@@ -303,7 +305,7 @@ def test_most_severe_cause_of_a_gpu_is_named() -> None:
     assert NO_SPACE in result(on(1, snapshots=(both,)))[0]
 
 
-def test_unknown_messages_and_gpus_that_answer_have_no_cause() -> None:
+def test_no_cause_is_named_for_an_unknown_message_or_a_gpu_that_answers() -> None:
     assert "kernel log:" not in result(on(1, snapshots=(logged("message=other"),)))[0]
     assert "kernel log:" not in result(on(1, snapshots=(logged("message=init_failed", slot=2),)))[0]
 
@@ -343,10 +345,12 @@ def log_count(count: int) -> dict[str, dict[str, Any]]:
           {**bus_ids(0, 2, 3), **log_count(2)}), True),
         (({**bus_ids(0, 2, 3), **log_count(1)}, {**bus_ids(0, 1, 2, 3), **log_count(1)}), False),
     ],
-    ids=["never answered", "answered after the line", "a new line", "no log then", "no line then", "answered twice",
-         "last answer counts", "answers now"],
+    ids=[
+        "never answered", "answered after the line", "a new line", "no log at the last answer", "no line at the last answer",
+        "new line before the last answer", "new line after the last answer", "answers in the last snapshot",
+    ],
 )  # fmt: skip
-def test_line_of_the_log_counts_only_if_the_gpu_did_not_answer_since(
+def test_log_line_is_a_cause_only_if_the_gpu_did_not_answer_after_it(
     snapshots: Sequence[Mapping[str, Mapping[str, Any]]], is_cause: bool
 ) -> None:
     detail, _ = result(on(1, snapshots=snapshots))
@@ -373,7 +377,7 @@ def test_gpu_that_is_bound_to_another_driver_is_named_with_the_action_configure(
         ({"limit": 3}, (1,), "reseat"),
         ({"name": "gpu.pci_count"}, (), "reseat"),
     ],
-    ids=["all are explained", "one is not explained", "none is missing", "missing on the bus"],
+    ids=["all are explained", "one is not explained", "none is missing", "missing on the bus too"],
 )
 def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
     fields: dict[str, Any], on_bus: tuple[int, ...], action: str

@@ -39,7 +39,7 @@ def view_of(*snapshots: dict[str, dict[str, Value]]) -> HostView:
 
 
 def modules(**at: dict[str, str]) -> dict[str, dict[str, Value]]:
-    """Return the readings of modules; `at`: adapter port, second port or NIC port -> identity of its module."""
+    """Return the readings of modules; `at`: `port`, `second` or `nic` (one of three ports) -> identity of its module."""
     ports = {"port": PORT, "second": SECOND_PORT, "nic": NIC_PORT}
     return {
         f"optics.module.{key}": {ports[port]: known[key] for port, known in at.items() if key in known} for key in WHOLE
@@ -63,7 +63,7 @@ def failed(scope: str = PORT, name: str = "port.symbol_errors", **over: Any) -> 
         failed(scope=SECOND_PORT),
     ],
 )
-def test_other_verdicts_are_unchanged(verdict: Verdict) -> None:
+def test_verdict_that_is_no_failure_of_a_port_with_a_module_is_unchanged(verdict: Verdict) -> None:
     assert with_module(view_of(modules(port=WHOLE)), verdict) == verdict
 
 
@@ -95,7 +95,7 @@ def test_module_is_described_by_what_it_reports(known: dict[str, str], text: str
     assert with_module(view_of(modules(port=known)), failed()).detail == f"too many; {text}"
 
 
-def test_last_module_counts_if_it_was_replaced() -> None:
+def test_module_of_the_last_snapshot_is_named_if_it_was_replaced() -> None:
     view = view_of(modules(port=WHOLE), modules(port={**WHOLE, "serial": "X9"}))
     assert with_module(view, failed()).detail == "too many; module ACME AC-400, serial X9"
 
@@ -128,7 +128,7 @@ def test_module_of_an_interface_is_at_the_interface_or_else_at_the_port_of_its_a
         (failed(PORT, "network.rx_errors"), INTERFACES, ""),
     ],
 )
-def test_link_of_an_interface_is_attributed_to_the_adapter_whose_port_it_is(
+def test_failure_of_an_interface_is_attributed_to_the_adapter_to_which_its_port_belongs(
     verdict: Verdict, interfaces: dict[str, Value], part: str
 ) -> None:
     view = view_of({"infiniband.interface": interfaces})

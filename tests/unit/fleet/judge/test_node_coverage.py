@@ -1,4 +1,4 @@
-"""Figures of NUMA nodes: missing ones are inconclusive, all are judged, and the bad figures of one node are one cause."""
+"""Figures of NUMA nodes: each is judged, a missing one is inconclusive, and all bad figures of one node are one cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_of(*hosts: str, **variables: Any) -> Plan:
 
 
 def verdicts(change: Change, *hosts: str, **variables: Any) -> list[Verdict]:
-    """Return the verdicts on NUMA nodes that are not passes. `change` is applied to each observation of h1; None removes it."""
+    """Return the verdicts on NUMA nodes that do not pass. `change` is applied to each observation of h1 and may remove it."""
     plan = plan_of(*(hosts or ("h1",)), **variables)
     pack = read_pack("h200-sxm")
     criteria = tuple(item for item in pack.criteria if item.name.startswith(PREFIXES))
@@ -101,7 +101,7 @@ def test_slow_processors_are_one_cause_on_the_host() -> None:
 
 
 @pytest.mark.parametrize(("stated", "fails"), [(300, False), (400, True)])
-def test_bandwidth_is_compared_with_the_inventory(stated: float, fails: bool) -> None:
+def test_bandwidth_is_compared_with_that_of_the_inventory(stated: float, fails: bool) -> None:
     found = verdicts(lambda item: item, rackproof_host_memory_gbyteps=stated)
     assert {item.criterion for item in found} == ({"host-memory-stated"} if fails else set())
 
@@ -120,7 +120,9 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
     ("count", "placements"),
     [(1, {"local"}), (2, {"local", "remote"})],
 )
-def test_every_node_must_have_each_figure_of_its_placements(count: int, placements: set[str]) -> None:
+def test_every_node_must_have_each_figure_for_local_memory_and_for_remote_memory_if_there_is_any(
+    count: int, placements: set[str]
+) -> None:
     found = silent(nodes(count))
     assert {reason for *_, reason in found} == {
         f"only 0 of {count} NUMA nodes report this figure, or why it is missing"
@@ -135,14 +137,14 @@ def test_no_figure_is_required_if_the_number_of_nodes_is_text() -> None:
     assert silent(text) == []
 
 
-def test_last_number_of_nodes_counts() -> None:
+def test_required_nodes_follow_from_the_last_reported_number_of_nodes() -> None:
     node = builders.node_figures("numa=0")
     local = [item for item in node if item.params.get("placement") != "remote"]
     assert {name for name, *_ in silent(nodes(1), nodes(2), *local)} >= {"host_memory.wrong_elements"}
     assert silent(nodes(2), nodes(1), *local) == []
 
 
-def test_figures_and_numbers_of_another_stage_do_not_count() -> None:
+def test_figures_and_numbers_of_nodes_of_another_stage_do_not_count() -> None:
     assert silent(nodes(1, stage="soak")) == []
     of_soak = builders.node_figures("numa=0", "soak")
     assert len(silent(nodes(1), *of_soak)) == len(silent(nodes(1)))

@@ -1,4 +1,4 @@
-"""To which host of an NVLink domain broken connections are attributed, from what each host reports about its IMEX daemon."""
+"""Broken connections of an NVLink domain are attributed to hosts by what each host reports about its IMEX daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Broken = Mapping[str, Mapping[str, str]]
 
 
 def member(host: str, broken: Mapping[str, str], *, ready: bool = True, has_address: bool = True) -> HostView:
-    """Return a host that is connected to all others, except `broken`: other host -> state."""
+    """Return a host that is connected to all others, except those in `broken`: other host -> state of the connection."""
     states = {other: "connected" for other in HOSTS if other != host} | dict(broken)
     readings: dict[str, Mapping[str, Value]] = {STATE: {"host": "ready" if ready else "unavailable"}}
     if has_address:
@@ -56,7 +56,7 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}, "t1": {}, "t5": {}}, (),
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}},
         ),
-        # Of two hosts with equally many, the one with the lower address is at fault, in whichever order the hosts were added.
+        # Of two hosts with equally many broken connections, the one with the lower address is at fault; order does not matter.
         (
             {"t3": {"t2": BAD}, "t2": {"t1": BAD}, "t1": {"t0": BAD}, "t0": {}}, (),
             {"t1": {"t0": BAD, "t2": BAD}, "t2": {"t3": BAD}, "t3": {"t2": BAD}},
@@ -141,7 +141,7 @@ def test_domain_has_imex_if_the_daemon_of_any_host_works() -> None:
     assert not domains.has_imex(NAME)
 
 
-def test_cliques_of_hosts_are_those_of_their_gpus() -> None:
+def test_cliques_of_hosts_are_the_uuids_and_cliques_of_their_gpus() -> None:
     domains = NvlinkDomains()
     domains.add(view("t0", {CLUSTER: {"gpu=0": UUID, "gpu=1": UUID}, CLIQUE: {"gpu=0": 1, "gpu=1": 2}}))
     domains.add(view("t1", {CLUSTER: {"gpu=0": UUID}}))
@@ -156,7 +156,9 @@ def test_cliques_of_hosts_are_those_of_their_gpus() -> None:
 @pytest.mark.parametrize(
     ("uuids", "is_reported"), [({"gpu=0": NO_DOMAIN}, False), ({}, False), ({"gpu=0": NO_DOMAIN, "gpu=1": UUID}, True)]
 )
-def test_domain_is_reported_if_any_gpu_has_its_uuid(uuids: Mapping[str, Value], is_reported: bool) -> None:
+def test_domain_is_reported_if_any_gpu_reports_a_uuid_other_than_zero(
+    uuids: Mapping[str, Value], is_reported: bool
+) -> None:
     domains = NvlinkDomains()
     domains.add(view("t0", {CLUSTER: {"gpu=0": NO_DOMAIN}}))
     domains.add(view("t1", {CLUSTER: uuids}))
@@ -170,7 +172,9 @@ STATES = connections({"t1": "connected", "t2": BAD, "t3": "not_reported", "t4": 
 @pytest.mark.parametrize(
     ("domain_states", "unreported"), [([], 2), (["up"], 0), (["degraded"], 2), (["up", "degraded"], 2)]
 )
-def test_member_has_the_connections_that_a_host_reports(domain_states: list[str], unreported: int) -> None:
+def test_unreported_connections_do_not_count_if_the_domain_is_always_up(
+    domain_states: list[str], unreported: int
+) -> None:
     readings = [{"fabric.imex.domain_state": {"host": state}} for state in domain_states] or [{}]
     domains = NvlinkDomains()
     first = view("t0", *({**STATES, **each} for each in readings))
@@ -197,7 +201,7 @@ def test_daemon_of_a_member_works_if_every_reading_is_ready(states: list[str], i
     assert domains.member(first).is_ready is is_ready
 
 
-def test_member_has_its_last_address_and_unknown_addresses_of_others_are_their_scopes() -> None:
+def test_address_is_the_last_that_a_host_reports_and_a_peer_without_one_is_named_by_scope() -> None:
     domains = NvlinkDomains()
     states = {CONNECTION: {"imex=1": BAD}}
     first = view("t0", {**states, "fabric.imex.address": {"host": "a"}}, {"fabric.imex.address": {"host": "b"}})
@@ -209,7 +213,7 @@ def test_member_has_its_last_address_and_unknown_addresses_of_others_are_their_s
     assert domains.member(other).address == ""
 
 
-def test_host_without_a_record_or_a_domain_is_no_member() -> None:
+def test_host_without_its_own_record_or_without_a_domain_is_no_member() -> None:
     domains = NvlinkDomains()
     first = member("t0", {}, ready=True)
     plan = replace(first.plan, hosts=tuple(replace(host, nvlink_domain="") for host in first.plan.hosts))

@@ -36,7 +36,7 @@ def planned(**variables: Any) -> Plan:
 
 
 def healthy(host: str, hosts: tuple[str, ...] = HOSTS) -> Readings:
-    """Return the readings of a host whose IMEX is connected to all others."""
+    """Return the readings of a host whose IMEX daemon is connected to those of all other hosts."""
     index = hosts.index(host)
     others = {f"imex={number}": number for number in range(len(hosts)) if number != index}
     return {
@@ -101,7 +101,7 @@ def judged(
     transport: str = "P2P/MNNVL",
     **variables: Any,
 ) -> list[Verdict]:
-    """Return the verdicts on hosts whose inventory names the domain."""
+    """Return the verdicts on the hosts after `change`. `domain`: their NVLink domain in the inventory; empty: none."""
     plan = planned(**({"rackproof_nvlink_domain": domain} if domain else {}), **variables)
     return judge(plan, evidence(plan, change, transport), PACKS)
 
@@ -195,7 +195,7 @@ def test_single_broken_connection_is_attributed_to_both_ends() -> None:
 
 
 def test_one_lost_connection_to_a_host_outside_the_run_is_not_a_fault() -> None:
-    """A single host is measured again while another host of its domain is repaired."""
+    """This happens if a single host is measured again while another host of its domain is repaired."""
     plan = replace(planned(rackproof_nvlink_domain="nvl1"), hosts=planned(rackproof_nvlink_domain="nvl1").hosts[:1])
 
     def verdict_of(state: str, *, all_others: bool = False) -> str:
@@ -230,7 +230,7 @@ def test_connections_that_imex_does_not_report_are_inconclusive_if_the_domain_st
     assert of_connections == {(host, "host", CONNECTION, INCONCLUSIVE) for host in HOSTS}
 
 
-def test_two_broken_hosts_are_both_named() -> None:
+def test_two_hosts_with_imex_down_are_both_named() -> None:
     def change(readings: dict[str, Readings]) -> None:
         with_imex_down("t01")(readings)
         with_imex_down("t04")(readings)
@@ -282,7 +282,7 @@ def test_connections_that_cannot_be_read_are_inconclusive() -> None:
     assert findings(judged(change)) == {("t02", "host", CONNECTION, INCONCLUSIVE)}
 
 
-def test_domain_of_one_node_fails() -> None:
+def test_domain_with_a_node_count_of_one_fails() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
             of_host[NODES]["host"] = 1
@@ -292,7 +292,7 @@ def test_domain_of_one_node_fails() -> None:
     assert failing == {(host, "host", NODES, FAIL) for host in HOSTS}
 
 
-def test_zero_uuid_is_a_fault_in_a_domain() -> None:
+def test_zero_uuid_is_a_fault_in_a_domain_of_the_inventory() -> None:
     def change(readings: dict[str, Readings]) -> None:
         readings["t01"][CLUSTER] = dict.fromkeys(("gpu=0", "gpu=1"), NO_DOMAIN)
         readings["t01"][CLIQUE] = dict.fromkeys(("gpu=0", "gpu=1"), 0)
@@ -417,7 +417,7 @@ def test_xids_of_hosts_outside_the_domain_are_not_attributed_to_a_dead_link() ->
 
 
 def test_xids_during_the_run_are_attributed_to_a_dead_link() -> None:
-    """Nonfatal XIDs 145 are noticed only by the changed time of the newest XID."""
+    """A nonfatal XID 145 is noticed only because it changes the time of the newest XID."""
     plan = planned(rackproof_nvlink_domain="nvl1")
 
     def without_xids(record: Record) -> Record:
@@ -445,7 +445,7 @@ def test_xids_during_the_run_are_attributed_to_a_dead_link() -> None:
 
 
 def of_gb200(change: Callable[[dict[str, Readings]], None], **options: Any) -> set[tuple[str, str, str, str]]:
-    """Return the findings of the domain criteria on hosts of the model gb200."""
+    """Return the verdicts on the domain that do not pass, on hosts of the model gb200 after `change`."""
     verdicts = judged(change, domain="", rackproof_gpu_model="gb200", **options)
     of_domain = [
         item for item in verdicts if item.criterion in (CRITERION, "rack-nvlink-domain", "rack-nvlink-partition")
@@ -460,7 +460,7 @@ def test_rack_of_gb200_is_a_domain() -> None:
 
 
 def test_gb200_without_imex_is_not_judged_by_imex() -> None:
-    """On Kubernetes, IMEX starts with each job, so hosts have none before."""
+    """On Kubernetes, an IMEX daemon runs only while a job runs, so none is found on the hosts."""
 
     def change(readings: dict[str, Readings]) -> None:
         for host, of_host in readings.items():
@@ -479,7 +479,7 @@ def test_gb200_with_idle_imex_on_every_host_is_not_judged_by_imex() -> None:
     assert of_gb200(change) == set()
 
 
-def test_zero_uuid_is_a_fault_on_gb200() -> None:
+def test_zero_uuid_is_a_fault_on_gb200_even_without_a_domain_in_the_inventory() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
             of_host[CLUSTER] = dict.fromkeys(of_host[CLUSTER], NO_DOMAIN)

@@ -1,6 +1,6 @@
-"""Hosts that are one machine and were measured at the same time: their slow figures are a mistake of the inventory.
+"""If hosts are one machine and were measured at the same time, their slow figures are due to a mistake in the inventory.
 
-A wrong or malicious boot ID changes how to act on a failure, and never whether a host is accepted.
+A wrong or malicious boot ID may change the action of a failure, but never whether a host is accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 PLAN = one_figure_plan("h1", "h2", "h10")
 START = datetime.fromisoformat(builders.WHEN)
 RUN = load(ROOT / "docs" / "measurements" / "h200x1-standard-twice")
-"""Two H200 of one machine, each as a host, at the same time; the records were made without boot IDs."""
+"""A run of two H200 GPUs of one machine, each measured as a host of its own at the same time. No record has a boot ID."""
 HOSTS = tuple(host.name for host in RUN.plan.hosts)
 TOGETHER = f"{' and '.join(HOSTS)} are the same machine and were measured at the same time"
 
@@ -58,7 +58,7 @@ def slow(name: str = "host_copy.bandwidth", **fields: Any) -> Verdict:
 
 
 def annotated(verdict: Verdict, *views: HostView) -> Verdict:
-    """Return the verdict with a note if its host shares a machine. The groups are merged in the reverse order of the hosts."""
+    """Return the verdict, with a note if its host shares a machine. The hosts are merged one by one in reverse order."""
     machines = Machines()
     for each in reversed(views):
         part = Machines()
@@ -95,7 +95,7 @@ def test_long_list_of_hosts_is_cut() -> None:
     assert annotated(slow(), *views).user == "h1, h2, h3, h4, h5, h6, h7, h8 and 2 more"
 
 
-def test_only_these_benchmarks_do_not_depend_on_the_processors() -> None:
+def test_speed_of_exactly_five_benchmarks_does_not_depend_on_the_processors() -> None:
     """Pulses and trainings are not among them: the processors begin each pulse and launch each kernel."""
     names = {name for name, benchmark in BENCHMARKS.items() if benchmark.gpu_bound}
     assert names == {"gemm", "gemm_shapes", "memory", "integrity", "stress"}
@@ -117,9 +117,9 @@ def test_every_speed_that_the_processors_affect_is_annotated(benchmark: str) -> 
 @pytest.mark.parametrize(
     "fields",
     [{"verdict": PASS}, {"verdict": INCONCLUSIVE}, {"name": "host.cpu.clock_max"}, {"host": "h9"}],
-    ids=["passes", "inconclusive", "a reading", "a host elsewhere"],
+    ids=["pass", "inconclusive", "a reading", "an unknown host"],
 )
-def test_other_verdicts_stay_the_same(fields: Mapping[str, Any]) -> None:
+def test_verdict_that_is_no_failed_figure_of_a_host_of_the_machine_stays_the_same(fields: Mapping[str, Any]) -> None:
     assert not is_annotated(slow(**fields), view("h1"), view("h2"))
 
 
@@ -144,7 +144,7 @@ def test_only_hosts_with_the_same_boot_id_are_one_machine(boots: Sequence[Any], 
     assert machines.shared() == ([("h1", "h2")] if expected else [])
 
 
-def test_record_without_a_boot_id_gets_no_note() -> None:
+def test_failure_gets_no_note_if_no_record_has_the_reading_of_the_boot_id() -> None:
     assert not is_annotated(slow(), host_view(PLAN, "h1"), host_view(PLAN, "h2"))
 
 
@@ -174,20 +174,24 @@ def test_host_that_rebooted_is_the_same_machine_as_before() -> None:
         ([launch(0, 10)], [replace(launch(0, 10), began="yesterday")], False),
     ],
     ids=[
-        "the other began later", "the other began earlier", "within", "after", "before", "another stage", "only in another stage",
-        "no launch of the stage", "only in a replaced launch", "a launch that failed", "no time", "no time of the other",
+        "the other began later", "the other began earlier", "the other lies within", "the other came after",
+        "the other came before", "the other in another stage", "overlap only outside the stage of the figure",
+        "no launch of the stage of the figure", "overlap only in a replaced launch", "the other failed", "own time is invalid",
+        "time of the other is invalid",
     ],
 )  # fmt: skip
-def test_launches_must_overlap(own: Sequence[Launch], other: Sequence[Launch], expected: bool) -> None:
+def test_launch_of_the_stage_must_overlap_with_another_host(
+    own: Sequence[Launch], other: Sequence[Launch], expected: bool
+) -> None:
     assert is_annotated(slow(), view("h1", "A", *own), view("h2", "A", *other)) == expected
 
 
 @pytest.mark.parametrize(
     ("ended", "began_s", "expected"),
     [("", 50, True), ("", 110, False), (at(200), 150, True), (at(200), 210, False)],
-    ids=["within the time soaked so far", "after it", "before its end", "after its end"],
+    ids=["within the time soaked so far", "after the time soaked so far", "before the end", "after the end"],
 )
-def test_soak_is_one_measurement(ended: str, began_s: float, expected: bool) -> None:
+def test_soak_counts_as_one_measurement_from_its_start_to_its_end(ended: str, began_s: float, expected: bool) -> None:
     soak = Soak(began=at(0), planned_s=300, soaked_s=100, ended=ended)
     views = view("h1", "A", launch(-9, -8), soak=soak), view("h2", "A", launch(began_s, began_s + 1))
     assert is_annotated(slow("drift.transformer.throughput", stage="soak"), *views) == expected
@@ -204,7 +208,14 @@ def test_soak_is_one_measurement(ended: str, began_s: float, expected: bool) -> 
         ("h10", ("A", "A", "B"), {"scope": "gang=all", "stage": "soak"}, None),
         ("h10", ("A", "A", "B"), {"scope": "gang=all", "unit": "1", "operator": "le"}, None),
     ],
-    ids=["figure of the gang", "on the machine", "figure of the host", "three machines", "another stage", "a result"],
+    ids=[
+        "gang figure of a third host",
+        "gang figure of a host on the machine",
+        "figure of a third host",
+        "three machines",
+        "another stage",
+        "a result instead of a speed",
+    ],
 )
 def test_figure_of_a_gang_depends_on_all_of_its_hosts(
     host: str, boots: Sequence[str], fields: Mapping[str, Any], hosts: str | None
@@ -227,7 +238,7 @@ def test_hosts_of_a_rehearsal_may_be_one_machine() -> None:
 
 
 def with_boot(evidence: Evidence, boot: str | None) -> Evidence:
-    """Return the evidence as a host with that boot ID reports it; None: as it is."""
+    """Return the evidence as a host with that boot ID reports it. If `boot` is None, return it unchanged."""
     if boot is None:
         return evidence
     reading = Metric(name=BOOT_ID, unit="1", values={"host": boot})
@@ -266,7 +277,13 @@ def moved(evidence: Evidence, seconds: float) -> Evidence:
 
 
 def report(boots: Sequence[str | None] = ("A", "A"), later_s: float = 0, **changes: Any) -> FleetReport:
-    """Return the report on the run: hosts with these boot IDs, the second measured later, the first with other figures."""
+    """Return the report on the run with changed evidence.
+
+    Args:
+        boots: boot IDs of the first and the second host; None: not reported.
+        later_s: by how many seconds the launches of the second host are later.
+        changes: changed figures of the first host, as in `changed_figures`; `__` stands for `.`.
+    """
     first, second = (with_boot(RUN.evidence[host], boot) for host, boot in zip(HOSTS, boots, strict=True))
     names = {name.replace("__", "."): value for name, value in changes.items()}
     evidence = {HOSTS[0]: changed_figures(first, names), HOSTS[1]: moved(second, later_s)}
@@ -342,7 +359,7 @@ FIGURES = sorted(
 
 
 def outcome(result: FleetReport) -> list[tuple[Any, ...]]:
-    """Return what decides on acceptance, by host."""
+    """Return all that acceptance depends on: the fields of each verdict that decide, and the decision on each host."""
     return [
         (item.host, item.scope, item.serial, item.part, item.name, item.stage, item.criterion, item.verdict, item.severity,
          item.value, item.limit, item.waiver)

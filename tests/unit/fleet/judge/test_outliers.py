@@ -71,7 +71,7 @@ def relative_verdicts(
 
 
 def with_part_number(record: Record, part_number: str) -> Record:
-    """Return the record with this part number of both GPUs in all snapshots; unchanged if it is empty."""
+    """Return the record with this part number of both GPUs in all snapshots, or unchanged if `part_number` is empty."""
     metric = Metric(name="gpu.part_number", unit="1", values=dict.fromkeys(("gpu=0", "gpu=1"), part_number))
     added = (metric,) if part_number else ()
     snapshots = tuple(replace(taken, metrics=(*taken.metrics, *added)) for taken in record.snapshots)
@@ -79,6 +79,7 @@ def with_part_number(record: Record, part_number: str) -> Record:
 
 
 def normal_factors(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    """Return host -> factors of the rates of its two GPUs: usual ones for h0, h1, … and `odd` for the hosts it names."""
     usual = {f"h{number}": (NORMAL[number % 10], NORMAL[(number + 3) % 10]) for number in range(count)}
     return {**usual, **odd}
 
@@ -97,7 +98,7 @@ def test_deviation_limit_needs_eight_parts() -> None:
     assert relative_verdicts(criterion(fleet_deviations=6.0, optional=True), normal_factors(3)) == {}
 
 
-def test_gang_added_after_a_comparison_is_included_in_later_ones() -> None:
+def test_gang_that_is_added_after_a_comparison_is_included_in_later_comparisons() -> None:
     figures = FleetFigures(Planned(small_plan("h1", "h2")))
     key = ("NVIDIA H200", "collective.all_reduce.busbw", "gang", "gang", (), "")
     for number in (1, 2):
@@ -106,19 +107,19 @@ def test_gang_added_after_a_comparison_is_included_in_later_ones() -> None:
 
 
 def test_looser_of_fraction_and_deviations_is_the_limit() -> None:
-    """1.2 % below the median is many deviations, but within the allowed 2 %."""
+    """A rate 1.2 % below the median is many deviations away, but within the 2 % that the fraction allows."""
     slow = normal_factors(6, h2=(0.988, 1.0))
     assert relative_verdicts(criterion(fleet_deviations=4.0), slow)[("h2", "gpu=0")].verdict == FAIL
     assert (
         relative_verdicts(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
     )
-    # a fleet too small for deviations uses the fraction
+    # If the fleet is too small for deviations, only the fraction counts.
     few = relative_verdicts(criterion(fleet_deviations=4.0, fleet_fraction=0.98), normal_factors(3, h2=(0.95, 1.0)))
     assert [position for position, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 
 
-def test_parts_are_compared_by_position_if_there_are_enough() -> None:
-    """The second GPU of every host is 4 % slower; a slow first GPU is found only by position."""
+def test_parts_are_compared_by_position_only_if_enough_are_in_the_position() -> None:
+    """The second GPU of every host is 4 % slower than the first, so a slow first GPU is found only by position."""
     warm = {host: (first, second * 0.96) for host, (first, second) in normal_factors(10).items()}
     warm["h3"] = (0.97, 0.96)
     by_model = relative_verdicts(criterion(fleet_fraction=0.985), warm)
@@ -138,7 +139,7 @@ MEMORY = criterion(name="memory.bandwidth", where={"op": "copy"}, unit="B/s", fl
 
 @pytest.mark.parametrize("hosts", [2, 3, 6, 40])
 def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
-    """GPUs of the second part number are 3 % slower; of each part number, one GPU is 3 % slower than the others."""
+    """GPUs with the second part number are 3 % slower. Among those of each number, one is 3 % slower than the others."""
     first = normal_factors(hosts)
     second = {f"slower-{host}": (one * 0.97, two * 0.97) for host, (one, two) in first.items()}
     numbers = {**dict.fromkeys(first, "692-2G520-0282-001"), **dict.fromkeys(second, "692-2G520-0282-000")}
@@ -152,7 +153,7 @@ def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(("others", "fails"), [(0, True), (1, False)])
-def test_gpus_too_few_of_their_part_number_are_compared_with_the_model(others: int, fails: bool) -> None:
+def test_gpus_are_compared_with_all_of_their_model_if_too_few_have_their_part_number(others: int, fails: bool) -> None:
     rates = {**normal_factors(6), **{f"odd{number}": (0.97, 0.97) for number in range(others + 1)}}
     numbers = {host: "odd" if host.startswith("odd") else "usual" for host in rates}
     verdicts = relative_verdicts(MEMORY, rates, numbers)
@@ -243,7 +244,9 @@ def peer_group(*values: float, kind: str = "gpu", position: str = "") -> PeerGro
         ("bridge", 2, "", "2 parts"),
     ],
 )
-def test_number_of_peers_is_in_words(kind: str, count: int, position: str, text: str) -> None:
+def test_number_of_peers_is_described_with_their_kind_and_position(
+    kind: str, count: int, position: str, text: str
+) -> None:
     assert peer_group(*range(count), kind=kind, position=position).count == text
 
 
@@ -304,7 +307,7 @@ TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
         ),
     ],
 )  # fmt: skip
-def test_limit_is_the_farther_one_from_the_median_and_its_origin_is_explained(
+def test_limit_by_fraction_or_by_deviations_that_is_farther_from_the_median_applies_and_is_explained(
     fields: dict[str, Any], values: tuple[float, ...], expected: float, text: str
 ) -> None:
     rule, peers = criterion(**fields), peer_group(*values)
@@ -312,7 +315,7 @@ def test_limit_is_the_farther_one_from_the_median_and_its_origin_is_explained(
     assert explanation(rule, peers, "M") == f"the limit is {text}"
 
 
-def test_limit_of_too_few_peers_is_an_error() -> None:
+def test_limit_cannot_be_computed_from_too_few_peers() -> None:
     with pytest.raises(ValueError, match="3 GPUs are too few for criterion relative"):
         limit(criterion(fleet_deviations=4.0), peer_group(1, 2, 3))
 
@@ -339,7 +342,7 @@ def view(*observations: Observation, metrics: tuple[Metric, ...] = (), packs: tu
     return host_view(PLAN, "h1", *metrics, observations=observations, packs=packs)
 
 
-def test_last_finite_value_of_each_part_counts() -> None:
+def test_figure_of_a_part_is_its_last_finite_value() -> None:
     lost = replace(figure(1.0, scope="gpu=1"), status=ERROR, value=None, reason="lost")
     host = view(figure(5.0), figure(6.0), figure(math.inf), figure("text"), figure(7.0, scope="gpu=1"), lost)
     found = FleetFigures(Planned(PLAN)).figures(host, "stress.throughput")
@@ -387,7 +390,7 @@ def test_peers_are_all_parts_or_those_in_the_same_position_if_there_are_eight() 
     assert figures.peers_at(KEY, "gpu=7", by_position).position == "", "no part is in this position"
 
 
-def test_figure_of_a_gang_is_counted_once() -> None:
+def test_each_gang_has_one_figure_and_that_is_its_last() -> None:
     key = ("", "collective.all_reduce.busbw", "gang", "gang", (), "")
     figures, other = FleetFigures(Planned(PLAN)), FleetFigures(Planned(PLAN))
     figures.add_figures(key, "gang=a", [1.0, 2.0])
@@ -413,7 +416,9 @@ def test_figure_of_a_gang_is_counted_once() -> None:
         ("stress.throughput", {"fleet_fraction": 0.9}, ()),
     ],
 )
-def test_model_of_a_module_decides_its_peers(name: str, fields: dict[str, Any], expected: tuple[str, ...]) -> None:
+def test_part_number_of_a_module_is_read_only_for_a_comparison_with_the_fleet(
+    name: str, fields: dict[str, Any], expected: tuple[str, ...]
+) -> None:
     assert model_readings(criterion(name=name, **fields)) == expected
 
 

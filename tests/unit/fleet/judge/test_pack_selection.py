@@ -1,4 +1,4 @@
-"""Which packs apply to a host, and which criteria result from packs that define or replace the same ones."""
+"""Packs are selected for a host, and their criteria are resolved if several packs define or replace the same criterion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PACKS = (COMMON, H100, H200, REHEARSAL, SITE)
 def selected(
     names: Sequence[str] = ("NVIDIA H200",), model: str = "", packs: Sequence[Pack] = PACKS
 ) -> tuple[list[str], str]:
-    """Return the names of the packs for a host with GPUs of these names, and why none covers them."""
+    """Return the names of the packs for a host with GPUs of these names, and why no pack of a model applies (or empty)."""
     gpus = [replace(gpu, name=name) for gpu, name in zip(GPUS, [*names, *names], strict=False)] if names else []
     found, why = select_packs(PLAN, replace(HOST, gpu_model=model), gpus, packs)
     return [item.name for item in found], why
@@ -59,13 +59,13 @@ def selected(
         (("NVIDIA H200",), "site", ["common", "site"], "no criteria pack for site"),
     ],
 )
-def test_pack_is_that_of_the_inventory_or_of_the_names_of_all_gpus(
+def test_pack_is_the_one_that_the_inventory_names_or_the_one_for_the_names_of_all_gpus(
     names: tuple[str, ...], model: str, expected: list[str], why: str
 ) -> None:
     assert selected(names, model) == (expected, why)
 
 
-def test_two_packs_for_one_model_are_ambiguous() -> None:
+def test_no_pack_of_a_model_is_selected_if_two_packs_list_the_name_of_the_gpu() -> None:
     twice = replace(H200, name="other")
     assert selected(packs=(*PACKS, twice)) == (["common", "site"], "no criteria pack for NVIDIA H200")
 
@@ -83,27 +83,27 @@ def test_rehearsal_has_its_own_pack_and_the_criteria_on_ports_if_ports_are_judge
         assert again[1] is found[1]
 
 
-def ids(*packs: Pack) -> dict[str, Any]:
+def values_by_id(*packs: Pack) -> dict[str, Any]:
     return {name: item.value for name, item in resolve(packs).criteria.items()}
 
 
-def test_last_shipped_pack_that_defines_an_id_wins() -> None:
-    assert ids(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
+def test_criterion_of_the_last_shipped_pack_that_defines_its_id_applies() -> None:
+    assert values_by_id(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
 
 
-def test_criterion_of_the_operator_does_not_change_an_existing_one_unless_it_replaces_it() -> None:
+def test_criterion_of_the_operator_changes_a_shipped_one_only_if_its_replaces_names_that_one() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
-    assert ids(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
-    assert ids(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}
-    assert ids(shipped, pack("site", rule("x", 2, "x"), chosen=True)) == {"y": 1, "x": 2}
-    assert ids(shipped, pack("site", rule("mine", 2, "none"), chosen=True)) == {"x": 1, "y": 1, "mine": 2}
+    assert values_by_id(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
+    assert values_by_id(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}
+    assert values_by_id(shipped, pack("site", rule("x", 2, "x"), chosen=True)) == {"y": 1, "x": 2}
+    assert values_by_id(shipped, pack("site", rule("mine", 2, "none"), chosen=True)) == {"x": 1, "y": 1, "mine": 2}
 
 
 def replaced(*packs: Pack) -> dict[str, list[str]]:
     return {name: [item.id for item in items] for name, items in resolve(packs).replaced.items()}
 
 
-def test_replaced_criteria_are_the_shipped_ones_even_if_two_packs_replace_one_after_the_other() -> None:
+def test_replaced_criteria_are_the_shipped_ones_even_if_a_second_pack_replaces_the_replacement() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     first, second = pack("site", rule("mine", 2, "x"), chosen=True), pack("rack", rule("ours", 3, "mine"), chosen=True)
     assert replaced(shipped, first) == {"mine": ["x"]}
@@ -113,7 +113,7 @@ def test_replaced_criteria_are_the_shipped_ones_even_if_two_packs_replace_one_af
     assert replaced(shipped, pack("site", rule("y", 2, "x"), chosen=True)) == {}
 
 
-def test_limits_that_are_fractions_come_from_the_first_datasheet() -> None:
+def test_limit_that_is_a_fraction_of_a_datasheet_uses_the_first_datasheet_of_the_packs() -> None:
     floor = rule("floor", operator="ge", expected=1.0, fraction=0.5, datasheet="memory_bandwidth")
     first = pack("a", datasheet={"memory_bandwidth": {"value": 4e12}})
     second = pack("b", floor, datasheet={"memory_bandwidth": {"value": 9e12}})

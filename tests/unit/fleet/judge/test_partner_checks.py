@@ -1,4 +1,4 @@
-"""Passes of figures between pairs of hosts are counted without verdicts only if the host certainly passes."""
+"""Passes of a host on figures between pairs of hosts are counted without verdicts only if every such figure passes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def row() -> TallyRow:
         ([pair(5.0), pair(1.0, name="pairs.latency")], 1),
         ([], 0),
     ],
-    ids=["all pass", "one is below", "a bool", "a text", "one pair twice", "other figure", "none"],
+    ids=["all pass", "one is below", "a bool", "a text", "one pair twice", "figure of another name", "no pair"],
 )
 def test_passes_are_counted_only_if_each_pair_has_one_number_that_passes(
     pairs: Sequence[Observation], count: int | None
@@ -54,7 +54,7 @@ def test_passes_are_counted_only_if_each_pair_has_one_number_that_passes(
     assert counted.total == (count or 0)
 
 
-def test_counted_passes_name_host_and_pair() -> None:
+def test_counted_pass_keeps_the_host_and_the_pair() -> None:
     counted = row()
     PartnerCheck(name="pairs.bandwidth", operator="ge", limit=5.0, row=counted).count_passes(values_of(pair(7.0)), 3)
     ((_, quality, position, scope, value, host, serial, _),) = counted.farthest
@@ -81,9 +81,9 @@ def test_counted_passes_name_host_and_pair() -> None:
         "other params",
         "other stage",
         "other unit",
-        "not all",
-        "other name too",
-        "two names",
+        "a figure of the name is missing",
+        "also a figure of another name",
+        "series of two names",
     ],
 )
 def test_series_are_alike_if_they_are_all_figures_of_one_name_and_differ_only_in_pair_and_value(

@@ -1,4 +1,4 @@
-"""Which passes are counted for a whole layout, which criteria are evaluated on a host, and which are left to `judge`.
+"""Passes are counted for a whole layout, or a criterion is evaluated on a host, or the criterion is left to `judge`.
 
 The counts must be those of all verdicts of the criteria that are not left.
 """
@@ -58,7 +58,7 @@ Change = Callable[[Record], Record]
 
 @dataclass(kw_only=True)
 class Counted:
-    """What a PassCounter did with the hosts of a plan."""
+    """What a `PassCounter` did with the hosts of a plan."""
 
     remaining: dict[str, Remaining]
     evaluated: Counter[tuple[str, str]]
@@ -73,7 +73,7 @@ class Counted:
 def count(
     *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), evidence: Mapping[str, Evidence] | None = None
 ) -> Counted:
-    """Return what is counted. Assert that the counts are those of all verdicts of the criteria that are not left."""
+    """Return what was counted. Check that this equals a count of all verdicts of the criteria that are not left."""
     used, evidence = list(packs) or [pack(*rules)], dict(evidence or fleet(plan))
     views = host_views(plan, evidence, used)
     stats = gather(Planned(plan), views)
@@ -107,7 +107,6 @@ def count(
 
 
 EVERYWHERE = [host.name for host in PLAN.hosts]
-OWN = {"origin": "mine"}
 
 
 @cache
@@ -123,7 +122,7 @@ def with_gang_record(host: str, change: Change) -> dict[str, Evidence]:
 
 
 def own(rule: Criterion) -> list[Pack]:
-    """Return packs, in which the criterion is in a pack of the operator."""
+    """Return two packs: a shipped one with another criterion, and one of the operator with this criterion."""
     return [pack(THING), pack(replace(rule, origin="mine"), name="mine", chosen=True)]
 
 
@@ -153,7 +152,7 @@ def own(rule: Criterion) -> list[Pack]:
     ],
     ids=lambda value: value.id if isinstance(value, Criterion) else None,
 )
-def test_criterion_is_evaluated_on_the_first_of_equal_hosts_at_most(
+def test_criterion_is_evaluated_at_most_on_the_first_of_equal_hosts(
     rule: Criterion, evaluated: list[str], left: list[str]
 ) -> None:
     counted = count(rule)
@@ -172,7 +171,7 @@ def test_criterion_is_evaluated_on_the_first_of_equal_hosts_at_most(
         (replace(FLOOR, value=None, variable="fabric_bytes_per_second", optional=True), []),
     ],
 )
-def test_criterion_of_the_operator_without_a_match_is_left(rule: Criterion, left: list[str]) -> None:
+def test_criterion_of_the_operator_that_matches_nothing_is_left(rule: Criterion, left: list[str]) -> None:
     assert count(packs=own(rule)).left() == {name: [rule.id] for name in left}
 
 
@@ -183,7 +182,7 @@ def test_comparison_with_too_small_a_fleet_is_left_unless_optional(optional: boo
 
 
 def test_optional_comparison_with_too_small_a_fleet_does_not_hide_other_figures() -> None:
-    """One of the two figures has too few peers: only h1 has it."""
+    """A second figure, which only h1 has, has too few peers."""
     more = builders.observation("memory.bandwidth", 4.27e12, scope="gpu=0", unit="B/s", op="copy", size_bytes=8)
     changed = fleet(PLAN, h1=with_more(more))
     for optional, left in ((True, {}), (False, {"h1": ["fraction"]})):
@@ -191,7 +190,7 @@ def test_optional_comparison_with_too_small_a_fleet_does_not_hide_other_figures(
 
 
 @pytest.mark.parametrize("value", ["fast", True, 7, 0.5])
-def test_texts_flags_and_equal_numbers_of_benchmarks_are_counted_without_an_evaluation(value: Any) -> None:
+def test_benchmark_result_that_must_equal_a_value_is_counted_without_an_evaluation(value: Any) -> None:
     rule = criterion("memory.mode", id="mode", value=value, stage="benchmark")
     mode = with_more(builders.observation("memory.mode", value, scope="gpu=0"))
     counted = count(rule, FLOOR, evidence=fleet(PLAN, h1=mode, h2=mode, h3=mode))
@@ -244,7 +243,7 @@ def test_figure_that_was_not_measured_has_no_verdict() -> None:
 
 
 def differing(rule: Criterion, *values: Any) -> dict[str, Evidence]:
-    """Return hosts, each with its own constant value of the reading of the criterion."""
+    """Return evidence of hosts, each with its own constant value of the reading that the criterion judges."""
     changes = {
         host: with_constant_readings(more=reading(value, name=rule.name))
         for host, value in zip(EVERYWHERE, values, strict=True)
@@ -253,7 +252,7 @@ def differing(rule: Criterion, *values: Any) -> dict[str, Evidence]:
 
 
 @pytest.mark.parametrize("rule", [HEAT, REPLAYS])
-def test_differing_readings_are_evaluated_until_one_host_passes(rule: Criterion) -> None:
+def test_readings_that_differ_on_every_host_are_evaluated_only_on_the_first_two(rule: Criterion) -> None:
     counted = count(rule, evidence=differing(rule, 40, 41, 42))
     assert counted.left() == {}
     assert counted.evaluated == {("h1", rule.id): 1, ("h2", rule.id): 1}
@@ -267,7 +266,7 @@ def test_verdicts_of_a_failed_reading_are_kept_for_the_first_host_that_has_it() 
     assert counted.evaluated == {("h1", "thing"): 1, ("h2", "thing"): 1}
     (verdict,) = counted.remaining["h2"].verdicts["thing"]
     assert (verdict.host, verdict.value) == ("h2", 2)
-    assert counted.remaining["h3"].verdicts == {}, "equal readings failed before: `judge` evaluates them"
+    assert counted.remaining["h3"].verdicts == {}, "equal readings failed on h2, so these are left to `judge`"
 
 
 def test_equal_readings_after_a_different_one_are_counted_without_an_evaluation() -> None:
@@ -316,7 +315,7 @@ def test_steps_that_are_no_longer_shared_keep_the_order_of_the_criteria() -> Non
 # Groups
 
 
-def test_shared_versions_are_compared_again_in_another_group() -> None:
+def test_equal_versions_are_compared_again_for_hosts_of_another_group() -> None:
     racks = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     rule = replace(VERSION, among="rack")
     counted = count(rule, plan=racks, evidence=fleet(racks))
@@ -340,7 +339,7 @@ def test_version_that_fails_in_one_group_is_evaluated_again_in_another() -> None
 
 
 @pytest.mark.parametrize("host", ["h1", "h2", "h3"])
-def test_one_of_two_gpus_that_fails_is_not_counted(host: str) -> None:
+def test_criterion_is_left_if_one_of_the_two_gpus_of_a_host_fails(host: str) -> None:
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     good, bad = (Metric(name="gpu.thing", unit="1", values={"gpu=0": 1, "gpu=1": value}) for value in (1, 2))
     changes = {name: with_constant_readings(thing=bad if name == host else good) for name in EVERYWHERE}
@@ -348,7 +347,7 @@ def test_one_of_two_gpus_that_fails_is_not_counted(host: str) -> None:
 
 
 def test_rate_of_a_counter_depends_on_the_uptime_of_each_host() -> None:
-    """All hosts have counted the same, but h2 in a hundredth of the time."""
+    """The counters of all hosts have the same value, but h2 reached it in a hundredth of the time."""
     rule = criterion("gpu.repeats", id="rate", operator="le", value=10, per_hour=True)
     changes = {
         name: with_constant_readings(
@@ -360,7 +359,7 @@ def test_rate_of_a_counter_depends_on_the_uptime_of_each_host() -> None:
     assert count(rule, evidence=fleet(PLAN, **changes)).left() == {"h2": ["rate"]}
 
 
-def test_equal_powers_of_modules_of_two_models_are_compared_with_their_own_model() -> None:
+def test_optical_power_is_compared_with_that_of_modules_of_the_same_model() -> None:
     rule = criterion("optics.rx_power", id="rx", scope="", operator="ge", fleet_fraction=0.5)
     plan = one_figure_plan(*[f"h{at}" for at in range(1, 7)])
     power = {"h5": 3.0, "h6": 3.0}
@@ -380,7 +379,7 @@ def test_equal_powers_of_modules_of_two_models_are_compared_with_their_own_model
 # Layouts
 
 
-def test_layout_describes_what_its_hosts_measured() -> None:
+def test_layout_states_what_its_hosts_measured() -> None:
     counted = count(FLOOR, THING)
     layout = counted.remaining["h1"].layout
     assert layout is not None
@@ -441,7 +440,9 @@ def test_host_without_a_layout_has_no_figures() -> None:
     ],
     ids=lambda value: None,
 )  # fmt: skip
-def test_figures_of_pairs_are_counted_if_they_have_one_limit(rule: Criterion, is_counted: bool) -> None:
+def test_figures_of_pairs_are_counted_only_if_all_have_one_limit_and_all_pass(
+    rule: Criterion, is_counted: bool
+) -> None:
     counted = count(rule, FLOOR, plan=GANGS, evidence=gangs())
     names = [host.name for host in GANGS.hosts]
     assert counted.left() == ({} if is_counted else {name: ["pairs"] for name in names})
@@ -524,7 +525,7 @@ def test_step_compares_numbers_if_all_of_its_checks_do(checks: list[bool] | None
     assert _Step(criterion=THING, checks=of_step).compares_numbers is compares_numbers
 
 
-def test_pending_passes_are_counted_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_passes_are_counted_as_soon_as_there_are_as_many_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "MAX_PENDING", 2)
     views = host_views(PLAN, fleet(PLAN), [pack(FLOOR)])
     stats = gather(Planned(PLAN), views)
@@ -565,7 +566,7 @@ def test_first_hosts_of_equal_readings_are_kept_in_the_order_of_the_plan() -> No
         (2.0, {"is_number": False, "operator": "ge", "limit": "1"}, False),
     ],
 )  # fmt: skip
-def test_value_must_meet_each_check(value: Any, fields: dict[str, Any], is_passed: bool) -> None:
+def test_values_pass_if_they_meet_every_check(value: Any, fields: dict[str, Any], is_passed: bool) -> None:
     assert passes._all_pass([check(**fields)], [value]) is is_passed
     assert passes._all_pass([check(), check(**{**fields, "positions": (0, 1)})], [5.0, value]) is (
         is_passed and passes._all_pass([check(**fields)], [5.0])
@@ -579,7 +580,7 @@ def test_value_must_meet_each_check(value: Any, fields: dict[str, Any], is_passe
         (None, "ge", "ge", False), (1.0, "eq", "eq", False), (1.0, "ge", "le", False),
     ],
 )  # fmt: skip
-def test_row_counts_passes_by_their_numbers_alone_if_the_limit_is_a_number_to_compare_with(
+def test_row_counts_passes_by_their_numbers_alone_only_if_its_operator_orders_numbers_and_the_limit_is_a_number(
     limit: Any, operator: str, of_row: str, is_number: bool
 ) -> None:
     assert passes._counts_numbers(row(operator=of_row), criterion(operator=operator), limit) is is_number
