@@ -1,4 +1,4 @@
-"""In large fleets, passes are counted without creating their verdicts. The report is the same as with all verdicts.
+"""In large fleets, passes are counted without creating their verdicts. The report equals that made from all verdicts.
 
 If a fault were counted as a pass, its host would be accepted. Each test states the hosts that must have a finding.
 """
@@ -45,7 +45,7 @@ PLAN = one_figure_plan(*NAMES)
 
 
 def healthy_readings(**changes: Any) -> tuple[Metric, ...]:
-    """Return the readings of a healthy host, with `changes` (key -> value, metric, or None for no reading)."""
+    """Return the readings of a healthy host with `changes`: key -> value or metric; None removes the reading."""
     values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | changes
     named = {
         "thing": ("gpu.thing", "gpu=0"), "counter": ("gpu.counter", "gpu=0"), "clock": ("gpu.clock", "gpu=0"),
@@ -89,7 +89,7 @@ def read_record(reader: quick.Reader, record: Record) -> Record:
 def judge_in_parts(
     plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
 ) -> tuple[FleetStats, JudgedHosts]:
-    """Return the statistics and the results of all hosts, merged from `parts` parts."""
+    """Return the statistics and the results of all hosts, which are judged in `parts` groups and merged."""
     context = context_of(plan, packs, {}, in_full=in_full)
     shares = [units(plan)[share::parts] for share in range(parts)]
     gatherers = [Gatherer(context.planned) for _ in range(parts)]
@@ -125,7 +125,7 @@ def hosts_with_findings(
 ) -> list[str]:
     """Return the hosts with a verdict that does not pass.
 
-    Assert that counting, building all verdicts and `judge` agree.
+    Check that the result is the same if passes are counted, if all verdicts are created, and with `judge`.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
     _, counted = judge_in_parts(plan, evidence, used, parts=parts, in_full=False)
@@ -155,10 +155,13 @@ def with_readings(first: Any = None, last: Any = None) -> Callable[[Record], Rec
 
 
 def with_constant_readings(**over: Any) -> Callable[[Record], Record]:
+    """Return a change that gives every snapshot the readings of `healthy_readings(**over)`."""
     return with_readings(healthy_readings(**over), healthy_readings(**over))
 
 
 def with_figure(value: Any = SPEED, **over: Any) -> Callable[[Record], Record]:
+    """Return a change of the value, and of the fields `over`, of `memory.bandwidth`."""
+
     def change(observation: Observation) -> Observation:
         return replace(observation, value=value, **over) if observation.name == "memory.bandwidth" else observation
 
@@ -194,8 +197,8 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "slower than the floor": (with_figure(3.9e12), [H5]),
     "slower than the fleet": (with_figure(4.1e12), [H5]),
     "a little slower": (with_figure(4.25e12), []),
-    "a text for a figure": (with_figure("fast"), [H5]),
-    "a flag for a figure": (with_figure(True), [H5]),
+    "a text instead of a figure": (with_figure("fast"), [H5]),
+    "a flag instead of a figure": (with_figure(True), [H5]),
     "a figure with an error": (with_figure(None, status=ERROR, reason="no"), [H5]),
     "a missing figure": (without("memory.bandwidth"), [H5]),
     "an unplanned error": (with_more(
@@ -206,7 +209,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a reading lost later": (with_readings(last=healthy_readings(thing=LOST)), [H5]),
     "a missing reading": (with_constant_readings(thing=None), [H5]),
     "a counter that rose": (with_readings(last=healthy_readings(counter=5)), [H5]),
-    "a higher constant counter": (with_constant_readings(counter=9), []),
+    "a constant higher counter": (with_constant_readings(counter=9), []),
     "a counter that fell": (with_readings(last=healthy_readings(counter=0)), [H5]),
     "a low clock": (with_constant_readings(clock=1.0e9), [H5]),
     "a clock that changed": (with_readings(last=healthy_readings(clock=1.51e9)), []),
@@ -214,7 +217,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a clock with an error": (with_constant_readings(clock=reading(absent="error: gone", name="gpu.clock")), [H5]),
     "a clock that was low earlier": (with_readings(healthy_readings(clock=1.0e9)), [H5]),
     "a driver that differed earlier": (with_readings(healthy_readings(version="550")), [H5]),
-    "a clock as text": (with_constant_readings(clock="fast"), [H5]),
+    "a text instead of a clock": (with_constant_readings(clock="fast"), [H5]),
     "another driver": (with_constant_readings(version="550"), [H5]),
     "another driver later": (with_readings(last=healthy_readings(version="550")), [H5]),
     "a missing driver version": (with_constant_readings(version=None), [H5]),
@@ -237,7 +240,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a collector that worked": (with_constant_readings(more=reading(1.0, name="collector.thing", scope="host")), []),
     "versions among the readings": (with_constant_readings(more=reading("2.28.9", name="launch.nccl", scope="host")), []),
     "a GPU without any observation": (lambda record: replace(record, snapshots=(), observations=()), [H5]),
-    "a wrong reading of an unplanned GPU": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [H5]),
+    "a wrong reading of a GPU outside the plan": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [H5]),
     "a clock lost later": (with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [H5]),
     "a clock unsupported later": (with_readings(last=healthy_readings(clock=NONE)), [H5]),
     "an unsupported driver version": (
@@ -258,11 +261,11 @@ def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[P
     plain.complete()
     assert sorted_statistics(gathered) == sorted_statistics(plain)
     for path in gathered.paths.paths ^ plain.paths.paths:
-        assert not slow_transport(path[-1], within=False), "only paths that explain a failure are gathered"
+        assert not slow_transport(path[-1], within=False), "a path that can explain a failure is in only one of the two"
 
 
 def sorted_statistics(stats: FleetStats) -> Any:
-    """Return all numbers and versions, independent of the order of hosts."""
+    """Return all numbers and versions, sorted so that the order of hosts makes no difference."""
     return (
         {
             key: {at: sorted(evidence) for at, evidence in positions.items()}
@@ -278,7 +281,7 @@ def sorted_statistics(stats: FleetStats) -> Any:
 
 
 def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Callable[[Record], Record]]:
-    """Return host -> change of that host."""
+    """Return host -> its change. `change` gets the position of the host in the plan."""
     return {name: change(at) for at, name in enumerate(NAMES)}
 
 
@@ -293,7 +296,7 @@ def test_gathered_statistics_equal_those_of_each_host_added_by_itself() -> None:
     for parts in (1, 3):
         assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
     assert hosts_with_findings(fleet(**hosts)) == []
-    # The same without shared text objects, and if one host reports text instead of a number.
+    # The same holds if equal texts of records are different objects, and if one host reports text instead of a number.
     assert_gathered(
         PLAN, {name: Evidence(records=(hosts[name](healthy_record(name)),)) for name in NAMES}, [pack(*RULES)]
     )
@@ -336,7 +339,7 @@ def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
     assert hosts_with_findings(fleet(**{H5: change}), FLOOR) == []
 
 
-def test_parameters_distinguish_figures() -> None:
+def test_figures_with_different_parameters_are_judged_separately() -> None:
     read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read", world_size=1)
     evidence = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
     for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
@@ -345,7 +348,7 @@ def test_parameters_distinguish_figures() -> None:
 
 
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
-def test_value_at_the_limit_fails_only_strict_operators(operator: str) -> None:
+def test_value_equal_to_the_limit_fails_only_with_a_strict_operator(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
     evidence = fleet(**on_each_host(lambda at: with_figure(SPEED + at * 1e9)))
     assert hosts_with_findings(evidence, replace(FLOOR, operator=operator, value=limit)) == []
@@ -423,7 +426,7 @@ def test_one_fault_among_differing_readings_fails_one_host(readings: dict[str, A
     assert hosts_with_findings(fleet(**changes), HEAT, REPLAYS) == expected_hosts
 
 
-def test_differing_readings_by_pci_address_belong_to_their_gpu() -> None:
+def test_differing_readings_by_pci_address_belong_to_the_gpu_at_that_address() -> None:
     def by_address(at: int, bus_id: str = "0000:00:00.0") -> Any:
         value = reading(40 + at, name=HEAT.name, scope="pci=0000:00:00.0")
 
@@ -472,7 +475,7 @@ def test_text_instead_of_a_number_affects_no_other_host() -> None:
         assert set(hosts_with_findings(evidence)) <= {"h1"}
 
 
-def test_host_without_valid_record_does_not_pass() -> None:
+def test_host_without_a_valid_record_of_its_own_does_not_pass() -> None:
     for change in (
         lambda one: Evidence(),
         lambda one: replace(one, problem="unreachable"),
@@ -493,12 +496,12 @@ def test_hosts_with_an_invalid_baseline_do_not_pass() -> None:
 def test_fleet_too_small_for_a_median_is_inconclusive(count: int, expected_hosts: list[str]) -> None:
     plan = one_figure_plan(*NAMES[:count])
     assert hosts_with_findings(fleet(plan), FRACTION, plan=plan) == expected_hosts
-    # An optional criterion has no verdict then.
+    # In a fleet that is too small, an optional criterion has no verdict.
     assert hosts_with_findings(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_digests_are_compared_from_two_hosts_on(count: int) -> None:
+def test_digests_are_compared_if_there_are_at_least_two_hosts(count: int) -> None:
     plan = one_figure_plan(*NAMES[:count])
     evidence = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     expected_hosts = ["h1", "h2"] if count == 2 else []
@@ -535,7 +538,7 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "all_of_them"),
+    ("rule", "is_inconclusive"),
     [
         (criterion(id="own"), False),
         (criterion("gpu.nothing", id="own"), True), (criterion("gpu.nothing", id="own", optional=True), True),
@@ -552,36 +555,36 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
         (criterion("memory.bandwidth", id="own", value=None, same_as_fleet=True), False),
     ],
 )  # fmt: skip
-def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion, all_of_them: bool) -> None:
+def test_criterion_of_the_operator_that_matches_nothing_is_inconclusive(rule: Criterion, is_inconclusive: bool) -> None:
     packs = [pack(FLOOR), pack(rule, name="mine", chosen=True)]
     chosen = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
-    assert hosts_with_findings(fleet(), packs=chosen) == (NAMES if all_of_them else [])
-    cpus = replace(PLAN, rehearsal=True)
+    assert hosts_with_findings(fleet(), packs=chosen) == (NAMES if is_inconclusive else [])
+    rehearsal = replace(PLAN, rehearsal=True)
     rehearsed = [pack(FLOOR, name="rehearsal"), chosen[1]]
-    hosts = hosts_with_findings(fleet(cpus), plan=cpus, packs=rehearsed)
-    assert hosts in (NAMES, [])  # in a rehearsal, the unmatched criterion need not apply
+    hosts = hosts_with_findings(fleet(rehearsal), plan=rehearsal, packs=rehearsed)
+    assert hosts in (NAMES, [])  # in a rehearsal, a criterion that matches nothing may have no verdict
 
 
-def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:
+def test_criterion_that_matches_nothing_is_inconclusive_beside_one_that_matches() -> None:
     unmatched = criterion("memory.nothing", id="own", origin="mine")
     for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
         mine = pack(replace(rule, origin="mine"), unmatched, name="mine", chosen=True)
         assert hosts_with_findings(fleet(), packs=[pack(THING), mine]) == NAMES
 
 
-def test_shipped_criterion_without_match_passes_only_for_benchmarks() -> None:
+def test_shipped_criterion_that_matches_nothing_has_no_finding_only_if_it_judges_benchmarks() -> None:
     for rule in (criterion("memory.nothing"), criterion("memory.nothing", fleet_fraction=0.9, operator="ge")):
         assert hosts_with_findings(fleet(), rule) == []
     assert hosts_with_findings(fleet(), criterion("gpu.nothing")) == NAMES
     assert hosts_with_findings(fleet(), criterion("gpu.nothing", fleet_fraction=0.9, operator="ge")) == NAMES
-    # A missing optional reading must be reported as unsupported.
+    # An optional reading may be missing only if the host reports it as unsupported.
     rule = criterion("gpu.nothing", fleet_fraction=0.9, operator="ge", optional=True)
     assert hosts_with_findings(fleet(), rule) == NAMES
     assert hosts_with_findings(fleet(), replace(rule, scope="disk")) == []
 
 
 @pytest.mark.parametrize(
-    ("rule", "evidence", "expected_hosts"),
+    ("rule", "values", "expected_hosts"),
     [
         (replace(FLOOR, best_of_run=True), (SPEED + 1, SPEED), []), (replace(FLOOR, best_of_run=True), (SPEED, SPEED + 1), []),
         (FLOOR, (SPEED + 1, SPEED), []), (FLOOR, (SPEED, SPEED + 1), []),
@@ -593,12 +596,12 @@ def test_shipped_criterion_without_match_passes_only_for_benchmarks() -> None:
     ],
 )  # fmt: skip
 def test_repeated_figure_fails_if_one_of_its_values_fails(
-    rule: Criterion, evidence: tuple[float, float], expected_hosts: list[str]
+    rule: Criterion, values: tuple[float, float], expected_hosts: list[str]
 ) -> None:
     def repeat_figure(record: Record) -> Record:
         one = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
-        launches = tuple(replace(record.launches[0], number=number) for number in range(len(evidence)))
-        return replace(record, observations=tuple(replace(one, value=value) for value in evidence), launches=launches)
+        launches = tuple(replace(record.launches[0], number=number) for number in range(len(values)))
+        return replace(record, observations=tuple(replace(one, value=value) for value in values), launches=launches)
 
     assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 
@@ -644,7 +647,7 @@ def test_equal_readings_pass_with_one_required_version_and_fail_with_another() -
     assert hosts_with_findings(evidence, required, plan=plan, parts=1) == ["h6", "h7", "h8", "h9"]
 
 
-def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
+def test_reading_by_pci_address_belongs_to_the_gpu_at_that_address() -> None:
     rule = criterion("gpu.width", id="width", value=16)
     with_width = with_constant_readings(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
     assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, with_width)), rule) == []
@@ -655,7 +658,7 @@ def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
     assert hosts_with_findings(fleet(**{**dict.fromkeys(NAMES, with_width), H5: move_gpu}), rule) == [H5]
 
 
-def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
+def test_criterion_on_the_fabric_applies_only_if_the_inventory_states_the_rate_of_the_fabric() -> None:
     rule = criterion("memory.bandwidth", id="fabric", operator="ge", variable="fabric_bytes_per_second", fraction=0.5)
     for gbps, expected_hosts in ((0, []), (8, []), (80_000, NAMES)):
         plan = one_figure_plan(*NAMES, rackproof_fabric_gbps=gbps) if gbps else PLAN
@@ -666,7 +669,7 @@ def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
 
 
 def gang_plan(count: int = 6, size: int = 3) -> Plan:
-    """Return a plan of gangs that expects one gang figure and the pairs."""
+    """Return a plan of `count` hosts in gangs of `size`. It expects one figure of each gang, of each pair and of each GPU."""
     plan = builders.plan(*NAMES[:count], profile="smoke", gpu_count=1)
     names = ("collective.all_reduce.busbw", "pairs.bandwidth", "memory.bandwidth")
     kept = [
@@ -688,7 +691,7 @@ GANG_RULES = (FLOOR, BUSBW, BUSBW_FLOOR)
 def gang_fleet(
     plan: Plan = GANGS, *, drivers: Mapping[str, str] | None = None, **changed: Callable[[Record], Record]
 ) -> dict[str, Evidence]:
-    """Return host and gang records of healthy hosts; a change applies to the gang record, `drivers` to the host record."""
+    """Return evidence of hosts with host and gang records. `drivers`: versions in host records; `changed`: of gang records."""
     reader, evidence = quick.Reader(), {}
     for host in plan.hosts:
         host_record, gang_record = builders.records(plan, host.name)
@@ -730,7 +733,7 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
         (lambda record: replace(record, gang="g1"), []),
     ],
 )  # fmt: skip
-def test_fault_in_a_gang_is_found_on_its_hosts(change: Any, expected_hosts: list[str]) -> None:
+def test_fault_of_one_host_of_a_gang_is_found_on_the_expected_hosts(change: Any, expected_hosts: list[str]) -> None:
     assert gang_hosts_with_findings(gang_fleet(h2=change)) == expected_hosts
 
 
@@ -830,7 +833,7 @@ PAIRS = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge",
 
 
 def with_first_pair(**over: Any) -> Callable[[Record], Record]:
-    """Return a change of the bandwidth with the first partner."""
+    """Return a change of these fields of the first bandwidth between a pair of hosts."""
 
     def change(record: Record) -> Record:
         items = list(record.observations)
@@ -842,7 +845,7 @@ def with_first_pair(**over: Any) -> Callable[[Record], Record]:
 
 
 def with_first_pair_twice(record: Record) -> Record:
-    """Return the record with an earlier measurement of the first pair."""
+    """Return the record with one more, earlier bandwidth of the first pair of hosts."""
     first = next(item for item in record.observations if item.name == PAIRS.name)
     return replace(record, observations=(replace(first, value=4e10), *record.observations))
 
@@ -860,10 +863,12 @@ def with_first_pair_twice(record: Record) -> Record:
         (with_first_pair_twice, ["h5"]),
     ],
 )
-def test_slow_or_invalid_pair_fails_its_floor(change: Callable[[Record], Record], expected_hosts: list[str]) -> None:
+def test_slow_or_invalid_bandwidth_of_a_pair_is_found(
+    change: Callable[[Record], Record], expected_hosts: list[str]
+) -> None:
     rules = (FLOOR, PAIRS, replace(PAIRS, id="one-partner", where={"partner": "h2"}, value=3e10))
     assert gang_hosts_with_findings(gang_fleet(h5=change), *rules) == expected_hosts
     first_without = gang_hosts_with_findings(gang_fleet(h1=without(PAIRS.name), h5=change), *rules)
     assert first_without == ["h1", *expected_hosts], (
-        "if the first host has no pairs, the verdicts on other hosts do not change"
+        "missing pairs of the first host must not change the verdicts on other hosts"
     )

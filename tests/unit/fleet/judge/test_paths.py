@@ -1,4 +1,4 @@
-"""A slow NCCL path (transport) explains a slow collective, unless others are fast over the same path."""
+"""A slow NCCL path (transport) explains a slow collective, unless a bandwidth that was measured over that path passes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PLAN = one_figure_plan(gpu_count=2)
 ACCESS = criterion("peer_copy.access", id="access", scope="peer", value=True)
 
 
-def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
+def path_over(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
     return Observation(
         name="collective.transport", scope=scope, stage=stage, unit="1", status=status, value=transport, reason="lost"
     )
 
 
 def host_view(*observations: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
-    """Return the view of a host, by default one that must have peer access, with these observations of the transport."""
+    """Return the view of a host with these observations. By default, its criteria require peer access between its GPUs."""
     return HostView(PLAN, PLAN.hosts[0], host_evidence(PLAN, observations=observations), [pack(*rules)])
 
 
@@ -53,7 +53,7 @@ def explain(verdict: Verdict, *observations: Observation, others: tuple[Verdict,
     ],
 )  # fmt: skip
 def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, named: str) -> None:
-    verdict = explain(slow_collective(), path_by(transport))
+    verdict = explain(slow_collective(), path_over(transport))
     if not named:
         assert verdict == slow_collective()
         return
@@ -81,14 +81,14 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
 )
 def test_net_without_gpudirect_rdma_is_a_slow_path_between_hosts(transport: str, expected_text: str) -> None:
     gang = slow_collective(scope="gang=r1", stage="gang")
-    verdict = explain(gang, path_by(transport, scope="gang=r1", stage="gang"))
+    verdict = explain(gang, path_over(transport, scope="gang=r1", stage="gang"))
     assert (expected_text in verdict.reason) if expected_text else verdict == gang
     assert ("check NCCL_* in the environment" in verdict.reason) == bool(expected_text)
 
 
-def test_observed_path_is_stated_before_the_previous_detail() -> None:
-    assert explain(slow_collective(detail="5 %"), path_by("SHM")).detail.endswith("; 5 %")
-    assert not explain(slow_collective(), path_by("SHM")).detail.endswith("; ")
+def test_slow_path_is_stated_before_the_former_detail() -> None:
+    assert explain(slow_collective(detail="5 %"), path_over("SHM")).detail.endswith("; 5 %")
+    assert not explain(slow_collective(), path_over("SHM")).detail.endswith("; ")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_observed_path_is_stated_before_the_previous_detail() -> None:
 )  # fmt: skip
 def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> None:
     verdict = slow_collective(**over)
-    assert (explain(verdict, path_by("SHM")) != verdict) is explained
+    assert (explain(verdict, path_over("SHM")) != verdict) is explained
     assert is_bandwidth(slow_collective())
     assert not is_bandwidth(slow_collective(name="collective.all_reduce.latency"))
     assert not is_bandwidth(slow_collective(name="memory.busbw"))
@@ -115,8 +115,10 @@ def test_only_a_failed_bandwidth_is_explained(over: Any, explained: bool) -> Non
         (slow_collective(name="memory.bandwidth"), "configure"),
     ],
 )
-def test_slow_path_changes_the_action_unless_a_link_or_peer_copy_fails(other: Verdict, action: str) -> None:
-    assert explain(slow_collective(), path_by("SHM"), others=(other,)).action == action
+def test_slow_path_changes_the_action_unless_a_link_or_a_copy_between_gpus_fails_too(
+    other: Verdict, action: str
+) -> None:
+    assert explain(slow_collective(), path_over("SHM"), others=(other,)).action == action
 
 
 BANDWIDTH = criterion("collective.all_reduce.busbw", id="c", scope="host", operator="ge", value=2.0)
@@ -139,14 +141,14 @@ def bus_bandwidth(value: Any, **params: Any) -> Observation:
 def test_path_over_which_another_figure_passes_explains_no_failure(
     rule: Criterion, observations: list[Observation], explained: bool
 ) -> None:
-    here = host_view(path_by("SHM"), *observations, rules=(ACCESS, rule))
+    here = host_view(path_over("SHM"), *observations, rules=(ACCESS, rule))
     stats = gather(Planned(PLAN), [here])
     assert (with_slow_path(here, slow_collective(), [], stats.paths.paths) != slow_collective()) is explained
 
 
 @pytest.mark.parametrize("best_of_run", [False, True])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_run: bool) -> None:
+def test_path_is_normal_if_a_figure_that_was_measured_over_it_passes(parts: int, best_of_run: bool) -> None:
     hosts = ("h1", "h2", "h3", "h4")
     plan = one_figure_plan(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
@@ -154,7 +156,7 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
         host: HostView(
             plan,
             plan.host(host),
-            host_evidence(plan, host, observations=(path_by(way), bus_bandwidth(value))),
+            host_evidence(plan, host, observations=(path_over(way), bus_bandwidth(value))),
             [pack(rule)],
         )
         for host, way, value in zip(hosts, ("P2P", "SHM", "SHM/x", "SHM"), (10.0, 10.0, 8.0, 7.0), strict=True)
@@ -171,7 +173,7 @@ def test_path_is_fast_if_a_figure_measured_over_it_passes(parts: int, best_of_ru
 
 @pytest.mark.parametrize(("operator", "fraction", "worse"), [("ge", 0.9, 5.0), ("le", 1.1, 20.0)])
 @pytest.mark.parametrize("best_of_run", [False, True])
-def test_worst_repetition_of_a_figure_counts_unless_the_criterion_takes_the_best(
+def test_worst_repetition_of_a_figure_decides_unless_the_criterion_takes_the_best(
     operator: str, fraction: float, worse: float, best_of_run: bool
 ) -> None:
     hosts = ("h1", "h2", "h3", "h4")
@@ -180,17 +182,17 @@ def test_worst_repetition_of_a_figure_counts_unless_the_criterion_takes_the_best
     views = []
     for host in hosts:
         figures = (10.0, worse) if host == "h4" else (10.0,)
-        observed = (path_by("SHM" if host == "h4" else "P2P"), *map(bus_bandwidth, figures))
+        observed = (path_over("SHM" if host == "h4" else "P2P"), *map(bus_bandwidth, figures))
         views.append(HostView(plan, plan.host(host), host_evidence(plan, host, observations=observed), [pack(rule)]))
     normal = gather(Planned(plan), views).paths.paths
     assert {path[-1] for path in normal} == ({"P2P", "SHM"} if best_of_run else {"P2P"})
 
 
-def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
+def test_path_is_the_last_measured_transport_of_the_same_stage_and_scope() -> None:
     for observations, transport in (
-        ([path_by("P2P"), path_by("SHM")], "SHM"), ([path_by("SHM"), path_by("P2P")], "P2P"),
-        ([path_by("SHM"), path_by(None, status=ERROR)], "SHM"), ([path_by("SHM", stage="gang")], None),
-        ([path_by("SHM", scope="gang=r1")], None),
+        ([path_over("P2P"), path_over("SHM")], "SHM"), ([path_over("SHM"), path_over("P2P")], "P2P"),
+        ([path_over("SHM"), path_over(None, status=ERROR)], "SHM"), ([path_over("SHM", stage="gang")], None),
+        ([path_over("SHM", scope="gang=r1")], None),
     ):  # fmt: skip
         assert path_of(host_view(*observations), slow_collective()) == (
             "c",
@@ -199,7 +201,7 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
             8,
             transport,
         )
-    # The figure itself may have the transport.
+    # The figure may state the transport as a parameter.
     assert path_of(host_view(), slow_collective(params={"transport": "NET"}))[4] == "NET"
 
 
@@ -210,10 +212,10 @@ def test_path_is_read_from_the_last_measurement_of_the_same_launch() -> None:
         ((replace(ACCESS, name="peer_copy.*"),), True), ((criterion("memory.bandwidth", value=True),), False),
     ],
 )  # fmt: skip
-def test_path_through_the_host_is_normal_without_peer_access(rules: Any, explained: bool) -> None:
-    assert (explain(slow_collective(), path_by("SHM"), rules=rules) != slow_collective()) is explained
+def test_path_through_host_memory_is_slow_only_if_a_criterion_requires_peer_access(rules: Any, explained: bool) -> None:
+    assert (explain(slow_collective(), path_over("SHM"), rules=rules) != slow_collective()) is explained
     between_hosts = slow_collective(scope="gang=r1", stage="gang")
-    assert explain(between_hosts, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between_hosts
+    assert explain(between_hosts, path_over("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between_hosts
 
 
 def test_missing_nvls_is_reported_with_what_to_check() -> None:

@@ -1,4 +1,4 @@
-"""Probabilities of finding a planted fault, and the sizes of the compared results."""
+"""Test the probability that a comparison finds a planted fault, and the number of results and elements that it compares."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
         ("convolution", 32, 1024 + 9 * 4**2),
     ],
 )
-def test_number_of_elements_follows_from_workload_and_size(workload: str, size: int, elements: int) -> None:
+def test_number_of_compared_elements_follows_from_workload_and_size(workload: str, size: int, elements: int) -> None:
     assert digest_elements(workload, size) == elements
 
 
@@ -47,7 +47,7 @@ def comparison(repetitions: float | None, elements: int = 1) -> Comparison:
     )  # fmt: skip
 
 
-def test_fault_is_found_if_one_of_the_trials_is_wrong() -> None:
+def test_fault_is_found_if_one_of_the_compared_results_or_elements_is_wrong() -> None:
     assert comparison(2, 5).found(0.1, per_element=False) == pytest.approx(1 - 0.9**2)
     assert comparison(2, 5).found(0.1, per_element=True) == pytest.approx(1 - 0.9**10)
     assert comparison(None).found(0.1, per_element=True) is None
@@ -81,11 +81,12 @@ DIGEST = {"digest": {"workloads": ["gemm", "copy"], "peer_copies": ["copy"], "se
 
 
 def of_run(*figures: Observation, plan: Plan = PLAN, chosen: Any = DIGEST) -> dict[str, Comparison]:
+    """Return case -> comparison, for a run with these figures and a profile with the benchmarks `chosen`."""
     evidence = {"h1": host_evidence(plan, "h1", observations=figures)}
     return {item.case: item for item in comparisons([(plan, evidence)], [profile(**chosen)])}
 
 
-def test_repetitions_are_scaled_to_the_share_of_a_workload_in_the_time_of_the_profile() -> None:
+def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() -> None:
     counts = (figure("digest.mismatches", 0, workload="gemm", repetitions=100),
               figure("digest.mismatches", 0, "gpu=1", workload="gemm", repetitions=40),
               figure("digest.wrong_peer_copies", 0, "gpu=0,peer=1", copy="copy", repetitions=8))  # fmt: skip
@@ -113,13 +114,13 @@ def test_repetitions_are_scaled_to_the_share_of_a_workload_in_the_time_of_the_pr
     ],
     ids=["not measured", "GPU not listed", "other figure", "stage without digest", "no number of repetitions"],
 )
-def test_other_figures_give_no_repetitions(unusable: Observation) -> None:
+def test_unusable_figure_gives_no_repetitions(unusable: Observation) -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=100)
     found = of_run(known, unusable, chosen={"digest": {"workloads": ["sort"], "peer_copies": [], "seconds": 1}})
     assert found["sort"].repetitions is None
 
 
-def test_products_under_stress_are_compared_in_blocks() -> None:
+def test_number_of_compared_products_under_stress_follows_from_the_time_of_the_profile() -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=1)
     chosen = {"seconds": 2.5, "settle_seconds": 1.0, "dtypes": ["bf16"], "size": 10}
     short = of_run(known, chosen={"stress": chosen})["bf16"]
@@ -140,6 +141,6 @@ def test_amount_of_tested_memory_is_that_of_the_gpu_with_the_least() -> None:
     assert of_run(known, chosen=chosen) == {}
 
 
-def test_host_without_evidence_gives_nothing() -> None:
+def test_host_without_evidence_gives_no_comparison() -> None:
     assert comparisons([(PLAN, {})], [profile(**DIGEST)]) == []
     assert comparisons([(PLAN, {"h1": Evidence()})], [profile(**DIGEST)]) == []

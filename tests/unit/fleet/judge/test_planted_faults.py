@@ -20,7 +20,13 @@ RUN = ROOT / "docs/measurements/h200x2"
 
 
 def measured(profile: str, planned: str = "standard", **repetitions: int) -> dict[str, Comparison]:
-    """Return the comparisons of `profile` by test, from a run with two GPUs. GPU 1 makes half as many repetitions."""
+    """Return test -> comparison of a profile, computed from a run of two GPUs. GPU 1 makes half as many repetitions as GPU 0.
+
+    Args:
+        profile: the profile whose comparisons are computed.
+        planned: profile of the run.
+        repetitions: workload -> repetitions of GPU 0.
+    """
     plan = builders.plan("h1", gpu_count=2, profile=planned, rackproof_gang="none")
 
     def change(observation: Observation) -> Observation:
@@ -37,7 +43,7 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
     return {f"{item.benchmark} {item.case}": item for item in found}
 
 
-def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_budget() -> None:
+def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budget() -> None:
     standard = measured("standard", gemm=1000)  # 500 on GPU 1, in two thirds of a second
     assert standard["digest gemm"].repetitions == pytest.approx(501)
     smoke = measured("smoke", gemm=1000)  # 1 s for three workloads
@@ -48,7 +54,7 @@ def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_budget() 
     assert extended["digest round_trip to each other GPU"].repetitions is None
 
 
-def test_constant_faults_need_other_gpus_or_a_known_result() -> None:
+def test_fault_in_every_repetition_is_found_only_with_other_gpus_or_a_known_result() -> None:
     extended = measured("extended", gemm=1000)
     for name, alone, compared in (
         ("digest gemm", 0.0, 1 - COLLISION),

@@ -27,7 +27,7 @@ def of_ports(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Met
 
 
 def changed(name: str, change: Change, *, partner: str = "", **params: Any) -> dict[str, Sequence[Observation]]:
-    """Return a fleet in which one figure of a port of h1, alone or with a partner, is changed."""
+    """Return the figures of a fleet, with one of h1 changed: of a port with `partner`, or else of the port alone."""
     figures = fleet()
     scope = f"{PORT},partner={partner}" if partner else PORT
     wanted = next(item for item in figures["h1"] if item.name == f"verbs.{name}" and item.scope == scope
@@ -54,9 +54,9 @@ def with_param(key: str, value: Any) -> Change:
         (changed("best_ratio", scaled(1.02)), PORT),
         (changed("best_ratio", with_param("partners", 3)), PORT),
     ],
-    ids=["bandwidth", "both ways", "share", "mtu", "mtu of another test", "best share", "partners"],
+    ids=["bandwidth", "bandwidth both ways", "share", "mtu", "mtu of another test", "best share", "number of partners"],
 )
-@pytest.mark.parametrize("metrics", [of_ports(), []], ids=["with readings", "without"])
+@pytest.mark.parametrize("metrics", [of_ports(), []], ids=["with readings", "without readings"])
 def test_figure_that_contradicts_another_is_inconclusive(
     figures: dict[str, Sequence[Observation]], scope: str, metrics: list[Metric]
 ) -> None:
@@ -75,7 +75,7 @@ def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None
 
 @pytest.mark.parametrize(("name", "after"), [("rate", of_ports(rate=RATE / 2)), ("width", of_ports(width=2))])
 def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list[Metric]) -> None:
-    """The hosts have no figures here: those would contradict one of the two rates."""
+    """The hosts have no figures in this test, because figures would contradict one of the two rates."""
     changed_link = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
     assert changed_link in findings({}, of_ports(), of=f"infiniband.{name}", last=after)
     assert changed_link not in findings({}, of_ports(), of=f"infiniband.{name}")

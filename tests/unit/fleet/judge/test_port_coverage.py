@@ -1,4 +1,4 @@
-"""Each port and each pair of ports must have its figures, or a reason why not: what counts, and who must state it."""
+"""Each active port and each pair of ports must have its figures, or the record of a host must state why it has none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def port(number: int = 0, partner: str = "") -> str:
 
 
 def figures(scope: str, stage: str, sharings: tuple[str, ...], *, both_only: bool = False) -> list[Observation]:
-    """Return every planned figure of a port or pair; `both_only`: only those that both hosts of a pair have."""
+    """Return every planned figure of a port or a pair. `both_only`: only the figures that both hosts of a pair must have."""
     return [
         builders.observation(item.name, 1.0, scope=scope, stage=stage, **item.params)
         for item in planned_figures(SETTINGS, sharings)
@@ -42,7 +42,7 @@ def best(number: int = 0) -> Observation:
 
 
 def pair_figures(host: str, number: int = 0) -> list[Observation]:
-    """Return the figures of one port of a host with the other hosts. The first host of a pair has all of them."""
+    """Return the figures of one port of a host with the other hosts. Of a pair, only the first host has all."""
     others = [name for name in HOSTS if name != host]
     return [
         item for other in others for item in figures(port(number, other), "gang", ("together",), both_only=host > other)
@@ -75,7 +75,7 @@ NEITHER = "the port is active, but has neither a figure nor a reason why it was 
 
 
 def alone(*observations: Observation, **fields: Any) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of the verdicts on the ports of h1 alone."""
+    """Return name, scope and reason of the verdicts on the ports of h1 that are tested without a partner."""
     found = list(silent_ports(view("h1", *observations, **fields)))
     assert {item.stage for item in found} <= {"benchmark"}
     return [(item.name, item.scope, item.reason) for item in found]
@@ -86,11 +86,11 @@ def test_port_with_all_figures_is_complete() -> None:
     assert alone(*ALONE) == []
 
 
-def test_active_port_without_anything_is_named_once() -> None:
+def test_active_port_without_figures_and_reasons_is_named_once() -> None:
     assert alone(active=(1, 0)) == [("verbs.bandwidth", port(0), NEITHER), ("verbs.bandwidth", port(1), NEITHER)]
 
 
-def test_missing_figures_of_a_port_are_named() -> None:
+def test_missing_figure_of_a_port_is_named() -> None:
     rest = [item for item in ALONE if item.name != "verbs.latency"]
     reason = "no figure and no reason for its absence, although the launch finished: verbs.latency"
     assert alone(*rest) == [("verbs.latency", port(), reason)]
@@ -113,12 +113,12 @@ def test_figure_with_other_settings_or_of_another_stage_does_not_count() -> None
     [absent(port(), stage="benchmark"), absent("host", stage="benchmark")],
     ids=["of the port", "of all ports"],
 )
-def test_reason_for_all_tests_is_enough(reason: Observation) -> None:
+def test_one_reason_for_all_tests_of_a_port_is_enough(reason: Observation) -> None:
     assert alone(reason) == []
     assert alone(replace(reason, stage="gang")) == [("verbs.bandwidth", port(), NEITHER)]
 
 
-def test_reason_for_one_test_excuses_only_that_test_and_what_follows_from_it() -> None:
+def test_reason_for_one_test_excuses_only_the_figures_of_that_test() -> None:
     of_test = {item.name: item for item in ALONE if item.name in ("verbs.bandwidth", "verbs.latency")}
     bandwidth = replace(of_test["verbs.bandwidth"], status=ERROR, value=None, reason="timed out")
     others = [
@@ -157,7 +157,7 @@ def test_pairs_with_all_figures_are_complete() -> None:
     assert together() == []
 
 
-def test_first_host_of_a_pair_must_have_all_figures_and_the_other_those_of_both() -> None:
+def test_first_host_of_a_pair_must_have_all_figures_and_the_second_only_those_of_both_hosts() -> None:
     one_sided = [item.name for item in planned_figures(SETTINGS, ("together",)) if not item.is_of_both_hosts]
     assert one_sided
     found = together(of_h1(lambda items: [item for item in items if item.name not in one_sided]))
@@ -169,7 +169,7 @@ def test_first_host_of_a_pair_must_have_all_figures_and_the_other_those_of_both(
     assert {host for host, *_ in together(without_own)} == {"h3"}
 
 
-def test_port_without_anything_in_the_gang_is_named_once() -> None:
+def test_port_without_figures_and_reasons_in_the_gang_stage_is_named_once() -> None:
     assert together(h1=(0, 1)) == [("h1", "verbs.bandwidth", port(1), NEITHER)]
 
 
@@ -191,7 +191,7 @@ def test_best_share_is_not_required_of_a_port_without_shares() -> None:
     assert together(of_h1(failed)) == []
 
 
-def test_reasons_excuse_pairs_ports_and_hosts() -> None:
+def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated() -> None:
     def only_h3(items: list[Observation]) -> list[Observation]:
         return [item for item in items if "partner=h2" not in item.scope]
 
@@ -205,7 +205,7 @@ def test_reasons_excuse_pairs_ports_and_hosts() -> None:
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
-def test_failed_partner_is_reported_once_on_the_first_port() -> None:
+def test_failed_test_with_a_partner_excuses_all_ports_and_a_skipped_one_only_its_own_port() -> None:
     def failed(items: list[Observation]) -> list[Observation]:
         return [*[item for item in items if "partner=h2" not in item.scope], absent(port(5, "h2"), status=ERROR)]
 
@@ -228,7 +228,7 @@ def test_host_that_states_fewer_ports_than_its_partner_measured_is_inconclusive(
     assert uneven == [("h2", "verbs.bandwidth", "host", text), ("h3", "verbs.bandwidth", "host", text)]
 
 
-def test_test_in_both_directions_that_failed_at_the_client_is_not_required_of_the_server() -> None:
+def test_server_need_not_report_a_test_in_both_directions_that_failed_at_the_client() -> None:
     def failed(host: str, items: list[Observation]) -> list[Observation]:
         both = [item for item in items if item.params.get("direction") == "both_ways" and "partner=h2" in item.scope]
         if host == "h1":
@@ -256,7 +256,7 @@ def test_host_without_a_gang_or_a_finished_launch_has_no_pairs() -> None:
     assert list(silent_pairs([HostView(PLAN, PLAN.hosts[0], Evidence(), ())])) == []
 
 
-def test_host_states_what_it_measured_and_why_it_lacks_the_rest() -> None:
+def test_statements_of_a_host_are_what_it_measured_and_why_the_rest_is_missing() -> None:
     items = (
         *figures(port(0, "h2"), "gang", ("together",)), best(0), best(4), absent(port(1, "h2")),
         absent(port(2, "h3"), status=ERROR), absent(port(3), sharing="together"),

@@ -1,4 +1,4 @@
-"""Figures of RDMA ports must agree with the rate of the port, with each other, and with the links that did not change."""
+"""Figures of an RDMA port must agree with the rate of the port and with each other, and its link must not change."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 PLAN = one_figure_plan("h1")
 PORT = "hca=mlx5_0,port=1"
-SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
+SETTINGS = {"op": "write", "direction": "one_way", "memory": "host"}
 
 
 def figure(name: str, value: Any, *, partner: str = "h2", **params: Any) -> Observation:
     scope = f"{PORT},partner={partner}" if partner else PORT
     return builders.observation(
-        f"verbs.{name}", value, scope=scope, stage="gang", **{**SHARE, "sharing": "together", **params}
+        f"verbs.{name}", value, scope=scope, stage="gang", **{**SETTINGS, "sharing": "together", **params}
     )
 
 
 def problems(
     *figures: Observation, rates: Sequence[float] = (5e10,), readings: Sequence[Mapping[str, Mapping[str, Any]]] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each problem. Each snapshot has one of `rates`, or one of `readings` (name -> values)."""
+    """Return name, scope and reason of each problem. Each snapshot has one of `rates`, or one of `readings`."""
     given = readings or [{"infiniband.rate": {PORT: rate}} for rate in rates]
     shots = tuple(
         Snapshot(
@@ -43,7 +43,7 @@ def problems(
     ]
 
 
-def pair(bandwidth: float, share: float, **params: Any) -> list[Observation]:
+def bandwidth_and_share(bandwidth: float, share: float, **params: Any) -> list[Observation]:
     return [figure("bandwidth", bandwidth, **params), figure("rate_ratio", share, **params)]
 
 
@@ -59,18 +59,22 @@ def pair(bandwidth: float, share: float, **params: Any) -> list[Observation]:
         (4.5e10, 0.0, {}, False),
     ],
 )
-def test_bandwidth_is_its_share_of_the_rate_of_the_port(
+def test_bandwidth_is_roughly_its_stated_share_of_the_rate_of_the_port(
     bandwidth: float, share: float, params: dict[str, str], is_wrong: bool
 ) -> None:
-    way = {**SHARE, **params}
-    found = [item for item in problems(*pair(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
+    way = {**SETTINGS, **params}
+    found = [item for item in problems(*bandwidth_and_share(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
     rate = bandwidth / share / (2 if params else 1) if share else 0
     reason = f"bandwidth and share give a rate of {rate:g} B/s, but the port has 5e+10 B/s"
     assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
 
 
 def test_port_without_a_reading_of_its_rate_is_compared_with_its_other_figures() -> None:
-    tests = [*pair(4.5e10, 0.9), *pair(4.0e10, 0.8, partner="h3"), *pair(9e10, 0.9, partner="h4")]
+    tests = [
+        *bandwidth_and_share(4.5e10, 0.9),
+        *bandwidth_and_share(4.0e10, 0.8, partner="h3"),
+        *bandwidth_and_share(9e10, 0.9, partner="h4"),
+    ]
     named = [scope for name, scope, _ in problems(*tests, readings=[{}]) if name == "verbs.bandwidth"]
     assert named == [f"{PORT},partner=h4"]
 
@@ -98,13 +102,15 @@ def best(value: Any, partners: int) -> Observation:
         (0.9, 3, "it is the best of 3 partners, but the port has shares with 2"),
     ],
 )
-def test_best_share_is_the_greatest_with_all_partners(stated: float, partners: int, reason: str) -> None:
-    tests = [*pair(4.5e10, 0.9), *pair(4.0e10, 0.8, partner="h3")]
+def test_best_share_is_roughly_the_greatest_of_the_shares_with_all_partners(
+    stated: float, partners: int, reason: str
+) -> None:
+    tests = [*bandwidth_and_share(4.5e10, 0.9), *bandwidth_and_share(4.0e10, 0.8, partner="h3")]
     found = [item for item in problems(*tests, best(stated, partners)) if item[0] == "verbs.best_ratio"]
     assert found == ([("verbs.best_ratio", PORT, reason)] if reason else [])
 
 
-def test_last_share_with_a_partner_counts_and_other_tests_do_not() -> None:
+def test_best_share_is_compared_with_the_last_share_of_the_same_test_with_each_partner() -> None:
     tests = [
         figure("rate_ratio", 0.5),
         figure("rate_ratio", 0.9),
@@ -117,8 +123,8 @@ def test_last_share_with_a_partner_counts_and_other_tests_do_not() -> None:
     assert [item for item in problems(figure("bandwidth", 1e9), best(0.1, 9)) if item[0] == "verbs.best_ratio"] == []
 
 
-def test_mtu_is_that_of_its_test_and_the_same_in_all_tests() -> None:
-    base = pair(4.5e10, 0.9)
+def test_mtu_must_be_that_of_its_test_and_the_same_in_all_tests() -> None:
+    base = bandwidth_and_share(4.5e10, 0.9)
     assert problems(*base, figure("mtu", 4096, mtu=4096)) == []
     assert problems(*base, figure("mtu", 1024, mtu=4096)) == [
         ("verbs.mtu", f"{PORT},partner=h2", "it is 1024, but the test used an MTU of 4096")
@@ -132,12 +138,12 @@ def test_mtu_is_that_of_its_test_and_the_same_in_all_tests() -> None:
 
 
 def test_nothing_is_compared_without_a_measured_bandwidth_or_share() -> None:
-    absent = [replace(item, status=SKIPPED, value=None, reason="no") for item in pair(1e9, 0.9)]
+    absent = [replace(item, status=SKIPPED, value=None, reason="no") for item in bandwidth_and_share(1e9, 0.9)]
     assert problems(*absent, figure("mtu", 1024, mtu=4096)) == []
 
 
 @pytest.mark.parametrize("name", ["infiniband.rate", "infiniband.width"])
-def test_link_that_changed_during_the_run_is_named(name: str) -> None:
+def test_rate_or_width_of_a_link_that_changed_during_the_run_is_named(name: str) -> None:
     values = [{name: {PORT: value, "hca=mlx5_1,port=1": 1}} for value in (4, 2, 4)]
     assert problems(readings=values) == [(name, PORT, "changed during the run: 4, then 2")]
 
