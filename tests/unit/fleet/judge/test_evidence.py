@@ -36,6 +36,7 @@ RECORD = host_evidence(PLAN).records[0]
 
 
 def measure(name: str = "memory.bandwidth", status: str = MEASURED, **over: Any) -> Observation:
+    """Return an observation with the value 1, or with another status and a reason; `over` replaces fields."""
     known = {"value": 1} if status == MEASURED else {"reason": "lost"}
     return Observation(
         **{"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "1", "status": status, **known, **over}

@@ -50,7 +50,7 @@ def absent(status: str, reason: str = "why", **over: Any) -> Observation:
 # GPU models
 
 
-def test_host_without_a_pack_is_inconclusive() -> None:
+def test_host_without_a_pack_for_its_gpu_model_is_inconclusive() -> None:
     (verdict,) = [item for item in gpu_models(host_view(ONE, packs=[])) if item.scope == "host"]
     assert (verdict.name, verdict.verdict, verdict.kind) == ("gpu.name", INCONCLUSIVE, VerdictKind.IDENTITY)
     assert "name one by rackproof_gpu_model" in verdict.reason
@@ -334,7 +334,7 @@ def test_observation_that_the_number_of_ranks_excludes_is_not_missing(
     assert [name for name, *_ in found] == [name]
 
 
-def test_reason_states_whether_the_host_has_a_record_of_the_gang() -> None:
+def test_reason_of_an_unobserved_gang_stage_states_whether_the_host_has_a_record_of_the_gang() -> None:
     plan = expecting("collective.all_reduce.busbw")
     no_record = "there is no record of the stage from this host"
     for gang, why in (("", no_record), (GANG, NOT_STARTED)):
@@ -447,7 +447,7 @@ def split(*members: Mapping[int, tuple[str, ...]], plan: Plan = GANGS, **fields:
     return partitioned_gangs(plan, evidence)
 
 
-def test_host_that_never_launched_with_another_is_inconclusive() -> None:
+def test_host_that_never_launched_together_with_another_host_of_its_gang_is_inconclusive() -> None:
     found = split({1: ("h1", "h2")}, {1: ("h1", "h2")}, {2: ("h3",)})
     assert [(item.host, item.reason) for item in found] == [
         ("h1", "launched with h1, h2, but never with h3"),
@@ -466,7 +466,7 @@ def test_host_that_never_launched_with_another_is_inconclusive() -> None:
         [{1: ALL, 2: ("h1", "h2")}, {1: ALL, 2: ("h1", "h2")}, {1: ALL}],
         [{1: ("h1", "h2")}, {1: ("h1", "h2")}, {}],
     ],
-    ids=["all together", "an earlier launch with all", "a host without a launch"],
+    ids=["all together", "an earlier launch of all hosts", "a host without a launch"],
 )
 def test_gang_is_not_partitioned_if_each_pair_of_its_measured_hosts_launched_together(
     members: list[Mapping[int, tuple[str, ...]]],

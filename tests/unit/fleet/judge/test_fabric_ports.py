@@ -1,4 +1,4 @@
-"""Totals of the InfiniBand and RoCE ports of a host: how many are up, and the rate of the ports of one kind."""
+"""Totals of the network ports of a host: the number of active ports, and the highest sum of the rates of one kind of port."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_figures_that_were_not_measured_are_not_checked() -> None:
     assert problems(replace(absent(GEMM), unit="W", params={"size": -1})) == []
 
 
-def test_figures_of_one_name_state_the_same_parameters_except_optional_ones() -> None:
+def test_figures_of_one_name_must_state_the_same_parameters_except_optional_ones() -> None:
     less = replace(GEMM, scope="gpu=1", params={key: value for key, value in GEMM.params.items() if key != "size"})
     assert ("gemm.throughput", "gpu=1", "only some of these figures have the parameter size") in problems(GEMM, less)
     more = replace(GEMM, scope="gpu=1", params={**GEMM.params, "algorithm": "ring"})
@@ -206,7 +206,7 @@ def on_two_gpus(name: str, first: Any, second: Any, **params: Any) -> list[Obser
 
 
 @pytest.mark.parametrize("key", ["backend", "data", "workload", "network", "batch_size"])
-def test_devices_of_a_host_are_measured_in_the_same_way(key: str) -> None:
+def test_devices_of_a_host_must_be_measured_in_the_same_way(key: str) -> None:
     same = on_two_gpus("memory.bandwidth", 4e12, 4e12, op="copy", **{key: 4})
     other = replace(same[1], params={"op": "copy", key: 5})
     assert problems(*same) == []
@@ -486,7 +486,7 @@ def test_benchmarks_take_no_longer_than_their_launches(times: Sequence[float], c
     assert problems(*[replace(item, status=SKIPPED, value=None, reason="no") for item in items]) == []
 
 
-def test_every_figure_of_a_benchmark_states_the_number_of_ranks_if_one_does() -> None:
+def test_every_figure_of_a_benchmark_must_state_the_number_of_ranks_if_one_does() -> None:
     bare = replace(GEMM, scope="gpu=1", params={"dtype": "bf16", "size": 8192})
     assert "it does not state how many ranks measured it" not in reasons(bare)
     items = [
@@ -506,6 +506,7 @@ def test_hosts_with_different_partners_share_the_structure_of_their_pairs() -> N
     structures = PartnerStructures()
 
     def pairs(partner: str, value: float = 5e10, *, token: int = 5) -> list[Observation]:
+        """Return figures with a partner. The reader gives equal tokens to figures that differ only in scope and value."""
         items = [figure("pairs.bandwidth", value, f"gpu={at},partner={partner}") for at in range(2)]
         for item in items:
             vars(item)["token"] = token
@@ -539,7 +540,7 @@ def test_impossible_value_is_reported_with_that_of_the_datasheet() -> None:
     assert reasons(wrong_unit, view=view) == ["has the unit W, but this figure is in FLOP/s"]
 
 
-def test_figure_states_the_parameter_by_which_a_criterion_selects_it() -> None:
+def test_figure_must_state_the_parameter_by_which_a_criterion_selects_figures() -> None:
     view = host_view(PLAN, packs=[pack(FLOOR, criterion("gpu.thing"))])
     bare = figure("gemm.throughput", 5e14, size=8192)
     assert reasons(bare, view=view) == ["it does not state dtype, by which floor judges it"]

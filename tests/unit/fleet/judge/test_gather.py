@@ -95,7 +95,7 @@ def gathered(
 
 
 def on_hosts(*changes: Change) -> dict[str, Evidence]:
-    """Return evidence of the plan, with one change for each host."""
+    """Return evidence of the hosts of the plan, after one of `changes` on each of them."""
     return fleet(PLAN, **dict(zip(ALL, changes, strict=True)))
 
 
@@ -143,7 +143,7 @@ def test_values_of_many_hosts_are_added_together(monkeypatch: pytest.MonkeyPatch
     assert counts == [0, 2, 2]
 
 
-def test_after_the_last_host_the_support_is_finished_and_then_equal_groups_are_shared() -> None:
+def test_after_the_last_host_the_support_of_readings_is_finished_and_equal_groups_are_shared() -> None:
     plan = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     gatherer, calls = Gatherer(Planned(plan)), []
     gatherer._stats.support.finish = lambda: calls.append("support")  # type: ignore[method-assign]
@@ -185,7 +185,9 @@ def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
     ],
     ids=range(11),
 )
-def test_hosts_are_added_one_by_one_if_a_result_must_be_the_same_on_all(rule: Criterion, is_alone: bool) -> None:
+def test_hosts_are_added_one_by_one_if_a_benchmark_result_must_be_the_same_on_all_hosts(
+    rule: Criterion, is_alone: bool
+) -> None:
     assert gathered(rule) == (ALL if is_alone else [])
     racks = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     assert gathered(rule, plan=racks) == (ALL if is_alone else [])
@@ -331,7 +333,7 @@ def test_transport_without_a_value_or_of_another_scope_or_stage_is_not_that_of_t
             assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=evidence) == []
 
 
-def test_gathered_statistics_are_complete() -> None:
+def test_gathered_statistics_include_paths_and_links() -> None:
     views = host_views(PLAN, on_hosts(*[bandwidth(3e10)] * 3), [pack(HOST_FRACTION, FRACTION)])
     stats = gather.gather(Planned(PLAN), views)
     assert {path[-1] for path in stats.paths.paths} == {"SHM/direct"}

@@ -161,8 +161,8 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
     ]
 
 
-def test_each_missing_observation_is_reported() -> None:
-    """Of each name in turn, one benchmark result is removed; the judge reports this one and no other."""
+def test_missing_benchmark_result_is_reported() -> None:
+    """For each name in turn, one benchmark result with this name is removed; the judge reports this one and no other."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
@@ -181,7 +181,7 @@ def test_each_missing_observation_is_reported() -> None:
             ], removed
 
 
-def test_each_missing_reading_is_reported() -> None:
+def test_missing_reading_that_a_criterion_needs_is_reported() -> None:
     """Each reading that a criterion needs is in turn removed from all snapshots of one host."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=2)
     complete = builders.evidence(plan)
@@ -635,7 +635,7 @@ def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
 
 
 def of_ranks(number: int, observations: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Return the observations as measured by this number of ranks."""
+    """Return the observations with this number of ranks in their parameters."""
     return tuple(replace(item, params={**item.params, "world_size": number}) for item in observations)
 
 
@@ -669,7 +669,7 @@ def test_gpu_without_a_name_is_inconclusive() -> None:
     assert [(item.host, item.scope, item.name) for item in findings(plan, evidence)] == [("h2", "gpu=1", "gpu.name")]
 
 
-def test_gpus_of_two_models_have_no_pack() -> None:
+def test_host_with_gpus_of_two_models_has_no_pack_of_a_model() -> None:
     plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     first, *_ = evidence["h1"].records
@@ -960,7 +960,7 @@ def test_slow_host_fails_in_a_fleet_of_three(name: str, value: float, criterion:
 def bandwidth_failures(
     transport: str, change: Callable[[str, Observation], Observation], model: str, *site: Pack
 ) -> list[Verdict]:
-    """Return the bandwidth failures of three hosts whose ranks use this transport."""
+    """Return failures of bandwidths on three hosts that use this transport, after `change` of each (host, observation)."""
     plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none", rackproof_gpu_model=model)
     evidence = builders.evidence(plan)
     for host in evidence:
@@ -991,7 +991,7 @@ def test_transport_that_is_fast_on_other_hosts_is_no_cause() -> None:
 
 
 @pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "configure")])
-def test_transport_through_the_host_is_normal_without_peer_access(model: str, action: str) -> None:
+def test_transport_through_host_memory_is_no_cause_on_a_model_without_peer_access(model: str, action: str) -> None:
     def slow_down(_: str, observation: Observation) -> Observation:
         return replace(observation, value=1e10) if observation.name == "collective.all_reduce.busbw" else observation
 
@@ -1013,8 +1013,8 @@ def test_transport_through_the_host_is_normal_without_peer_access(model: str, ac
 
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
-def test_link_is_the_cause_if_nccl_uses_host_memory_because_peer_access_is_missing(access: bool, action: str) -> None:
-    """NCCL uses host memory. If the GPUs have peer access, its configuration is the cause; if they lack it, a link is."""
+def test_link_is_the_cause_if_nccl_uses_host_memory_and_peer_access_is_missing(access: bool, action: str) -> None:
+    """If all GPUs have peer access, the cause is the configuration of NCCL. If a pair lacks peer access, the cause is its link."""
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":

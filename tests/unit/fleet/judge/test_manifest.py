@@ -96,37 +96,38 @@ def test_part_names_the_line_of_the_file_that_lists_it(tmp_path: Path) -> None:
     assert [part.origin for part in read_manifest(str(path), HOSTS)] == ["order.csv line 2", "order.csv line 4"]
 
 
-def line(text: str) -> str:
+def csv_with(text: str) -> str:
+    """Return a CSV manifest that has a valid line 2, and this text from line 3 on."""
     return f"host,kind,slot,serial\nr12-h01,gpu,,1650123000456\n{text}\n"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (line("r12-h03,gpu,,1"), "order.csv line 3: host r12-h03 is not in the inventory (did you mean r12-h0"),
-        (line("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): choose gpu, nic, module or link"),
+        (csv_with("r12-h03,gpu,,1"), "order.csv line 3: host r12-h03 is not in the inventory (did you mean r12-h0"),
+        (csv_with("r12-h02,gppu,,1"), "line 3: kind gppu (did you mean gpu?): choose gpu, nic, module or link"),
         (
-            line("r12-h02,gpu,,1.65E+12"),
+            csv_with("r12-h02,gpu,,1.65E+12"),
             "line 3: serial 1.65E+12 was rounded by a spreadsheet, and its digits are lost",
         ),
-        (line('r12-h02,gpu,,"1,65E+12"'), "serial 1,65E+12 was rounded by a spreadsheet"),
-        (line("r12-h02,nic,,1.2E+11"), "serial 1.2E+11 was rounded by a spreadsheet"),
-        (line("r12-h02,gpu,,16 50"), "'16 50' is not a valid GPU serial"),
-        (line("r12-h02,gpu,,0000"), "'0000' is not a valid GPU serial"),
-        (line("r12-h02,nic,,0c42:a103"), "'0c42:a103' is not a valid NIC serial: give its node GUID (16"),
+        (csv_with('r12-h02,gpu,,"1,65E+12"'), "serial 1,65E+12 was rounded by a spreadsheet"),
+        (csv_with("r12-h02,nic,,1.2E+11"), "serial 1.2E+11 was rounded by a spreadsheet"),
+        (csv_with("r12-h02,gpu,,16 50"), "'16 50' is not a valid GPU serial"),
+        (csv_with("r12-h02,gpu,,0000"), "'0000' is not a valid GPU serial"),
+        (csv_with("r12-h02,nic,,0c42:a103"), "'0c42:a103' is not a valid NIC serial: give its node GUID (16"),
         (
-            line("r12-h02,gpu,,1650123000456"),
+            csv_with("r12-h02,gpu,,1650123000456"),
             "line 3: serial 1650123000456 is listed twice (order.csv line 2, for r12-h01)",
         ),
-        (line("r12-h02,gpu,,01650123000456"), "line 3: serial 01650123000456 is listed twice"),
-        (line("r12-h02,gpu,7,2\nr12-h02,gpu,07,3"), "line 4: slot 7 of r12-h02 holds 2 already (order.csv line 3)"),
+        (csv_with("r12-h02,gpu,,01650123000456"), "line 3: serial 01650123000456 is listed twice"),
+        (csv_with("r12-h02,gpu,7,2\nr12-h02,gpu,07,3"), "line 4: slot 7 of r12-h02 holds 2 already (order.csv line 3)"),
         (
-            line("r12-h02,gpu,12:00:00,2"),
+            csv_with("r12-h02,gpu,12:00:00,2"),
             "line 3: slot '12:00:00': give a PCI address (0000:1b:00.0), the index of the GPU",
         ),
-        (line("r12-h02,gpu,,"), "line 3: serial is empty"),
-        (line("r12-h02,gpu,,1,spare"), "line 3: 'spare' is outside the columns"),
-        (line('r12-h02,gpu,,"1'), "not CSV"),
+        (csv_with("r12-h02,gpu,,"), "line 3: serial is empty"),
+        (csv_with("r12-h02,gpu,,1,spare"), "line 3: 'spare' is outside the columns"),
+        (csv_with('r12-h02,gpu,,"1'), "not CSV"),
         ("host,kind,solt,serial\n", "order.csv line 1: unknown column solt (did you mean slot?)"),
         ("host,kind,slot\nr12-h01,gpu,1\n", "line 1: no column serial"),
         ("r12-h01,gpu,0,1650123000456\n", "line 1: unknown column r12-h01"),
@@ -176,7 +177,7 @@ def test_impossible_path_is_a_usage_error() -> None:
 
 
 def gpu_line(host: str, index: int, **over: Any) -> Part:
-    """Return the manifest line of a GPU that `builders` creates on this host."""
+    """Return a manifest line that orders the GPU which `builders` creates in this host."""
     return Part(
         **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
     )

@@ -1,4 +1,4 @@
-"""Wrong words in the memory test fail only their GPU, in records of this version and of older versions."""
+"""Wrong words in the memory test fail only the GPU that has them, in records of this version and of older versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def reported_by_older_versions(item: Observation, faulty: bool) -> list[Observat
     [(reported_by_this_version, " at 2 addresses, bits 3, 17"), (reported_by_older_versions, "")],
     ids=["this version", "older versions"],
 )
-def test_wrong_words_fail_only_their_gpu(version: Callable[[Observation, bool], list[Observation]], place: str) -> None:
+def test_wrong_words_fail_only_the_gpu_with_them(
+    version: Callable[[Observation, bool], list[Observation]], place: str
+) -> None:
     plan = builders.plan("h1", "h2", profile="standard")
     evidence = builders.evidence(plan)
     for host, own in evidence.items():

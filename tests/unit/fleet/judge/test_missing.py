@@ -126,7 +126,7 @@ def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
 @pytest.mark.parametrize(
     ("counts", "is_cause"),
     [
-        ((1, 1), False),  # the GPU has answered since
+        ((1, 1), False),  # the GPU answered after this line
         ((1, 2), True),
         ((0, 1), True),
         ((2, 1), True),  # old lines were overwritten, so one of these may be new
@@ -140,7 +140,7 @@ def test_kernel_log_line_is_a_cause_only_if_the_gpu_did_not_answer_afterwards(
     assert ("kernel log: the GPU at PCI 0000:01:00.0 fell off the bus" in detail) == is_cause, detail
 
 
-def test_kernel_log_names_the_cause_if_no_gpu_answers_any_more() -> None:
+def test_detail_states_the_cause_in_the_kernel_log_if_no_gpu_answers_any_more() -> None:
     evidence = host_with_slots("h2", [], on_bus=ALL)
     host_record, *rest = evidence.records
     lines = {f"pci=0000:{slot:02}:00.0,xid=79": 1 for slot in ALL}
@@ -176,9 +176,11 @@ def test_kernel_log_names_the_cause_if_no_gpu_answers_any_more() -> None:
         ("xid.count", ["xid=79", "xid=45"], "fell off the bus (XID 79)"),
     ],
 )
-def test_kernel_log_names_the_cause(kept_on_bus: list[int], name: str, below: list[str], cause: str) -> None:
+def test_detail_states_the_cause_in_the_kernel_log(
+    kept_on_bus: list[int], name: str, below: list[str], cause: str
+) -> None:
     result = host_with_slots("h2", REMAINING, on_bus=kept_on_bus)
-    # An entry about a GPU that answers is no cause.
+    # A log line about a GPU that answers (slot 0) is no cause.
     log = {f"pci=0000:{slot:02}:00.0,{what}": 1 for slot in (0, MISSING) for what in below}
     logged = add_metrics(result, Metric(name=name, unit="1", values=log))
     place = "on the PCI bus, but not listed by the driver: 0000:01:00.0" if kept_on_bus else reason_for(8)
@@ -212,7 +214,7 @@ def test_action_is_to_configure_only_if_a_setting_hides_the_gpu(logged: list[str
     ("driver", "action"),
     [("vfio-pci", "configure"), ("nouveau", "configure"), ("nvidia", "inspect_hardware"), ("none", "inspect_hardware")],
 )
-def test_gpu_is_named_only_if_it_is_bound_to_another_driver(driver: str, action: str) -> None:
+def test_gpu_is_reported_as_bound_only_if_its_driver_is_not_that_of_nvidia(driver: str, action: str) -> None:
     drivers = {f"pci=0000:{slot:02}:00.0": driver if slot == MISSING else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
     verdicts = findings(h2=add_metrics(host_with_slots("h2", REMAINING, on_bus=[MISSING]), bound))
@@ -450,7 +452,7 @@ def test_slots_that_two_worker_processes_found_are_merged() -> None:
     ],
     ids=["others of another build", "others that differ", "no complete host"],
 )
-def test_no_slot_is_named_if_the_other_hosts_do_not_show_it(others: dict[str, Evidence]) -> None:
+def test_no_slot_is_named_if_the_other_hosts_do_not_show_which_one_is_empty(others: dict[str, Evidence]) -> None:
     assert count_details(findings(h2=host_with_slots("h2", REMAINING), **others)) == {
         "gpu.count": "",
         "gpu.pci_count": "",

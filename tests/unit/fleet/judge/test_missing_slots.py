@@ -386,7 +386,7 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
     assert result(on(*on_bus, snapshots=(drivers,)), **fields)[1] == action
 
 
-def test_action_is_not_to_configure_if_more_gpus_on_the_bus_are_silent_than_settings_explain() -> None:
+def test_action_is_not_to_configure_if_more_gpus_are_only_on_the_bus_than_settings_explain() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
     unread = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": "many"}}

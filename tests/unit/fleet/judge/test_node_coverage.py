@@ -82,7 +82,7 @@ def test_host_of_one_node_needs_no_remote_figures() -> None:
     assert verdicts(one_node) == []
 
 
-def test_wrong_element_names_the_node() -> None:
+def test_cause_of_wrong_elements_names_the_node() -> None:
     wrong = verdicts(lambda item: replace(item, value=3) if (item.name, item.scope) == WRONG else item)
     (cause,) = causes(wrong)
     assert (cause.part, cause.action, cause.verdict) == ("numa=1", "inspect_hardware", FAIL)

@@ -46,17 +46,17 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
         ({"t0": {"t1": BAD}, "t1": {}}, ("t1",), {"t1": {"t0": BAD}}),
         ({"t0": {"t1": BAD, "t2": BAD}, "t1": {}, "t2": {}}, (), {"t0": {"t1": BAD, "t2": BAD}}),
         ({"t0": {"t2": BAD}, "t1": {"t2": BAD}, "t2": {}}, (), {"t2": {"t0": BAD, "t1": BAD}}),
-        # A host whose daemon does not work is at fault before any other, even if another one has more broken connections.
+        # A host whose daemon does not work is at fault, even if another host has more broken connections.
         (
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t1": {}, "t2": {}, "t3": {}}, ("t3",),
             {"t3": {"t0": BAD}, "t0": {"t1": BAD, "t2": BAD}},
         ),
-        # The host with most broken connections is at fault, then the host with most of those that remain.
+        # The host with most broken connections is at fault, then the host with most of the broken connections that remain.
         (
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}, "t1": {}, "t5": {}}, (),
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}},
         ),
-        # Of two hosts with equally many broken connections, the one with the lower address is at fault; order does not matter.
+        # Of two hosts with equally many broken connections, the one with the lower address is at fault.
         (
             {"t3": {"t2": BAD}, "t2": {"t1": BAD}, "t1": {"t0": BAD}, "t0": {}}, (),
             {"t1": {"t0": BAD, "t2": BAD}, "t2": {"t3": BAD}, "t3": {"t2": BAD}},

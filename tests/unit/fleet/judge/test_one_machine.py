@@ -210,7 +210,7 @@ def test_soak_counts_as_one_measurement_from_its_start_to_its_end(ended: str, be
     ],
     ids=[
         "gang figure of a third host",
-        "gang figure of a host on the machine",
+        "gang figure of a host on the shared machine",
         "figure of a third host",
         "three machines",
         "another stage",
@@ -266,7 +266,7 @@ def changed_figures(evidence: Evidence, changes: Mapping[str, Any]) -> Evidence:
 
 
 def moved(evidence: Evidence, seconds: float) -> Evidence:
-    """Return the evidence with all launches that many seconds later."""
+    """Return the evidence with all launches `seconds` later."""
 
     def later(each: Launch) -> Launch:
         return replace(each, began=(datetime.fromisoformat(each.began) + timedelta(seconds=seconds)).isoformat())

@@ -307,7 +307,7 @@ TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
         ),
     ],
 )  # fmt: skip
-def test_limit_by_fraction_or_by_deviations_that_is_farther_from_the_median_applies_and_is_explained(
+def test_limit_that_is_farther_from_the_median_applies_and_its_origin_is_explained(
     fields: dict[str, Any], values: tuple[float, ...], expected: float, text: str
 ) -> None:
     rule, peers = criterion(**fields), peer_group(*values)

@@ -40,7 +40,7 @@ PACKS = (COMMON, H100, H200, REHEARSAL, SITE)
 def selected(
     names: Sequence[str] = ("NVIDIA H200",), model: str = "", packs: Sequence[Pack] = PACKS
 ) -> tuple[list[str], str]:
-    """Return the names of the packs for a host with GPUs of these names, and why no pack of a model applies (or empty)."""
+    """Return the names of the packs for a host with GPUs of these names, and why none is for their model (empty if one is)."""
     gpus = [replace(gpu, name=name) for gpu, name in zip(GPUS, [*names, *names], strict=False)] if names else []
     found, why = select_packs(PLAN, replace(HOST, gpu_model=model), gpus, packs)
     return [item.name for item in found], why

@@ -111,7 +111,7 @@ EVERYWHERE = [host.name for host in PLAN.hosts]
 
 @cache
 def gangs() -> dict[str, Evidence]:
-    """Return the evidence of healthy gangs, which takes most of the time of a test."""
+    """Return the evidence of healthy gangs. It is cached because creating it takes most of the time of a test."""
     return gang_fleet(GANGS)
 
 
@@ -320,7 +320,7 @@ def test_equal_versions_are_compared_again_for_hosts_of_another_group() -> None:
     rule = replace(VERSION, among="rack")
     counted = count(rule, plan=racks, evidence=fleet(racks))
     assert counted.left() == {}
-    # In the second rack most hosts have another version, but the reading of its first host is that of the first rack.
+    # In rack r2, most hosts have another version, but h4 has the version of rack r1.
     names = [f"h{at}" for at in range(1, 7)]
     plan = one_figure_plan(*names)
     plan = replace(plan, hosts=tuple(replace(host, rack="r1" if host.name < "h4" else "r2") for host in plan.hosts))

@@ -612,7 +612,7 @@ def test_figure_that_a_part_lacks_is_not_missing() -> None:
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
     assert hosts_with_findings(evidence, packs=[lacking]) == []
     assert hosts_with_findings(evidence, packs=[pack(FLOOR)]) == NAMES
-    # The same for a criterion that compares with the fleet.
+    # The same holds for a criterion that compares with the fleet.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
     assert hosts_with_findings(evidence, packs=[replace(lacking, criteria=(alike,))]) == []
 
@@ -691,7 +691,13 @@ GANG_RULES = (FLOOR, BUSBW, BUSBW_FLOOR)
 def gang_fleet(
     plan: Plan = GANGS, *, drivers: Mapping[str, str] | None = None, **changed: Callable[[Record], Record]
 ) -> dict[str, Evidence]:
-    """Return evidence of hosts with host and gang records. `drivers`: versions in host records; `changed`: of gang records."""
+    """Return evidence of healthy hosts, each with a host record and a gang record.
+
+    Args:
+        plan: the plan of the gangs.
+        drivers: host -> driver version in its host record; 570 if not given.
+        changed: host -> change of its gang record.
+    """
     reader, evidence = quick.Reader(), {}
     for host in plan.hosts:
         host_record, gang_record = builders.records(plan, host.name)

@@ -1,4 +1,4 @@
-"""Each active port and each pair of ports must have its figures, or the record of a host must state why it has none."""
+"""Each active port and each pair of ports must have its figures, or a record must state why they were not measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def best(number: int = 0) -> Observation:
 
 
 def pair_figures(host: str, number: int = 0) -> list[Observation]:
-    """Return the figures of one port of a host with the other hosts. Of a pair, only the first host has all."""
+    """Return the figures of one port of a host with the other hosts. The second host of a pair has only those of both."""
     others = [name for name in HOSTS if name != host]
     return [
         item for other in others for item in figures(port(number, other), "gang", ("together",), both_only=host > other)
@@ -201,7 +201,7 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # A reason for the port excuses its figures, but not that the partners measured it; a reason for the host excuses both.
+        # A reason for the port excuses its missing figures, but the partners still contradict it. A reason for the host excuses both.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
