@@ -1014,7 +1014,7 @@ def test_transport_through_host_memory_is_no_cause_on_a_model_without_peer_acces
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
 def test_link_is_the_cause_if_nccl_uses_host_memory_and_peer_access_is_missing(access: bool, action: str) -> None:
-    """If all GPUs have peer access, the cause is the configuration of NCCL. If a pair lacks peer access, the cause is its link."""
+    """If all GPUs have peer access, the configuration of NCCL is the cause. If a pair lacks it, the link of the pair is."""
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":
