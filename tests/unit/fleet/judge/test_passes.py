@@ -196,7 +196,7 @@ NONE = reading(absent="unsupported: no", name="gpu.clock")
 FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "slower than the floor": (with_figure(3.9e12), [H5]),
     "slower than the fleet": (with_figure(4.1e12), [H5]),
-    "a little slower": (with_figure(4.25e12), []),
+    "slower but within every limit": (with_figure(4.25e12), []),
     "a text instead of a figure": (with_figure("fast"), [H5]),
     "a flag instead of a figure": (with_figure(True), [H5]),
     "a figure with an error": (with_figure(None, status=ERROR, reason="no"), [H5]),
@@ -205,8 +205,8 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
         Observation(name="gemm.throughput", scope="gpu=0", stage="benchmark", unit="FLOP/s", status=ERROR, reason="no")), [H5]),
     "an unknown observation": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
     "a wrong reading": (with_constant_readings(thing=2), [H5]),
-    "a reading that becomes wrong": (with_readings(last=healthy_readings(thing=2)), [H5]),
-    "a reading lost later": (with_readings(last=healthy_readings(thing=LOST)), [H5]),
+    "a reading that is wrong in the last snapshot": (with_readings(last=healthy_readings(thing=2)), [H5]),
+    "a reading lost in the last snapshot": (with_readings(last=healthy_readings(thing=LOST)), [H5]),
     "a missing reading": (with_constant_readings(thing=None), [H5]),
     "a counter that rose": (with_readings(last=healthy_readings(counter=5)), [H5]),
     "a constant higher counter": (with_constant_readings(counter=9), []),
@@ -215,15 +215,15 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a clock that changed": (with_readings(last=healthy_readings(clock=1.51e9)), []),
     "an unsupported clock": (with_constant_readings(clock=NONE), [H5]),
     "a clock with an error": (with_constant_readings(clock=reading(absent="error: gone", name="gpu.clock")), [H5]),
-    "a clock that was low earlier": (with_readings(healthy_readings(clock=1.0e9)), [H5]),
-    "a driver that differed earlier": (with_readings(healthy_readings(version="550")), [H5]),
+    "a clock that was low before the last snapshot": (with_readings(healthy_readings(clock=1.0e9)), [H5]),
+    "a driver that differed before the last snapshot": (with_readings(healthy_readings(version="550")), [H5]),
     "a text instead of a clock": (with_constant_readings(clock="fast"), [H5]),
     "another driver": (with_constant_readings(version="550"), [H5]),
-    "another driver later": (with_readings(last=healthy_readings(version="550")), [H5]),
+    "another driver in the last snapshot": (with_readings(last=healthy_readings(version="550")), [H5]),
     "a missing driver version": (with_constant_readings(version=None), [H5]),
     "a driver version with an error": (with_constant_readings(version=reading(absent="error: gone", name="driver.version",
         scope="host")), [H5]),
-    "a driver version lost later": (
+    "a driver version lost in the last snapshot": (
         with_readings(last=healthy_readings(version=reading(absent="error: gone", name="driver.version", scope="host"))), [H5]),
     "a flag instead of the number of links": (with_constant_readings(links=True), [H5]),
     "fewer links": (with_constant_readings(links=17), [H5]),
@@ -242,10 +242,10 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a GPU without any observation": (lambda record: replace(record, snapshots=(), observations=()), [H5]),
     "a wrong reading of a GPU outside the plan": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [H5]),
     "a clock lost later": (with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [H5]),
-    "a clock unsupported later": (with_readings(last=healthy_readings(clock=NONE)), [H5]),
+    "a clock unsupported in the last snapshot": (with_readings(last=healthy_readings(clock=NONE)), [H5]),
     "an unsupported driver version": (
         with_constant_readings(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [H5]),
-    "another serial later": (
+    "another serial in the last snapshot": (
         with_readings(healthy_readings(more=reading("a", name="gpu.serial")),
         healthy_readings(more=reading("b", name="gpu.serial"))), [H5]),
 }  # fmt: skip
@@ -330,7 +330,7 @@ def test_text_instead_of_a_number_fails() -> None:
         assert name in hosts_with_findings(fleet(**{name: with_figure("fast")}), FRACTION)
         assert name in hosts_with_findings(fleet(**{name: with_figure(True)}), FRACTION)
     assert hosts_with_findings(fleet(h1=with_figure("fast")), FRACTION, parts=1) == ["h1"], (
-        "the figures of the other hosts still count"
+        "the text must not remove the figures of the other hosts"
     )
 
 
