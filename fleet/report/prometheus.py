@@ -123,8 +123,9 @@ class _ReportCollector:
                 yield (host.name, host.rack, self._named(decision)), float(decision == host.decision)
 
     def _counts(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        if self._report.left_out:
-            return  # verdicts that report.json does not list would be missing from the counts
+        listed = sum(verdict.verdict in (FAIL, INCONCLUSIVE) for verdict in self._report.verdicts)
+        if listed < sum(row.failed + row.inconclusive for row in self._report.judged):
+            return  # the failures that report.json does not list would be missing from the counts
         counts = Counter((verdict.host, verdict.verdict) for verdict in self._report.verdicts)
         for host in self._report.hosts:
             # The report of a large fleet has no passes per host; then the series is left out, not 0.

@@ -941,7 +941,7 @@ def test_each_slow_operation_fails_on_eight_gpus(op: str) -> None:
     ],
 )
 def test_slow_host_fails_in_a_fleet_of_three(name: str, value: float, criterion: str, hosts: int, fails: bool) -> None:
-    plan = builders.plan(*(f"h{number}" for number in range(hosts)), rackproof_gang="none")
+    plan = builders.plan(*(f"h{number}" for number in range(hosts)), with_all_sizes=True, rackproof_gang="none")
     evidence = builders.evidence(plan)
     evidence["h1"] = builders.with_observations(
         evidence["h1"],

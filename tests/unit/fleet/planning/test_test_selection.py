@@ -373,7 +373,7 @@ def test_burn_in_refuses_a_budget() -> None:
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
 def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
     """The baseline of the acceptance then has every figure of a revalidation. Only settings of the amount of work may differ."""
-    both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
+    both = [builders.plan("h1", "h2", "h3", profile=name, with_all_sizes=True) for name in (short, whole)]
     revalidated, accepted = (
         {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both
     )
