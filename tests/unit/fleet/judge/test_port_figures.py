@@ -1,4 +1,4 @@
-"""Figures of RDMA ports: criteria, and ports that the inventory requires to be measured."""
+"""Figures of RDMA ports: the criteria that judge them, and verdicts on ports without figures that they must have."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests import builders
 
 HOSTS = ("h1", "h2", "h3")
 RATE = 5e10
+"""Rate of every port (B/s)."""
 SETTINGS = {"op": "write", "direction": "one_way", "memory": "host", "sharing": "alone"}
 
 
@@ -38,7 +39,7 @@ def figure(name: str, value: float, port: int, stage: str = "benchmark", **setti
 
 
 def healthy_port(port: int, host: str = "h1") -> list[Observation]:
-    """Return the figures of a port that the profile `standard` measures: alone, and with the ports of the other hosts."""
+    """Return what the profile `standard` measures of a healthy port: alone, and together with each other host."""
     return [
         *transfers(port, {"memory": "host"}), *transfers(port, {"memory": "gpu"}),
         figure("latency", 2e-6, port, sharing="alone"), figure("message_rate", 4e6, port, sharing="alone"),
@@ -54,7 +55,7 @@ def transfers(port: int, settings: Mapping[str, Any], stage: str = "benchmark") 
 
 
 def with_partner(port: int, host: str, other: str) -> list[Observation]:
-    """Return the figures of a port with the port of another host. The first host of a pair has the latency."""
+    """Return what a port measures together with the host `other`. Only the first host of a pair measures its latency."""
     items = [
         *transfers(port, {"sharing": "together"}, "gang"),
         *transfers(port, {"sharing": "together", "direction": "both_ways"}, "gang"),
@@ -69,7 +70,7 @@ def absent(status: str, reason: str, scope: str = "host") -> Observation:
 
 @cache
 def packs() -> tuple[Pack, ...]:
-    """Return the pack of the GPUs, only with the criteria on RDMA ports."""
+    """Return the pack `h200-sxm` with only those of its criteria that judge RDMA ports."""
     pack = read_pack("h200-sxm")
     return (replace(pack, criteria=tuple(item for item in pack.criteria if item.name.startswith("verbs."))),)
 
@@ -82,14 +83,15 @@ def findings(
     last: Sequence[Metric] = (),
     **variables: Any,
 ) -> set[tuple[str, str, str, str]]:
-    """Return host, scope, criterion and verdict of what does not pass on RDMA ports.
+    """Return host, scope, criterion and verdict of each verdict on RDMA ports that is not a pass.
 
     Args:
         figures: host -> its figures.
-        readings: every snapshot has these.
-        members: the hosts of the launch. The others have no record of it.
-        of: beginning of the names of the observations.
-        last: the readings of the last snapshot of a record, if they differ.
+        readings: readings that are added to every snapshot of every record.
+        members: the hosts in the launch of the gang. The others have no record of it.
+        of: how the names of the judged observations begin.
+        last: readings that the last snapshot of every record gets in place of `readings`; empty: it gets `readings` too.
+        variables: variables of the inventory.
     """
     plan = builders.plan(*HOSTS, gpu_count=2, rackproof_gang="all", **variables)
     stages = {stage.name: {"verbs": stage.benchmarks["verbs"]} for stage in plan.stages if "verbs" in stage.benchmarks}
@@ -120,14 +122,14 @@ def findings(
 
 
 def fleet(**changed: Observation) -> dict[str, Sequence[Observation]]:
-    """Return the figures of hosts with two ports; `changed`: host -> a figure that differs."""
+    """Return the figures of healthy hosts with two ports each. `changed`: host -> a figure that replaces its healthy one."""
     healthy = {host: [*healthy_port(0, host), *healthy_port(1, host)] for host in HOSTS}
     for host, bad in changed.items():
         healthy[host] = [*(item for item in healthy[host] if figure_key(item) != figure_key(bad)), bad]
     return {host: tuple(items) for host, items in healthy.items()}
 
 
-def with_partner_counts(items: Sequence[Observation]) -> list[Observation]:
+def with_numbers_of_partners(items: Sequence[Observation]) -> list[Observation]:
     """Return the figures of a host; each `best_ratio` states the number of partners with which its port was measured."""
     shared = [item.scope for item in items if item.name == "verbs.rate_ratio" and item.params["direction"] == "one_way"]
     counts = {item.scope: sum(scope.startswith(f"{item.scope},partner=") for scope in shared) for item in items}
@@ -162,8 +164,10 @@ def test_healthy_ports_pass() -> None:
         (figure("best_ratio", 0.49, 1, "gang", partners=1), set()),
     ],
 )
-def test_bad_port_is_named_by_the_criteria_of_its_figure_only(bad: Observation, criteria: set[str]) -> None:
-    found = {item for item in findings(fleet(h2=bad)) if item[2] != "plan"}  # the figure contradicts others
+def test_bad_figure_fails_the_criteria_of_this_figure_only(bad: Observation, criteria: set[str]) -> None:
+    found = {
+        item for item in findings(fleet(h2=bad)) if item[2] != "plan"
+    }  # the changed figure contradicts others: `plan`
     assert found == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
 
 
@@ -193,7 +197,14 @@ def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str
 def verdicts_on_required_ports(
     ports: int, *reasons: Observation, links: Sequence[Metric] = (), wanted: int = 2
 ) -> set[tuple[str, str]]:
-    """Return host and scope of the verdicts on h1, which must measure `wanted` ports and measured the first `ports` of them."""
+    """Return host and scope of the verdicts on h1, which must measure `wanted` ports and measured the first `ports` of them.
+
+    Args:
+        ports: number of ports that every host measured.
+        reasons: observations of h1 that say why a port was not measured.
+        links: readings of the links of every host.
+        wanted: number of ports that every host must measure.
+    """
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     figures["h1"] += [*reasons, *(replace(item, stage="gang") for item in reasons)]
     found = findings(figures, links, rackproof_verbs_required=True, rackproof_infiniband_ports=wanted)
@@ -218,13 +229,13 @@ def links_of(**layers: tuple[str, float, bool]) -> list[Metric]:
     ]
 
 
-def test_required_port_that_was_not_measured_is_named_with_its_reason() -> None:
+def test_required_port_that_was_not_measured_is_named_if_an_observation_states_the_reason() -> None:
     assert verdicts_on_required_ports(1, DOWN) == {("h1", DOWN.scope)}
     assert verdicts_on_required_ports(1, absent("error", "no result within 21 s", DOWN.scope)) == {("h1", DOWN.scope)}
     assert verdicts_on_required_ports(2, SLOW) == set(), "as many as required were measured"
 
 
-def test_ports_without_a_reason_are_reported_on_their_host() -> None:
+def test_missing_ports_without_a_reason_of_their_own_are_reported_on_their_host() -> None:
     of_host = absent("skipped", "ib_write_bw not found")
     assert verdicts_on_required_ports(0, of_host) == {("h1", "host")}
     assert verdicts_on_required_ports(1, DOWN, wanted=3) == {("h1", DOWN.scope), ("h1", "host")}
@@ -239,9 +250,9 @@ def test_ports_without_a_reason_are_reported_on_their_host() -> None:
         (("InfiniBand", 5e9, False), "host"),
         (("InfiniBand", 5e10, True), "host"),
     ],
-    ids=["Ethernet, others InfiniBand", "slow", "also without a link", "possibly a fabric port"],
+    ids=["mlx5_2 is Ethernet", "mlx5_2 is slow", "mlx5_2 has no link either", "mlx5_2 may be a fabric port"],
 )
-def test_port_that_is_not_of_the_fabric_is_not_named(other: tuple[str, float, bool], scope: str) -> None:
+def test_missing_port_is_named_only_if_it_cannot_be_another_port(other: tuple[str, float, bool], scope: str) -> None:
     links = links_of(mlx5_0=("InfiniBand", 5e10, True), mlx5_1=("InfiniBand", 1e9, False), mlx5_2=other)
     assert verdicts_on_required_ports(1, DOWN, SLOW, links=links) == {("h1", scope)}
 
@@ -258,8 +269,8 @@ def test_each_port_of_an_adapter_counts() -> None:
     assert findings(both, rackproof_verbs_required=True, rackproof_infiniband_ports=2) == set()
 
 
-def test_port_that_only_one_partner_could_have_measured_names_this_partner() -> None:
-    """If the port of that partner is down, the diagnosis attributes the verdict to the partner."""
+def test_verdict_on_a_port_names_its_partner_if_it_has_only_one() -> None:
+    """The diagnosis needs the name: if the port of h2 is down, it attributes the verdict to h2."""
     plan = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="all", rackproof_verbs_required=True)
     plan = builders.with_benchmarks(
         plan,
@@ -291,7 +302,10 @@ def readings(layer: str = "InfiniBand", *, is_active: bool = True) -> list[Metri
 
 
 def without(of_port: str, stage: str = "", instead: Sequence[Observation] = ()) -> dict[str, Sequence[Observation]]:
-    """Return a fleet in which h1 has no figures of that port, in one stage or in all; it has other observations instead."""
+    """Return a fleet in which h1 has the observations `instead` in place of the figures whose scopes begin with `of_port`.
+
+    An empty `stage` removes the figures of all stages.
+    """
     figures = fleet()
     kept = [item for item in figures["h1"] if not item.scope.startswith(of_port) or stage not in ("", item.stage)]
     return figures | {"h1": [*kept, *instead]}
@@ -299,7 +313,7 @@ def without(of_port: str, stage: str = "", instead: Sequence[Observation] = ()) 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
 @pytest.mark.parametrize("stage", ["benchmark", "gang"])
-def test_active_port_without_figure_and_reason_is_inconclusive(layer: str, stage: str) -> None:
+def test_active_port_with_neither_figures_nor_a_reason_is_inconclusive(layer: str, stage: str) -> None:
     assert ("h1", PORT, "plan", INCONCLUSIVE) in findings(without(PORT, stage), readings(layer))
     assert findings(fleet(), readings(layer)) == set()
 
@@ -319,7 +333,7 @@ def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
     ids=["perftest is missing", "not of the fabric"],
 )
 def test_reason_takes_the_place_of_all_figures(stages: Sequence[str], instead: Observation) -> None:
-    """The partners of the host state the reason too: it has no port on that rail."""
+    """The partners of h1 state a reason too: h1 measures no port on that rail."""
     scope = "" if instead.scope == "host" else PORT
     figures = without(scope or "hca", "", [replace(instead, stage=stage) for stage in stages])
     lost = scope or "hca"
@@ -328,7 +342,7 @@ def test_reason_takes_the_place_of_all_figures(stages: Sequence[str], instead: O
         ports = [scope] if scope else ["hca=mlx5_0,port=1", PORT]
         skipped = [absent("skipped", "h1 measures no port on this rail", f"{port},partner=h1") for port in ports]
         figures[other] = [*kept, *(replace(item, stage="gang") for item in skipped)]
-    figures = {host: with_partner_counts(items) for host, items in figures.items()}
+    figures = {host: with_numbers_of_partners(items) for host, items in figures.items()}
     assert findings(figures, readings()) == set()
 
 
@@ -347,7 +361,7 @@ def test_each_figure_of_a_port_or_pair_is_required(lost: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bandwidth", "latency"])
-def test_reason_of_one_test_takes_the_place_of_its_figures(name: str) -> None:
+def test_reason_why_one_test_has_no_result_takes_the_place_of_its_figures(name: str) -> None:
     """A transfer without a result has no bandwidth, and so no share of the rate and no MTU."""
     own, figures = ("bandwidth", "rate_ratio", "mtu") if name == "bandwidth" else (name,), fleet()
     lost = [
@@ -362,12 +376,12 @@ def test_reason_of_one_test_takes_the_place_of_its_figures(name: str) -> None:
     assert findings({**figures, "h1": kept}, readings()) == {("h1", PORT, "plan", INCONCLUSIVE)}
 
 
-def test_partner_that_missed_a_round_is_one_verdict() -> None:
-    """The host reports it once, on its first port; the missing figures have no verdicts of their own."""
+def test_partner_that_missed_a_round_causes_one_verdict() -> None:
+    """h1 reports the missed round once, on its first port. The figures that it therefore lacks have no verdicts of their own."""
     figures = fleet()
     kept = [item for item in figures["h1"] if "partner=h2" not in item.scope]
     error = replace(absent("error", "h2 did not take part in round 1", "hca=mlx5_0,port=1,partner=h2"), stage="gang")
-    figures["h1"] = with_partner_counts([*kept, error])
+    figures["h1"] = with_numbers_of_partners([*kept, error])
     found = {item for item in findings(figures, readings()) if item[0] == "h1" and item[2] == "plan"}
     assert found == {("h1", "hca=mlx5_0,port=1,partner=h2", "plan", INCONCLUSIVE)}
 
@@ -382,6 +396,6 @@ def test_ports_that_the_partners_measured_are_required_even_without_readings() -
 def test_pair_is_not_required_if_one_of_its_hosts_was_not_in_the_launch() -> None:
     """Only hosts of the launch must have figures with each other: h3 was not one of them."""
     figures = {host: [item for item in items if "h3" not in item.scope] for host, items in fleet().items()}
-    best = {host: with_partner_counts(items) for host, items in figures.items()}
+    best = {host: with_numbers_of_partners(items) for host, items in figures.items()}
     assert findings(best, readings(), members=("h1", "h2")) == set()
-    assert findings(best, readings())
+    assert findings(best, readings()), "with h3 in the launch, the figures are missing"

@@ -1,6 +1,7 @@
-"""Optical modules are compared within their part number, counters are judged by their rate, and a failed port names its module.
+"""Optical modules are compared within their part number, counters are judged by their rate, and a verdict that
+fails on a port names its module.
 
-Most cases are judged three ways (`hosts_with_findings`): with all verdicts, by counting passes, and by `judge`.
+`hosts_with_findings` judges its hosts in three ways: with all verdicts, by counting passes, and with `judge`.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ FIRST_S, LAST_S = HOURS_UP * 3600.0, HOURS_UP * 3600.0 + 2.0
 
 
 def metric(name: str, unit: str = "1", **scopes: Value) -> Metric:
-    """Return a reading of the port; `lane_1` stands for its lane 1, `port` for the port itself, `host` for the host."""
+    """Return a reading with a value for each scope: `lane_1` is lane 1 of PORT, `port` is PORT itself, `host` is the host."""
     named = {"host": "host", "port": PORT}
     values = {named.get(key) or f"{PORT},{key.replace('_', '=')}": value for key, value in scopes.items()}
     return Metric(name=name, unit=unit, values=values)
 
 
 def module_readings(watts: float, part_number: str = "AO-400", lanes: int = 2) -> list[Metric]:
-    """Return the readings of a module whose first lane receives this power, and the others 1 mW."""
+    """Return the readings of an optical module. Its first lane receives this power; its other lanes receive 1 mW each."""
     powers = {"lane_1": watts, **{f"lane_{lane}": 1e-3 for lane in range(2, lanes + 1)}}
     module = [("vendor", "ACME"), ("part_number", part_number), ("serial", "S1")]
     return [
@@ -59,7 +60,13 @@ def module_readings(watts: float, part_number: str = "AO-400", lanes: int = 2) -
 def symbol_error_readings(
     first: int, last: int | None = None, *, age_s: float | None = None
 ) -> tuple[list[Metric], list[Metric]]:
-    """Return the readings of the first and of the last snapshot of a port that has counted so many symbol errors."""
+    """Return the readings of the first and of the last snapshot of a port.
+
+    Args:
+        first: symbol errors in the first snapshot.
+        last: symbol errors in the last snapshot; None: as in the first.
+        age_s: for how long the counters have counted since they were cleared; None: not read.
+    """
     age = [] if age_s is None else [metric("port.counter_age", "s", port=age_s)]
     return (
         [metric("host.uptime", "s", host=FIRST_S), metric("port.symbol_errors", port=first), *age],
@@ -95,7 +102,7 @@ def test_lane_with_little_light_fails_and_its_module_is_named(watts: float, foun
     assert all("module ACME AO-400, serial S1" in item.reason for item in failed)
 
 
-def test_modules_of_other_part_numbers_are_not_compared() -> None:
+def test_modules_of_different_part_numbers_are_not_compared_with_each_other() -> None:
     evidence = fleet_of(with_metrics(module_readings(1e-3)), with_metrics(module_readings(1e-5, "AO-100-LR", lanes=1)))
     assert hosts_with_findings(evidence, LIGHT) == []
     assert_gathered(PLAN, evidence, [pack(LIGHT)])
@@ -128,7 +135,7 @@ def test_high_counter_that_does_not_increase_fails_by_its_rate(
     assert hosts_with_findings(evidence, RATE, RISING) == found
 
 
-def test_reason_states_the_count_its_time_and_that_it_did_not_increase() -> None:
+def test_reason_states_the_count_the_time_before_the_run_and_that_the_counter_did_not_increase() -> None:
     evidence = fleet_of(with_metrics(*symbol_error_readings(0)), with_metrics(*symbol_error_readings(40_000)))
     (failed,) = verdicts(evidence, RATE, RISING)
     assert failed.criterion == "rate"
@@ -138,7 +145,7 @@ def test_reason_states_the_count_its_time_and_that_it_did_not_increase() -> None
     assert (failed.value, failed.unit) == (400.0, "1/h")
 
 
-def test_reason_of_a_rate_over_the_minimum_time_says_at_most() -> None:
+def test_reason_says_at_most_24_h_if_the_counters_were_cleared_later() -> None:
     evidence = fleet_of(
         with_metrics(*symbol_error_readings(0, age_s=60.0)),
         with_metrics(*symbol_error_readings(120 * 24 + 24, age_s=60.0)),
@@ -147,27 +154,28 @@ def test_reason_of_a_rate_over_the_minimum_time_says_at_most() -> None:
     assert "counted in at most 24 h before the run" in failed.reason
 
 
-def test_counter_that_increases_fails_in_its_stage() -> None:
+def test_counter_that_increases_fails_in_the_stage_in_which_it_increased() -> None:
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 2005)))
     assert hosts_with_findings(evidence, RATE, RISING) == [H5]
     (failed,) = verdicts(evidence, RATE, RISING)
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    # 2000 in five minutes (the shortest time) are 24 000 an hour; three standard deviations are subtracted.
+    # The run is shorter than five minutes, which is the least time that counts: 2000 errors in it are 24 000 an hour.
+    # Three standard deviations are subtracted.
     assert "changed by 22 422 an hour" in reason
     assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
 
 
 @pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [H5])])
 def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: list[str]) -> None:
-    """The limit is 300 errors in five minutes. A port whose rate is at the limit may by chance count 340, but not 370."""
+    """The limit is 300 errors in five minutes. A port whose true rate is the limit may by chance count 340, but not 370."""
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 5 + count)))
     assert hosts_with_findings(evidence, RISING) == found
 
 
 @pytest.mark.parametrize("count", [5, 22, 121, 1000])
 def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
-    """At this mean, `count` or more events have the probability 0.00135: that of exceeding three standard deviations."""
+    """At this mean, `count` or more events have about the probability 0.00135, as a normal value above three sigma."""
     mean = least_rate(count, hours=1.0)
     fewer = sum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(count))
     assert mean < count
@@ -176,7 +184,7 @@ def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
 
 
 def test_equal_counters_of_hosts_with_different_uptimes_have_different_rates() -> None:
-    """Two hosts have the same counter; only the one that was booted recently has a high rate."""
+    """All hosts count 5000 errors; only H5, which was booted an hour ago, has a high rate."""
     recent = [metric("host.uptime", "s", host=3600.0), metric("port.symbol_errors", port=5000)]
     evidence = fleet_of(with_metrics(*symbol_error_readings(5000)), with_metrics(recent))
     assert hosts_with_findings(evidence, RATE) == [H5]
@@ -194,7 +202,8 @@ def test_rate_without_an_uptime_is_inconclusive() -> None:
     [("network.rx_crc_errors", "hca=mlx5_0"), ("network.carrier_changes", "hca=mlx5_0"), ("network.mtu", "hca=mlx5_0"),
      ("network.switch_port_label", "")],
 )  # fmt: skip
-def test_link_of_a_roce_interface_is_attributed_to_its_adapter(name: str, part: str) -> None:
+def test_verdict_on_a_roce_interface_is_attributed_to_its_adapter(name: str, part: str) -> None:
+    """A verdict on the label of the switch port is attributed to no part."""
     rule = criterion(name, id="interface", operator="le", value=0, scope="nic")
     interface = Metric(name="infiniband.interface", unit="1", values={PORT: "eth4"})
     serial = metric("optics.module.serial", port="S1")

@@ -1,4 +1,6 @@
-"""Test the detection power of floors (the smallest slowdown that they detect): noise, false alarms and the command.
+"""Test the detection power of floors: noise, false alarms and the command `power`.
+
+The detection power of a floor is the smallest slowdown that it detects.
 
 `test_power_edges.py` tests which values, groups and floors are included.
 """
@@ -28,7 +30,7 @@ from tests import builders
 
 PACKS = read_packs([])
 FLOOR = 7.0e14
-GATE = Pack(
+FLOOR_PACK = Pack(
     name="mine",
     gpu_names=(),
     chosen=True,
@@ -52,7 +54,7 @@ Rate = Callable[[int, str, str], float]
 
 
 def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: int = 4) -> list[Run]:
-    """Return runs of a healthy fleet with these bf16 GEMM rates."""
+    """Return `count` runs of a healthy fleet whose bf16 GEMM rates come from `rate`."""
     result = []
     for number in range(count):
         plan = builders.plan(*hosts, gpu_count=gpu_count, profile="smoke", rackproof_gang="none")
@@ -76,17 +78,20 @@ def gate_of(detection: Power, criterion: str = "floor") -> Gate:
     return next(item for item in detection.gates if item.criterion == criterion)
 
 
-def test_identical_runs_have_no_noise_and_hide_slowdowns_above_the_floor() -> None:
-    gate = gate_of(power(runs(lambda number, host, scope: 8e14), [*PACKS, GATE]))
+def test_without_noise_the_smallest_detected_slowdown_reaches_down_to_the_floor() -> None:
+    gate = gate_of(power(runs(lambda number, host, scope: 8e14), [*PACKS, FLOOR_PACK]))
     assert (gate.n, gate.parts, gate.mean, gate.sigma, gate.limit) == (12, 4, 8e14, 0.0, FLOOR)
     assert gate.false_alarm == 0.0
     assert gate.finds == pytest.approx(1 / 8)
     assert gate.could_find == 0.0
 
 
-def test_run_to_run_noise_is_reported_with_its_cost() -> None:
-    """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10; sigma is 10 x 1.4826 x 1.495 for three values."""
-    detection = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
+def test_run_to_run_noise_causes_false_alarms_and_hides_slowdowns() -> None:
+    """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10.
+
+    Sigma is 10 x 1.4826 x 1.495: the last factor corrects for having only three values.
+    """
+    detection = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, FLOOR_PACK])
     gate, sigma = gate_of(detection), 1e13 * 1.4826 * 1.495
     assert (gate.run_sigma, gate.part_sigma) == (pytest.approx(sigma), 0.0)
     assert gate.false_alarm == pytest.approx(NormalDist(8e14, sigma).cdf(FLOOR))
@@ -94,8 +99,8 @@ def test_run_to_run_noise_is_reported_with_its_cost() -> None:
     assert gate.could_find == pytest.approx((3.0902 + 2.3263) * sigma / 8e14, rel=1e-4)
 
 
-def test_detectable_slowdown_is_detected_in_99_percent() -> None:
-    gate = gate_of(power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE]))
+def test_smallest_detectable_slowdown_is_detected_with_a_probability_of_99_percent() -> None:
+    gate = gate_of(power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, FLOOR_PACK]))
     assert gate.finds is not None
     assert NormalDist(gate.mean * (1 - gate.finds), gate.sigma).cdf(gate.limit) == pytest.approx(0.99)
     best = gate.mean - NormalDist().inv_cdf(0.999) * gate.sigma
@@ -103,23 +108,23 @@ def test_detectable_slowdown_is_detected_in_99_percent() -> None:
 
 
 def test_false_alarms_include_spread_between_parts() -> None:
-    """Each GPU repeats exactly, but the four GPUs differ."""
+    """Each GPU has the same rate in every run, but the rates of the four GPUs differ."""
     rates = {"gpu=0": 7.6e14, "gpu=1": 7.8e14, "gpu=2": 8.2e14, "gpu=3": 8.4e14}
-    gate = gate_of(power(runs(lambda number, host, scope: rates[scope]), [*PACKS, GATE]))
+    gate = gate_of(power(runs(lambda number, host, scope: rates[scope]), [*PACKS, FLOOR_PACK]))
     assert gate.run_sigma == 0.0
     assert gate.part_sigma == pytest.approx(3e13 * 1.4826 * 1.363)
     assert gate.sigma == gate.part_sigma
     assert 0.01 < gate.false_alarm < 0.1
 
 
-def test_floor_above_the_parts_fails_all_of_them() -> None:
-    gate = gate_of(power(runs(lambda number, host, scope: 6e14), [*PACKS, GATE]))
+def test_floor_above_the_rates_of_all_healthy_parts_fails_them_all() -> None:
+    gate = gate_of(power(runs(lambda number, host, scope: 6e14), [*PACKS, FLOOR_PACK]))
     assert (gate.false_alarm, gate.finds) == (1.0, 0.0)
 
 
-def test_floor_far_below_the_noise_detects_no_slowdown() -> None:
+def test_floor_detects_no_slowdown_if_healthy_rates_scatter_too_much() -> None:
     noisy = runs(lambda number, host, scope: (2e14, 8e14, 14e14)[number])
-    low = replace(GATE, criteria=(replace(GATE.criteria[0], value=1e14),))
+    low = replace(FLOOR_PACK, criteria=(replace(FLOOR_PACK.criteria[0], value=1e14),))
     gate = gate_of(power(noisy, [*PACKS, low]))
     assert gate.finds is None
     assert "nothing" in render_power(power(noisy, [*PACKS, low]))
@@ -135,7 +140,7 @@ def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_values(cou
 
 
 def test_noise_is_measured_on_the_judged_value() -> None:
-    """The judged value may differ from the median of the samples: `stress.power` is a mean."""
+    """Not on the median of the samples, which may differ: the value of `stress.power` is a mean."""
     repeated_runs = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(repeated_runs):
 
@@ -165,7 +170,7 @@ def test_sigma_of_few_values_is_not_underestimated(values: list[float], sigma: f
 
 
 def test_false_alarms_include_one_slow_run_of_three() -> None:
-    detection = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
+    detection = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, FLOOR_PACK])
     gate = gate_of(detection)
     assert gate.run_sigma > 9e13
     assert gate.false_alarm > 0.05
@@ -200,7 +205,7 @@ def test_gang_is_one_part() -> None:
     assert {item.parts for item in gang} == {1}
 
 
-def test_replaced_part_is_another_part() -> None:
+def test_gpu_that_replaced_another_is_a_part_of_its_own() -> None:
     repeated_runs = runs(lambda number, host, scope: 8e14)
     plan, evidence = repeated_runs[2]
     swapped = tuple(
@@ -208,7 +213,9 @@ def test_replaced_part_is_another_part() -> None:
         for record in evidence["h1"].records
     )
     repeated_runs[2] = (plan, {"h1": replace(evidence["h1"], records=swapped)})
-    assert gate_of(power(repeated_runs, [*PACKS, GATE])).parts == 3
+    assert gate_of(power(repeated_runs, [*PACKS, FLOOR_PACK])).parts == 3, (
+        "neither the old nor the new GPU has three runs"
+    )
 
 
 def test_fewer_than_three_runs_are_refused() -> None:
@@ -216,13 +223,13 @@ def test_fewer_than_three_runs_are_refused() -> None:
         power(runs(lambda number, host, scope: 8e14, count=2), PACKS)
 
 
-def test_same_run_twice_is_refused() -> None:
+def test_run_that_is_given_twice_is_refused() -> None:
     repeated_runs = runs(lambda number, host, scope: 8e14)
     with pytest.raises(UsageError, match="run r0 is given twice"):
         power([repeated_runs[0], repeated_runs[0], repeated_runs[1]], PACKS)
 
 
-def test_runs_of_other_hosts_are_refused() -> None:
+def test_runs_of_different_hosts_are_refused() -> None:
     repeated_runs = runs(lambda number, host, scope: 8e14)
     other = runs(lambda number, host, scope: 8e14, hosts=("h2",))
     with pytest.raises(UsageError, match="runs r0 and r2 have different hosts"):

@@ -1,7 +1,7 @@
-"""Boundary conditions of detection power: which values, groups and floors are included.
+"""Boundary cases of detection power: which values, groups and floors are included.
 
-The detection power of a floor is the smallest slowdown that it detects. A gate is a floor with its noise. The runs have one
-or two figures. `test_power.py` tests the command, and the statistics on full plans.
+The detection power of a floor is the smallest slowdown that it detects. A gate is a criterion with a floor, and its detection
+power. In these tests a run has one or two figures; `test_power.py` tests full plans and the command.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def power_of_runs(
     """Return the detection power of three runs.
 
     Args:
-        observe: number of a run, name of a host -> observations of that host in that run.
-        criteria: default FLOOR.
+        observe: (number of the run, host) -> observations of the host in this run.
+        criteria: the criteria of the only pack; none: FLOOR.
         metrics: readings of every host.
         over: other fields of every record.
     """
@@ -143,7 +143,7 @@ def test_figure_with_too_few_runs_is_left_out() -> None:
     assert [(gate.parts, gate.n) for gate in without_h2_in_one_run.gates] == [(1, 3)]
 
 
-def test_gang_is_one_part_and_a_serial_is_optional() -> None:
+def test_gang_is_one_part_and_a_gpu_may_have_no_serial() -> None:
     shared = power_of_runs(lambda number, host: [figure(100.0, scope="gang=g")], replace(FLOOR, scope="gang"))
     assert [(gate.parts, gate.n) for gate in shared.gates] == [(1, 3)], "both hosts report the same figure"
     assert shared.repeats[0].where == "gang=g"

@@ -1,4 +1,4 @@
-"""Pulsed load: a GPU that is slower than the others of its host or of the fleet is named. Healthy hosts have no finding."""
+"""Benchmark `pulse` (pulsed load): a bad GPU is named. Healthy hosts have no finding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pulse_plan() -> Plan:
 
 
 def healthy(plan: Plan, host: str) -> Evidence:
-    """Return the evidence of a host with the planned figures, and the figures in OPTIONAL, which not every GPU has."""
+    """Return the evidence of a healthy host: the planned figures, and those of OPTIONAL, which some GPU models lack."""
     more = tuple(
         builders.observation(f"pulse.{name}", value, scope=f"gpu={gpu}", unit=unit, period_ms=2000)
         for name, unit, value in OPTIONAL
@@ -53,6 +53,8 @@ def findings(change: Callable[[str, Observation], Observation]) -> set[tuple[str
 
 
 def bad(name: str, value: Any, host: str = "h2", gpu: int = 3) -> Callable[[str, Observation], Observation]:
+    """Return a change that gives one GPU this value at the period of 2 s, or at no period if the figure has none."""
+
     def change(measured_host: str, item: Observation) -> Observation:
         chosen = (measured_host, item.name, item.scope) == (host, f"pulse.{name}", f"gpu={gpu}")
         return replace(item, value=value) if chosen and item.params.get("period_ms", 2000) == 2000 else item
@@ -79,7 +81,7 @@ def test_bad_gpu_is_named(name: str, value: float, criterion: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("work_share", 0.96), ("work", 960.0), ("amplitude", 560.0)])
-def test_usual_differences_pass(name: str, value: float) -> None:
+def test_usual_differences_between_gpus_pass(name: str, value: float) -> None:
     assert findings(bad(name, value)) == set()
 
 

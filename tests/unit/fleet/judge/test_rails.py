@@ -1,4 +1,4 @@
-"""Cables of hosts compared with each other: which switches belong to a rail, and which ports deviate from it."""
+"""Cables of the hosts are compared: which switches belong to a rail, and which ports are at a switch of another rail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 
 def link(host: str, rail: int, switch: str, **fields: Any) -> PortLink:
-    """Return the port of a rail; its switch has the name and the ID `switch`, empty if it was not read."""
+    """Return the port of a rail. `switch`: name and ID of its switch; empty: the switch was not read."""
     default: dict[str, Any] = {
         "host": host, "scope": f"nic=eth{rail}", "slot": f"slot{rail}", "names": frozenset(), "is_fastest": True,
         "switch_id": switch, "switch": switch, "port": "swp1" if switch else "", "reason": "" if switch else "no LLDP",
@@ -22,7 +22,7 @@ def link(host: str, rail: int, switch: str, **fields: Any) -> PortLink:
 
 
 def host(number: int, *switches: str, **fields: Any) -> HostLinks:
-    """Return a host whose rails are at these switches."""
+    """Return the host `h<number>`, whose rails 0, 1, ... are at these switches."""
     name = f"h{number}"
     links = tuple(link(name, rail, switch, **fields) for rail, switch in enumerate(switches))
     return HostLinks(host=name, has_record=True, links=links)
@@ -105,7 +105,9 @@ def test_three_hosts_are_needed_for_a_majority(others: int, fails: bool) -> None
 
 
 @pytest.mark.parametrize(("right", "wrong", "fails"), [(4, 2, True), (5, 3, False)])
-def test_two_of_three_hosts_must_use_the_switches_of_a_rail(right: int, wrong: int, fails: bool) -> None:
+def test_port_fails_only_if_two_thirds_of_the_hosts_use_the_switches_of_its_rail(
+    right: int, wrong: int, fails: bool
+) -> None:
     hosts = [host(number, "a", "b", "c", "d") for number in range(right)]
     hosts += [host(right + number, "a", "b", "c", f"x{number}") for number in range(wrong)]
     assert len(states(verdicts(hosts)).get(FAIL, [])) == (wrong if fails else 0)
@@ -126,7 +128,7 @@ def test_rail_with_two_switches_names_both() -> None:
     assert verdicts(hosts)["h0", "nic=eth0"].limit == "a or a2"
 
 
-def test_switch_of_two_rails_belongs_to_the_one_that_uses_it_more() -> None:
+def test_switch_of_two_rails_belongs_to_the_rail_of_more_hosts() -> None:
     hosts = [host(number, "a", "b") for number in range(6)] + [host(6 + number, "b", "a") for number in range(2)]
     found = states(verdicts(hosts))
     assert found[FAIL] == ["h6 eth0", "h6 eth1", "h7 eth0", "h7 eth1"]
@@ -140,7 +142,7 @@ def test_hosts_of_two_pods_are_compared_within_their_pod() -> None:
     assert verdicts(pods)["h0", "nic=eth0"].reason == "at a swp1: 4 of 4 hosts have a in this slot"
 
 
-def test_switch_that_was_not_read_is_inconclusive_if_it_should_have_been() -> None:
+def test_switch_that_was_not_read_is_inconclusive_if_one_is_expected_and_the_port_has_a_link() -> None:
     unread = verdicts([*STRAIGHT, host(6, "a", "")])["h6", "nic=eth1"]
     assert (unread.verdict, unread.kind, unread.value, unread.limit, unread.operator) == (
         INCONCLUSIVE, VerdictKind.MISSING, None, None, "",
@@ -153,7 +155,7 @@ def test_switch_that_was_not_read_is_inconclusive_if_it_should_have_been() -> No
         assert ("h6", "nic=eth1") not in verdicts([*STRAIGHT, other])
 
 
-def test_switch_that_changed_is_one_contradiction() -> None:
+def test_switch_that_changed_during_the_run_gives_one_contradictory_verdict() -> None:
     changed = link("h6", 1, "", has_changed=True, reason="the switch changed during the run: b, then x")
     found = verdicts([*STRAIGHT, HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), changed))])
     verdict = found["h6", "nic=eth1"]
@@ -164,7 +166,7 @@ def test_switch_that_changed_is_one_contradiction() -> None:
 
 
 @pytest.mark.parametrize(("known", "silent", "is_named"), [(4, 2, True), (3, 2, False), (2, 1, True), (1, 1, False)])
-def test_host_without_any_switch_is_inconclusive_if_two_of_three_hosts_have_one(
+def test_host_that_reports_no_switch_is_inconclusive_if_two_thirds_of_the_hosts_report_one(
     known: int, silent: int, is_named: bool
 ) -> None:
     hosts = [host(number, "a", "b") for number in range(known)] + [
@@ -199,7 +201,7 @@ def racks(*switches: str) -> list[HostLinks]:
     return [host(number, switch, switch) for number, switch in enumerate(switches)]
 
 
-def test_host_without_peers_may_not_share_a_switch_between_rails_that_others_separate() -> None:
+def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_separate_them() -> None:
     apart = [host(number, f"a{number}", f"b{number}") for number in range(2)]
     found = verdicts([*apart, host(2, "x", "x")])
     assert states(found)[FAIL] == ["h2 eth0", "h2 eth1"]

@@ -92,7 +92,7 @@ def test_criterion_that_takes_more_than_one_comparison_has_no_check(fields: dict
 
 
 @pytest.mark.parametrize("fields", [{}, {"where": {"reason": "x"}}, {"delta": True}, {"operator": "ge"}])
-def test_other_criteria_have_a_check(fields: dict[str, Any]) -> None:
+def test_criterion_of_one_comparison_has_a_check(fields: dict[str, Any]) -> None:
     counted = row(fields.get("operator", "le"))
     check = check_of(view(*THREE), rows=[counted] * 2, **fields)
     assert check is not None
@@ -102,7 +102,7 @@ def test_other_criteria_have_a_check(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "metrics",
     [(metric(), metric(1, None), metric()), (metric(), metric(1, 2, gpu2="error: no"), metric())],
-    ids=["other values", "other reasons"],
+    ids=["one snapshot lacks a value", "one snapshot has a reason more"],
 )
 def test_readings_must_have_the_same_scopes_in_all_snapshots(metrics: Sequence[Metric]) -> None:
     assert check_of(view(*metrics)) is None
@@ -180,7 +180,7 @@ def test_every_number_in_every_snapshot_must_pass(
     assert counted.total == (count or 0)
 
 
-def test_host_with_other_snapshots_is_not_counted() -> None:
+def test_passes_of_a_host_with_other_snapshots_are_not_counted() -> None:
     checked, _ = check()
     assert checked.count_passes(view(*THREE, phases=(*SNAPSHOTS[:2], ("benchmark", "during"))), 0) is None
     assert checked.count_passes(view(*THREE[:2]), 0) is None
@@ -203,7 +203,7 @@ def test_increase_over_the_run_must_pass_and_the_counter_must_not_be_reset(
         assert max(entry[4] for entry in counted.farthest) == numbers[-1] - numbers[0]  # type: ignore[type-var]
 
 
-def test_passes_are_counted_with_the_last_number_host_and_scope() -> None:
+def test_passes_are_counted_with_the_number_of_the_last_snapshot_the_host_and_the_scope() -> None:
     checked, counted = check("ge", 1)
     assert checked.count_passes(view(metric(7, 8), metric(7, 8), metric(3, 4)), 5) == 2
     assert [(entry[2], entry[3], entry[4], entry[5]) for entry in counted.farthest] == [

@@ -1,4 +1,4 @@
-"""Snapshots of one record that contradict each other: a reading is missing in some, or changed although it is constant."""
+"""Snapshots of one record that contradict each other: some lack a reading, or a reading changed that must be constant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Changes = dict[str, dict[str, object] | None]
 
 
 def snapshot(number: int, phase: str, changes: Changes) -> Snapshot:
-    """Return a snapshot taken after `number` x 20 s. `changes`: reading -> other values, or None to omit the reading."""
+    """Return a snapshot taken 20 s x `number` after midnight. `changes`: reading -> its values; None omits the reading."""
     readings: Changes = {**READ, "host.uptime": {"host": 1000.0 + 20 * number}, **changes}
     metrics = tuple(
         Metric(name=name, unit=READINGS[name].unit, values=values)  # type: ignore[arg-type]
@@ -58,20 +58,20 @@ def problems(
 
 
 def moved(first: Changes, last: Changes) -> dict[str, Changes]:
-    """Return changes after which these readings have other values in the last snapshot."""
+    """Return changes: the readings `first` before and during the launch, `last` after it; during it only fast readings."""
     fast = {name: values for name, values in first.items() if not READINGS[name].full_only}
     return {"before": first, "during": fast, "after": last}
 
 
 HEALTHY: dict[str, dict[str, Changes]] = {
     "nothing changes": {},
-    "it gets warm": {"during": {"gpu.temperature": {"gpu=0": 70}}},
+    "a GPU gets warm": {"during": {"gpu.temperature": {"gpu=0": 70}}},
     "throttled for the whole launch": {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 90.0}}},
-    "a driver counts late": {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 150.0}}},
-    "an error occurs": {"after": {"xid.count": {"pci=0000:06:00.0,xid=31": 1}}},
+    "the driver counts throttled time late": {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 150.0}}},
+    "an XID error occurs": {"after": {"xid.count": {"pci=0000:06:00.0,xid=31": 1}}},
     "a disk is replaced by another of the same name": {"after": {"storage.disk.serial": {"disk=sda": "D2"}}},
     "a link goes down": {"after": {"gpu.nvlink.speed": {"gpu=0,link=0": 0}}},
-    "a hypervisor takes memory": {"after": {"host.numa.memory_total": {"numa=0": 5e10}}},
+    "a hypervisor takes memory of a NUMA node": {"after": {"host.numa.memory_total": {"numa=0": 5e10}}},
     "a power manager lowers limits and clocks": moved(
         {"gpu.power_limit_set": {"gpu=0": 700.0}, "gpu.clock.lowered": {"gpu=0": False}},
         {"gpu.power_limit_set": {"gpu=0": 600.0}, "gpu.clock.lowered": {"gpu=0": True}},
@@ -83,7 +83,7 @@ HEALTHY: dict[str, dict[str, Changes]] = {
     "a service writes the CDI specification again": moved(
         {"container.cdi.current": {"host": False}}, {"container.cdi.current": {"host": True}}
     ),
-    "another process with other limits reads": moved(
+    "the snapshots are taken by two processes with different limits": moved(
         {"host.ulimit.nofile": {"host": 1024}}, {"host.ulimit.nofile": {"host": 1048576}}
     ),
     "a hypervisor takes memory of the host": moved(
@@ -116,7 +116,7 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
         {"during": {"gpu.temperature": {}}},
         ("gpu.temperature", "gpu=0", MISSING.format("during benchmark")),
     ),
-    "a reading exists during the launch only": (
+    "a reading exists only during the launch": (
         {"before": {"gpu.temperature": None}, "after": {"gpu.temperature": None}},
         ("gpu.temperature", "host", "read only during a launch"),
     ),
@@ -124,19 +124,19 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
         {"during": {"gpu.memory.total": {"gpu=0": 1e8}}},
         ("gpu.memory.total", "gpu=0", "changed during the run: 100000000000.0, then 100000000.0"),
     ),
-    "the memory of a NUMA node has another unit": (
+    "the memory of a NUMA node shrinks a thousandfold": (
         {"after": {"host.numa.memory_total": {"numa=0": 1e8}}},
         ("host.numa.memory_total", "numa=0", "changed during the run: 100000000000.0, then 100000000.0"),
     ),
-    "a limit changes": (
+    "a temperature limit changes": (
         {"after": {"gpu.temperature_slowdown": {"gpu=0": 0.095}}},
         ("gpu.temperature_slowdown", "gpu=0", "changed during the run: 95, then 0.095"),
     ),
-    "an address changes": (
+    "the address of a GPU changes": (
         {"during": {"gpu.pci_bus_id": {"gpu=0": "0000:07:00.0"}}},
         ("gpu.pci_bus_id", "gpu=0", "changed during the run: 0000:06:00.0, then 0000:07:00.0"),
     ),
-    "a device on the bus changes": (
+    "the BAR1 size of a PCI device changes": (
         {"after": {"pcie.bar1.size": {"pci=0000:06:00.0": 1e8}}},
         ("pcie.bar1.size", "pci=0000:06:00.0", "changed during the run: 100000000000.0, then 100000000.0"),
     ),
@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
         {"after": {"gpu.nvlink.speed": {"gpu=0,link=0": 2.5e13}}},
         ("gpu.nvlink.speed", "gpu=0,link=0", "changed during the run: 25000000000.0, then 25000000000000.0"),
     ),
-    "throttled for longer than possible": (
+    "throttled for longer than the time between the snapshots": (
         {"after": {"gpu.throttle.time": {"gpu=0,reason=power_cap": 50_000.0}}},
         ("gpu.throttle.time", "gpu=0,reason=power_cap", "grew by 49950 s within 20 s"),
     ),
@@ -160,19 +160,19 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
 
 
 @pytest.mark.parametrize(("changes", "problem"), WRONG.values(), ids=WRONG)
-def test_a_reading_that_contradicts_another_snapshot_is_named(
+def test_reading_that_contradicts_another_snapshot_is_named(
     changes: dict[str, Changes], problem: tuple[str, str, str]
 ) -> None:
     assert problem in problems(**changes)
 
 
-def test_a_snapshot_whose_collector_failed_is_not_compared() -> None:
+def test_snapshot_with_a_failed_collector_is_not_compared() -> None:
     before, after = snapshot(0, "before", {}), snapshot(2, "after", {"gpu.temperature": None})
     failed = Metric(name="collector.nvml", unit="s", absent={"host": "error: did not return within 20 s"})
     assert list(reading_problems(record_of(before, after))) != []
     assert list(reading_problems(record_of(before, replace(after, metrics=(*after.metrics, failed))))) == []
 
 
-def test_a_record_that_states_another_gpu_than_every_snapshot_is_named() -> None:
+def test_record_whose_gpu_has_another_address_than_in_every_snapshot_is_named() -> None:
     reason = "every snapshot has 0000:06:00.0, but the record states 0000:08:00.0"
     assert problems(gpu=replace(GPU, pci_bus_id="0000:08:00.0")) == [("gpu.pci_bus_id", "gpu=0", reason)]

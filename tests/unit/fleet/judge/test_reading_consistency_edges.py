@@ -17,6 +17,7 @@ Readings = Mapping[str, Mapping[str, Any]]
 
 
 def metric(name: str, values: Mapping[str, Any]) -> Metric:
+    """Return a reading. `values`: scope -> value, or the reason why it is absent (`error: ...`, `unsupported: ...`)."""
     unit = READINGS[name].unit if name in READINGS else "s" if name.startswith("collector.") else "1"
     scopes = {scope: value for scope, value in values.items() if not str(value).startswith(("error:", "unsupported:"))}
     absent = {scope: value for scope, value in values.items() if scope not in scopes}
@@ -31,6 +32,7 @@ def snapshot(second: int, readings: Readings, phase: str = "before", *, duration
 
 
 def problems(*snapshots: Snapshot, gpus: Sequence[Gpu] = (GPU,)) -> list[tuple[str, str, str]]:
+    """Return name, scope and reason of each problem of a record with these snapshots."""
     record = Record(
         run_id="r", nonce="n", host="h1", rackproof="1", gpus=tuple(gpus), snapshots=snapshots,
         began="2026-01-01T00:00:00Z", ended="2026-01-01T09:00:00Z",
@@ -53,7 +55,7 @@ def test_constant_readings_are_known_by_name(name: str, constant: bool) -> None:
 
 
 def changed(name: str, *values: Any, scope: str = "host") -> list[str]:
-    """Return the reasons of the problems of a reading that has these values in turn."""
+    """Return the reasons of the problems of a reading that has the first value in the first snapshot, and so on."""
     shots = [snapshot(20 * at, {name: {scope: value}}) for at, value in enumerate(values)]
     return [reason for _, _, reason in problems(*shots)]
 
@@ -128,7 +130,7 @@ def test_uptime_grows_with_the_clock(grown: float, is_wrong: bool) -> None:
     assert bool(times("host.uptime", "host", 10.0, 10.0 + grown, seconds=100)) is is_wrong
 
 
-def test_time_that_is_not_valid_limits_nothing() -> None:
+def test_growth_is_not_limited_if_the_time_of_a_snapshot_is_not_valid() -> None:
     first, second = snapshot(0, {THROTTLED[0]: {THROTTLED[1]: 1.0}}), snapshot(9, {THROTTLED[0]: {THROTTLED[1]: 1e9}})
     assert problems(first, replace(second, at="later")) == []
 
@@ -145,7 +147,7 @@ IDENTITY = {"gpu.serial": "S1", "gpu.uuid": "U1", "gpu.name": "H200", "gpu.pci_b
 
 
 @pytest.mark.parametrize("name", IDENTITY)
-def test_identity_of_a_gpu_is_that_of_the_record(name: str) -> None:
+def test_gpu_that_has_another_identity_in_every_snapshot_than_in_the_record_is_named(name: str) -> None:
     right, wrong = {name: {"gpu=0": IDENTITY[name]}}, {name: {"gpu=0": "X", "gpu=1": "Y"}}
     stated = (name, "gpu=0", f"every snapshot has X, but the record states {IDENTITY[name]}")
     assert problems(snapshot(0, right), snapshot(20, right)) == []
@@ -157,19 +159,20 @@ def test_identity_of_a_gpu_is_that_of_the_record(name: str) -> None:
     assert problems(snapshot(0, {name: {"gpu=7": "X"}})) == []
 
 
-WHEN = "missing in the snapshot {} benchmark, but other snapshots of the record have it"
+MISSING = "missing in the snapshot {} benchmark, but other snapshots of the record have it"
 
 
-def missing(first: Readings, last: Readings, phase: str = "after") -> list[tuple[str, str, str]]:
-    return problems(snapshot(0, first), snapshot(20, last, phase), snapshot(40, first, "after"))
+def missing(outer: Readings, middle: Readings, phase: str = "after") -> list[tuple[str, str, str]]:
+    """Return the problems of a record whose first and last snapshot have `outer`, and whose second one has `middle`."""
+    return problems(snapshot(0, outer), snapshot(20, middle, phase), snapshot(40, outer, "after"))
 
 
 def test_reading_that_a_full_snapshot_lacks_is_missing_there() -> None:
     both = {"gpu.power": {"gpu=0": 1}, "gpu.utilization": {"gpu=0": 1}}
     one = {"gpu.power": {"gpu=0": 1}}
-    assert missing(both, one) == [("gpu.utilization", "host", WHEN.format("after"))]
+    assert missing(both, one) == [("gpu.utilization", "host", MISSING.format("after"))]
     named = {item[2] for item in problems(snapshot(0, one), snapshot(20, both, "after"))}
-    assert named == {WHEN.format("before")}
+    assert named == {MISSING.format("before")}
 
 
 @pytest.mark.parametrize(
@@ -181,18 +184,18 @@ def test_reading_that_a_full_snapshot_lacks_is_missing_there() -> None:
         ("site.load", False),
     ],
 )
-def test_snapshot_during_a_launch_has_the_fast_readings(name: str, is_missing: bool) -> None:
+def test_snapshot_during_a_launch_must_have_the_fast_readings_only(name: str, is_missing: bool) -> None:
     full = {
         "gpu.power": {"gpu=0": 1},
         name: {"host" if name.startswith("collector") else "gpu=0": 1},
         "gpu.minor_number": {"gpu=0": 0},
     }
     during = {"gpu.power": {"gpu=0": 1}}
-    found = [where for where, _, reason in missing(full, during, "during") if reason == WHEN.format("during")]
+    found = [where for where, _, reason in missing(full, during, "during") if reason == MISSING.format("during")]
     assert (name in found) is is_missing
 
 
-def test_at_most_three_readings_that_only_a_launch_has_are_named() -> None:
+def test_at_most_three_readings_that_were_read_only_during_a_launch_are_named() -> None:
     full = {"gpu.power": {"gpu=0": 1}}
     more = {**full, **{f"site.r{number}": {"host": 1} for number in range(5)}}
     found = missing(full, more, "during")
@@ -210,12 +213,12 @@ def test_at_most_three_readings_that_only_a_launch_has_are_named() -> None:
         ("optics.temperature", "nic=eth1", "nic=eth0", False),
     ],
 )
-def test_value_that_a_snapshot_lacks_is_missing_except_of_disks_modules_and_xids(
+def test_value_that_a_snapshot_lacks_is_reported_except_of_disks_modules_and_xids(
     name: str, scope: str, other: str, is_missing: bool
 ) -> None:
     log = {"xid.last_seen": {"host": 0.0}}
     full = {name: {scope: 1, other: 1}, **log}
-    assert missing(full, {name: {other: 1}, **log}) == ([(name, scope, WHEN.format("after"))] if is_missing else [])
+    assert missing(full, {name: {other: 1}, **log}) == ([(name, scope, MISSING.format("after"))] if is_missing else [])
 
 
 @pytest.mark.parametrize(
@@ -225,23 +228,23 @@ def test_value_that_a_snapshot_lacks_is_missing_except_of_disks_modules_and_xids
         ({"gpu=0": 1, "gpu=1": "error: no"}, {"gpu=0": 1}),
         ({"gpu=0": "error: no", "gpu=1": 1}, {"gpu=0": "error: no"}),
     ],
-    ids=["a value", "a reason", "the only value"],
+    ids=["value of gpu=1 is gone", "reason of gpu=1 is gone", "only value is gone"],
 )
-def test_reading_that_lacks_a_gpu_is_found_if_it_is_the_only_one_that_changed(
+def test_reading_that_lost_a_gpu_is_found_if_no_other_reading_changed(
     first: Mapping[str, Any], last: Mapping[str, Any]
 ) -> None:
-    """Readings that are the same object in both snapshots are not compared."""
+    """`reading_problems` skips readings that are the same object in both snapshots, here `gpu.temperature`."""
     before = snapshot(0, {"gpu.temperature": {"gpu=0": 40, "gpu=1": 40}, "gpu.power": first})
     after = replace(snapshot(20, {}, "after"), metrics=(before.metrics[0], metric("gpu.power", last)))
-    assert problems(before, after) == [("gpu.power", "gpu=1", WHEN.format("after"))]
+    assert problems(before, after) == [("gpu.power", "gpu=1", MISSING.format("after"))]
     renamed = replace(after, metrics=(before.metrics[0], metric("gpu.utilization", first)))
-    assert ("gpu.power", "host", WHEN.format("after")) in problems(before, renamed)
+    assert ("gpu.power", "host", MISSING.format("after")) in problems(before, renamed)
 
 
 def test_missing_values_are_in_the_order_of_their_scopes() -> None:
     gpus = [f"gpu={index}" for index in range(8)]
     found = missing({"gpu.power": dict.fromkeys(gpus, 1)}, {"gpu.power": {}})
-    assert found == [("gpu.power", gpu, WHEN.format("after")) for gpu in gpus]
+    assert found == [("gpu.power", gpu, MISSING.format("after")) for gpu in gpus]
 
 
 def test_reading_of_a_disk_is_missing_if_the_snapshot_has_other_readings_of_the_disk() -> None:
@@ -250,7 +253,7 @@ def test_reading_of_a_disk_is_missing_if_the_snapshot_has_other_readings_of_the_
         "storage.disk.rotational": {"disk=sda": 1, "disk=sdb": 1},
     }
     less = {**full, "storage.disk.size": {"disk=sda": 1}}
-    assert missing(full, less) == [("storage.disk.size", "disk=sdb", WHEN.format("after"))]
+    assert missing(full, less) == [("storage.disk.size", "disk=sdb", MISSING.format("after"))]
     refused = {**full, "storage.disk.size": {"disk=sda": 1, "disk=sdb": "error: no answer"}}
     assert missing(full, refused) == []
 
@@ -261,7 +264,7 @@ def test_events_are_missing_only_if_the_log_was_read() -> None:
     assert missing(full, unread) == []
 
 
-def test_lane_of_a_module_that_is_there_may_be_missing() -> None:
+def test_lane_of_an_optical_module_may_be_missing_although_the_module_is_present() -> None:
     lanes = {f"nic=eth0,lane={lane}": 1 for lane in (1, 2)}
     full = {"optics.rx_power": lanes, "network.operstate": {"nic=eth0": "up"}}
     assert missing(full, {**full, "optics.rx_power": {"nic=eth0,lane=1": 1}}) == []

@@ -1,4 +1,4 @@
-"""A missing or unsupported reading is inconclusive if half of the GPUs or hosts of its kind have it, or if every host has it."""
+"""A reading that a GPU or host lacks is inconclusive if at least half of its kind have it, or if every host must have it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_reading_that_at_least_half_of_the_gpus_of_the_kind_have_is_required(
     assert {(item.reason, item.kind) for item in found} == {(reason, UNSUPPORTED)}
 
 
-def test_reading_that_few_gpus_of_the_kind_have_is_optional() -> None:
+def test_reading_that_less_than_half_of_the_gpus_of_the_kind_have_is_optional() -> None:
     assert verdicts(fleet({"h1": ("gpu=0",), "h2": GPUS, "h3": GPUS})) == []
     assert verdicts(fleet(dict.fromkeys(("h1", "h2", "h3"), GPUS))) == []
 
@@ -89,7 +89,7 @@ def test_gpus_with_another_driver_are_of_another_kind() -> None:
     assert verdicts(with_drivers("580.82.07", "550.54.15", "580.82.07")) == []
 
 
-def test_gpu_without_a_bridge_may_lack_readings_of_nvlinks() -> None:
+def test_gpu_without_active_nvlinks_may_lack_readings_of_nvlinks() -> None:
     name = "gpu.nvlink.recoveries"
     assert len(verdicts(fleet({"h2": GPUS}, name), name)) == 2
     evidence = fleet({"h2": GPUS}, name)
@@ -190,7 +190,7 @@ def test_reading_that_most_hosts_of_the_kind_have_is_required(
     assert {(item.host, item.scope, item.reason) for item in found} == {("h2", scope, reason) for scope in scopes}
 
 
-def test_reading_that_few_hosts_of_the_kind_have_is_optional() -> None:
+def test_reading_that_less_than_half_of_the_hosts_of_the_kind_have_is_optional() -> None:
     alone = builders.plan("h2", "h3", "h4", profile="smoke", gpu_count=2)
     evidence = fleet_with_ports(lambda metric: metric, alone)
     for host in ("h3", "h4"):

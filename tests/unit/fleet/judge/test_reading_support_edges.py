@@ -175,7 +175,7 @@ def test_reading_of_hosts_is_compared_if_an_optional_criterion_judges_it(
 @pytest.mark.parametrize(
     "name", ["container.runc.version", "storage.pool.healthy", "optics.temperature", "bmc.sensor.alarm"]
 )
-def test_readings_that_only_some_hosts_have_are_not_compared(name: str) -> None:
+def test_readings_of_equipment_that_only_some_hosts_have_are_not_compared(name: str) -> None:
     rules = (criterion(name, operator="le", optional=True, scope=""),)
     views = [host("h1", rules=rules), host("h2", metric(name, {"host": 1}), rules=rules)]
     assert verdicts(*views) == []
@@ -274,12 +274,14 @@ FAILED, READ = metric("collector.duration", host="error: no"), metric("collector
     ids=["lost by GPUs", "GPUs have it now", "lost by the host", "host has it now", "collector failed", "collector works now",
          "slot is gone"],
 )  # fmt: skip
-def test_last_snapshot_counts(groups: Sequence[Sequence[Metric]], other: Sequence[Metric], count: int) -> None:
+def test_last_snapshot_decides_what_a_host_lacks(
+    groups: Sequence[Sequence[Metric]], other: Sequence[Metric], count: int
+) -> None:
     found = verdicts(read_in_turn(*groups), host("h2", *other))
     assert len([reason for *_, reason in found if "every host" not in reason]) == count
 
 
-def test_one_error_among_unsupported_parts_is_not_an_unsupported_reading() -> None:
+def test_reading_with_one_error_among_unsupported_parts_is_not_reported_on_the_host() -> None:
     rules = (criterion("host.dimm.populated", operator="eq", value=True, optional=True, scope=""),)
     mixed = Metric(name="host.dimm.populated", unit="1", absent={"mc=0,dimm=0": NO, "mc=0,dimm=1": "error: no"})
     assert [scope for _, scope, _ in verdicts(host("h1", mixed, rules=rules), host("h2", SLOTS, rules=rules))] != [

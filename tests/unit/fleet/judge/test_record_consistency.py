@@ -1,4 +1,4 @@
-"""Times, launches, snapshots, versions and figures of the records of one host must fit each other and the plan."""
+"""The records of one host must not contradict each other or the plan: times, launches, snapshots, versions and figures."""
 
 from __future__ import annotations
 
@@ -66,13 +66,15 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
         ({"members": ("h1", "h9")}, ["a launch of one host had the members h1, h9"]),
     ],
 )  # fmt: skip
-def test_launch_must_fit_its_deadline_the_plan_and_the_host(fields: dict[str, Any], expected: list[str]) -> None:
+def test_launch_must_fit_its_own_deadline_the_deadline_of_the_plan_and_its_host(
+    fields: dict[str, Any], expected: list[str]
+) -> None:
     ended = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
     assert found(launches(fields)(ended)) == [of_launch(reason) for reason in expected]
 
 
 def ranks(*numbers: tuple[int, int], codes: Sequence[int | None] = (0, 0, 0, 0, 0)) -> tuple[Rank, ...]:
-    """Return ranks with these numbers and local numbers."""
+    """Return ranks; `numbers` are (rank, local rank), `codes` their exit codes in the same order."""
     return tuple(
         Rank(rank=rank, local_rank=local, phase="end", exit_code=code, log_tail="")
         for (rank, local), code in zip(numbers, codes, strict=False)
@@ -103,7 +105,7 @@ def test_ranks_of_a_finished_launch_are_those_of_the_plan(given: tuple[Rank, ...
 
 
 @pytest.mark.parametrize("outcome", ["failed", "deadline"])
-def test_ranks_of_a_launch_that_did_not_finish_may_be_fewer(outcome: str) -> None:
+def test_launch_that_did_not_finish_may_have_fewer_ranks_than_the_plan(outcome: str) -> None:
     assert problems(launches({"ranks": ranks((0, 0)), "outcome": outcome, "reason": "rank 1 ended"})) == []
 
 
@@ -137,7 +139,7 @@ def test_launch_is_a_duplicate_if_another_has_its_time_number_outcome_and_member
 def timed(
     began: str = "04:00:00", ended: str = "04:00:00", read: Sequence[str] = (), launched: str = "04:00:00"
 ) -> Record:
-    """Return the record with these times of 2026-11-21; `read` are the times of its snapshots."""
+    """Return HEALTHY with these times of 2026-11-21. `read`: times of its snapshots (empty: unchanged); `launched`: of its launch."""
     day = "2026-11-21T{}Z"
     shots = (
         HEALTHY.snapshots
@@ -194,11 +196,11 @@ def test_times_of_a_record_fit_each_other_and_the_plan(record: Record, expected:
         (lambda record: replace(record, launches=(replace(LAUNCH, began="now"),)), "the launch of benchmark"),
     ],
 )  # fmt: skip
-def test_text_that_is_not_a_time_is_named(change: Change, what: str) -> None:
+def test_item_whose_time_is_not_valid_is_named(change: Change, what: str) -> None:
     assert of_record(f"{what} has the time 'now', which is not a valid time") in problems(change)
 
 
-def test_record_without_snapshots_may_take_long() -> None:
+def test_record_without_snapshots_and_launches_may_cover_more_than_an_hour() -> None:
     quiet = replace(HEALTHY, snapshots=(), launches=(), observations=(), ended="2026-11-21T09:00:00Z")
     assert found(quiet) == []
 
@@ -213,7 +215,7 @@ def test_record_without_snapshots_may_take_long() -> None:
         ),
     ],
 )
-def test_index_and_address_belong_to_one_gpu(fields: dict[str, Any], expected: list[Problem]) -> None:
+def test_two_gpus_with_the_same_index_or_address_are_named(fields: dict[str, Any], expected: list[Problem]) -> None:
     def change(record: Record) -> Record:
         return replace(record, gpus=(record.gpus[0], replace(record.gpus[1], **fields)))
 
@@ -222,7 +224,7 @@ def test_index_and_address_belong_to_one_gpu(fields: dict[str, Any], expected: l
     ] == expected
 
 
-def test_gpus_without_an_address_do_not_share_one() -> None:
+def test_gpus_without_an_address_do_not_count_as_gpus_with_the_same_address() -> None:
     assert (
         problems(lambda record: replace(record, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in record.gpus))) == []
     )
@@ -244,7 +246,7 @@ def test_ranks_report_the_version_of_each_library(name: str) -> None:
     assert problems(lambda record: without(failed(record))) == []
 
 
-def test_stage_without_torch_reports_no_versions() -> None:
+def test_no_versions_are_required_of_a_stage_that_does_not_use_torch() -> None:
     storage = builders.with_benchmarks(PLAN, benchmark={"verbs": {}})
     bare = replace(HEALTHY, software={}, observations=())
     assert [item for item in found(bare, plan=storage) if item[0].startswith("launch.")] == []
@@ -268,7 +270,7 @@ BEGIN, BEFORE, AFTER = ("preflight", "before"), ("benchmark", "before"), ("bench
         ((BEGIN, BEFORE), [of_launch("the record has no snapshot after the launch")]),
     ],
 )
-def test_host_is_read_at_the_beginning_and_before_and_after_a_launch(
+def test_missing_snapshot_of_the_beginning_or_before_or_after_a_launch_is_named(
     phases: tuple[tuple[str, str], ...], expected: list[Problem]
 ) -> None:
     named = {f"stage.{stage}" for stage in ("preflight", "benchmark")}
@@ -296,7 +298,10 @@ GANG = builders.records(GANG_PLAN, "h1")
 
 
 def of_gang(change: Change, *, gang: bool = True) -> list[Problem]:
-    """Change the gang record or the host record of h1. Return all contradictions in library versions, and new ones in records."""
+    """Return the contradictions in the records of h1 after a change of its gang record (`gang`) or of its host record.
+
+    Of the contradictions named `record`, only those that the change caused; of those named `launch.<library>`, all; no others.
+    """
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)
     return [item for item in changed if (item not in healthy and item[0] == "record") or item[0].startswith("launch.")]
@@ -399,7 +404,7 @@ def test_difference_of_clocks_is_in_hours_from_one_hour_on(planned: str, amount:
         "_snapshot_problems", "_record_problems",
     ],
 )  # fmt: skip
-def test_problem_that_one_check_finds_is_a_contradiction(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_that_a_check_finds_becomes_a_contradiction(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ("a.b", "gpu=1", "why", "gang")
     monkeypatch.setattr(consistency, check, lambda *_, **__: iter([problem]))
     assert set(found(HEALTHY)) == {problem}

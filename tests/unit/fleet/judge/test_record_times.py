@@ -1,4 +1,4 @@
-"""If the times of a record do not fit its run, the host is incomplete: the cause is its clock, and no part is called faulty."""
+"""A host whose record has times outside its run is incomplete. The report names its clock as the cause, and no GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report(evidence: dict[str, Evidence]) -> FleetReport:
 
 
 def with_clock(hours: float) -> Evidence:
-    """Return the evidence of a host whose clock is ahead by these hours, or behind if they are negative."""
+    """Return the evidence of h2 with a clock that is ahead by `hours`; negative `hours`: behind."""
     records = tuple(shifted_by(record, timedelta(hours=hours)) for record in HEALTHY["h2"].records)
     return replace(HEALTHY["h2"], records=records, received={"": RECEIVED})
 
@@ -48,7 +48,7 @@ def with_clock(hours: float) -> Evidence:
         (-3, "3.0 h before the run was planned at 2026-11-21T04:00:00Z: it is of an earlier run, or the clock"),
     ],
 )
-def test_host_whose_clock_is_wrong_is_incomplete_and_no_gpu_is_at_fault(hours: float, reason: str) -> None:
+def test_host_with_a_wrong_clock_is_incomplete_and_no_gpu_is_at_fault(hours: float, reason: str) -> None:
     fleet = report({"h2": with_clock(hours)})
     assert [(host.name, host.decision) for host in fleet.hosts] == [("h1", ACCEPTED), ("h2", INCOMPLETE)]
     (verdict,) = [item for item in fleet.verdicts if item.verdict != PASS]
@@ -63,12 +63,12 @@ def test_clock_may_differ_by_less_than_five_minutes(minutes: int) -> None:
 
 
 def test_time_of_a_file_that_is_older_than_the_plan_is_not_used() -> None:
-    """An archive may give every file the same old time."""
+    """Such a time says nothing about when the record was received: an archive may give every file the same old time."""
     old = replace(with_clock(0), received={"": RECEIVED - 1e6})
     assert [host.decision for host in report({"h2": old}).hosts] == [ACCEPTED, ACCEPTED]
 
 
-def test_record_is_received_when_its_file_was_written(tmp_path: Path) -> None:
+def test_time_at_which_a_record_was_received_is_that_of_its_file(tmp_path: Path) -> None:
     paths = RunDirectory(tmp_path)
     documents.write(paths.plan, to_json(PLAN))
     for host, evidence in HEALTHY.items():
@@ -76,7 +76,7 @@ def test_record_is_received_when_its_file_was_written(tmp_path: Path) -> None:
         os.utime(tmp_path / record_name(host), (RECEIVED, RECEIVED))
     run = load(tmp_path)
     assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
-    # The clock of a file server is an hour behind: the time that it gave to the file of the plan shows this.
+    # The clock of the file server is an hour behind. `load` sees this from the time of the plan's file, and corrects the others.
     os.utime(paths.plan, (PLANNED - 3600, PLANNED - 3600))
     for host in HEALTHY:
         os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))

@@ -23,7 +23,7 @@ def metric(name: str = POWER, why: str = "error: Unknown Error", scope: str = "g
 def refused(
     *snapshots: Metric, packs: tuple[Pack, ...] = (), more: tuple[Metric, ...] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict. Each metric in `snapshots` gets its own snapshot; all also have `more`."""
+    """Return name, scope and reason of each verdict. Each metric in `snapshots` gets its own snapshot, with `more`."""
     shots = [
         Snapshot(stage=f"stage{at}", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(item, *more))
         for at, item in enumerate(snapshots)
@@ -48,7 +48,14 @@ REFUSED = [(POWER, "gpu=0", "the driver refuses it: Unknown Error")]
         ([metric(scope="gpu=0,sensor=1")], [(POWER, "gpu=0,sensor=1", REFUSED[0][2])]),
         ([metric("gpu.energy")], []),
     ],
-    ids=["refused", "refused at the end", "transient", "unsupported", "part of a GPU", "not basic"],
+    ids=[
+        "refused",
+        "refused in the last snapshot",
+        "refused in the first one",
+        "unsupported",
+        "part of a GPU",
+        "not basic",
+    ],
 )
 def test_basic_reading_that_the_last_snapshot_refuses_is_inconclusive(
     snapshots: list[Metric], expected: list[tuple[str, str, str]]
@@ -72,7 +79,7 @@ def test_refusal_by_a_gpu_that_needs_recovery_or_does_not_answer_is_not_reported
     assert refused(metric(), more=(other,)) == expected
 
 
-def test_only_the_last_recovery_action_counts() -> None:
+def test_refusal_is_reported_if_only_an_earlier_snapshot_says_that_the_gpu_needs_recovery() -> None:
     needs = Metric(name="gpu.recovery_action", unit="1", values={"gpu=0": "reset"})
     first = Snapshot(stage="preflight", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(needs,))
     last = Snapshot(
@@ -97,7 +104,13 @@ def test_refusal_by_a_gpu_without_any_measurement_is_not_reported() -> None:
         ({"name": "host.*"}, True),
         ({"name": POWER, "value": None, "same_as_fleet": True}, True),
     ],
-    ids=["judged", "judged by a pattern", "other reading judged", "not of GPUs", "only compared"],
+    ids=[
+        "judged",
+        "judged by a pattern",
+        "other reading judged",
+        "pattern of other readings",
+        "only compared with the fleet",
+    ],
 )
 def test_refusal_of_a_reading_that_a_shipped_criterion_judges_is_not_reported(
     judging: dict[str, Any], is_reported: bool

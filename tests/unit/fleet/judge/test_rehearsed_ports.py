@@ -1,4 +1,4 @@
-"""A rehearsal judges RDMA ports and their cables only if it measures the ports and the inventory requires them on the host."""
+"""A rehearsal judges the RDMA ports and cables of a host only if it measures ports and the inventory requires them of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKS = read_packs([])
 
 
 def rehearsal(plan: Plan, *required: str, benchmark: str = "verbs") -> Plan:
-    """Return the plan on CPUs, with this benchmark; the ports of these hosts must be measured."""
+    """Return `plan` as a rehearsal with only this benchmark. The ports of the hosts `required` must be measured."""
     hosts = tuple(replace(host, device="cpu", verbs_required=host.name in required) for host in plan.hosts)
     stages = tuple(replace(stage, benchmarks={benchmark: {}}) for stage in plan.stages)
     return replace(plan, rehearsal=True, hosts=hosts, stages=stages)
@@ -47,7 +47,7 @@ def test_criteria_on_ports_judge_required_ports_only(
     assert of_ports == ({item.id for item in common.criteria if item.name.startswith(OF_PORTS)} if packs[1:] else set())
     assert bool(packs[1:]) == ({"verbs-port-mtu", "uniform-nic-mtu", "fabric-ports-up"} <= of_ports)
     again, _ = select_packs(plan, plan.host("h1"), [], PACKS)
-    assert [*map(id, again)] == [*map(id, packs)], "criteria are cached by pack"
+    assert [*map(id, again)] == [*map(id, packs)], "the cache must return the same packs again"
 
 
 def test_cables_of_required_ports_are_judged() -> None:
@@ -72,7 +72,7 @@ def test_port_at_half_its_rate_fails_if_ports_are_required(required: bool, named
 
 
 @pytest.mark.parametrize(("benchmark", "is_missing"), [("gemm", True), ("verbs", False)])
-def test_ranks_that_use_torch_report_its_version(benchmark: str, is_missing: bool) -> None:
+def test_version_of_torch_is_required_only_if_a_benchmark_uses_torch(benchmark: str, is_missing: bool) -> None:
     plan = builders.with_benchmarks(builders.plan("h1", rackproof_gang="none"), benchmark={benchmark: {}})
     evidence = builders.evidence(plan)["h1"]
     evidence = replace(evidence, records=tuple(replace(record, software={}) for record in evidence.records))

@@ -1,4 +1,4 @@
-"""Each rule on a reading's scope, and on its relation to readings that count or list its parts, or are its upper bound."""
+"""Rules on the scope of a reading, and on readings that count its parts, list its parts, or are its upper bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def metric(name: str, values: dict[str, Any], **absent: str) -> Metric:
 
 
 def problems(*snapshots: list[Metric]) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each problem of these snapshots."""
+    """Return name, scope and reason of each problem of a record with one snapshot for each of these lists of readings."""
     shots = tuple(
         Snapshot(
             stage="benchmark", phase="before", at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=tuple(metrics)
@@ -100,9 +100,7 @@ def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
-def test_count_of_attachable_parts_may_be_higher_in_a_snapshot_that_does_not_list_them(
-    stated: int, is_wrong: bool
-) -> None:
+def test_snapshot_without_the_list_of_attachable_parts_may_count_more_parts(stated: int, is_wrong: bool) -> None:
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])
     assert found == (
         [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2")] if is_wrong else []
@@ -110,13 +108,15 @@ def test_count_of_attachable_parts_may_be_higher_in_a_snapshot_that_does_not_lis
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, True), (1, False), (2, False), (3, True)])
-def test_count_of_other_parts_is_that_of_a_snapshot_that_lists_them(stated: int, is_wrong: bool) -> None:
+def test_count_of_parts_that_are_not_attachable_lies_between_the_counts_of_the_snapshots_that_list_them(
+    stated: int, is_wrong: bool
+) -> None:
     two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})
     found = problems([UUIDS], [two], [metric("gpu.count", {"host": stated})])
     assert found == ([("gpu.count", "host", f"is {stated}, but gpu.uuid was read for 1 or 2")] if is_wrong else [])
 
 
-def test_count_without_its_parts_is_not_checked() -> None:
+def test_count_is_checked_only_if_the_parts_and_the_count_were_read() -> None:
     assert problems([metric("gpu.count", {"host": 7})]) == []
     assert problems([UUIDS, Metric(name="gpu.count", unit="1", absent={"host": "error: no"})]) == []
 
@@ -173,7 +173,7 @@ def test_reading_of_a_part_that_is_not_in_the_list_of_parts_is_named(given: Metr
         ("storage.nvme.wear", "storage.disk.rotational"), ("gpu.power", ""),
     ],
 )  # fmt: skip
-def test_reading_that_lists_the_parts_of_another_reading(name: str, listing: str) -> None:
+def test_list_of_parts_is_known_by_the_name_of_a_reading(name: str, listing: str) -> None:
     assert list_of(name) == listing
 
 
@@ -188,14 +188,16 @@ def test_reading_that_lists_the_parts_of_another_reading(name: str, listing: str
         ("xid.count", "nic=eth0,xid=79", False),
     ],
 )
-def test_port_needs_an_adapter_or_interface_but_an_event_needs_no_part(name: str, scope: str, is_right: bool) -> None:
+def test_scope_of_an_optics_reading_must_name_an_adapter_or_interface_but_that_of_an_xid_no_part(
+    name: str, scope: str, is_right: bool
+) -> None:
     labels = READINGS[name].labels
     scope = ",".join(label for label in scope.split(",") if label.split("=")[0] != "port" or "port" in labels)
     found = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
     assert bool(found) is not is_right
 
 
-def test_readings_of_a_planned_gpu_are_no_problem_if_the_record_does_not_list_it() -> None:
+def test_readings_of_a_planned_gpu_are_no_problem_although_the_record_does_not_list_it() -> None:
     view = host_view(PLAN, gpus=host_view(PLAN).gpus[:1], snapshots=())
     shot = Snapshot(
         stage="benchmark", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1,

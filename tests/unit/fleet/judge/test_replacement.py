@@ -29,13 +29,13 @@ SHIPPED = {
     "name": "memory.bandwidth", "scope": "gpu", "stage": "benchmark", "where": {"op": "copy"}, "operator": "ge", "unit": "B/s",
     "vs_sku": {"expected": 4.276e12, "fraction": 0.97}, "action": "rma", "basis": "measured", "source": "as shipped",
 }  # fmt: skip
-"""The criterion `hbm-copy` of the H200, in a pack of the operator."""
-WEAKENED: dict[str, dict[str, Any]] = {
+"""The criterion `hbm-copy` of the H200, as a pack of the operator writes it, without its id."""
+WEAKENED: dict[str, dict[str, Any]] = {  # what is changed -> the changed keys of SHIPPED; None omits a key
     "a wider limit": {"vs_sku": {"expected": 4.276e12, "fraction": 0.76}},
     "another kind of limit": {"vs_sku": None, "vs_fleet": {"fraction": 0.95}},
     "only with a baseline": {"vs_sku": None, "vs_baseline": {"fraction": 0.98}},
     "a share of the datasheet": {"vs_sku": None, "vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.6}},
-    "switched off": {"vs_sku": None, "operator": "eq", "same_as_fleet": False},
+    "never compared": {"vs_sku": None, "operator": "eq", "same_as_fleet": False},
     "a narrower scope": {"scope": "host"},
     "narrower parameters": {"where": {"op": "copy", "dtype": "none"}},
     "another stage": {"stage": "soak"},
@@ -45,7 +45,7 @@ WEAKENED: dict[str, dict[str, Any]] = {
     "another unit": {"unit": "1"},
     "optional": {"optional": True},
     "the best of the run": {"best_of_run": True},
-    "new parts only": {"new_part": True},
+    "only for new parts": {"new_part": True},
     "no consequence": {"action": "none", "severity": "warning"},
     "nothing": {},
 }  # fmt: skip
@@ -91,7 +91,9 @@ def test_every_shipped_id_is_refused(tmp_path: Path) -> None:
         ([item("plan", replaces="hbm-copy")], "plan: the id is reserved"),
     ],
 )
-def test_mistaken_replacement_is_refused(criteria: list[dict[str, Any]], problem: str, tmp_path: Path) -> None:
+def test_replacement_with_an_unknown_or_taken_or_reserved_id_is_refused(
+    criteria: list[dict[str, Any]], problem: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError) as refused:
         read_packs([write_pack(tmp_path / "mine.yml", *criteria)])
     assert problem in str(refused.value)
@@ -276,7 +278,7 @@ def test_failure_of_a_stricter_floor_hides_that_of_a_looser_one_only_if_it_is_as
     "fields",
     [{"name": "a.c"}, {"scope": "gpu=1"}, {"stage": "gang"}, {"params": {"op": "x"}}, {"verdict": INCONCLUSIVE}],
 )
-def test_floor_of_another_figure_hides_no_failure(fields: dict[str, Any]) -> None:
+def test_floor_on_another_value_or_without_a_failure_hides_no_failure(fields: dict[str, Any]) -> None:
     verdicts = [floor("shipped", 2.0), floor("closer", 3.0, **fields)]
     assert without_looser_floors(verdicts) == verdicts
 

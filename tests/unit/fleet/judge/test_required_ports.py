@@ -1,4 +1,4 @@
-"""With `rackproof_verbs_required`, a port of the fabric that was not measured is named; so is a host with too few ports."""
+"""With `rackproof_verbs_required`, verdicts name each unmeasured port of the fabric, and each host with too few ports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GANG_PLAN = builders.with_benchmarks(builders.plan("h1", "h2"), gang={"verbs": {
 
 
 def port(number: int, absent: str = "", status: str = SKIPPED, partner: str = "", stage: str = "gang") -> Observation:
-    """Return the bandwidth of port `number`, or the reason why it was not measured."""
+    """Return the bandwidth of port `number`, or the reason `absent` why it was not measured."""
     scope = f"hca=mlx5_{number},port=1" + (f",partner={partner}" if partner else "")
     figure = builders.observation("verbs.bandwidth", 4e10, scope=scope, stage=stage)
     return replace(figure, status=status, value=None, reason=absent) if absent else figure
@@ -27,7 +27,7 @@ def port(number: int, absent: str = "", status: str = SKIPPED, partner: str = ""
 def reasons(
     *figures: Observation, wanted: int = 2, required: bool = True, gang: bool = True, metrics: tuple[Metric, ...] = ()
 ) -> dict[str, str]:
-    """Return scope -> reason of the verdicts on h1, which must have `wanted` ports."""
+    """Return scope -> reason of the verdicts on h1. `wanted`: number of ports that the inventory states, 0 if none."""
     hosts = tuple(
         replace(host, verbs_required=required, infiniband_ports=wanted, gang=host.gang if gang else "")
         for host in GANG_PLAN.hosts
@@ -36,7 +36,7 @@ def reasons(
     return {item.scope: item.reason for item in verdicts}
 
 
-def names(number: int) -> str:
+def scope_of(number: int) -> str:
     return f"hca=mlx5_{number},port=1"
 
 
@@ -60,11 +60,11 @@ def test_host_with_too_few_ports_has_a_verdict() -> None:
 
 def test_each_port_with_a_reason_has_a_verdict_with_all_its_reasons() -> None:
     figures = [port(1, "no cable"), port(1, "no cable"), port(1, "no partner"), port(0)]
-    assert reasons(*figures) == {names(1): f"{PORT}: no cable; no partner"}
-    assert list(reasons(port(1, "no cable"), port(0, "no cable"))) == [names(0), names(1)]
+    assert reasons(*figures) == {scope_of(1): f"{PORT}: no cable; no partner"}
+    assert list(reasons(port(1, "no cable"), port(0, "no cable"))) == [scope_of(0), scope_of(1)]
 
 
-def test_port_that_was_measured_with_one_partner_is_measured() -> None:
+def test_port_that_was_measured_with_only_one_of_its_partners_counts_as_measured() -> None:
     assert reasons(port(0), port(1, partner="h2"), port(1, "skipped", partner="h3")) == {}
 
 
@@ -81,7 +81,7 @@ def test_only_the_host_is_named_if_it_is_not_known_which_port_should_have_been_m
 
 def test_host_is_named_too_if_more_ports_are_missing_than_have_a_reason() -> None:
     assert reasons(port(0, "no cable"), wanted=2) == {
-        names(0): f"{PORT}: no cable",
+        scope_of(0): f"{PORT}: no cable",
         "host": f"0 of 2 RDMA ports were measured, {WHY}: the host has no other RDMA port",
     }
 
@@ -97,7 +97,7 @@ def test_verdict_names_the_partner_if_it_was_the_only_one(partners: tuple[str, .
     assert (verdict.stage, verdict.params) == ("gang", params)
 
 
-def test_stage_that_measures_no_ports_requires_none() -> None:
+def test_verdict_is_of_the_stage_that_measures_ports() -> None:
     plan = builders.with_benchmarks(builders.plan("h1", "h2"), benchmark={"verbs": {}})
     hosts = tuple(replace(host, verbs_required=True, gang="") for host in plan.hosts)
     view = host_view(replace(plan, hosts=hosts), "h1", observations=[port(0, "x", stage="gang")])
@@ -107,7 +107,9 @@ def test_stage_that_measures_no_ports_requires_none() -> None:
 def readings(layers: dict[int, str], rates: dict[int, float], active: dict[int, bool]) -> tuple[Metric, ...]:
     named = (("link_layer", layers), ("rate", rates), ("active", active))
     return tuple(
-        Metric(name=f"infiniband.{name}", unit="1", values={names(number): value for number, value in of_ports.items()})
+        Metric(
+            name=f"infiniband.{name}", unit="1", values={scope_of(number): value for number, value in of_ports.items()}
+        )
         for name, of_ports in named
     )
 
@@ -136,4 +138,4 @@ def test_port_of_another_network_is_not_named(
 ) -> None:
     found = reasons(port(0), port(1, "not in the fabric"), metrics=readings(layers, rates, active))
     host = {"host": f"1 of 2 RDMA ports were measured, {WHY}: not in the fabric"}
-    assert found == ({names(1): f"{PORT}: not in the fabric"} if is_named else host)
+    assert found == ({scope_of(1): f"{PORT}: not in the fabric"} if is_named else host)

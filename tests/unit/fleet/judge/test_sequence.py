@@ -54,7 +54,7 @@ def timed(items: tuple[Any, ...], *moments: str) -> tuple[Any, ...]:
 
 
 PROBLEMS: dict[str, tuple[bool, Change, str]] = {
-    "time of a snapshot": (
+    "snapshot earlier than the previous one": (
         False,
         snapshots(lambda items: timed(items, builders.WHEN, LAST, LATER)),
         f"the snapshot after benchmark was taken at {LATER}, before the previous one at {LAST}",
@@ -64,12 +64,12 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         snapshots(lambda items: (*items[1:], items[0])),
         "the first snapshot is of the stage benchmark, expected preflight",
     ),
-    "phases of the preflight": (
+    "wrong phase in the preflight": (
         False,
         snapshots(lambda items: (items[0], replace(items[0], phase="after"), *items[1:])),
         "the snapshots of the stage are not in order: before, after",
     ),
-    "after without a new before": (
+    "second after without a second before": (
         True,
         snapshots(lambda items: (*items, items[1])),
         "the snapshots of the stage are not in order: before, after, after",
@@ -79,7 +79,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         snapshots(lambda items: (items[1], items[0])),
         "the snapshots of the stage are not in order: after, before",
     ),
-    "time of a launch": (
+    "launch earlier than the previous one": (
         True,
         lambda record: replace(
             record,
@@ -87,12 +87,12 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         ),
         f"the launches are not in order: one began at {LATER}, and the next one at {builders.WHEN}",
     ),
-    "member twice": (
+    "same member twice in a launch": (
         True,
         launches(lambda item: replace(item, members=("h1", "h2", "h2"))),
         "the launch has a duplicate member",
     ),
-    "a launch before the end of another": (
+    "launch that began before the previous one ended": (
         True,
         lambda record: replace(
             record,
@@ -113,7 +113,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         launches(lambda item: replace(item, duration_s=100.0, timeline=Trace(bucket_s=2.0))),
         "the launch took 100 s, but the record has no snapshot during it",
     ),
-    "launch of the other record": (
+    "gang launch in the host record": (
         False,
         launches(lambda item: replace(item, stage="gang")),
         "a launch of stage gang is in the record of one host",
@@ -123,7 +123,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         launches(lambda item: replace(item, culprit=Culprit(kind="rank_ended", hosts=("h1",), text="rank 1 ended"))),
         "the launch has the outcome finished, but was ended because of h1",
     ),
-    "rank of a failed launch twice": (
+    "same rank twice in a failed launch": (
         True,
         launches(lambda item: replace(item, outcome="failed", reason="no", ranks=(item.ranks[0], item.ranks[0]))),
         "the launch has a duplicate rank",
@@ -206,7 +206,7 @@ HARMLESS: dict[str, tuple[bool, Change]] = {
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
-def test_record_that_a_healthy_host_can_have_has_no_problem(kind: str) -> None:
+def test_record_that_the_agent_can_write_has_no_problem(kind: str) -> None:
     gang, change = HARMLESS[kind]
     assert reasons(changed(change, gang=gang)) == []
 
@@ -235,8 +235,11 @@ REPLAY = Event(at_s=1.0, until_s=2.0, name="gpu.pcie.replays", scope="gpu=0", co
 ONE = Series(name="gemm.throughput", scope="gpu=0", unit="FLOP/s", params={"dtype": "bf16"})
 SOAKS: dict[str, tuple[Change, list[str]]] = {
     "few rounds": (soak_record((1, 2), 2), []),
-    "many rounds, of which four are kept": (soak_record((1, 7, 8, 9), 9), []),
-    "one figure of two settings": (soak_record((1,), 1, (ONE, replace(ONE, params={"dtype": "fp8"}))), []),
+    "nine rounds, of which the launches of four are kept": (soak_record((1, 7, 8, 9), 9), []),
+    "two series of one figure with different settings": (
+        soak_record((1,), 1, (ONE, replace(ONE, params={"dtype": "fp8"}))),
+        [],
+    ),
     "more launches than rounds": (
         soak_record((1, 2, 3), 2),
         [
@@ -248,10 +251,13 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
         soak_record((1, 8, 9), 9),
         ["9 rounds finished, but the record has only 3 launches"],
     ),
-    "a round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
+    "the same round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
     "two rounds exchanged": (soak_record((2, 1), 2), ["the rounds are not in order: 2, 1"]),
     "a round that was cut off": (soak_record((1, 3), 2, cut=1), []),
-    "more rounds than began": (soak_record((1, 3), 2), ["the record has a launch of round 3, but only 2 rounds began"]),
+    "a round that never began": (
+        soak_record((1, 3), 2),
+        ["the record has a launch of round 3, but only 2 rounds began"],
+    ),
     "ended without a cause": (
         soak_record((1,), 1, ended=LATER),
         [
@@ -259,8 +265,8 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
             f"the soak ended at {LATER}, but the record does not state what ended it",
         ],
     ),
-    "an event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),
-    "a series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a duplicate series"]),
+    "the same event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),
+    "the same series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a duplicate series"]),
 }
 
 
@@ -270,13 +276,13 @@ def test_rounds_of_a_soak_must_be_in_order_and_complete(kind: str) -> None:
     assert reasons(changed(change)) == expected
 
 
-def test_text_that_is_not_a_time_is_left_to_the_check_of_times() -> None:
+def test_time_that_is_not_valid_is_left_to_the_check_of_times() -> None:
     evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
     assert reasons(evidence) == []
 
 
 def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> None:
-    """Several groups of hosts may have a launch with the same number, but no host is in two of them."""
+    """Launches of several groups of hosts may have the same number, but no host may be in two of these groups."""
     numbered = {
         host: Evidence(records=tuple(launches(lambda item: replace(item, number=1))(record) for record in item.records))
         for host, item in builders.evidence(PLAN).items()
@@ -302,7 +308,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
 
 
 def two_launches(seconds: float, *, later: str = LATER) -> Change:
-    """Return a change: the first launch of a gang takes `seconds`; a second one begins at `later`, by default after 10 s."""
+    """Return a change after which the first launch takes `seconds`, and a second one begins at `later` (default: 10 s after it)."""
     return lambda record: replace(
         record,
         launches=(
@@ -320,7 +326,7 @@ def test_launches_may_overlap_by_the_tolerance_of_the_clock(seconds: float, late
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(60.0, 0), (60.1, 1)])
-def test_snapshot_during_a_launch_is_required_after_a_minute(seconds: float, count: int) -> None:
+def test_snapshot_during_a_launch_is_required_if_it_took_more_than_a_minute(seconds: float, count: int) -> None:
     long = launches(lambda item: replace(item, duration_s=seconds, timeline=Trace(bucket_s=2.0)))
     assert len(reasons(changed(long))) == count
 
@@ -361,7 +367,7 @@ AFTER = "the record has no snapshot after the last round of the soak"
         ([("before", "2026-11-21T03:00:00Z"), ("after", "2026-11-21T03:00:01Z")], "finished", [AFTER]),
         ([("before", builders.WHEN)], "failed", []),
     ],
-    ids=["after", "during", "during at the end", "before the last round", "failed round"],
+    ids=["snapshot after", "only during", "during is the last", "all before the last round", "failed round"],
 )
 def test_successful_last_round_of_a_soak_has_a_snapshot_after_it(
     taken: list[tuple[str, str]], outcome: str, expected: list[str]
@@ -409,7 +415,7 @@ def test_gpus_that_a_record_lacks_are_in_the_order_of_their_indexes() -> None:
     assert [scope for _, scope, *_ in sequence_problems(view, without)] == ["gpu=1", "gpu=8"]
 
 
-def test_gpus_are_not_compared_if_an_index_is_later_that_of_another_gpu() -> None:
+def test_gpus_are_not_compared_if_the_records_have_different_gpus_at_an_index() -> None:
     def other_gpu(record: Record) -> Record:
         return replace(record, gpus=(replace(record.gpus[0], serial="other"),))
 
@@ -417,7 +423,7 @@ def test_gpus_are_not_compared_if_an_index_is_later_that_of_another_gpu() -> Non
 
 
 @pytest.mark.parametrize(("phases", "count"), [(("before", "after"), 0), (("during", "before"), 1), (("after",), 1)])
-def test_first_snapshot_of_a_soak_is_before_it(phases: tuple[str, ...], count: int) -> None:
+def test_first_snapshot_of_a_soak_has_the_phase_before(phases: tuple[str, ...], count: int) -> None:
     def change(record: Record) -> Record:
         shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=LATER) for phase in phases)
         return replace(record, snapshots=(*record.snapshots, *shots))

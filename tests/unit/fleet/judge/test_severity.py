@@ -19,7 +19,7 @@ def failed_verdict(action: str, name: str = "gpu.a", **over: str) -> Verdict:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_severity_defaults_to_the_action(action: str) -> None:
+def test_action_decides_the_severity_unless_it_is_stated(action: str) -> None:
     assert failed_verdict(action).severity == (WARNING if action in ("configure", "monitor", "none") else CRITICAL)
     assert failed_verdict(action, severity=WARNING).severity == WARNING
 
@@ -51,7 +51,7 @@ criteria:
 """
 
 
-def test_pack_overrides_the_severity(tmp_path: Path) -> None:
+def test_pack_can_state_another_severity_than_that_of_the_action(tmp_path: Path) -> None:
     path = tmp_path / "ours.yml"
     path.write_text(PACK)
     assert {item.id: item.severity for item in read_pack(str(path)).criteria} == {"a": WARNING, "b": CRITICAL}

@@ -1,4 +1,4 @@
-"""A GPU that was slow while another process used it is not faulty; one that computes wrong results is."""
+"""A GPU that was slow while another process used it is not called faulty. A GPU with wrong results is, in any case."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ RUN = load(ROOT / "docs" / "measurements" / "h200x2-slowed-0.2")
 
 
 def verdicts(plan: Plan = RUN.plan, change: Callable[[Record], Record] = lambda record: record) -> list[Verdict]:
+    """Return the failed verdicts on RUN, with `change` applied to its records."""
     evidence = RUN.evidence[HOST.name]
     changed: dict[str, Evidence] = {
         HOST.name: replace(evidence, records=tuple(change(record) for record in evidence.records))
@@ -31,7 +32,7 @@ def verdicts(plan: Plan = RUN.plan, change: Callable[[Record], Record] = lambda 
 
 
 def with_processes(count: int) -> Callable[[Record], Record]:
-    """Return a change of a record: `count` processes are on each GPU in every snapshot that is not taken during a launch."""
+    """Return a change after which each GPU has `count` processes in every snapshot outside of the launches."""
 
     def metric(item: Metric) -> Metric:
         return replace(item, values=dict.fromkeys(item.values, count)) if item.name == "gpu.processes" else item
@@ -52,10 +53,10 @@ def test_gpu_that_was_slow_with_another_process_must_be_measured_again() -> None
         assert "another process used gpu=0 (rackproof_share_gpus): end it, and measure again" in verdict.detail
 
 
-@pytest.mark.parametrize("reason", ["not allowed", "none on the GPU"])
+@pytest.mark.parametrize("reason", ["sharing not allowed", "no process on the GPU"])
 def test_slow_gpu_without_another_process_is_faulty(reason: str) -> None:
-    plan = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),)) if reason == "not allowed" else RUN.plan
-    for verdict in verdicts(plan, with_processes(0 if reason == "none on the GPU" else 1)):
+    plan = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),)) if reason == "sharing not allowed" else RUN.plan
+    for verdict in verdicts(plan, with_processes(0 if reason == "no process on the GPU" else 1)):
         assert verdict.action != "configure"
         assert "another process" not in verdict.reason
 

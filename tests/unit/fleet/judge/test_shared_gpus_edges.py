@@ -1,4 +1,4 @@
-"""Another process on a GPU explains a failed speed of this GPU, if a snapshot outside of the launches has the process."""
+"""Another process on a GPU explains a failed speed of this GPU if a snapshot outside of the launches shows the process."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> 
         "other GPU",
         "passes",
         "inconclusive",
-        "a result",
-        "an upper limit of a count",
-        "a reading",
+        "equality",
+        "upper limit of a count",
+        "reading",
         "accuracy",
-        "a setting",
+        "setting",
     ],
 )
-def test_other_verdicts_stay_the_same(fields: dict[str, Any]) -> None:
+def test_verdict_that_is_not_a_failed_speed_of_a_used_gpu_is_not_changed(fields: dict[str, Any]) -> None:
     verdict = slow(**fields)
     assert with_other_processes(view(*USED), verdict) is verdict
 

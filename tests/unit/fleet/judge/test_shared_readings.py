@@ -11,7 +11,7 @@ NAMES = {"first": ("gpu.a",), "second": ("gpu.b", "gpu.c"), "third": ("gpu.c",)}
 
 
 def values(**tokens: int) -> HostValues:
-    """Return the values of a host; `tokens`: last component of a reading -> token of its value, 0 if it has none."""
+    """Return the values of a host. `tokens`: `a` -> token of the value of `gpu.a`, 0 if the value has no token."""
     metrics = []
     for name, token in tokens.items():
         metric = reading(1, name=f"gpu.{name}")
@@ -24,7 +24,7 @@ def test_step_with_a_reading_that_has_no_token_is_not_shared() -> None:
     assert SharedReadings(values(a=1, b=0, c=3), NAMES).steps == {"first": ("gpu.a",), "third": ("gpu.c",)}
 
 
-def test_no_step_is_removed_while_the_readings_are_equal() -> None:
+def test_no_step_is_removed_if_the_readings_are_equal() -> None:
     shared = SharedReadings(values(a=1, b=2, c=3), NAMES)
     assert shared.remove_changed(values(a=1, b=2, c=3)) == []
     assert shared.steps == NAMES
@@ -38,11 +38,11 @@ def test_steps_with_a_changed_reading_are_removed_once() -> None:
     assert shared.remove_changed(values(a=1, b=2, c=4)) == ["third"]
 
 
-def test_changed_reading_of_two_steps_removes_both() -> None:
+def test_change_of_a_reading_that_two_steps_use_removes_both() -> None:
     assert SharedReadings(values(a=1, b=2, c=3), NAMES).remove_changed(values(a=1, b=2, c=9)) == ["second", "third"]
 
 
-def test_reading_of_a_removed_step_is_no_longer_compared() -> None:
+def test_reading_that_only_a_removed_step_uses_is_no_longer_compared() -> None:
     shared = SharedReadings(values(a=1, b=2, c=3), NAMES)
     assert shared.remove(["first"]) == ["first"]
     assert shared.remove_changed(values(b=2, c=3)) == []

@@ -20,7 +20,7 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 
 MIB = 1 << 20
 GB_PER_S = 1e9
-PORT = 50 * GB_PER_S
+PORT_RATE = 50 * GB_PER_S
 """Rate of a port of 400 Gb/s, in B/s."""
 MODELS = [name for name in shipped_packs() if read_pack(name).gpu_names]
 MEMORY_MIB = {
@@ -45,7 +45,7 @@ def failures(
 
 
 def pack_of(name: str, *ids: str) -> Pack:
-    """Return a pack of a GPU model for the GPUs of `builders`, with some of its criteria."""
+    """Return the pack `name` with only the criteria `ids`, and for the GPU model that `builders` uses."""
     pack = read_pack(name)
     return replace(pack, gpu_names=("NVIDIA H200",), criteria=tuple(item for item in pack.criteria if item.id in ids))
 
@@ -57,7 +57,7 @@ SIZES = {
     "model-sm-clock": ("gpu.clock.sm_max", "sm_clock", "Hz"),
     "model-memory-clock": ("gpu.clock.memory_max", "memory_clock", "Hz"),
 }
-"""Criterion -> reading, figure of the datasheet, unit."""
+"""Criterion -> reading that it judges, figure of the datasheet with which it compares it, unit."""
 
 
 @pytest.mark.parametrize("criterion", SIZES)
@@ -86,7 +86,7 @@ def test_memory_that_healthy_parts_report_passes(model: str) -> None:
 
 
 def ports(*, down: int = 0, rate: float = PORT, count: int = 8, **states: str) -> tuple[Metric, ...]:
-    """Return the readings of `count` InfiniBand ports; the first `down` of them have no link."""
+    """Return the readings of `count` InfiniBand ports with this rate in B/s; the first `down` of them have no link."""
     scopes = [f"hca=mlx5_{index},port=1" for index in range(count)]
     up = scopes[down:]
     return (
@@ -102,7 +102,7 @@ PORT_CRITERIA = ("fabric-ports-up", "fabric-ports-rate")
 
 
 def port_failures(readings: tuple[Metric, ...], *hosts: str, **variables: Any) -> set[str]:
-    """Return the criteria that fail if all hosts have these ports."""
+    """Return those of PORT_CRITERIA that fail if all hosts (none named: h1 and h2) have these readings of ports."""
     names = hosts or ("h1", "h2")
     plan = one_figure_plan(*names, gpu_count=8, **{"rackproof_gang": "none", **variables})
     if variables.get("rackproof_gang"):
@@ -136,7 +136,9 @@ def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> No
     assert port_failures((*ports(), storage), rackproof_fabric_gbps=400) == set()
 
 
-@pytest.mark.parametrize("slow", [{"down": 1}, {"rate": PORT * 0.9}], ids=["one is down", "all are slow"])
+@pytest.mark.parametrize(
+    "slow", [{"down": 1}, {"rate": PORT * 0.9}], ids=["one InfiniBand port is down", "all InfiniBand ports are slow"]
+)
 def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) -> None:
     storage = metric("network.speed", {"nic=eth0": PORT, "nic=eth1": PORT}, "B/s")
     assert port_failures((*ports(**slow), storage), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
@@ -144,7 +146,7 @@ def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) 
 
 @pytest.mark.parametrize("missing", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
 def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
-    """Only one of the three readings is bad, and it is bad on all ports, as in an edited record."""
+    """Only this one of the three readings says that the ports are down; it does so on all ports, as in an edited record."""
     bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[missing]
     readings = tuple(
         replace(item, values=dict.fromkeys(item.values, bad)) if item.name == missing else item for item in ports()
