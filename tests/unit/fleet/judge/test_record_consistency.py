@@ -66,7 +66,7 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
         ({"members": ("h1", "h9")}, ["a launch of one host had the members h1, h9"]),
     ],
 )  # fmt: skip
-def test_launch_must_fit_its_own_deadline_the_deadline_of_the_plan_and_its_host(
+def test_launch_must_fit_its_deadline_that_of_the_plan_and_its_host(
     fields: dict[str, Any], expected: list[str]
 ) -> None:
     ended = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
@@ -139,7 +139,7 @@ def test_launch_is_a_duplicate_if_another_has_its_time_number_outcome_and_member
 def timed(
     began: str = "04:00:00", ended: str = "04:00:00", read: Sequence[str] = (), launched: str = "04:00:00"
 ) -> Record:
-    """Return HEALTHY with these times of 2026-11-21. `read`: times of its snapshots (empty: unchanged); `launched`: of its launch."""
+    """Return HEALTHY with these times of 2026-11-21. `read`: times of its snapshots (empty: unchanged)."""
     day = "2026-11-21T{}Z"
     shots = (
         HEALTHY.snapshots

@@ -108,7 +108,7 @@ def test_snapshot_without_the_list_of_attachable_parts_may_count_more_parts(stat
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, True), (1, False), (2, False), (3, True)])
-def test_count_of_parts_that_are_not_attachable_lies_between_the_counts_of_the_snapshots_that_list_them(
+def test_count_of_other_parts_must_be_in_the_range_that_the_lists_of_all_snapshots_give(
     stated: int, is_wrong: bool
 ) -> None:
     two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})
@@ -188,7 +188,7 @@ def test_list_of_parts_is_known_by_the_name_of_a_reading(name: str, listing: str
         ("xid.count", "nic=eth0,xid=79", False),
     ],
 )
-def test_scope_of_an_optics_reading_must_name_an_adapter_or_interface_but_that_of_an_xid_no_part(
+def test_optics_scope_names_an_adapter_or_interface_but_an_xid_scope_needs_no_part(
     name: str, scope: str, is_right: bool
 ) -> None:
     labels = READINGS[name].labels

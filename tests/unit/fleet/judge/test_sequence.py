@@ -308,7 +308,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
 
 
 def two_launches(seconds: float, *, later: str = LATER) -> Change:
-    """Return a change after which the first launch takes `seconds`, and a second one begins at `later` (default: 10 s after it)."""
+    """Return a change: the first launch takes `seconds`, and a second one begins at `later` (default: 10 s after the first)."""
     return lambda record: replace(
         record,
         launches=(

@@ -79,13 +79,13 @@ def test_part_below_its_datasheet_fails_on_a_host_with_one_gpu(model: str, crite
 
 
 @pytest.mark.parametrize("model", MEMORY_MIB)
-def test_memory_that_healthy_parts_report_passes(model: str) -> None:
+def test_least_memory_that_healthy_parts_report_passes(model: str) -> None:
     plan = one_figure_plan(rackproof_gpu_model=model)
     readings = {"h1": (metric("gpu.memory.total", {"gpu=0": MEMORY_MIB[model] * MIB}, "B"),)}
     assert failures(plan, pack_of(model, "model-memory"), readings) == []
 
 
-def ports(*, down: int = 0, rate: float = PORT, count: int = 8, **states: str) -> tuple[Metric, ...]:
+def ports(*, down: int = 0, rate: float = PORT_RATE, count: int = 8, **states: str) -> tuple[Metric, ...]:
     """Return the readings of `count` InfiniBand ports with this rate in B/s; the first `down` of them have no link."""
     scopes = [f"hca=mlx5_{index},port=1" for index in range(count)]
     up = scopes[down:]
@@ -130,26 +130,24 @@ def test_host_of_a_gang_on_the_fabric_fails_if_all_its_ports_are_down() -> None:
 
 def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> None:
     assert port_failures(ports(), rackproof_fabric_gbps=400) == set()
-    assert port_failures(ports(rate=PORT / 2), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
-    assert port_failures(ports(rate=PORT / 2), rackproof_fabric_gbps=200) == set()
+    assert port_failures(ports(rate=PORT_RATE / 2), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
+    assert port_failures(ports(rate=PORT_RATE / 2), rackproof_fabric_gbps=200) == set()
     storage = metric("network.speed", {"nic=eth0": 12.5 * GB_PER_S}, "B/s")
     assert port_failures((*ports(), storage), rackproof_fabric_gbps=400) == set()
 
 
-@pytest.mark.parametrize(
-    "slow", [{"down": 1}, {"rate": PORT * 0.9}], ids=["one InfiniBand port is down", "all InfiniBand ports are slow"]
-)
+@pytest.mark.parametrize("slow", [{"down": 1}, {"rate": PORT_RATE * 0.9}], ids=["one is down", "all are slow"])
 def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) -> None:
-    storage = metric("network.speed", {"nic=eth0": PORT, "nic=eth1": PORT}, "B/s")
+    storage = metric("network.speed", {"nic=eth0": PORT_RATE, "nic=eth1": PORT_RATE}, "B/s")
     assert port_failures((*ports(**slow), storage), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
 
 
-@pytest.mark.parametrize("missing", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
-def test_each_state_of_a_port_can_show_that_it_is_down(missing: str) -> None:
+@pytest.mark.parametrize("bad_reading", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
+def test_each_of_the_three_state_readings_can_show_that_ports_are_down(bad_reading: str) -> None:
     """Only this one of the three readings says that the ports are down; it does so on all ports, as in an edited record."""
-    bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[missing]
+    bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[bad_reading]
     readings = tuple(
-        replace(item, values=dict.fromkeys(item.values, bad)) if item.name == missing else item for item in ports()
+        replace(item, values=dict.fromkeys(item.values, bad)) if item.name == bad_reading else item for item in ports()
     )
     assert port_failures(readings, rackproof_infiniband_ports=8) == {"fabric-ports-up"}
 
@@ -215,7 +213,7 @@ def test_adapter_address_that_two_hosts_report_fails_on_both(name: str, value: s
     assert failures(measured, pack, readings) == (expected if is_found else [])
 
 
-def test_lifetime_counts_have_lower_limits_for_new_parts() -> None:
+def test_lifetime_counts_have_lower_limits_on_new_parts_than_on_parts_in_service() -> None:
     readings = {"h1": (metric("gpu.remapped_rows.uncorrectable", {"gpu=0": 300}),)}
     plan, pack = one_figure_plan(), pack_of("h200-sxm", "new-remapped-uncorrectable", "row-remap-uncorrectable")
     assert failures(plan, pack, readings) == [("h1", "new-remapped-uncorrectable", "gpu=0")]

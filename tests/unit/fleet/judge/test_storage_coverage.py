@@ -1,4 +1,4 @@
-"""The bandwidth of all clients of a shared directory is required if the directory has a floor and this client was measured."""
+"""A record must have the total bandwidth of a shared directory if it has a floor for it and a bandwidth of its own host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
         (figure("aggregate_bandwidth", op="write"), 1),
         (figure("aggregate_bandwidth", stage="benchmark"), 1),
     ],
-    ids=["the same", "other directory", "other operation", "other stage"],
+    ids=["total of the same figure", "other directory", "other operation", "other stage"],
 )
 def test_total_of_another_directory_operation_or_stage_does_not_count(other: Observation, count: int) -> None:
     assert len(silent(figure(), other)) == count
@@ -52,7 +52,7 @@ def test_total_of_another_directory_operation_or_stage_does_not_count(other: Obs
 @pytest.mark.parametrize(
     "client",
     [figure(op="write"), replace(figure(), status=SKIPPED, value=None, reason="left out")],
-    ids=["no floor", "client left out"],
+    ids=["no floor for writes", "client not measured"],
 )
 def test_total_is_required_only_with_a_floor_and_a_figure_of_this_client(client: Observation) -> None:
     assert silent(client) == []

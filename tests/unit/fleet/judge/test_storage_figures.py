@@ -1,4 +1,4 @@
-"""Figures of file systems: criteria, comparison of equal disk models, floors of the inventory, and planned figures."""
+"""Figures of file systems: criteria, comparison of disks of one model, floors of the inventory, and planned figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unchanged(_: str, item: Observation) -> Observation:
 
 
 def causes(change: Change = unchanged, **variables: Any) -> list[Cause]:
-    """Return the causes on hosts with two measured directories; `change` takes the host and each storage figure."""
+    """Return the causes of storage verdicts on hosts with two directories. `change`: (host, healthy figure) -> judged figure."""
     named = {"rackproof_local_storage": ["/data1", "/data/2"], **variables}
     plan = builders.plan(*HOSTS, gpu_count=2, rackproof_gang="all", **named)
 
@@ -57,7 +57,7 @@ def causes(change: Change = unchanged, **variables: Any) -> list[Cause]:
 
 
 def on(host: str, scope: str, **change: Any) -> Change:
-    """Return a function that changes figures of one directory; `change`: last part of a name -> function of the value."""
+    """Return a change of figures of one directory. `change`: last part of a figure's name -> (value -> other value)."""
 
     def changed(name: str, item: Observation) -> Observation:
         kind = item.name.split(".")[1]
@@ -68,7 +68,7 @@ def on(host: str, scope: str, **change: Any) -> Change:
     return changed
 
 
-def test_healthy_directories_pass_and_hosts_without_any_have_no_figures() -> None:
+def test_healthy_directories_pass_and_no_figures_are_planned_without_directories() -> None:
     assert causes() == []
     assert causes(rackproof_storage_floors="together") == []
     plan = builders.plan(*HOSTS)
@@ -84,7 +84,7 @@ def test_healthy_directories_pass_and_hosts_without_any_have_no_figures() -> Non
         ({"wrong_blocks": lambda _: 1}, "wrong-results", "returns other data than were written"),
     ],
 )  # fmt: skip
-def test_bad_disk_is_one_cause_with_its_directory(change: dict[str, Any], problem: str, words: str) -> None:
+def test_bad_disk_is_one_cause_that_names_the_directory(change: dict[str, Any], problem: str, words: str) -> None:
     (cause,) = causes(on("h2", "directory=data:2", **change))
     assert (cause.problem, cause.host, cause.part, cause.action) == (
         problem,
@@ -157,11 +157,13 @@ SHARED = {"bandwidth": 4 * GIB, "file_bandwidth": 4 * GIB, "metadata_rate": 3000
 def shared_causes(
     change: Change = unchanged, *, together: float = 12 * GIB, without: str = "", **variables: Any
 ) -> list[Cause]:
-    """Return the causes on four hosts that share a directory.
+    """Return the causes of storage verdicts on four hosts that share a directory.
 
     Args:
+        change: (host, healthy figure) -> judged figure.
         together: bandwidth of all clients together, in B/s.
-        without: the figure of all clients together that the records lack.
+        without: the figure of all clients together that the records lack; empty: they lack none.
+        variables: variables of the inventory.
     """
     named = {"rackproof_shared_storage": ["/mnt/shared"], **variables}
     hosts = (*HOSTS, "h4")
@@ -219,7 +221,9 @@ def tenth(value: Any) -> Any:
         ({"misread_bytes": lambda _: 9}, "wrong-results", "reads 9 bytes wrong that other hosts read right"),
     ],
 )  # fmt: skip
-def test_slow_client_slow_files_or_wrong_data_are_one_cause(change: dict[str, Any], problem: str, words: str) -> None:
+def test_slow_client_slow_files_and_wrong_data_are_one_cause_each(
+    change: dict[str, Any], problem: str, words: str
+) -> None:
     (cause,) = shared_causes(on("h2", "directory=mnt:shared", **change))
     assert (cause.problem, cause.hosts, cause.part) == (problem, ("h2",), "directory=mnt:shared")
     assert cause.action == "inspect_hardware"
@@ -233,7 +237,7 @@ def test_slow_file_system_is_one_cause_of_the_gang() -> None:
     assert "bandwidth of all clients together" in cause.title
 
 
-def test_shared_directory_needs_a_gang_and_is_the_same_on_all_hosts() -> None:
+def test_shared_directory_needs_a_gang_and_must_be_the_same_on_all_hosts() -> None:
     with pytest.raises(UsageError, match="rackproof_gang is none"):
         builders.plan("h1", "h2", rackproof_shared_storage=["/mnt/shared"], rackproof_gang="none")
     hosts = builders.inventory("h1", "h2", rackproof_gpu_count=2)
@@ -243,7 +247,7 @@ def test_shared_directory_needs_a_gang_and_is_the_same_on_all_hosts() -> None:
 
 
 @pytest.mark.parametrize("floors", ["together", {"shared_read": 10.0, "shared_write": 5.0}])
-def test_lost_bandwidth_of_all_clients_is_inconclusive_if_it_has_a_floor(floors: Any) -> None:
+def test_missing_total_bandwidth_of_all_clients_is_inconclusive_if_it_has_a_floor(floors: Any) -> None:
     (cause,) = shared_causes(without="aggregate_bandwidth", rackproof_storage_floors=floors)
     assert (cause.verdict, cause.part, len(cause.hosts)) == ("inconclusive", "directory=mnt:shared", 4)
     assert "the record has no total of all clients" in cause.why

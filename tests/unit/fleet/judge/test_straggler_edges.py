@@ -47,7 +47,13 @@ def slow_verdict(**over: Any) -> Verdict:
 
 
 def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
-    """Return the annotated verdict on a slow rank with the figures `own`. `peers` replaces normal figures of its three peers."""
+    """Return the verdict on a slow rank with its cause.
+
+    Args:
+        verdict: the verdict without the cause; None: `slow_verdict()`.
+        peers: figures of its three peers that are not USUAL.
+        own: figures of the slow rank that are not USUAL; None omits one.
+    """
     views = [
         host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(host_view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
@@ -93,7 +99,7 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
         ({"cpus": 16.0}, NO_CAUSE), ({"cpus": 0.0}, NO_CAUSE), ({"cpus": 17.0}, NO_CAUSE),
     ],
 )  # fmt: skip
-def test_deviating_condition_is_the_cause(own: dict[str, Any], expected_text: str) -> None:
+def test_condition_that_deviates_from_the_peers_is_the_cause(own: dict[str, Any], expected_text: str) -> None:
     verdict = annotate(**own)
     assert verdict.detail.partition(": ")[2] == expected_text
     assert verdict.action == "inspect_hardware"
@@ -115,10 +121,10 @@ def test_condition_that_peers_share_or_do_not_report_is_not_the_cause(
     assert annotate(peers=peers, **own).detail.endswith(NO_CAUSE)
 
 
-def test_cpu_wait_is_a_cause_if_it_exceeds_twice_that_of_the_peers() -> None:
+def test_cpu_wait_of_more_than_twice_or_launch_time_of_more_than_105_percent_is_a_cause() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotate(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
-    # A launch time close to that of the peers is no cause.
+    # A launch time is a cause if it exceeds that of the peers by more than 5 %.
     for launch_s, named in ((0.0295, True), (0.0294, False)):
         assert ("its GPU waits" in annotate(peers={"launch": 0.028}, launch=launch_s).detail) is named
 
@@ -139,7 +145,7 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
         ({"cpus": 4.0, "temperature": 90.0}, "inspect_hardware"), ({"cpu_pressure": 0.9}, "inspect_hardware"),
     ],
 )  # fmt: skip
-def test_cpu_limit_by_configuration_needs_no_hardware_action(own: dict[str, Any], action: str) -> None:
+def test_action_is_configure_if_only_a_configured_cpu_limit_is_the_cause(own: dict[str, Any], action: str) -> None:
     assert annotate(**own).action == action
     assert "stopped it in 6 % of the periods" in annotate(cpu_throttled_share=0.06).detail
 
@@ -163,7 +169,9 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
         (0.0, 0.0015, " (the others wait 1.5 ms a step; it is last in 90 % of the steps)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
-def test_wait_of_the_peers_is_reported(own: float, others: float, expected_text: str) -> None:
+def test_wait_of_the_other_ranks_is_reported_if_the_slow_rank_waits_less(
+    own: float, others: float, expected_text: str
+) -> None:
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
@@ -204,7 +212,7 @@ def test_rank_number_comes_from_the_last_launch_of_the_stage(launches: tuple[Lau
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
 
-def test_other_verdicts_are_unchanged() -> None:
+def test_verdict_that_is_not_a_failed_compute_time_of_a_known_rank_is_unchanged() -> None:
     views = [host_view("h1", compute=0.030), host_view("h2"), host_view("h3")]
     others = [
         slow_verdict(verdict=PASS),

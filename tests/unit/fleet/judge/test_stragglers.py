@@ -119,7 +119,7 @@ def failed_ranks(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.stage, item.host, item.scope) for item in verdicts if item.verdict == FAIL]
 
 
-def test_equal_ranks_have_no_straggler() -> None:
+def test_ranks_with_usual_scatter_have_no_straggler() -> None:
     plan = straggler_plan()
     verdicts = straggler_verdicts(plan, straggler_evidence(plan))
     assert {verdict.verdict for verdict in verdicts} == {PASS}
@@ -231,13 +231,13 @@ def test_each_slow_rank_is_reported() -> None:
     ]
 
 
-def test_no_straggler_among_two_gpus() -> None:
+def test_two_gpus_are_not_compared() -> None:
     """Two GPUs have no majority; the report lists the figure as not judged."""
     plan = straggler_plan(gpu_count=1)
     assert straggler_verdicts(plan, straggler_evidence(plan, {("gang", "h2", "gpu=0"): HOT})) == []
 
 
-def test_rehearsal_has_no_straggler() -> None:
+def test_slow_process_of_a_rehearsal_passes() -> None:
     """Processes that share CPUs may differ by any amount."""
     plan = straggler_plan(device="cpu")
     assert plan.rehearsal
@@ -262,7 +262,7 @@ def test_missing_straggler_figure_is_inconclusive(name: str) -> None:
     assert [(item.host, item.scope, item.verdict) for item in verdicts] == [("h2", "gpu=1", INCONCLUSIVE)]
 
 
-def test_unsupported_kernel_counter_is_not_missing() -> None:
+def test_unsupported_kernel_counter_is_not_reported_as_missing() -> None:
     plan = straggler_plan()
     host_evidence = straggler_evidence(plan)
     for name in ("cpu_pressure", "cpu_throttled_share", "cpu_wait", "cpus"):
@@ -329,7 +329,7 @@ def write_kernel_files(
         ("3:cpu:/pod/box\n0::/\n", "cpu/pod/box"),
     ],
 )
-def test_quota_is_read_from_the_cgroup_and_its_parents(tmp_path: Path, cgroup: str, group: str) -> None:
+def test_quota_is_read_from_the_cgroup_or_its_parents(tmp_path: Path, cgroup: str, group: str) -> None:
     root = write_kernel_files(tmp_path, delays=0, pressure=0, cgroup=cgroup, **{group: (100, 10)})
     first = replace(host_cpu.read_counters(root), time=10.0)
     write_kernel_files(tmp_path, delays=3_000_000, pressure=500_000, cgroup=cgroup, **{group: (120, 18)})
@@ -337,7 +337,7 @@ def test_quota_is_read_from_the_cgroup_and_its_parents(tmp_path: Path, cgroup: s
     assert spent == host_cpu.CpuUsage(waited=0.006, pressure=0.25, throttled=0.4)
 
 
-def test_missing_kernel_counters_are_reported(tmp_path: Path) -> None:
+def test_missing_kernel_counters_give_the_reason_in_place_of_a_number(tmp_path: Path) -> None:
     spent = host_cpu.usage_between(host_cpu.read_counters(tmp_path), host_cpu.read_counters(tmp_path))
     assert spent == host_cpu.CpuUsage(
         waited=host_cpu.NO_DELAYS, pressure=host_cpu.NO_PRESSURE, throttled=host_cpu.NO_QUOTA
@@ -363,7 +363,7 @@ LIMIT = Criterion(
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Stop a process for 90 % of the time, which exceeds any slowdown by other load.
+    """Yield a function that stops a process for 90 % of the time from then on: a slowdown far above that by other load.
 
     On busy processors this thread wakes up late: the longer the process ran, the longer it is stopped afterwards.
     """
@@ -393,7 +393,7 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def share_one_cpu() -> Iterator[Callable[[int], None]]:
-    """Pin a process to one CPU that seven busy processes share.
+    """Yield a function that pins a process to one CPU, on which seven busy processes run.
 
     Each busy process has its own session, because autogroup scheduling divides CPU time by session.
     """
@@ -453,7 +453,7 @@ def test_slowed_real_rank_is_reported(
 
 
 def wait_for_timed_steps(work: Path, rank: BaseProcess) -> int:
-    """Return the process id of the rank once it runs timed steps."""
+    """Wait until the rank SLOW runs timed steps. Return its process id."""
     state = work / f"rank{SLOW}.state.json"
     while rank.is_alive():
         with contextlib.suppress(OSError, ValueError):

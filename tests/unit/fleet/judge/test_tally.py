@@ -42,7 +42,7 @@ def worst_hosts(judged: Judged) -> list[str]:
     return [far.host for far in judged.farthest]
 
 
-def test_row_reports_its_verdicts() -> None:
+def test_row_reports_counts_spread_and_worst_values_of_its_verdicts() -> None:
     row = new_row()
     for position, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
         add_value(row, position, value, state)
@@ -83,7 +83,7 @@ def test_worst_values_come_first(operator: str, values: Any, order: list[str]) -
         assert worst_hosts(row.judged({})) == order
 
 
-def test_failures_come_before_inconclusive_before_passes() -> None:
+def test_failures_are_listed_first_then_inconclusive_verdicts_then_passes() -> None:
     row = new_row()
     for position, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
         add_value(row, position, value, state)
@@ -173,7 +173,7 @@ def test_row_names_parts_only_if_their_values_differ_or_one_fails() -> None:
     assert worst_hosts(failing.judged({})) == ["h0"]
 
 
-def test_missing_serial_is_taken_from_the_gpu() -> None:
+def test_missing_serial_is_taken_from_the_gpu_of_the_scope() -> None:
     row = new_row()
     row.add(FAIL, 1.0, 5.0, 0, "h0", "gpu=1,link=2", "")
     row.add(FAIL, 2.0, 5.0, 0, "h0", "gpu=2", "own")
@@ -182,7 +182,7 @@ def test_missing_serial_is_taken_from_the_gpu() -> None:
     assert [far.serial for far in row.judged({}).farthest] == ["", "own"]
 
 
-def test_common_limit_is_shown() -> None:
+def test_limit_is_shown_if_all_verdicts_with_a_limit_have_the_same_one() -> None:
     for limits, expected in (
         ((5.0, 5.0), 5.0),
         ((5.0, 6.0), None),
@@ -309,10 +309,10 @@ def test_buffered_values_are_counted_once_the_buffer_is_full(monkeypatch: pytest
     assert row.judged({}).passed == 9
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_worse_value_replaces_the_last_listed_one(short: bool) -> None:
+@pytest.mark.parametrize("use_add_pass", [False, True])
+def test_value_that_is_worse_than_the_last_listed_one_replaces_it(use_add_pass: bool) -> None:
     def add_passing(value: float, position: int) -> None:
-        if short:
+        if use_add_pass:
             row.add_pass(value, position, f"h{position}", "gpu=0")
         else:
             add_value(row, position, value)
@@ -368,7 +368,7 @@ def test_whole_numbers_below_2_to_the_53_have_no_decimal_point() -> None:
         assert str(spread.min) == expected
 
 
-def test_description_of_a_merged_row_does_not_depend_on_the_order() -> None:
+def test_description_of_a_merged_row_does_not_depend_on_the_order_of_merging() -> None:
     expected = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
     for order in (expected, expected[::-1]):
         row = new_row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
@@ -430,7 +430,7 @@ def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
         ]  # fmt: skip
 
 
-def test_row_of_criteria_with_different_descriptions_does_not_depend_on_the_order() -> None:
+def test_description_of_a_row_does_not_depend_on_the_order_of_its_verdicts() -> None:
     for source, operator in (("a", "gt"), ("a", "ge"), ("b", "gt")):
         two = [
             verdict(source="b", operator="ge"),
@@ -442,7 +442,7 @@ def test_row_of_criteria_with_different_descriptions_does_not_depend_on_the_orde
             assert (judged.source, judged.operator) == (source, operator)
 
 
-def test_tallies_merge() -> None:
+def test_merged_tallies_equal_one_tally_of_all_verdicts() -> None:
     row, other = tally_of(verdict("h1")), tally_of(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
     row.update(other)
     merged = tally_of(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))

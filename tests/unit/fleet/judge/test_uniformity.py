@@ -146,7 +146,7 @@ def test_gpus_of_one_host_are_compared_with_each_other() -> None:
     assert not_passing(verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
 
 
-def test_each_gang_is_compared_separately() -> None:
+def test_hosts_are_compared_only_within_their_gang() -> None:
     plan = builders.plan(*FOUR, profile="smoke")
     hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in plan.hosts)
     plan = replace(plan, hosts=hosts)
@@ -155,7 +155,7 @@ def test_each_gang_is_compared_separately() -> None:
     assert len(not_passing(uniformity_verdicts(plan, evidence_with(plan, "driver.version", values | {"h2": "b"})))) == 2
 
 
-def test_gpu_models_are_compared_separately() -> None:
+def test_gpus_are_compared_only_with_gpus_of_their_model() -> None:
     plan = uniform_plan(*FOUR)
     values = {
         host: {"gpu=0": OLD if host in ("h1", "h2") else NEW, "gpu=1": OLD if host in ("h1", "h2") else NEW}
@@ -215,7 +215,7 @@ def test_reading_that_is_no_longer_supported_is_inconclusive_unless_it_is_option
         assert not_passing(uniformity_verdicts(plan, evidence)) == expected
 
 
-def test_last_value_of_a_number_is_compared() -> None:
+def test_last_value_of_a_number_is_the_one_that_is_compared() -> None:
     """A temporary change, such as by a cpuset, is not a difference between hosts."""
     plan = uniform_plan("h1", "h2")
     evidence = evidence_with(plan, "host.cpu.count", {"h1": 192, "h2": 96})
@@ -245,7 +245,7 @@ def test_version_that_changed_during_the_run_fails() -> None:
 
 
 @pytest.mark.parametrize("component", ["torch", "cuda", "nccl", "cudnn"])
-def test_rank_software_is_compared(component: str) -> None:
+def test_library_versions_of_ranks_are_compared(component: str) -> None:
     plan = uniform_plan("h1", "h2", "h3")
     evidence = builders.evidence(plan)
     for host in evidence:
@@ -353,7 +353,7 @@ def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
     assert single_host_findings(ports(mlx5_7="DOWN"), {}) == [], "ports of unknown boards must not be compared"
 
 
-def test_links_that_are_down_fail_unless_the_board_does_not_use_them() -> None:
+def test_links_that_are_down_fail_if_the_board_uses_them() -> None:
     plan = uniform_plan("h1", gpu_count=1)
 
     def links(down: int, count: int = 18) -> list[tuple[str, str, str, str]]:
@@ -368,7 +368,7 @@ def test_links_that_are_down_fail_unless_the_board_does_not_use_them() -> None:
 
 
 @pytest.mark.parametrize(("name", "bad"), [("gpu.fabric.cluster_uuid", "b"), ("gpu.fabric.clique_id", 2)])
-def test_gpus_of_a_rack_are_in_one_nvlink_domain(name: str, bad: Any) -> None:
+def test_gpus_of_a_rack_must_be_in_one_nvlink_domain(name: str, bad: Any) -> None:
     good = "a" if isinstance(bad, str) else 1
     plan = uniform_plan(*FOUR)
     plan = replace(
@@ -420,7 +420,9 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("over", [{"operator": "gt"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_comparison_with_another_limit_is_refused(tmp_path: Path, over: dict[str, Any]) -> None:
+def test_site_criterion_with_a_comparison_key_that_does_not_fit_is_refused(
+    tmp_path: Path, over: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         site_pack(tmp_path / "mine.yml", **over)
 
@@ -430,6 +432,11 @@ def host_report(host: HostReport, number: int, **software: str) -> HostReport:
 
 
 def render_matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component], str, str]:
+    """Return the matrix of versions as components, and the report in HTML and in Markdown.
+
+    Args:
+        summarized: for each host, component -> version.
+    """
     plan = uniform_plan("h1", "h2")
     report = merge(plan, builders.evidence(plan), (PACK,))
     report = replace(
@@ -480,7 +487,7 @@ def test_matrix_counts_hosts_without_a_version() -> None:
     assert "`torch 2.11.0` (missing on 1)" in markdown
 
 
-def test_report_has_collected_and_compared_versions() -> None:
+def test_report_lists_the_versions_that_were_read_on_each_host() -> None:
     plan = uniform_plan("h1", "h2")
     evidence = builders.evidence(plan)
     readings = {
@@ -506,7 +513,7 @@ def test_report_has_collected_and_compared_versions() -> None:
 
 
 @pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), FOUR])
-def test_missing_adapter_is_named(hosts: tuple[str, ...]) -> None:
+def test_adapter_that_all_other_hosts_have_is_named_as_missing(hosts: tuple[str, ...]) -> None:
     plan = uniform_plan(*hosts)
     full = dict.fromkeys(BOARDS, "MT_0000000838")
     without = {scope: board for scope, board in full.items() if scope != "hca=mlx5_3"}

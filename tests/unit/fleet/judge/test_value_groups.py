@@ -1,4 +1,4 @@
-"""The reference value of a group, which values are as good as it, and what each group of hosts counts and requires."""
+"""Groups of parts that must have the same value: the reference value, the values that agree with it, and missing parts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def group(*values: tuple[Value, int]) -> ValueGroup:
         ([(5, 2), (7, 2), (3, 1)], {"operator": "le"}, (5, 2)),
         ([(5, 2), (7, 2)], {"operator": "eq"}, (None, 0)),
         ([(5, 2), ("a", 2)], {"operator": "ge"}, (None, 0)),
-        # Numbers within the tolerance support each other.
+        # The count of a number includes the numbers within its tolerance.
         ([(50, 3), (100, 2), (105, 2)], {"within": 0.1}, (100, 4)),
         ([(50, 3), (100, 2), (120, 2)], {"within": 0.1}, (50, 3)),
         ([(90, 1), (100, 2), (110, 1), (50, 3)], {"within": 0.1}, (100, 4)),
@@ -207,7 +207,7 @@ def test_gpus_are_one_group_and_other_parts_are_grouped_by_scope(
     assert (part.value, part.kind) == (1, ("c", "NVIDIA H200", "all"))
 
 
-def test_last_value_of_a_part_counts() -> None:
+def test_value_of_a_part_is_the_last_one_that_was_read() -> None:
     first = view("h1", rule(), {NAME: {"host": "a"}}, {NAME: {"host": "b"}}, {NAME: {"host": "error: lost"}})
     assert [part.value for part in part_values(first, rule())] == ["b"]
     assert len(group_keys(first, rule())) == 1
@@ -222,7 +222,7 @@ def test_part_in_another_group_keeps_the_rest_of_its_key() -> None:
 @pytest.mark.parametrize(
     ("name", "scope", "expected"), [(NAME, "host", True), ("host.other", "host", False), (NAME, "nic=eth0", False)]
 )
-def test_whether_a_host_has_an_observation_that_a_criterion_judges(name: str, scope: str, expected: bool) -> None:
+def test_observation_is_judged_by_a_criterion_with_its_name_and_scope(name: str, scope: str, expected: bool) -> None:
     assert has_observation(view("h1", rule(), {name: {scope: 1}}), rule()) == expected
 
 
@@ -334,7 +334,7 @@ def test_hosts_outside_a_domain_are_not_compared_within_it(domain: str, count: i
         ({"optional": True}, {"h1": "a", "h2": None}, []),
     ],
 )
-def test_only_host_with_a_value_has_no_verdict_and_others_are_inconclusive(
+def test_only_host_with_a_value_has_no_verdict_and_a_host_without_the_required_value_is_inconclusive(
     fields: dict[str, Any], values: Mapping[str, Value], expected: list[tuple[str, str]]
 ) -> None:
     compared = rule(**fields)
@@ -476,12 +476,14 @@ def ports(values: str, criterion: Criterion = LANES, plan: Plan = PLAN, **more: 
     ("values", "failing"),
     [("aaa", None), ("aaaa", 0), ("aaab", 1), ("aabb", None), ("aab", None), ("aaaaaabb", 2), ("aaaaabbb", None)],
 )
-def test_at_least_four_ports_of_a_host_are_compared_if_three_quarters_agree(values: str, failing: int | None) -> None:
+def test_ports_of_a_host_are_compared_if_at_least_four_exist_and_three_quarters_agree(
+    values: str, failing: int | None
+) -> None:
     verdicts = [verdict for _, _, verdict, _ in judged(LANES, ports(values))]
     assert (verdicts.count(FAIL), len(verdicts)) == ((failing, len(values)) if failing is not None else (0, 0))
 
 
-def test_gpus_of_a_host_are_compared_if_there_are_two() -> None:
+def test_gpus_of_a_host_are_compared_if_there_are_at_least_two() -> None:
     compared = rule("gpu.thing", scope="gpu", among="host")
     reasons = [reason for *_, reason in judged(compared, view("h1", compared, {"gpu.thing": {"gpu=0": 1, "gpu=1": 2}}))]
     tie = "1 of 2 GPUs has 1, 1 has 2; set one value on all of them, and measure again"
@@ -509,7 +511,7 @@ GROUPED = replace(LANES, among="", group_by=("port.kind",))
     [("kkkkkkkk", 8), ("kkkkllll", 8), ("kkkkklll", 5), ("kkkk", 4), ("", 0)],
 )
 def test_ports_of_a_lone_host_are_compared_with_ports_of_the_same_kind(kinds: str, count: int) -> None:
-    """A port without a kind, or with one that fewer than four ports have, is not compared."""
+    """A port is not compared if its kind is not known, or if fewer than four ports are of its kind."""
     of_port: dict[str, Value] = {f"hca={number},port=1": kind for number, kind in enumerate(kinds)}
     assert len(judged(GROUPED, ports("aaaaaaaa", GROUPED, port__kind=of_port))) == count
 
@@ -532,7 +534,7 @@ def test_ports_with_a_preferred_state_are_not_judged_if_the_inventory_states_how
     assert len(judged(compared, ports("aaab", compared, plan, port__kind=kinds))) == count
 
 
-def test_port_is_compared_with_that_of_other_hosts_rather_than_with_ports_of_its_kind() -> None:
+def test_port_is_compared_with_the_same_port_of_other_hosts_rather_than_with_ports_of_its_kind() -> None:
     kinds: dict[str, Value] = {f"hca={number},port=1": "k" for number in range(4)}
     first = ports("aaab", GROUPED, port__kind=kinds)
     verdicts = judged(GROUPED, first, view("h2", GROUPED, {"port.thing": {"hca=3,port=1": "b"}}))

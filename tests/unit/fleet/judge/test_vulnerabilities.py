@@ -1,4 +1,4 @@
-"""A criterion of the site can reject hosts whose versions have known vulnerabilities; without it they change no decision."""
+"""A site can reject hosts whose versions have published vulnerabilities. Without such a criterion they change no decision."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def advisories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def site() -> tuple[Pack, ...]:
-    """Return the packs of an inventory that rejects vulnerabilities."""
+    """Return the packs of a site that rejects versions with serious vulnerabilities."""
     return checked_packs(["no-vulnerabilities"])
 
 
 def report(packs: tuple[Pack, ...], *metrics: Metric) -> FleetReport:
-    """Return the report on one host whose snapshots have these readings too."""
+    """Return the report on one healthy host. These readings replace those of the same name in its snapshots."""
     plan = builders.plan("h1", rackproof_gang="none")
     (evidence,) = builders.evidence(plan).values()
     records = [
@@ -169,7 +169,9 @@ def test_a_version_that_could_not_be_read_is_inconclusive(site: tuple[Pack, ...]
     ("package", "decision"),
     [("no package", REJECTED), ("containerd.io 1.7.27-1", REJECTED), ("runc 1.1.12-0ubuntu3.1", ACCEPTED)],
 )
-def test_a_package_of_the_distribution_is_not_compared(site: tuple[Pack, ...], package: str, decision: str) -> None:
+def test_runc_of_the_distribution_is_not_compared_with_advisories(
+    site: tuple[Pack, ...], package: str, decision: str
+) -> None:
     runc = reading("container.runc.version", "1.1.12"), reading("container.runc.package_version", package)
     assert report(site, reading(DRIVER, "580.159.03"), *runc).decision == decision
 
@@ -194,7 +196,7 @@ def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
     assert report(checked_packs([str(path)]), OLD_DRIVER, *runc).decision == decision
 
 
-def test_verdict_on_an_unknown_product_stays_as_it_is() -> None:
+def test_verdict_on_an_unknown_product_is_not_changed() -> None:
     """A criterion and a record may name a product that the judge does not know."""
     plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
     view = HostView(plan, plan.hosts[0], builders.evidence(plan)["h1"], [])
@@ -247,7 +249,7 @@ def failed_score(**fields: str) -> Verdict:
     return Verdict(**{**default, "reason": "found 8.8", **fields})
 
 
-def test_failed_score_names_the_fix_of_each_version_that_lacks_one() -> None:
+def test_failed_score_names_the_fix_of_each_vulnerable_version() -> None:
     other = reading(DRIVER, "580.159.03")
     evidence = host_evidence(one_figure_plan("h1"), "h1", reading(DRIVER, "580.95.05"))
     (record,) = evidence.records
@@ -260,7 +262,7 @@ def test_failed_score_names_the_fix_of_each_version_that_lacks_one() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"verdict": PASS}, {"name": "driver"}, {"name": "driver.version"}])
-def test_other_verdicts_name_no_fix(fields: dict[str, str]) -> None:
+def test_verdict_that_is_not_a_failed_score_names_no_fix(fields: dict[str, str]) -> None:
     view = host_view(one_figure_plan("h1"), "h1", reading(DRIVER, "580.95.05"))
     verdict = failed_score(**fields)
     assert vulnerabilities.with_advisory(view, verdict) is verdict

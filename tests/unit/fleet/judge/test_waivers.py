@@ -1,4 +1,7 @@
-"""Test waivers: a waived failure remains a failure, an expired waiver does not apply, and missing data needs `absent: true`."""
+"""Test waivers: a waived failure is still listed as a failure; an expired waiver does not apply.
+
+Data that are missing are waived only with `absent: true`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cables are compared with the manifest, or between hosts if there is none. Two swapped cables are one cause that names both."""
+"""Cables are compared with the manifest, or between hosts if it lists none. Two swapped cables are one cause that names both."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_fig
 Cables = dict[tuple[str, int], tuple[str, str]]
 """Host and rail -> switch and port."""
 FASTEST, MANAGEMENT = 50e9, 1.25e9
+"""Rates of the ports of rails and of management ports, in B/s."""
 FAST = pack(criterion("memory.bandwidth", operator="ge", unit="B/s"))
 
 
@@ -72,7 +73,7 @@ def top_of_rack(count: int, rails: int = 8, hosts_in_rack: int = 4) -> Cables:
 
 
 def two_planes(count: int, rails: int = 4) -> Cables:
-    """Return the cables of a fleet with two leaves for each rail. Each host uses one of the two."""
+    """Return the cables of a fleet with two leaves for each rail. A host uses the same one for all its rails."""
     return {
         (host, rail): (f"leaf{rail}{'ab'[number % 2]}", f"swp{number + 1}")
         for number, host in enumerate(hosts_of(count))
@@ -253,7 +254,7 @@ def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() ->
 
 
 def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Evidence]:
-    """Return the evidence of a fleet in which one host read no switch; `why`: status and reason."""
+    """Return the evidence of a fleet in which `host` could read none of its switches. `why`: status and reason."""
     of_host = {
         metric.name: replace(metric, values={}, absent=dict.fromkeys(metric.values, why))
         if ".switch" in metric.name
@@ -296,7 +297,7 @@ def test_port_without_a_link_has_no_cabling_verdict() -> None:
 
 
 def test_management_ports_are_not_compared() -> None:
-    """A management port, which is slower, goes to the switch of its rack and not to the leaf of a rail."""
+    """A management port is slower than the ports of rails, and goes to the management switch of its rack."""
     management = {(host, 99): (f"mgmt{number // 5}", f"{number}") for number, host in enumerate(hosts_of(16))}
     assert not_passing(compare_hosts({**HEALTHY["rails"], **management})) == set()
 
@@ -387,15 +388,13 @@ def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("other_domain", "is_named"), [("a", True), ("b", False)])
-def test_port_of_a_switch_in_another_domain_is_not_taken_for_that_of_its_namesake(
-    other_domain: str, is_named: bool
-) -> None:
+def test_switch_of_the_same_name_in_another_domain_is_another_switch(other_domain: str, is_named: bool) -> None:
     ordered = {("h01", 0): ("leaf1.a", "swp1"), ("h01", 1): (f"leaf1.{other_domain}", "swp2")}
     wiring = compare_with_manifest(ordered, {("h01", 0): ("leaf1.a", "swp2"), ("h01", 1): ("leaf9", "swp2")})
     assert ("the manifest has port ens1np0 of h01 there" in wiring.verdicts[0].detail) == is_named
 
 
-def test_three_cables_in_a_ring_are_each_named() -> None:
+def test_three_cables_moved_in_a_circle_are_a_cause_each() -> None:
     cables = rail_optimized(1, rails=3)
     found = {("h01", rail): cables["h01", (rail + 1) % 3] for rail in range(3)}
     wiring = judge_links(plan_of(*lines_of(cables), hosts=1), links(found))
@@ -508,7 +507,7 @@ def test_cause_of_a_faulty_port_names_its_cable(name: str, scope: str, kind: Ver
 
 @pytest.mark.parametrize("kind", ["hca", "nic"])
 @pytest.mark.parametrize("known_by", ["switch", "manifest", "one read"])
-def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_port(kind: str, known_by: str) -> None:
+def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_faulty_port(kind: str, known_by: str) -> None:
     """A technician pulls the cable that the cause names, so it must not be that of the other port."""
 
     def link(number: int) -> PortLink:
@@ -612,7 +611,7 @@ def report_on(plan: Plan, cables: Cables, kind: str = "nic") -> FleetReport:
 
 
 def test_unverified_cable_of_a_port_without_a_link_is_not_a_second_cause() -> None:
-    """The Ethernet interface of an RDMA adapter is down: one cause, with the cable of the manifest."""
+    """A port that is down and its unread cable are one cause, which names the cable as in the manifest."""
     cables = rail_optimized(2, rails=2)
     fleet = links({**cables, ("h02", 1): ("", "")}, h02="the port has no link")
     h01, h02 = (replace(host, links=(host.links[0], replace(host.links[1], adapter="mlx5_1"))) for host in fleet)
@@ -682,7 +681,7 @@ def test_run_without_cable_readings_has_no_cabling_line_and_no_verdict() -> None
     assert not [line for line in report.acceptance.summary if line.startswith("Cabling")]
 
 
-def test_port_of_an_adapter_may_be_named_in_several_ways() -> None:
+def test_manifest_may_name_a_port_by_its_interface_address_or_adapter() -> None:
     plan, cables = plan_of(hosts=1), {("h01", 3): ("leaf", "7")}
     roce = Metric(name="infiniband.interface", unit="1", values={"hca=mlx5_9,port=1": "dev3"})
     for kind, names in (("nic", ("dev3", "0000:03:00.0", "mlx5_9")), ("hca", ("dev3", "dev3/1", "0000:03:00.0"))):

@@ -1,4 +1,4 @@
-"""Counted wrong data rejects the host and names the part, even if the rate is missing because of the wrong data."""
+"""A count of wrong data rejects the host and names the part, even if the wrong data left the rate of the test without value."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_wrong_data_rejects_the_host_and_names_the_part(
 
 
 @pytest.mark.parametrize(("workload", "action"), [("gemm", "rma"), ("copy", "inspect_hardware")])
-def test_gpu_is_returned_for_wrong_computations_but_not_for_wrong_copies(workload: str, action: str) -> None:
+def test_action_is_rma_for_wrong_computations_but_not_for_wrong_copies(workload: str, action: str) -> None:
     plan = builders.plan("h1", gpu_count=4, profile="extended", rackproof_gang="none")
     evidence = builders.evidence(plan)
 
@@ -81,7 +81,9 @@ GANG_COUNTS: list[tuple[str, str, str, str, str]] = [
 @pytest.mark.parametrize(
     ("name", "rate", "scope", "criterion", "title"), GANG_COUNTS, ids=[count[0] for count in GANG_COUNTS]
 )
-def test_wrong_data_between_hosts_rejects_a_host(name: str, rate: str, scope: str, criterion: str, title: str) -> None:
+def test_wrong_data_between_hosts_rejects_the_host_that_counted_it(
+    name: str, rate: str, scope: str, criterion: str, title: str
+) -> None:
     plan = builders.plan("h1", "h2", "h3", "h4", gpu_count=2, rackproof_gang="all")
     evidence = builders.evidence(plan)
 

@@ -47,7 +47,7 @@ def test_times_of_an_earlier_run_replace_the_catalogue() -> None:
     assert str(estimate).endswith("; times of run r0")
 
 
-def test_earlier_times_are_used_only_for_the_same_settings_and_devices() -> None:
+def test_earlier_times_are_used_only_for_the_same_settings_and_number_of_devices() -> None:
     assert earlier_durations(PLAN, None) == {}
     assert earlier_durations(PLAN, replace(PAST, devices=8)) == {}
     other = {**PAST.settings, ("benchmark", "stress"): {"seconds": 600.0}}
@@ -118,7 +118,7 @@ def test_time_budgets_keep_their_ratio_and_other_settings_their_value() -> None:
     assert short["gemm"] == long["gemm"]
 
 
-def test_too_short_duration_is_refused_with_the_shortest_one() -> None:
+def test_too_short_duration_is_refused_with_the_shortest_one_that_is_possible() -> None:
     with pytest.raises(
         UsageError, match=r"rackproof_extended_duration 1 min 00 s: .* give at least ([0-9]+)m"
     ) as error:

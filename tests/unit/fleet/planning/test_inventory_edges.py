@@ -1,4 +1,4 @@
-"""Variables and names of an inventory at the boundaries: types, misspelt names, addresses and error texts."""
+"""Edge cases of an inventory: types and misspelt names of variables, groups, addresses and error texts."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_misspelt_name_in_a_listing_is_refused_even_without_a_value() -> None:
     assert check_listing({**listing, "_meta": {"hostvars": {"h1": {}}}}) == {"h1": {}}
 
 
-def test_group_is_suggested_but_not_the_metadata() -> None:
+def test_group_with_a_similar_name_is_suggested_but_not_the_key_of_the_metadata() -> None:
     with pytest.raises(UsageError, match=r"the inventory has no group gpu_hosts.*gpu_host\b"):
         hosts_of({"gpu_host": {}, "_meta": {}})
     with pytest.raises(UsageError) as error:
@@ -150,7 +150,7 @@ def test_group_that_contains_itself_is_read_once() -> None:
         ({"ansible_connection": "local"}, {"ansible_connection": "local"}, False),
     ],
 )
-def test_two_hosts_with_one_address_and_port_are_refused(
+def test_two_hosts_with_the_same_address_and_port_are_refused(
     first: dict[str, Any], second: dict[str, Any], is_same: bool
 ) -> None:
     if not is_same:
@@ -200,7 +200,7 @@ def test_error_of_ansible_inventory_names_file_and_cause(
     assert len(str(error.value)) < 900
 
 
-def test_bytes_of_an_error_that_are_no_text_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_an_error_that_are_not_utf8_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "ansible-inventory"
     program.write_text("#!/bin/sh\nprintf 'bad \\377 byte' >&2\nexit 1\n")
     program.chmod(0o755)
@@ -209,7 +209,7 @@ def test_bytes_of_an_error_that_are_no_text_are_replaced(tmp_path: Path, monkeyp
         read_inventory(["h1,"])
 
 
-def test_json_file_is_a_listing_only_if_it_is_the_only_source(tmp_path: Path) -> None:
+def test_json_file_must_exist_and_contain_a_listing(tmp_path: Path) -> None:
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps({"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {}}}))
     assert read_inventory([str(path)]) == {"h1": {}}

@@ -1,4 +1,7 @@
-"""Test which launches of a gang (the hosts of one multi-node launch) are next, with simulated fleets that write real records."""
+"""Test which launches come next. The hosts of the simulated fleets leave records as real hosts do.
+
+A gang is the hosts that are launched together.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +48,24 @@ class SimulatedGang:
     plan: Plan
     bad: set[str] = field(default_factory=set)
     """Every launch with one of these hosts fails, and no culprit is reported."""
-    links: list[frozenset[str]] = field(default_factory=list)
+    bad_links: list[frozenset[str]] = field(default_factory=list)
     """Every launch with both hosts of a pair fails, and no culprit is reported."""
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
     """The culprit that the heartbeats report for a launch."""
     unable: Mapping[str, int] = field(default_factory=dict)
     """Host -> number of the first launch in which one of its ranks has no device. The other hosts finish without measurements."""
     slow: set[str] = field(default_factory=set)
+    """Collectives and pairs with one of these hosts are slow."""
     unreachable: set[str] = field(default_factory=set)
     """Hosts whose records cannot be fetched."""
     minimum: int = 2
+    """Smallest number of hosts that are launched together."""
     flaky: int = 0
     """Number of launches, from the first one on, that fail by chance."""
     started: list[LaunchPlan] = field(default_factory=list)
+    """All launches so far, in their order."""
     launches: dict[str, list[Launch]] = field(default_factory=dict)
+    """Host -> the launches that its gang record has."""
     _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)
 
     @property
@@ -85,7 +92,7 @@ class SimulatedGang:
         self.started.append(start)
         culprit = self.culprit(start)
         fails = bool(culprit) or self.flaky > 0 or bool(self.bad & set(start.members))
-        fails = fails or any(link <= set(start.members) for link in self.links)
+        fails = fails or any(link <= set(start.members) for link in self.bad_links)
         self.flaky -= 1
         for host in start.members:
             if host not in self.unreachable:
@@ -166,7 +173,7 @@ def culprit_of(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culpr
 
 
 def stopped_by(culprit: Culprit) -> Callable[[LaunchPlan], Culprit | None]:
-    """Return a function that reports the culprit for every launch that has one of its hosts."""
+    """Return a function that reports this culprit for every launch with one of the culprit's hosts."""
     return lambda start: culprit if set(culprit.hosts) & set(start.members) else None
 
 
@@ -196,7 +203,7 @@ def test_several_gangs_start_at_once() -> None:
     ]
 
 
-def test_culprit_is_excluded_and_the_rest_is_measured() -> None:
+def test_culprit_is_excluded_and_the_other_hosts_are_measured() -> None:
     dead = culprit_of("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
     decision = gang.run_all()
@@ -275,7 +282,7 @@ def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
     assert {verdict for _, _, verdict in faults(gang.report())} == {"inconclusive"}
 
 
-def test_silent_half_of_the_hosts_is_excluded_but_not_rejected() -> None:
+def test_hosts_are_excluded_but_not_rejected_if_half_of_the_gang_is_silent() -> None:
     gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(culprit_of("host_silent", "h3", "h4")))
     gang.run_all()
     assert gang.full_launches() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
@@ -298,7 +305,7 @@ def with_few_figures(planned: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
-def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
+def test_probes_find_the_bad_host_if_no_culprit_is_reported(size: int) -> None:
     names = [f"h{number}" for number in range(size)]
     max_probes = 0
     for bad in names if size <= 16 else names[::13]:
@@ -315,7 +322,7 @@ def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
 
 
 def test_only_one_host_of_a_bad_link_is_excluded_but_both_fail() -> None:
-    gang = SimulatedGang(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
+    gang = SimulatedGang(plan(*(f"h{number}" for number in range(6))), bad_links=[frozenset(("h1", "h4"))])
     gang.run_all()
     assert gang.full_launches() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
     report = gang.report()
@@ -325,7 +332,7 @@ def test_only_one_host_of_a_bad_link_is_excluded_but_both_fail() -> None:
 
 @pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
 def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
-    """In a gang of two hosts, which has no probes, it is repeated too."""
+    """A gang of two hosts has no probes; its failed launch is repeated too."""
     gang = SimulatedGang(plan(*names), flaky=1)
     assert gang.run_all().excluded == {}
     assert gang.full_launches() == [names] * 2
@@ -340,7 +347,7 @@ def test_probe_that_fails_by_chance_excludes_no_host() -> None:
     assert gang.report().decision == "accepted"
 
 
-def test_gang_without_a_working_pair_ends_without_a_culprit() -> None:
+def test_search_ends_without_a_culprit_if_no_pair_of_hosts_works() -> None:
     names = ("h1", "h2", "h3", "h4")
     gang = SimulatedGang(plan(*names), bad=set(names))
     assert set(gang.run_all().excluded) == set(names)
@@ -386,7 +393,7 @@ def test_slow_host_is_kept_if_the_collectives_pass() -> None:
 
 @pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
 def test_host_that_started_no_rank_is_excluded_for_the_reason_in_its_record(kind: str) -> None:
-    """Its launcher was not started, or exited before any rank started."""
+    """The launcher of h2 was not started, or exited before any of its ranks started."""
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of(kind, "h2")))
     for start in gang.decide().launches:
         gang.launch(start)
@@ -423,7 +430,7 @@ def test_host_with_a_rank_without_device_is_excluded_at_once(
 
 
 @pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
-def test_probe_with_a_missing_device_excludes_only_that_host(host: str, since: int) -> None:
+def test_device_that_is_missing_in_a_probe_excludes_only_its_host(host: str, since: int) -> None:
     """The first launch fails without a culprit, as when a GPU dies. In a later probe the host reports the missing device."""
     gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
     assert gang.run_all().excluded == {host: f"host {host}: rank_unable"}

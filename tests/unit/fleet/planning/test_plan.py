@@ -23,6 +23,7 @@ from tests.accepted import rackproof
 
 
 def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
+    """Write an inventory as `ansible-inventory --list` prints it. Return its path."""
     path = tmp_path / "inventory.json"
     path.write_text(json.dumps({"_meta": {"hostvars": hosts}, "gpu_hosts": {"hosts": list(hosts)}}))
     return path
@@ -343,7 +344,7 @@ def test_run_is_resumed_with_the_same_hosts_and_refused_with_others(tmp_path: Pa
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", "rackproof_profile": "rehearsal"} for name in ("h1", "h2")}
 
     def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """Run `rackproof plan` in a process of its own, which holds the lock."""
+        """Run `rackproof plan` in a process of its own: the lock of the run is held until this process ends."""
         command = [sys.executable, ROOT / "rackproof", "plan", "--run-dir", tmp_path / "r1", "--inventory"]
         return subprocess.run([*command, listing(tmp_path, hosts)], capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""Inventories are read or refused with the reason; their variables and profile settings are in the plan, also at their limits."""
+"""Edge cases of plans: variables and settings, also at their limits, reach the plan; wrong ones are refused with the reason."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_host_variables_reach_the_plan() -> None:
         ("nvidia_driver_version", "580.95.05", "driver_version", "580.95.05", ""),
     ],
 )
-def test_each_host_variable_reaches_its_host(
+def test_variable_of_one_host_reaches_only_this_host(
     variable: str, value: object, attribute: str, planned: object, default: object
 ) -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
@@ -86,7 +86,7 @@ def test_driver_version_is_not_required_if_the_driver_is_ignored() -> None:
     assert [host.driver_version for host in plan_of(hosts).hosts] == ["580.95.05", ""]
 
 
-def test_line_rate_of_a_host_is_that_of_all_its_ports_together() -> None:
+def test_line_rate_of_a_host_is_that_of_the_fabric_ports_of_all_its_gpus() -> None:
     (host, _) = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_fabric_gbps=400)).hosts
     assert host.fabric == 2 * 400 / 8 * 1e9
 
@@ -273,7 +273,7 @@ def test_shipped_profiles_are_listed_in_order() -> None:
         "scaling: {precision: bf16}",
     ],
 )
-def test_limits_and_choices_of_settings_are_accepted(tmp_path: Path, settings: str) -> None:
+def test_setting_at_its_limit_or_from_its_choices_is_accepted(tmp_path: Path, settings: str) -> None:
     read_profile(str(profile_with(tmp_path, f"benchmarks: {{{settings}}}")))
 
 
@@ -388,7 +388,7 @@ def install_ansible_inventory(
 
 
 @pytest.mark.parametrize("next_to_python", [True, False])
-def test_other_inventories_are_read_by_ansible_inventory(
+def test_several_sources_are_read_by_ansible_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_to_python: bool
 ) -> None:
     arguments_file = tmp_path / "arguments"

@@ -34,6 +34,7 @@ from tests.accepted import Done, rackproof
 NOW = "2026-11-21T04:00:00Z"
 STAGES = {BENCHMARK: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
 EACH = [(stage, name) for stage, names in STAGES.items() for name in names]
+"""Stage and name of every benchmark."""
 
 
 def ago(days: float) -> str:
@@ -41,7 +42,7 @@ def ago(days: float) -> str:
 
 
 def past(days: float, hosts: int = 10, **changes: Any) -> PastRun:
-    """Return a run, `days` ago, in which each benchmark ran without findings and took 10 s."""
+    """Return a run that began `days` ago: each benchmark ran on `hosts` hosts without findings and took 10 s."""
     whole = PastRun(
         run_id=f"r{days}",
         began=ago(days),
@@ -78,7 +79,10 @@ def test_skipped_benchmark_states_its_cost() -> None:
 
 
 def test_benchmark_with_findings_comes_first() -> None:
-    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # without findings: it covers three kinds of parts
+    assert chosen(pick(26, past(1)))[0] == (
+        BENCHMARK,
+        "stress",
+    )  # no findings: it covers the most kinds of parts
     failed = past(1, findings={(BENCHMARK, "peer_copy"): 4})
     assert chosen(pick(26, failed)) == [(BENCHMARK, "peer_copy")]
 
@@ -92,7 +96,7 @@ def test_cheaper_benchmark_is_preferred_at_equal_findings() -> None:
     assert chosen(pick(26, history_)) == [(BENCHMARK, "memory")]
 
 
-def test_benchmark_of_a_part_that_another_one_covers_comes_later() -> None:
+def test_benchmark_comes_later_if_an_earlier_one_covers_its_kind_of_part() -> None:
     order = chosen(pick(10_000, past(1)))
     assert order.index((BENCHMARK, "memory")) < order.index((BENCHMARK, "gemm"))  # stress already covers compute
 
@@ -307,7 +311,7 @@ def test_custom_profile_may_accept_a_budget(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_only_revalidation_profiles_accept_a_budget() -> None:
+def test_of_the_shipped_profiles_only_those_for_revalidation_accept_a_budget() -> None:
     names = [path.stem for path in (ROOT / "fleet/planning/profiles").glob("*.yml")]
     assert sorted(name for name in names if read_profile(name).get("may_choose")) == [
         "revalidate",
@@ -349,7 +353,7 @@ def test_page_markdown_junit_and_summary_show_the_selection() -> None:
         assert f'<property name="caveat.{number}" value="{line}"/>' in xml
 
 
-def test_status_of_a_whole_profile_is_only_pass() -> None:
+def test_status_is_pass_without_a_number_of_benchmarks_if_the_whole_profile_ran() -> None:
     plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
     whole = BudgetSelection(
         budget_s=600,
@@ -365,14 +369,14 @@ def test_status_of_a_whole_profile_is_only_pass() -> None:
     assert "caveat." not in "".join(render_junit(plain))
 
 
-def test_burn_in_refuses_a_budget() -> None:
+def test_profile_soak_refuses_a_budget() -> None:
     with pytest.raises(UsageError, match="rackproof_soak_duration"):
         apply_budget(read_profile("soak"), builders.inventory(), budget=300, runs=None, run_dir=None, now=NOW)
 
 
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
-def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
-    """The baseline of the acceptance then has every figure of a revalidation. Only settings of the amount of work may differ."""
+def test_revalidation_measures_only_figures_that_the_acceptance_measures(short: str, whole: str) -> None:
+    """The baseline of the acceptance then has every figure of a revalidation. Only the amount of work may differ."""
     both = [builders.plan("h1", "h2", "h3", profile=name, with_all_sizes=True) for name in (short, whole)]
     revalidated, accepted = (
         {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both

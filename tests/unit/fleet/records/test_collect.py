@@ -33,7 +33,7 @@ def plan() -> Plan:
 
 @pytest.fixture
 def run(tmp_path: Path, plan: Plan) -> Path:
-    """Write a run directory that contains only a plan."""
+    """Write a run directory that contains only the plan. Return its path."""
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(plan))
     return tmp_path / "runs" / "r1"
 
@@ -43,7 +43,7 @@ def text_of(record: Record) -> bytes:
 
 
 def lines_of(plan: Plan, *hosts: str, node: str = "", **changes: Any) -> list[str]:
-    """Return the lines in the logs of these hosts. `changes` replaces fields of their records."""
+    """Return the lines by which these hosts write their records to their logs. `changes` replaces fields of the records."""
     return [
         line
         for host in hosts
@@ -217,7 +217,7 @@ def with_non_ascii_data(line: str) -> str:
         (with_non_ascii_data, "line 2: a line of a record lacks fields, or has invalid ones"),
         (lambda line: '{"log":' + "[" * 200_000 + line, "line 2: nested deeper than"),
     ],
-    ids=["no checksum", "not ASCII", "nested"],
+    ids=["no checksum", "not ASCII", "nested too deeply"],
 )
 def test_forged_line_is_rejected_with_its_line_number(
     damage: Callable[[str], str], message: str, run: Path, plan: Plan, tmp_path: Path
@@ -370,7 +370,7 @@ def test_unreadable_log_or_folder_is_reported_and_others_are_read(
     refused = {str(tmp_path / name) for name in ("locked", "unreadable.log")}
 
     def unless_refused(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse access in the function, because root, who may run the tests, can read files of any mode."""
+        """Return `function` without access to `refused`. The mode of a file would not refuse access to root."""
 
         def call(path: Any, *arguments: Any) -> Any:
             if str(path) in refused:
