@@ -187,7 +187,7 @@ def test_failed_test_of_a_port_is_inconclusive() -> None:
 @pytest.mark.parametrize(("ports", "variables", "missing"), [
     (2, {}, 0), (2, {"rackproof_infiniband_ports": 2}, 0), (2, {"rackproof_infiniband_ports": 3}, 1), (0, {}, 1),
 ])  # fmt: skip
-def test_ports_that_must_be_measured_are_counted(ports: int, variables: dict[str, Any], missing: int) -> None:
+def test_host_that_measured_too_few_ports_is_inconclusive(ports: int, variables: dict[str, Any], missing: int) -> None:
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     found = findings(figures, rackproof_verbs_required=True, **variables)
     assert found == ({(host, "host", "plan", INCONCLUSIVE) for host in HOSTS} if missing else set())
@@ -252,7 +252,9 @@ def test_missing_ports_without_a_reason_of_their_own_are_reported_on_their_host(
     ],
     ids=["mlx5_2 is Ethernet", "mlx5_2 is slow", "mlx5_2 has no link either", "mlx5_2 may be a fabric port"],
 )
-def test_missing_port_is_named_only_if_it_cannot_be_another_port(other: tuple[str, float, bool], scope: str) -> None:
+def test_unmeasured_port_is_named_only_if_no_other_port_can_be_the_required_one(
+    other: tuple[str, float, bool], scope: str
+) -> None:
     links = links_of(mlx5_0=("InfiniBand", 5e10, True), mlx5_1=("InfiniBand", 1e9, False), mlx5_2=other)
     assert verdicts_on_required_ports(1, DOWN, SLOW, links=links) == {("h1", scope)}
 
@@ -319,7 +321,7 @@ def test_active_port_with_neither_figures_nor_a_reason_is_inconclusive(layer: st
 
 
 def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
-    """Even if no host has a figure: a launch that lost all of them must not be accepted."""
+    """Even if no host has a figure: a run that lost all figures must not be accepted."""
     ports = {"hca=mlx5_0,port=1", PORT}
     assert findings({}, readings()) == {(host, port, "plan", INCONCLUSIVE) for host in HOSTS for port in ports}
 
@@ -362,7 +364,7 @@ def test_each_figure_of_a_port_or_pair_is_required(lost: str) -> None:
 
 @pytest.mark.parametrize("name", ["bandwidth", "latency"])
 def test_reason_why_one_test_has_no_result_takes_the_place_of_its_figures(name: str) -> None:
-    """A transfer without a result has no bandwidth, and so no share of the rate and no MTU."""
+    """A transfer without a result has no bandwidth, and therefore no `rate_ratio` and no `mtu`."""
     own, figures = ("bandwidth", "rate_ratio", "mtu") if name == "bandwidth" else (name,), fleet()
     lost = [
         item
@@ -394,7 +396,7 @@ def test_ports_that_the_partners_measured_are_required_even_without_readings() -
 
 
 def test_pair_is_not_required_if_one_of_its_hosts_was_not_in_the_launch() -> None:
-    """Only hosts of the launch must have figures with each other: h3 was not one of them."""
+    """Only the hosts of a launch must have figures with each other. The launch here is of h1 and h2, without h3."""
     figures = {host: [item for item in items if "h3" not in item.scope] for host, items in fleet().items()}
     best = {host: with_numbers_of_partners(items) for host, items in figures.items()}
     assert findings(best, readings(), members=("h1", "h2")) == set()

@@ -1,5 +1,4 @@
-"""Optical modules are compared within their part number, counters are judged by their rate, and a verdict that
-fails on a port names its module.
+"""Ports: optical modules are compared within their part number, counters are judged by rate, and failures name the module.
 
 `hosts_with_findings` judges its hosts in three ways: with all verdicts, by counting passes, and with `judge`.
 """
@@ -126,7 +125,7 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
         (120 * 48 + 1, [H5], 48 * 3600.0),
     ],
 )
-def test_high_counter_that_does_not_increase_fails_by_its_rate(
+def test_high_counter_that_does_not_increase_fails_by_its_rate_before_the_run(
     count: int, found: list[str], age_s: float | None
 ) -> None:
     evidence = fleet_of(
@@ -145,7 +144,7 @@ def test_reason_states_the_count_the_time_before_the_run_and_that_the_counter_di
     assert (failed.value, failed.unit) == (400.0, "1/h")
 
 
-def test_reason_says_at_most_24_h_if_the_counters_were_cleared_later() -> None:
+def test_reason_says_at_most_24_h_if_the_counters_were_cleared_less_than_24_h_ago() -> None:
     evidence = fleet_of(
         with_metrics(*symbol_error_readings(0, age_s=60.0)),
         with_metrics(*symbol_error_readings(120 * 24 + 24, age_s=60.0)),

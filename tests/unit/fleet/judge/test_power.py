@@ -266,7 +266,7 @@ def directories(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_command_prints_tables_for_people(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_tables_by_default(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(*directories) == 0
     output = capsys.readouterr().out
     assert "3 runs: r0, r1, r2" in output

@@ -1,4 +1,4 @@
-"""Cables of the hosts are compared: which switches belong to a rail, and which ports are at a switch of another rail."""
+"""Cables of the hosts are compared: which switches belong to a rail, and which ports are not at a switch of their rail."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_port_at_another_switch_fails() -> None:
     assert moved.reason == "at x swp1: 5 of 6 hosts have b in this slot"
 
 
-def test_two_swapped_ports_are_one_finding_with_one_text() -> None:
+def test_two_swapped_ports_have_verdicts_with_the_same_detail() -> None:
     found = verdicts([*STRAIGHT, host(6, "b", "a")])
     first, second = found["h6", "nic=eth0"], found["h6", "nic=eth1"]
     assert {first.kind, second.kind} == {VerdictKind.SWAPPED}
@@ -123,7 +123,7 @@ def test_second_switch_of_a_rail_needs_two_hosts_and_a_quarter_of_the_number_at_
     assert len(states(verdicts(many)).get(FAIL, [])) == 2
 
 
-def test_rail_with_two_switches_names_both() -> None:
+def test_limit_of_a_rail_with_two_switches_names_both() -> None:
     hosts = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "a2", "b") for number in range(4)]
     assert verdicts(hosts)["h0", "nic=eth0"].limit == "a or a2"
 

@@ -43,6 +43,7 @@ def view(*metrics: Metric, phases: Sequence[tuple[str, str]] = SNAPSHOTS) -> Hos
 
 
 def passes(limit: Any = 5, scopes: Sequence[str] = ("gpu=0", "gpu=1")) -> list[Verdict]:
+    """Return a passing verdict for each scope."""
     return [
         Verdict(host="h1", scope=scope, name=NAME, verdict=PASS, criterion="c", reason="", limit=limit)
         for scope in scopes
@@ -84,7 +85,7 @@ def test_check_has_the_readings_and_the_limit() -> None:
         "compared with a baseline", "pattern", "several readings",
     ],
 )  # fmt: skip
-def test_criterion_that_takes_more_than_one_comparison_has_no_check(fields: dict[str, Any]) -> None:
+def test_criterion_that_is_not_one_comparison_with_a_floor_or_ceiling_has_no_check(fields: dict[str, Any]) -> None:
     host = view(*THREE)
     names = fields.pop("names", (NAME,))
     rule = criterion(**{"name": NAME, "operator": "le", **fields})
@@ -92,7 +93,7 @@ def test_criterion_that_takes_more_than_one_comparison_has_no_check(fields: dict
 
 
 @pytest.mark.parametrize("fields", [{}, {"where": {"reason": "x"}}, {"delta": True}, {"operator": "ge"}])
-def test_criterion_of_one_comparison_has_a_check(fields: dict[str, Any]) -> None:
+def test_criterion_that_is_one_comparison_with_a_floor_or_ceiling_has_a_check(fields: dict[str, Any]) -> None:
     counted = row(fields.get("operator", "le"))
     check = check_of(view(*THREE), rows=[counted] * 2, **fields)
     assert check is not None
@@ -102,7 +103,7 @@ def test_criterion_of_one_comparison_has_a_check(fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "metrics",
     [(metric(), metric(1, None), metric()), (metric(), metric(1, 2, gpu2="error: no"), metric())],
-    ids=["one snapshot lacks a value", "one snapshot has a reason more"],
+    ids=["one snapshot lacks a value", "one snapshot has one more absent value"],
 )
 def test_readings_must_have_the_same_scopes_in_all_snapshots(metrics: Sequence[Metric]) -> None:
     assert check_of(view(*metrics)) is None

@@ -17,6 +17,7 @@ PLAN = builders.plan("h1", "h2", gpu_count=2)
 EVIDENCE = builders.evidence(PLAN)
 PACKS = read_packs([])
 AT = {(): "host", ("gpu",): "gpu=0", ("numa",): "numa=0", ("pci",): "pci=0000:17:00.0", ("mount",): "mount=a"}
+"""Labels of a reading -> a scope with these labels."""
 
 
 def metric(name: str, **values: Value) -> Metric:

@@ -46,7 +46,7 @@ def test_healthy_record_has_no_contradiction() -> None:
     assert found(HEALTHY) == []
 
 
-def of_launch(reason: str, stage: str = "benchmark") -> Problem:
+def launch_problem(reason: str, stage: str = "benchmark") -> Problem:
     return f"stage.{stage}", "host", reason, stage
 
 
@@ -70,7 +70,7 @@ def test_launch_must_fit_its_deadline_that_of_the_plan_and_its_host(
     fields: dict[str, Any], expected: list[str]
 ) -> None:
     ended = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
-    assert found(launches(fields)(ended)) == [of_launch(reason) for reason in expected]
+    assert found(launches(fields)(ended)) == [launch_problem(reason) for reason in expected]
 
 
 def ranks(*numbers: tuple[int, int], codes: Sequence[int | None] = (0, 0, 0, 0, 0)) -> tuple[Rank, ...]:
@@ -100,7 +100,7 @@ def ranks(*numbers: tuple[int, int], codes: Sequence[int | None] = (0, 0, 0, 0, 
         ((), ["the launch finished with 0 ranks, but the plan has 2 devices"]),
     ],
 )  # fmt: skip
-def test_ranks_of_a_finished_launch_are_those_of_the_plan(given: tuple[Rank, ...], expected: list[str]) -> None:
+def test_ranks_of_a_finished_launch_must_be_those_of_the_plan(given: tuple[Rank, ...], expected: list[str]) -> None:
     assert [reason for _, _, reason, _ in problems(launches({"ranks": given}))] == expected
 
 
@@ -114,7 +114,7 @@ def test_probe_has_its_own_deadline_and_may_have_any_number_of_ranks() -> None:
     assert problems(launches({}, probe)) == []
     late = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
     assert found(launches({}, {**probe, "deadline_s": 10.0, "duration_s": 130.1})(late)) == [
-        of_launch("the launch took 130 s, but its deadline was 10 s", "probe")
+        launch_problem("the launch took 130 s, but its deadline was 10 s", "probe")
     ]
 
 
@@ -133,7 +133,7 @@ def test_launch_is_a_duplicate_if_another_has_its_time_number_outcome_and_member
     second: dict[str, Any], is_twice: bool
 ) -> None:
     reason = f"2 launches began at {builders.WHEN}: the record has a launch twice"
-    assert (of_launch(reason) in problems(launches({}, second))) is is_twice
+    assert (launch_problem(reason) in problems(launches({}, second))) is is_twice
 
 
 def timed(
@@ -152,7 +152,7 @@ def timed(
     )  # fmt: skip
 
 
-def of_record(reason: str) -> Problem:
+def record_problem(reason: str) -> Problem:
     return "record", "host", reason, ""
 
 
@@ -165,24 +165,24 @@ def of_record(reason: str) -> Problem:
            "the record begins at 2026-11-21T03:54:59Z, 5 min before the run was planned at 2026-11-21T04:00:00Z: "
            "it is of an earlier run, or the clock of the host is behind that of the control node", "")]),
         (timed(began="04:00:02", ended="04:00:01"),
-         [of_record("the record ends before it begins: the clock of the host was set back")]),
+         [record_problem("the record ends before it begins: the clock of the host was set back")]),
         (timed(began="04:05:00", ended="04:05:00"), []),
         (timed(began="04:05:01", ended="04:05:01"),
-         [of_record("the record covers 2026-11-21T04:05:01Z to 2026-11-21T04:05:01Z, "
+         [record_problem("the record covers 2026-11-21T04:05:01Z to 2026-11-21T04:05:01Z, "
                     "but the snapshot before preflight is outside")]),
         (timed(ended="04:00:10", launched="04:05:09"), []),
         (timed(ended="04:00:10", launched="04:05:10"),
-         [of_launch("the launch ends after the record")]),
+         [launch_problem("the launch ends after the record")]),
         (timed(ended="05:00:02"), []),
         (timed(ended="05:00:03"),
-         [of_record("the record ends at 2026-11-21T05:00:03Z, more than an hour after its last snapshot and launch")]),
+         [record_problem("the record ends at 2026-11-21T05:00:03Z, more than an hour after its last snapshot and launch")]),
         (timed(ended="05:30:00", launched="04:40:00"), []),
         (timed(ended="05:00:03", read=("05:00:00", "05:00:01", "05:00:02"), launched="05:00:01"), []),
         (timed(ended="05:00:03", read=("05:00:01", "05:00:02", "05:00:03"), launched="05:00:02"),
-         [of_record("the record begins at 2026-11-21T04:00:00Z, more than an hour before its first snapshot")]),
+         [record_problem("the record begins at 2026-11-21T04:00:00Z, more than an hour before its first snapshot")]),
     ],
 )  # fmt: skip
-def test_times_of_a_record_fit_each_other_and_the_plan(record: Record, expected: list[Problem]) -> None:
+def test_times_of_a_record_must_fit_each_other_and_the_plan(record: Record, expected: list[Problem]) -> None:
     assert found(record) == expected
 
 
@@ -197,7 +197,7 @@ def test_times_of_a_record_fit_each_other_and_the_plan(record: Record, expected:
     ],
 )  # fmt: skip
 def test_item_whose_time_is_not_valid_is_named(change: Change, what: str) -> None:
-    assert of_record(f"{what} has the time 'now', which is not a valid time") in problems(change)
+    assert record_problem(f"{what} has the time 'now', which is not a valid time") in problems(change)
 
 
 def test_record_without_snapshots_and_launches_may_cover_more_than_an_hour() -> None:
@@ -253,7 +253,7 @@ def test_no_versions_are_required_of_a_stage_that_does_not_use_torch() -> None:
     assert version_problem("torch") in found(bare)
 
 
-def kept(*phases: tuple[str, str]) -> Change:
+def only_snapshots(*phases: tuple[str, str]) -> Change:
     return lambda record: replace(
         record, snapshots=tuple(item for item in record.snapshots if (item.stage, item.phase) in phases)
     )
@@ -265,21 +265,23 @@ BEGIN, BEFORE, AFTER = ("preflight", "before"), ("benchmark", "before"), ("bench
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [
-        ((BEFORE, AFTER), [of_launch("the record has no snapshot of the beginning of the run", "preflight")]),
-        ((BEGIN, AFTER), [of_launch("the record has no snapshot before the launch")]),
-        ((BEGIN, BEFORE), [of_launch("the record has no snapshot after the launch")]),
+        ((BEFORE, AFTER), [launch_problem("the record has no snapshot of the beginning of the run", "preflight")]),
+        ((BEGIN, AFTER), [launch_problem("the record has no snapshot before the launch")]),
+        ((BEGIN, BEFORE), [launch_problem("the record has no snapshot after the launch")]),
     ],
 )
 def test_missing_snapshot_of_the_beginning_or_before_or_after_a_launch_is_named(
     phases: tuple[tuple[str, str], ...], expected: list[Problem]
 ) -> None:
     named = {f"stage.{stage}" for stage in ("preflight", "benchmark")}
-    assert [item for item in problems(kept(*phases)) if item[0] in named and "no snapshot" in item[2]] == expected
+    assert [
+        item for item in problems(only_snapshots(*phases)) if item[0] in named and "no snapshot" in item[2]
+    ] == expected
 
 
 def test_launch_that_failed_needs_no_snapshots_around_it() -> None:
     failed = launches({"outcome": "failed", "reason": "no", "ranks": ()})
-    assert problems(lambda record: kept(BEGIN)(failed(record))) == []
+    assert problems(lambda record: only_snapshots(BEGIN)(failed(record))) == []
 
 
 def test_record_without_launches_needs_no_snapshot_of_the_beginning() -> None:
@@ -291,13 +293,13 @@ def test_two_snapshots_of_one_phase_and_time_are_named() -> None:
         return replace(record, snapshots=(*record.snapshots, record.snapshots[-1]))
 
     at = HEALTHY.snapshots[-1].at
-    assert of_launch(f"the record has 2 snapshots after the stage at {at}") in problems(twice)
+    assert launch_problem(f"the record has 2 snapshots after the stage at {at}") in problems(twice)
 
 
 GANG = builders.records(GANG_PLAN, "h1")
 
 
-def of_gang(change: Change, *, gang: bool = True) -> list[Problem]:
+def problems_of_changed(change: Change, *, gang: bool = True) -> list[Problem]:
     """Return the contradictions in the records of h1 after a change of its gang record (`gang`) or of its host record.
 
     Of the contradictions named `record`, only those that the change caused; of those named `launch.<library>`, all; no others.
@@ -313,15 +315,17 @@ def moved_figures(source: Record) -> Change:
 
 def test_record_has_only_figures_of_its_own_launches() -> None:
     host, gang = GANG
-    assert of_gang(moved_figures(host)) == [of_record("the record of the launches of gang r1 has figures of benchmark")]
-    assert of_gang(moved_figures(gang), gang=False) == [
-        of_record("the record of the launches of this host alone has figures of gang")
+    assert problems_of_changed(moved_figures(host)) == [
+        record_problem("the record of the launches of gang r1 has figures of benchmark")
+    ]
+    assert problems_of_changed(moved_figures(gang), gang=False) == [
+        record_problem("the record of the launches of this host alone has figures of gang")
     ]
     absent = replace(gang.observations[0], status=SKIPPED, value=None, reason="no")
-    assert of_gang(lambda record: replace(record, observations=(absent,)), gang=False) == []
+    assert problems_of_changed(lambda record: replace(record, observations=(absent,)), gang=False) == []
     measured = gang.observations[1]
-    assert of_gang(lambda record: replace(record, observations=(absent, measured)), gang=False) == [
-        of_record("the record of the launches of this host alone has figures of gang")
+    assert problems_of_changed(lambda record: replace(record, observations=(absent, measured)), gang=False) == [
+        record_problem("the record of the launches of this host alone has figures of gang")
     ]
 
 
@@ -333,28 +337,28 @@ def moved_snapshots(stage: str) -> Change:
 
 
 def test_record_has_only_readings_of_its_own_launches() -> None:
-    assert of_gang(moved_snapshots("benchmark")) == [
-        of_record("the record of the launches of gang r1 has readings of benchmark")
+    assert problems_of_changed(moved_snapshots("benchmark")) == [
+        record_problem("the record of the launches of gang r1 has readings of benchmark")
     ]
-    assert of_gang(moved_snapshots("gang"), gang=False) == [
-        of_record("the record of the launches of this host alone has readings of gang")
+    assert problems_of_changed(moved_snapshots("gang"), gang=False) == [
+        record_problem("the record of the launches of this host alone has readings of gang")
     ]
-    assert of_gang(lambda record: replace(record, snapshots=())) == []
+    assert problems_of_changed(lambda record: replace(record, snapshots=())) == []
 
 
 def test_records_of_a_host_are_written_by_one_version() -> None:
-    assert of_gang(lambda record: replace(record, rackproof="1")) == [
-        of_record("the records of the host were written by Rackproof 0 and 1")
+    assert problems_of_changed(lambda record: replace(record, rackproof="1")) == [
+        record_problem("the records of the host were written by Rackproof 0 and 1")
     ]
 
 
 def test_records_of_a_host_have_the_same_versions_of_libraries() -> None:
     newer = {**builders.SOFTWARE, "nccl": "2.99"}
     reason = f"the records of the host have the versions {builders.SOFTWARE['nccl']} and 2.99"
-    assert of_gang(lambda record: replace(record, software=newer)) == [("launch.nccl", "host", reason, "")]
+    assert problems_of_changed(lambda record: replace(record, software=newer)) == [("launch.nccl", "host", reason, "")]
 
 
-def test_figures_are_checked_as_those_of_the_record_or_as_a_given_list() -> None:
+def test_checked_figures_are_those_of_the_record_or_of_a_given_list() -> None:
     wrong = replace(HEALTHY.observations[0], unit="GB/s")
     record = replace(HEALTHY, observations=(wrong, *HEALTHY.observations[1:]))
     view = HostView(PLAN, PLAN.hosts[0], Evidence(records=(record,)), ())
@@ -366,15 +370,15 @@ def test_figures_are_checked_as_those_of_the_record_or_as_a_given_list() -> None
 
 def test_gang_record_without_figures_and_readings_of_the_gang_is_accepted() -> None:
     """A host that was ended before its gang launched leaves such a record."""
-    assert of_gang(lambda record: replace(moved_snapshots("benchmark")(record), observations=())) == []
+    assert problems_of_changed(lambda record: replace(moved_snapshots("benchmark")(record), observations=())) == []
 
 
 def test_record_may_end_long_after_its_last_snapshot_if_a_launch_took_that_long() -> None:
     late = replace(HEALTHY, ended="2026-11-21T06:00:00Z")
     reason = "the record ends at 2026-11-21T06:00:00Z, more than an hour after its last snapshot and launch"
-    assert of_record(reason) in found(late)
-    assert of_record(reason) not in found(launches({"duration_s": 3700.0})(late))
-    assert of_record(reason) in found(launches({"duration_s": 3500.0})(late))
+    assert record_problem(reason) in found(late)
+    assert record_problem(reason) not in found(launches({"duration_s": 3700.0})(late))
+    assert record_problem(reason) in found(launches({"duration_s": 3500.0})(late))
 
 
 def test_only_a_metric_without_a_problem_is_marked_as_sound() -> None:

@@ -1,4 +1,4 @@
-"""A rehearsal judges the RDMA ports and cables of a host only if it measures ports and the inventory requires them of it."""
+"""A rehearsal judges RDMA ports and cables only if it measures ports, and only on hosts whose ports the inventory requires."""
 
 from __future__ import annotations
 

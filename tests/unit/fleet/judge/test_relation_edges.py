@@ -173,7 +173,7 @@ def test_reading_of_a_part_that_is_not_in_the_list_of_parts_is_named(given: Metr
         ("storage.nvme.wear", "storage.disk.rotational"), ("gpu.power", ""),
     ],
 )  # fmt: skip
-def test_list_of_parts_is_known_by_the_name_of_a_reading(name: str, listing: str) -> None:
+def test_list_of_returns_the_reading_that_lists_the_parts_or_an_empty_name(name: str, listing: str) -> None:
     assert list_of(name) == listing
 
 

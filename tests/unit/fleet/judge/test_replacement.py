@@ -35,7 +35,7 @@ WEAKENED: dict[str, dict[str, Any]] = {  # what is changed -> the changed keys o
     "another kind of limit": {"vs_sku": None, "vs_fleet": {"fraction": 0.95}},
     "only with a baseline": {"vs_sku": None, "vs_baseline": {"fraction": 0.98}},
     "a share of the datasheet": {"vs_sku": None, "vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.6}},
-    "never compared": {"vs_sku": None, "operator": "eq", "same_as_fleet": False},
+    "switched off": {"vs_sku": None, "operator": "eq", "same_as_fleet": False},
     "a narrower scope": {"scope": "host"},
     "narrower parameters": {"where": {"op": "copy", "dtype": "none"}},
     "another stage": {"stage": "soak"},
@@ -196,7 +196,7 @@ def test_doctor_lint_and_alerts_refuse_a_silent_replacement(tmp_path: Path) -> N
         assert rackproof(*command, path).returncode == 64
 
 
-def test_many_replaced_criteria_are_counted() -> None:
+def test_only_ten_replaced_criteria_are_listed_and_the_others_counted() -> None:
     items = [
         Replaced(criterion=f"c{index}", pack="common", old="x", by=f"c{index}", by_pack="mine", new="y", hosts=1)
         for index in range(13)
@@ -215,7 +215,7 @@ def host_view(*packs: Pack) -> HostView:
     return HostView(PLAN, PLAN.host("h1"), host_evidence(PLAN), packs)
 
 
-def test_key_lacks_has_no_effect_in_a_pack_of_the_operator() -> None:
+def test_key_named_lacks_has_no_effect_in_a_pack_of_the_operator() -> None:
     (expected,) = PLAN.expected
     lacks = {"memory.bandwidth": {"op": ("copy",)}}
     for chosen in (True, False):

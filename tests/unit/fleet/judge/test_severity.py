@@ -19,7 +19,7 @@ def failed_verdict(action: str, name: str = "gpu.a", **over: str) -> Verdict:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_action_decides_the_severity_unless_it_is_stated(action: str) -> None:
+def test_action_decides_the_severity_if_no_severity_is_stated(action: str) -> None:
     assert failed_verdict(action).severity == (WARNING if action in ("configure", "monitor", "none") else CRITICAL)
     assert failed_verdict(action, severity=WARNING).severity == WARNING
 

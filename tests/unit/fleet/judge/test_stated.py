@@ -1,4 +1,4 @@
-"""Test comparisons of parts with the datasheet of their model, with the inventory, and with identities on other hosts."""
+"""Parts are compared with the datasheet of their model and with the inventory, and identities with those on other hosts."""
 
 from __future__ import annotations
 

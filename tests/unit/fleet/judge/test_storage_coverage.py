@@ -1,4 +1,4 @@
-"""A record must have the total bandwidth of a shared directory if it has a floor for it and a bandwidth of its own host."""
+"""A record with a client's bandwidth to a shared directory must also have the total of all clients, if the total has a floor."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def figure(name: str = "bandwidth", directory: str = "data", op: str = "read", s
     return builders.observation(f"shared_storage.{name}", 1e9, scope=f"directory={directory}", op=op, stage=stage)
 
 
-def silent(*observations: Observation) -> list[Verdict]:
+def verdicts_on_totals(*observations: Observation) -> list[Verdict]:
     return list(silent_totals(host_view(replace(PLAN, hosts=(HOST,)), observations=observations)))
 
 
 def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
-    (verdict,) = silent(figure())
+    (verdict,) = verdicts_on_totals(figure())
     assert (verdict.name, verdict.scope, verdict.stage) == (
         "shared_storage.aggregate_bandwidth",
         "directory=data",
@@ -46,7 +46,7 @@ def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
     ids=["total of the same figure", "other directory", "other operation", "other stage"],
 )
 def test_total_of_another_directory_operation_or_stage_does_not_count(other: Observation, count: int) -> None:
-    assert len(silent(figure(), other)) == count
+    assert len(verdicts_on_totals(figure(), other)) == count
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_total_of_another_directory_operation_or_stage_does_not_count(other: Obs
     ids=["no floor for writes", "client not measured"],
 )
 def test_total_is_required_only_with_a_floor_and_a_figure_of_this_client(client: Observation) -> None:
-    assert silent(client) == []
+    assert verdicts_on_totals(client) == []

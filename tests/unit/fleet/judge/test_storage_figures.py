@@ -137,7 +137,7 @@ def test_directory_that_was_not_measured_is_inconclusive_with_its_reason() -> No
 
 
 @pytest.mark.parametrize("path", ["/dev", "/dev/nvme0n1", "/dev/disk/by-id/x"])
-def test_device_in_the_inventory_is_refused(path: str) -> None:
+def test_device_in_place_of_a_directory_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="test files would overwrite its data"):
         builders.plan("h1", "h2", rackproof_local_storage=[path])
 

@@ -71,7 +71,7 @@ def test_row_reports_counts_spread_and_worst_values_of_its_verdicts() -> None:
         ("ge", (3.0, 1.0, 2.0), ["h1", "h2", "h0"]), ("gt", (3.0, 1.0, 2.0), ["h1", "h2", "h0"]),
         ("le", (3.0, 1.0, 2.0), ["h0", "h2", "h1"]), ("lt", (3.0, 1.0, 2.0), ["h0", "h2", "h1"]),
         ("eq", (5.0, 1.0, 5.0), ["h1", "h0", "h2"]),
-        # Equal values keep the order of the plan.
+        # Hosts with equal values are in the order of the plan.
         ("ge", (1.0, 1.0, 1.5), ["h0", "h1", "h2"]),
     ],
 )  # fmt: skip
@@ -257,7 +257,7 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_values_are_rounded_if_a_row_has_more_than_a_thousand(more: int) -> None:
+def test_values_are_rounded_if_a_row_has_more_than_max_exact(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):
@@ -271,7 +271,7 @@ def test_values_are_rounded_if_a_row_has_more_than_a_thousand(more: int) -> None
     assert all(min(abs(value - kept) for kept in row.numbers) <= value * 2**-14 for value in values[::97])
 
 
-def test_rounded_and_exact_rows_merge() -> None:
+def test_merged_rounded_and_exact_rows_equal_one_row_of_all_values() -> None:
     def filled(count: int, first: float) -> TallyRow:
         row = new_row()
         for position in range(count):
@@ -324,7 +324,7 @@ def test_value_that_is_worse_than_the_last_listed_one_replaces_it(use_add_pass: 
     assert worst_hosts(row.judged({}))[-1] == "h9"
     add_passing(8.5, 11)
     assert worst_hosts(row.judged({}))[-2:] == ["h8", "h11"]
-    # Of equal values the first hosts of the plan are listed, also after merging.
+    # Of hosts with equal values the first ones of the plan are listed, also after merging.
     other = new_row()
     for position in range(60, 40, -1):
         other.add_pass(3.0, position, f"h{position}", "gpu=0")

@@ -278,7 +278,7 @@ MEMORY = 2_164_126_347_264
         (dict.fromkeys(("h3", "h4"), MEMORY // 2), ["h3", "h4"]),  # of two equally common sizes, the larger is right
     ],
 )
-def test_host_with_less_memory_than_its_siblings_fails(values: dict[str, int], failing: list[str]) -> None:
+def test_host_with_less_memory_than_other_hosts_fails(values: dict[str, int], failing: list[str]) -> None:
     plan = uniform_plan(*FOUR)
     evidence = evidence_with(plan, "host.memory.total", dict.fromkeys(FOUR, MEMORY) | values, unit="B")
     verdicts = not_passing(uniformity_verdicts(plan, evidence))
@@ -335,7 +335,7 @@ def single_host_findings(
 BOARDS = {f"hca=mlx5_{index}": "MT_0000000838" for index in range(8)}
 
 
-def test_deviating_port_of_a_single_host_fails() -> None:
+def test_port_that_deviates_from_most_ports_of_a_single_host_fails() -> None:
     expected = [("h1", "hca=mlx5_3,port=1", FAIL, "found DOWN, 7 of 8 ports have ACTIVE")]
     assert single_host_findings(ports(mlx5_3="DOWN"), BOARDS) == expected
 
@@ -420,9 +420,7 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("over", [{"operator": "gt"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_site_criterion_with_a_comparison_key_that_does_not_fit_is_refused(
-    tmp_path: Path, over: dict[str, Any]
-) -> None:
+def test_same_as_fleet_is_refused_with_a_key_or_operator_of_another_limit(tmp_path: Path, over: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         site_pack(tmp_path / "mine.yml", **over)
 

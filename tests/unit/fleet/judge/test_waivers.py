@@ -109,7 +109,7 @@ def test_report_states_the_result_of_each_waiver() -> None:
     ]
 
 
-def test_waived_verdict_keeps_its_state_and_carries_the_waiver() -> None:
+def test_waived_verdict_is_still_a_failure_and_has_the_waiver() -> None:
     verdict = WaiverMatcher([WAIVER], builders.WHEN).apply(failed_verdict())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
     assert not verdict.blocks_acceptance

@@ -281,8 +281,8 @@ def test_unread_switch_makes_a_host_incomplete_only_if_it_has_lldpd_and_most_hos
     assert report.hosts[0].decision == (decision if hosts == 4 else ACCEPTED)
 
 
-def test_host_without_a_record_does_not_count_in_the_majority_that_reports_a_switch() -> None:
-    """Two of three hosts with a record report a switch, so the third lacks it."""
+def test_host_without_a_record_does_not_count_as_one_that_reports_no_switch() -> None:
+    """Two of the three hosts with a record report a switch, so the third one must report one too."""
     unread = [HostLinks(host="h04", has_record=False), *links({**rail_optimized(3, rails=1), ("h03", 0): ("", "")})]
     assert not_passing(judge_links(plan_of(hosts=4), unread)) == {("h03", "nic=ens0np0", INCONCLUSIVE)}
 

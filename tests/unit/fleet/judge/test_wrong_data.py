@@ -1,4 +1,4 @@
-"""A count of wrong data rejects the host and names the part, even if the wrong data left the rate of the test without value."""
+"""A count of wrong data rejects the host and names the part, even if the test reports no rate because of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ GANG_COUNTS: list[tuple[str, str, str, str, str]] = [
     ("model_parallel.wrong_losses", "model_parallel.loss_ratio", "gang=all", "model-parallel-wrong-losses", GANG),
     ("fashion_mnist.wrong_parameters", "fashion_mnist.accuracy", "gang=all", "fashion-mnist-wrong-parameters", GANG),
 ]  # fmt: skip
-"""Count, rate, scope, criterion, title of the cause."""
+"""Count, rate (empty: none), scope, criterion, title of the cause."""
 
 
 @pytest.mark.parametrize(

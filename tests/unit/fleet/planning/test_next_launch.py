@@ -193,7 +193,7 @@ def test_healthy_gang_is_launched_once() -> None:
     assert gang.report().decision == "accepted"
 
 
-def test_several_gangs_start_at_once() -> None:
+def test_several_gangs_are_launched_at_the_same_time() -> None:
     one_gang = plan("a1", "a2", "b1", "b2")
     two_gangs = replace(one_gang, hosts=tuple(replace(host, gang=host.name[0]) for host in one_gang.hosts))
     first = SimulatedGang(two_gangs).decide()
@@ -256,7 +256,7 @@ def test_host_that_was_never_reachable_is_not_launched_and_is_incomplete() -> No
 
 
 @pytest.mark.parametrize("raised", [("h2",), ("h1", "h2", "h3")])
-def test_exception_of_a_rank_is_inconclusive_on_every_host_that_raised_it(raised: tuple[str, ...]) -> None:
+def test_exception_of_a_rank_is_inconclusive_on_every_host_whose_rank_raised_it(raised: tuple[str, ...]) -> None:
     text = 'host h2 rank 2 in phase "join": RuntimeError: Unable to find interface bond0'
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of("rank_raised", *raised, text=text)))
     gang.run_all()
@@ -448,7 +448,7 @@ def test_hosts_of_a_launch_without_measurements_do_not_count_as_measured_togethe
 
 
 def test_missing_device_is_attributed_to_the_host_if_its_gpus_were_renumbered() -> None:
-    """The GPUs are renumbered between the host record and the gang record: gpu=0 is another part."""
+    """The GPUs are renumbered between the records: gpu=0 in the gang record is gpu=1 in the host record."""
     gang = SimulatedGang(plan("h1", "h2", "h3"), unable={"h2": 1})
     gang.run_all()
     evidence = gang.evidence()

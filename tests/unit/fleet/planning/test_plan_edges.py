@@ -302,7 +302,7 @@ def test_lookup_of_an_unplanned_name_raises_key_error() -> None:
     assert plan.stage("gang").name == "gang"
 
 
-def test_plan_of_some_hosts_keeps_their_order() -> None:
+def test_plan_of_some_hosts_has_them_in_the_given_order() -> None:
     plan = plan_of(
         builders.inventory("h1", "h2", "h3", rackproof_gpu_count=2),
         manifest=parts("h1", 2) + parts("h2", 2) + parts("h3", 2),
