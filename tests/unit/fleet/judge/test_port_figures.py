@@ -23,6 +23,7 @@ SETTINGS = {"op": "write", "direction": "one_way", "memory": "host", "sharing": 
 
 
 def figure(name: str, value: float, port: int, stage: str = "benchmark", **settings: Any) -> Observation:
+    """Return a figure of port 1 of the adapter `mlx5_<port>`. `settings`: parameters that replace or complete SETTINGS."""
     units = {
         "bandwidth": "B/s",
         "rate_ratio": "1",
@@ -49,6 +50,7 @@ def healthy_port(port: int, host: str = "h1") -> list[Observation]:
 
 
 def transfers(port: int, settings: Mapping[str, Any], stage: str = "benchmark") -> list[Observation]:
+    """Return the figures of a healthy transfer with these settings."""
     ways = 2 if settings.get("direction") == "both_ways" else 1
     values = {"bandwidth": 0.98 * RATE * ways, "rate_ratio": 0.98, "mtu": 4096.0}
     return [figure(name, value, port, stage, **settings) for name, value in values.items()]
@@ -65,6 +67,7 @@ def with_partner(port: int, host: str, other: str) -> list[Observation]:
 
 
 def absent(status: str, reason: str, scope: str = "host") -> Observation:
+    """Return a bandwidth without a value, with this status and reason."""
     return Observation(name="verbs.bandwidth", scope=scope, stage="benchmark", unit="B/s", status=status, reason=reason)
 
 
@@ -259,7 +262,7 @@ def test_unmeasured_port_is_named_only_if_no_other_port_can_be_the_required_one(
     assert verdicts_on_required_ports(1, DOWN, SLOW, links=links) == {("h1", scope)}
 
 
-def test_each_port_of_an_adapter_counts() -> None:
+def test_each_port_of_an_adapter_counts_as_one_port() -> None:
     both = {
         host: [
             replace(item, scope=item.scope.replace("port=1", f"port={port}"))
@@ -334,7 +337,9 @@ def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
     ],
     ids=["perftest is missing", "not of the fabric"],
 )
-def test_reason_takes_the_place_of_all_figures(stages: Sequence[str], instead: Observation) -> None:
+def test_no_figure_is_required_of_a_port_if_an_observation_states_the_reason(
+    stages: Sequence[str], instead: Observation
+) -> None:
     """The partners of h1 state a reason too: h1 measures no port on that rail."""
     scope = "" if instead.scope == "host" else PORT
     figures = without(scope or "hca", "", [replace(instead, stage=stage) for stage in stages])
@@ -363,7 +368,7 @@ def test_each_figure_of_a_port_or_pair_is_required(lost: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bandwidth", "latency"])
-def test_reason_why_one_test_has_no_result_takes_the_place_of_its_figures(name: str) -> None:
+def test_figures_of_one_test_are_not_required_if_an_observation_states_the_reason(name: str) -> None:
     """A transfer without a result has no bandwidth, and therefore no `rate_ratio` and no `mtu`."""
     own, figures = ("bandwidth", "rate_ratio", "mtu") if name == "bandwidth" else (name,), fleet()
     lost = [

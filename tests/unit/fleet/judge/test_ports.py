@@ -82,6 +82,7 @@ def with_metrics(first: list[Metric], last: list[Metric] | None = None) -> Any:
 
 
 def fleet_of(healthy: Any, odd: Any) -> dict[str, Evidence]:
+    """Return a fleet in which H5 is `odd` and every other host is `healthy`."""
     return fleet(**{name: odd if name == H5 else healthy for name in NAMES})
 
 

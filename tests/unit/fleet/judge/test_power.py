@@ -67,6 +67,8 @@ def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: 
 
 
 def with_rates(rate: Rate, number: int, host: str) -> Callable[[Observation], Observation]:
+    """Return a change that takes the bf16 GEMM rates of one host in one run from `rate`."""
+
     def change(observation: Observation) -> Observation:
         hit = observation.name == "gemm.throughput" and observation.params["dtype"] == "bf16"
         return replace(observation, value=rate(number, host, observation.scope)) if hit else observation
@@ -182,7 +184,7 @@ def test_one_outlier_of_many_does_not_change_sigma() -> None:
     assert mad_sigma(values) == robust_sigma(values) < 1
 
 
-def test_groups_match_those_of_the_documentation() -> None:
+def test_groups_have_the_figures_that_the_documentation_lists() -> None:
     detection = power(runs(lambda number, host, scope: 8e14), PACKS)
     assert {item.name for item in detection.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
     assert {item.name for item in detection.repeats if item.group == "HBM"} == {"memory.bandwidth"}
@@ -194,7 +196,7 @@ def test_groups_match_those_of_the_documentation() -> None:
     assert all(item.params["size_bytes"] >= 64 << 20 for item in large)  # type: ignore[operator]
 
 
-def test_gang_is_one_part() -> None:
+def test_all_hosts_of_a_gang_are_one_part() -> None:
     repeated_runs = []
     for number in range(3):
         plan = replace(builders.plan(profile="smoke", rackproof_fabric_gbps=400), nonce=f"{number:032x}")
@@ -239,6 +241,7 @@ def test_runs_of_different_hosts_are_refused() -> None:
 
 
 def write_run(directory: Path, run: Run) -> Path:
+    """Write a run directory. Return its path."""
     plan: Plan = run[0]
     documents.write(directory / "plan.json", to_json(plan))
     for host, evidence in run[1].items():
@@ -252,6 +255,7 @@ def run_command(*arguments: str | Path) -> int:
 
 @pytest.fixture
 def directories(tmp_path: Path) -> list[Path]:
+    """Write three runs of a healthy fleet. Return their directories."""
     draw = random.Random(1)  # noqa: S311 - not used for security
     paths = []
     for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + draw.gauss(0, 5e12))):

@@ -105,7 +105,7 @@ def test_least_repeatable_part_and_figure_are_named() -> None:
         ("collective.all_reduce.algbw", {"size_bytes": LARGE_MESSAGE}, ""), ("overlap.busbw", {"size_bytes": LARGE_MESSAGE}, ""),
     ],
 )  # fmt: skip
-def test_figures_are_grouped(name: str, params: Any, group: str) -> None:
+def test_figure_belongs_to_a_group_by_its_name_and_settings(name: str, params: Any, group: str) -> None:
     (repeat,) = power_of_runs(lambda number, host: [figure(100.0 + number, name, **params)]).repeats
     assert repeat.group == group
 

@@ -89,7 +89,7 @@ def test_two_swapped_ports_have_verdicts_with_the_same_detail() -> None:
     )
 
 
-def test_three_ports_in_a_circle_are_not_swapped_in_pairs() -> None:
+def test_three_ports_exchanged_in_a_circle_do_not_count_as_swapped() -> None:
     rails = [host(number, "a", "b", "c") for number in range(1, 7)]
     found = verdicts([*rails, host(7, "b", "c", "a")])
     assert {found["h7", f"nic=eth{rail}"].kind for rail in range(3)} == {VerdictKind.PEERS}

@@ -249,7 +249,7 @@ def test_missing_values_are_in_the_order_of_their_scopes() -> None:
     assert found == [("gpu.power", gpu, MISSING.format("after")) for gpu in gpus]
 
 
-def test_reading_of_a_disk_is_missing_if_the_snapshot_has_other_readings_of_the_disk() -> None:
+def test_reading_of_a_disk_is_reported_as_missing_if_the_snapshot_has_another_reading_of_it() -> None:
     full = {
         "storage.disk.size": {"disk=sda": 1, "disk=sdb": 1},
         "storage.disk.rotational": {"disk=sda": 1, "disk=sdb": 1},
@@ -260,7 +260,7 @@ def test_reading_of_a_disk_is_missing_if_the_snapshot_has_other_readings_of_the_
     assert missing(full, refused) == []
 
 
-def test_events_are_missing_only_if_the_log_was_read() -> None:
+def test_events_are_reported_as_missing_only_if_the_log_was_read() -> None:
     full = {"kernel.event.last_seen": {"event=oom": 1, "event=lockup": 1}, "xid.last_seen": {"host": 0.0}}
     unread = {"kernel.event.last_seen": {"event=oom": 1}, "xid.last_seen": {"host": "error: no log"}}
     assert missing(full, unread) == []

@@ -39,6 +39,7 @@ def problems(change: Change, *, plan: Any = PLAN) -> list[Problem]:
 
 
 def launches(*fields: dict[str, Any]) -> Change:
+    """Return a change that gives the record one launch for each of `fields`, which replace fields of LAUNCH."""
     return lambda record: replace(record, launches=tuple(replace(LAUNCH, **each) for each in fields))
 
 
@@ -235,7 +236,7 @@ def version_problem(name: str) -> Problem:
 
 
 @pytest.mark.parametrize("name", ["torch", "cuda", "nccl", "cudnn"])
-def test_ranks_report_the_version_of_each_library(name: str) -> None:
+def test_ranks_must_report_the_version_of_each_library(name: str) -> None:
     def without(record: Record) -> Record:
         return replace(record, software={key: value for key, value in record.software.items() if key != name})
 
@@ -254,6 +255,7 @@ def test_no_versions_are_required_of_a_stage_that_does_not_use_torch() -> None:
 
 
 def only_snapshots(*phases: tuple[str, str]) -> Change:
+    """Return a change that removes all snapshots but those of these stages and phases."""
     return lambda record: replace(
         record, snapshots=tuple(item for item in record.snapshots if (item.stage, item.phase) in phases)
     )
@@ -310,10 +312,11 @@ def problems_of_changed(change: Change, *, gang: bool = True) -> list[Problem]:
 
 
 def moved_figures(source: Record) -> Change:
+    """Return a change that gives the record only the first figure of `source`."""
     return lambda record: replace(record, observations=source.observations[:1])
 
 
-def test_record_has_only_figures_of_its_own_launches() -> None:
+def test_record_must_have_only_figures_of_its_own_launches() -> None:
     host, gang = GANG
     assert problems_of_changed(moved_figures(host)) == [
         record_problem("the record of the launches of gang r1 has figures of benchmark")
@@ -330,13 +333,15 @@ def test_record_has_only_figures_of_its_own_launches() -> None:
 
 
 def moved_snapshots(stage: str) -> Change:
+    """Return a change that gives all snapshots of the record this stage."""
+
     def moved(item: Snapshot) -> Snapshot:
         return replace(item, stage=stage)
 
     return lambda record: replace(record, snapshots=tuple(map(moved, record.snapshots)))
 
 
-def test_record_has_only_readings_of_its_own_launches() -> None:
+def test_record_must_have_only_readings_of_its_own_launches() -> None:
     assert problems_of_changed(moved_snapshots("benchmark")) == [
         record_problem("the record of the launches of gang r1 has readings of benchmark")
     ]
@@ -346,13 +351,13 @@ def test_record_has_only_readings_of_its_own_launches() -> None:
     assert problems_of_changed(lambda record: replace(record, snapshots=())) == []
 
 
-def test_records_of_a_host_are_written_by_one_version() -> None:
+def test_records_of_a_host_must_be_written_by_one_version_of_rackproof() -> None:
     assert problems_of_changed(lambda record: replace(record, rackproof="1")) == [
         record_problem("the records of the host were written by Rackproof 0 and 1")
     ]
 
 
-def test_records_of_a_host_have_the_same_versions_of_libraries() -> None:
+def test_records_of_a_host_must_have_the_same_versions_of_libraries() -> None:
     newer = {**builders.SOFTWARE, "nccl": "2.99"}
     reason = f"the records of the host have the versions {builders.SOFTWARE['nccl']} and 2.99"
     assert problems_of_changed(lambda record: replace(record, software=newer)) == [("launch.nccl", "host", reason, "")]

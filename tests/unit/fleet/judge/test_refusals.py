@@ -17,6 +17,7 @@ POWER = "gpu.power"
 
 
 def metric(name: str = POWER, why: str = "error: Unknown Error", scope: str = "gpu=0") -> Metric:
+    """Return a reading that gpu=1 has. `why`: reason why `scope` lacks it; empty: no scope lacks it."""
     return Metric(name=name, unit="W", values={"gpu=1": 90.0}, absent={scope: why} if why else {})
 
 

@@ -55,7 +55,9 @@ def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
         (metric("xid.count", {"xid=79": 1, "pci=0000:01:00.0,xid=79": 1}), []),
     ],
 )  # fmt: skip
-def test_scope_of_a_reading_names_parts_of_its_kind(given: Metric, expected: list[tuple[str, str, str]]) -> None:
+def test_scope_of_a_reading_must_name_parts_of_the_right_kind(
+    given: Metric, expected: list[tuple[str, str, str]]
+) -> None:
     assert [item for item in problems([given]) if "read in the scope" in item[2]] == expected
 
 
@@ -75,7 +77,7 @@ def test_path_of_a_gpu_to_itself_is_named() -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(2, False), (3, True), (1, True)])
-def test_link_count_equals_the_number_of_links_that_were_read(stated: int, is_wrong: bool) -> None:
+def test_link_count_must_equal_the_number_of_links_that_were_read(stated: int, is_wrong: bool) -> None:
     links = metric("gpu.nvlink.active", {"gpu=0,link=0": True, "gpu=0,link=1": True})
     count = metric("gpu.nvlink.link_count", {"gpu=0": stated, "gpu=1": 18})
     reason = f"is {stated}, but gpu.nvlink.active was read for 2 links"
@@ -131,7 +133,7 @@ def test_count_is_checked_only_if_the_parts_and_the_count_were_read() -> None:
         ({"gpu=0": 9, "gpu=1": 9}, {"gpu=0": "much", "gpu=1": 8}, [("gpu=1", "is 9, but gpu.memory.total is 8")]),
     ],
 )
-def test_used_memory_does_not_exceed_total_memory(
+def test_used_memory_must_not_exceed_total_memory(
     used: dict[str, Any], total: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     found = problems([metric("gpu.memory.used", used), metric("gpu.memory.total", total)])
@@ -139,7 +141,7 @@ def test_used_memory_does_not_exceed_total_memory(
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, False), (2, False), (3, True), ("many", False)])
-def test_count_of_gpus_on_the_bus_does_not_exceed_the_gpus_that_the_bus_lists(stated: Any, is_wrong: bool) -> None:
+def test_count_of_gpus_on_the_bus_must_not_exceed_the_number_that_the_bus_lists(stated: Any, is_wrong: bool) -> None:
     kinds = metric("pcie.kind", {"pci=0000:01:00.0": "gpu", "pci=0000:02:00.0": "gpu", "pci=0000:03:00.0": "network"})
     found = problems([kinds, metric("gpu.pci_count", {"host": stated})])
     assert found == ([("gpu.pci_count", "host", f"is {stated}, but pcie.kind lists 2 GPUs")] if is_wrong else [])
@@ -197,7 +199,7 @@ def test_optics_scope_names_an_adapter_or_interface_but_an_xid_scope_needs_no_pa
     assert bool(found) is not is_right
 
 
-def test_readings_of_a_planned_gpu_are_no_problem_although_the_record_does_not_list_it() -> None:
+def test_readings_of_a_planned_gpu_are_no_problem_even_if_the_record_does_not_list_it() -> None:
     view = host_view(PLAN, gpus=host_view(PLAN).gpus[:1], snapshots=())
     shot = Snapshot(
         stage="benchmark", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1,

@@ -52,6 +52,7 @@ WEAKENED: dict[str, dict[str, Any]] = {  # what is changed -> the changed keys o
 
 
 def write_pack(path: Path, *criteria: dict[str, Any], **fields: Any) -> str:
+    """Write a pack of the operator; a key with the value None is omitted. Return its path."""
     items = [{key: value for key, value in item.items() if value is not None} for item in criteria]
     path.write_text(
         yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "a site's", "criteria": items, **fields})
@@ -120,6 +121,7 @@ def test_packs_of_the_operator_do_not_replace_each_other_silently(tmp_path: Path
 
 
 def chosen_criteria(*names: str) -> dict[str, Criterion]:
+    """Return the criteria that judge MODEL if the operator chooses these packs."""
     packs = read_packs(names)
     return criteria_by_id([next(one for one in packs if one.name == MODEL), *(one for one in packs if one.chosen)])
 

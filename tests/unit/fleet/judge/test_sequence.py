@@ -42,14 +42,17 @@ def reasons(evidence: dict[str, Evidence]) -> list[str]:
 
 
 def snapshots(change: Callable[[tuple[Snapshot, ...]], tuple[Snapshot, ...]]) -> Change:
+    """Return a change of the snapshots of a record."""
     return lambda record: replace(record, snapshots=change(record.snapshots))
 
 
 def launches(change: Callable[[Launch], Launch]) -> Change:
+    """Return a change of each launch of a record."""
     return lambda record: replace(record, launches=tuple(change(item) for item in record.launches))
 
 
 def timed(items: tuple[Any, ...], *moments: str) -> tuple[Any, ...]:
+    """Return the items with these times, in the same order."""
     return tuple(replace(item, at=moment) for item, moment in zip(items, moments, strict=True))
 
 
@@ -344,7 +347,7 @@ NOT_DURING = "the soak took {} s, but the record has no snapshot during it"
         ((), 100.0, []),
     ],
 )
-def test_long_soak_with_power_readings_has_a_snapshot_during_it(
+def test_long_soak_with_power_readings_must_have_a_snapshot_during_it(
     series: tuple[Series, ...], soaked_s: float, expected: list[str]
 ) -> None:
     def change(record: Record) -> Record:
@@ -369,7 +372,7 @@ AFTER = "the record has no snapshot after the last round of the soak"
     ],
     ids=["snapshot after", "only during", "during is the last", "all before the last round", "failed round"],
 )
-def test_successful_last_round_of_a_soak_has_a_snapshot_after_it(
+def test_successful_last_round_of_a_soak_must_have_a_snapshot_after_it(
     taken: list[tuple[str, str]], outcome: str, expected: list[str]
 ) -> None:
     def change(record: Record) -> Record:
@@ -423,7 +426,7 @@ def test_gpus_are_not_compared_if_the_records_have_different_gpus_at_an_index() 
 
 
 @pytest.mark.parametrize(("phases", "count"), [(("before", "after"), 0), (("during", "before"), 1), (("after",), 1)])
-def test_first_snapshot_of_a_soak_has_the_phase_before(phases: tuple[str, ...], count: int) -> None:
+def test_first_snapshot_of_a_soak_must_have_the_phase_named_before(phases: tuple[str, ...], count: int) -> None:
     def change(record: Record) -> Record:
         shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=LATER) for phase in phases)
         return replace(record, snapshots=(*record.snapshots, *shots))

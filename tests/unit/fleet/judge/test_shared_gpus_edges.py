@@ -29,6 +29,7 @@ def view(*snapshots: Snapshot, share: bool = True) -> HostView:
 
 
 def slow(**fields: Any) -> Verdict:
+    """Return a verdict; without `fields`, one that fails because gpu=1 is slow."""
     default = {"host": "h1", "scope": "gpu=1", "name": "gemm.throughput", "operator": "ge", "unit": "FLOP/s"}
     return Verdict(**{**default, "verdict": FAIL, "criterion": "c", "reason": "found 1", "action": "rma", **fields})
 
@@ -37,6 +38,7 @@ USED = (snapshot("before", gpu0=0, gpu1=1), snapshot("after", gpu1=1, gpu2=2))
 
 
 def text(gpus: str) -> str:
+    """Return what a verdict says if other processes used these GPUs."""
     return f"another process used {gpus} (rackproof_share_gpus): end it, and measure again"
 
 

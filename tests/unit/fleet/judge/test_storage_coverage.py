@@ -21,6 +21,7 @@ def figure(name: str = "bandwidth", directory: str = "data", op: str = "read", s
 
 
 def verdicts_on_totals(*observations: Observation) -> list[Verdict]:
+    """Return the verdicts on missing totals in a record of these observations."""
     return list(silent_totals(host_view(replace(PLAN, hosts=(HOST,)), observations=observations)))
 
 

@@ -28,17 +28,20 @@ NO_CAUSE = "no reading of its GPU or its host's CPU during these steps explains 
 
 
 def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:
+    """Return a figure of a rank. `figure`: its name without `straggler.`; after a space, the reason of a throttled share."""
     name, _, reason = figure.partition(" ")
     params = {"reason": reason} if reason else {}
     return builders.observation(f"straggler.{name}", value, scope=scope, stage=stage, **params)
 
 
 def host_view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "benchmark", **over: Any) -> HostView:
+    """Return a host whose rank on gpu=0 has the figures of USUAL. `over` replaces some; None omits one."""
     figures = [measure(name, value, stage=stage) for name, value in {**USUAL, **over}.items() if value is not None]
     return HostView(plan, plan.host(host), host_evidence(plan, host, observations=(*figures, *more)), [pack()])
 
 
 def slow_verdict(**over: Any) -> Verdict:
+    """Return the failed verdict on the compute time of gpu=0 of h1."""
     fields = {
         "host": "h1", "scope": "gpu=0", "name": "straggler.compute", "stage": "benchmark", "verdict": FAIL, "criterion": "c",
         "reason": "found 30", "value": 0.030, "action": "inspect_hardware",
@@ -157,6 +160,7 @@ def test_cpu_quota_that_stops_the_peers_as_often_is_not_the_cause() -> None:
 
 
 def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
+    """Return a host of a plan with these gangs (host -> gang), with figures of the gang stage."""
     plan = replace(PLAN, hosts=tuple(replace(one, gang=gangs[one.name]) for one in PLAN.hosts))
     return host_view(host, plan, stage="gang", **over)
 
@@ -169,7 +173,7 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
         (0.0, 0.0015, " (the others wait 1.5 ms a step; it is last in 90 % of the steps)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
-def test_wait_of_the_other_ranks_is_reported_if_the_slow_rank_waits_less(
+def test_wait_of_the_other_ranks_is_reported_if_long_and_at_least_twice_that_of_the_slow_rank(
     own: float, others: float, expected_text: str
 ) -> None:
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
@@ -190,6 +194,7 @@ def test_outside_a_gang_only_ranks_of_the_same_host_wait() -> None:
 
 
 def launch(stage: str, *ranks: tuple[int, int]) -> Launch:
+    """Return a launch of h1. `ranks`: (rank, local rank)."""
     group = tuple(Rank(rank=rank, local_rank=local, phase="end", exit_code=0, log_tail="") for rank, local in ranks)
     return replace(builders.launch(stage, ("h1",)), ranks=group)
 

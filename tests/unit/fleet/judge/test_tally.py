@@ -27,6 +27,7 @@ def new_row(**changes: Any) -> TallyRow:
 def add_value(
     to: TallyRow, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0"
 ) -> None:
+    """Add a verdict on the host `h<position>` of the plan to a row."""
     to.add(verdict, value, limit, position, f"h{position}", scope, f"S{position}")
 
 
@@ -39,6 +40,7 @@ def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
 
 
 def worst_hosts(judged: Judged) -> list[str]:
+    """Return the hosts of the listed parts, the worst first."""
     return [far.host for far in judged.farthest]
 
 

@@ -69,6 +69,7 @@ def uniformity_verdicts(plan: Plan, evidence: Mapping[str, Evidence], *more: Pac
 
 
 def not_passing(verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Return host, scope, verdict and reason of each verdict that is not a pass."""
     return [(item.host, item.scope, item.verdict, item.reason) for item in verdicts if item.verdict != PASS]
 
 

@@ -77,6 +77,7 @@ def judged(criterion: Criterion, *views: HostView) -> list[tuple[str, str, str, 
 
 
 def group(*values: tuple[Value, int]) -> ValueGroup:
+    """Return a group of hosts. `values`: (value, number of hosts that have it)."""
     result = ValueGroup(what="host")
     for value, count in values:
         result.add(value, count)
@@ -261,6 +262,7 @@ COMPLETE = rule("hca.thing", scope="hca", complete=True)
 
 
 def adapters(host: str, *names: str) -> HostView:
+    """Return a host with these adapters, which COMPLETE judges."""
     return view(host, COMPLETE, {"hca.thing": {f"hca={name}": "x" for name in names}})
 
 

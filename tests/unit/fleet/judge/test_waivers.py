@@ -34,6 +34,7 @@ def failed_verdict(**over: object) -> Verdict:
 
 
 def write_waivers(path: Path, *waivers: dict[str, object]) -> Path:
+    """Write a waivers file; the fields of a waiver replace common ones. Return its path."""
     common = {
         "criterion": "hbm-copy",
         "who": "Ada Example",

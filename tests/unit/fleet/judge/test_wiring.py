@@ -91,6 +91,7 @@ def mixed_groups(count: int, rails: int = 4) -> Cables:
 
 
 def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cables:
+    """Return the cables with the ends of these two exchanged."""
     return {**cables, first: cables[second], second: cables[first]}
 
 
@@ -133,6 +134,7 @@ def compare_hosts(cables: Cables) -> Wiring:
 
 
 def not_passing(wiring: Wiring) -> set[tuple[str, str, str]]:
+    """Return host, scope and verdict of each verdict that is not a pass."""
     return {(item.host, item.scope, item.verdict) for item in wiring.verdicts if item.verdict != PASS}
 
 
@@ -349,6 +351,7 @@ def test_swapped_cables_of_one_adapter_with_two_ports_are_one_cause() -> None:
 
 
 def compare_with_manifest(ordered: Cables, found: Cables) -> Wiring:
+    """Return the verdicts on the cables `found` if the manifest orders the cables `ordered`."""
     return judge_links(plan_of(*lines_of(ordered), hosts=4), links(found))
 
 
@@ -432,7 +435,7 @@ def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_sw
 
 
 @pytest.mark.parametrize("ordered", ["00:1f:46:ab:cd:ef", "12"])
-def test_port_is_compared_if_manifest_and_switch_name_it_in_the_same_form(ordered: str) -> None:
+def test_port_is_compared_if_its_names_in_the_manifest_and_from_the_switch_have_the_same_form(ordered: str) -> None:
     cables = {("h01", 0): ("leaf01", ordered)}
     others = {"00:1f:46:ab:cd:00", "7"} - {"7" if ":" in ordered else "00:1f:46:ab:cd:00"}
     assert not_passing(compare_with_manifest(cables, cables)) == set()
@@ -575,7 +578,7 @@ def test_each_interface_of_an_adapter_with_two_ports_has_the_name_of_its_own_por
     ]
 
 
-def test_manifest_gives_the_cable_of_a_port_whose_switch_no_program_can_read() -> None:
+def test_manifest_gives_the_cable_of_a_port_whose_switch_cannot_be_read() -> None:
     lines = [Part(host="h01", kind=LINK, slot="mlx5_0/2", switch="leaf1", switch_port="3", origin="x line 2")]
     ends = cable_ends(lines, [HostLinks(host="h01", has_record=True)])
     assert ends["h01", "hca=mlx5_0"] == "leaf1 3 by the manifest"
@@ -786,7 +789,7 @@ def test_gpu_far_from_an_adapter_is_a_cause_that_does_not_call_the_gpu_faulty() 
 # ---- the command ----
 
 
-def test_listed_cables_can_be_read_as_a_manifest(tmp_path: Path) -> None:
+def test_cables_that_the_command_lists_can_be_read_as_a_manifest(tmp_path: Path) -> None:
     cables = rail_optimized(3, rails=2)
     rows, missing = cable_rows(links(cables))
     assert missing == []

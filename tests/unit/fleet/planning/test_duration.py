@@ -84,18 +84,20 @@ def test_resume_with_another_duration_is_refused(tmp_path: Any) -> None:
 
 
 def extended(gpu_count: int, duration: str | None, gang: str = "none") -> Plan:
+    """Return a plan of the profile `extended`. `duration`: rackproof_extended_duration; None: not set."""
     variables = {"rackproof_extended_duration": duration} if duration else {}
     return builders.plan("h1", "h2", profile="extended", gpu_count=gpu_count, rackproof_gang=gang, **variables)
 
 
 def expected_total_s(plan: Plan) -> float:
+    """Return how many seconds all stages of the plan are expected to take."""
     return sum(stage_s(expected_durations(plan, plan.hosts[0], stage)) for stage in plan.stages)
 
 
 @pytest.mark.parametrize("gang", ["none", "rack"])
 @pytest.mark.parametrize("gpu_count", [1, 2, 8])
 @pytest.mark.parametrize(("duration", "seconds"), [(None, 3600), ("20m", 1200), ("8h", 28800)])
-def test_extended_takes_the_duration_of_the_inventory(
+def test_profile_extended_takes_as_long_as_the_inventory_states(
     gpu_count: int, duration: str | None, seconds: float, gang: str
 ) -> None:
     plan = extended(gpu_count, duration, gang)

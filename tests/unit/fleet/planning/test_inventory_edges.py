@@ -21,6 +21,7 @@ from schemas.errors import UsageError
 
 
 def typed(name: str, value: Any) -> Any:
+    """Return the value that `check_variables` gives for this value of a variable."""
     return check_variables({"h1": {name: value}})["h1"][name]
 
 

@@ -28,6 +28,7 @@ def plan_of(hosts: dict[str, dict[str, Any]], profile: str = "smoke", **more: An
 
 
 def profile_with(tmp_path: Path, benchmarks: str, name: str = "mine.yml", stage: str = "benchmark") -> Path:
+    """Write a profile with one stage. `benchmarks`: the YAML line of its benchmarks. Return its path."""
     path = tmp_path / name
     path.write_text(
         "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"
@@ -201,6 +202,7 @@ def test_epochs_apply_to_training_only_and_rackproof_validation_only_omits_train
 
 
 def parts(host: str, count: int, kind: str = "gpu") -> list[Part]:
+    """Return `count` lines of a manifest for parts of this kind."""
     return [Part(host=host, kind=kind, serial=f"{host}-{kind}-{number}") for number in range(count)]
 
 
@@ -254,7 +256,7 @@ def test_profile_may_be_any_yml_or_yaml_file(tmp_path: Path) -> None:
         read_profile(str(tmp_path / "other.yaml"))
 
 
-def test_shipped_profiles_are_listed_in_order() -> None:
+def test_shipped_profiles_are_listed_in_alphabetical_order() -> None:
     with pytest.raises(UsageError) as caught:
         read_profile("nothing-like-it")
     reported = str(caught.value).partition("choose one of ")[2].partition(", or give")[0].split(", ")

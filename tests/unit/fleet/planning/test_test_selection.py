@@ -54,10 +54,12 @@ def past(days: float, hosts: int = 10, **changes: Any) -> PastRun:
 
 
 def chosen(choice: BudgetSelection) -> list[tuple[str, str]]:
+    """Return stage and name of the chosen benchmarks, in the order in which they were chosen."""
     return [(item.stage, item.benchmark) for item in choice.items if item.chosen]
 
 
 def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> BudgetSelection:
+    """Return the selection from STAGES."""
     return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
@@ -119,7 +121,7 @@ def test_benchmark_that_never_ran_comes_first() -> None:
     assert choice.items[0].why == "0 findings in 0 measurements, never run; covers compute"
 
 
-def test_cost_under_the_same_profile_takes_precedence() -> None:
+def test_cost_in_a_run_of_the_same_profile_takes_precedence() -> None:
     other = past(2, profile="standard", cost_s=dict.fromkeys(EACH, 100.0))
     assert {item.cost_s for item in pick(1000, other).items} == {100.0}
     assert {item.cost_s for item in pick(1000, other, past(1)).items} == {10.0}
@@ -207,6 +209,7 @@ def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
 
 
 def plan_of(*arguments: str | Path, **variables: Any) -> Done:
+    """Run `rackproof plan` for three hosts with the profile `revalidate`."""
     hosts = builders.inventory("h1", "h2", "h3", rackproof_gang="none", rackproof_gpu_count=2, **variables)
     listing = {"gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": hosts}}
     return rackproof("plan", "-i", "-", "--profile", "revalidate", *arguments, stdin=json.dumps(listing))

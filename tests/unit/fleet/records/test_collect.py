@@ -59,6 +59,7 @@ def lines_of(plan: Plan, *hosts: str, node: str = "", **changes: Any) -> list[st
 
 
 def log_of(tmp_path: Path, lines: list[str], name: str = "pods.log") -> Path:
+    """Write a log with these lines between lines of other text. Return its path."""
     path = tmp_path / name
     path.write_text("\n".join(["h1: 900 observations recorded", *lines, "rackproof: done"]) + "\n", encoding="utf-8")
     return path
@@ -89,7 +90,7 @@ def test_record_is_transferred_byte_for_byte(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 60, 253])
-def test_frame_lines_fit_into_one_atomic_pipe_write(plan: Plan, length: int) -> None:
+def test_each_frame_line_fits_into_one_atomic_pipe_write(plan: Plan, length: int) -> None:
     name, text = "n" * length, text_of(builders.records(plan, "h1")[0])
     written = list(frames.lines(text, run_id=name, host=name, gang=name, node=name))
     assert len(written) > 1
