@@ -1,4 +1,7 @@
-"""Modules and ports: every captured output of ethtool and mlxlink is parsed, and a missing value has its reason, never a zero."""
+"""Every captured output of ethtool and mlxlink gives the readings of a module or a port.
+
+A value that is missing in the output is recorded with the reason, never as zero.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,11 @@ BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
     "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
 }
-"""Capture without its version -> values that are beyond the module's limits. No value of another capture is, not even in
-`lane1-rx-low-warning`: the module keeps a warning flag until it is read, but the power is within the limits again."""
+"""Capture without its version -> (reading, lane) -> the limit that the value exceeds: `low` or `high`.
+
+In the captures that are not listed, every value is within the limits of the module. This includes `lane1-rx-low-warning`: the
+module keeps its warning flag until somebody reads the flag, but the power has returned to the range within the limits.
+"""
 
 
 def kind(capture: str) -> str:
@@ -64,7 +70,7 @@ def test_each_module_has_its_identity(capture: str) -> None:
 
 
 @pytest.mark.parametrize("capture", MODULE_CAPTURES)
-def test_only_values_beyond_the_limits_of_the_module_are_found(capture: str) -> None:
+def test_alarm_or_warning_is_set_only_for_values_beyond_the_limits_of_the_module(capture: str) -> None:
     sides = {key: value for key, value in measured(read(capture)).items() if key[0].endswith((".alarm", ".warning"))}
     assert {key: value for key, value in sides.items() if value != "none"} == BEYOND_LIMITS.get(kind(capture), {})
     assert bool(sides) is not kind(capture).startswith((*COPPER, "qsfp56-aoc-no-thresholds"))
@@ -76,8 +82,8 @@ def test_versions_and_formats_of_the_same_module_agree(name: str) -> None:
     first = measured(read(captures[0]))
     for capture in captures[1:]:
         other = measured(read(capture))
-        flags = {key for key in first.keys() ^ other.keys() if key[0] not in ("rx_los", "tx_fault")}
-        assert not flags, f"{captures[0]} and {capture} differ in {flags}"
+        in_one = {key for key in first.keys() ^ other.keys() if key[0] not in ("rx_los", "tx_fault")}
+        assert not in_one, f"only one of {captures[0]} and {capture} has {in_one}"
         for key in first.keys() & other.keys():
             value = other[key]
             expected = pytest.approx(first[key], abs=1e-7) if isinstance(value, float) else first[key]
@@ -105,7 +111,7 @@ def test_dark_lane_has_no_power_and_no_signal(capture: str) -> None:
     assert (readings["rx_power", "3"], readings["rx_los", "3"], readings["tx_fault", "3"]) == (0.0, True, False)
 
 
-def test_module_in_low_power_has_no_dark_lanes() -> None:
+def test_powers_of_a_module_in_low_power_mode_are_unsupported() -> None:
     readings = read("qsfpdd-400g-lowpwr.v6.15.txt")
     assert readings["module.fault", ""] is False
     assert readings["tx_power", "1"] == Absent.unsupported("the module is in the state ModuleLowPwr")
@@ -115,7 +121,7 @@ def test_module_fault_is_reported() -> None:
     assert read("qsfpdd-400g-module-fault-tec.v6.15.txt")["module.fault", ""] is True
 
 
-def test_port_without_link_and_without_any_light_is_not_dark() -> None:
+def test_lanes_without_any_light_have_an_alarm_only_if_the_port_has_a_link() -> None:
     text = re.sub(
         r"(?m)^(\tRcvr signal.*: ).*$", r"\g<1>0.0000 mW / -inf dBm", optics.ethtool("qsfp28-sr4-healthy.v6.7.txt")
     )
@@ -131,11 +137,11 @@ def test_port_without_link_and_without_any_light_is_not_dark() -> None:
     assert isinstance(parse_module(text).readings(has_link=True)["rx_power.alarm", "1"], Absent)
 
 
-def test_one_dark_lane_of_a_port_without_link_is_a_fault() -> None:
+def test_single_dark_lane_of_a_port_without_a_link_has_an_alarm() -> None:
     assert read("qsfp28-sr4-lane3-dark.v6.15.txt", up=False)["rx_power.alarm", "3"] == "low"
 
 
-def test_lanes_that_the_module_does_not_have_are_not_dark() -> None:
+def test_lanes_without_current_and_light_are_not_in_use() -> None:
     text = re.sub(
         r"(?m)^(\t\S.*\(Channel [5-8]\) *: ).*$",
         lambda match: match[1] + ("0.000 mA" if "bias" in match[1] else "0.0000 mW / -inf dBm"),
@@ -149,7 +155,7 @@ def test_lanes_that_the_module_does_not_have_are_not_dark() -> None:
     assert readings["rx_power.alarm", "5"] == readings["rx_los", "5"] == Absent.unsupported("the lane is not in use")
 
 
-def test_unreadable_page_is_an_error() -> None:
+def test_measurements_are_errors_if_the_voltage_shows_that_their_page_was_not_read() -> None:
     text = optics.ethtool("qsfp28-sr4-healthy.v6.7.txt").replace("3.2800 V", "6.5535 V")
     readings = parse_module(text).readings(has_link=True)
     assert isinstance(readings["temperature", ""], Absent)
@@ -175,19 +181,19 @@ def test_output_without_a_module_has_a_reason(output: str, status: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_hostile_texts_of_a_module_are_cut_and_printable(text: str) -> None:
+def test_hostile_texts_of_a_module_are_shortened_and_made_printable(text: str) -> None:
     cleaned = clean_text(text)
     assert len(cleaned) <= MAX_TEXT
     assert cleaned.isprintable()
 
 
 @given(st.sampled_from(MODULE_CAPTURES), st.data())
-def test_damaged_output_never_raises_another_exception(capture: str, data: st.DataObject) -> None:
+def test_damaged_ethtool_output_raises_only_reading_errors(capture: str, data: st.DataObject) -> None:
     text = optics.ethtool(capture)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 80)))
     damaged = text[:start] + data.draw(st.text(max_size=20)) + text[end:]
-    with contextlib.suppress(ReadingError):  # the reading gets the reason
+    with contextlib.suppress(ReadingError):  # the collector records its reason
         parse_module(damaged).readings(has_link=True)
 
 
@@ -215,7 +221,7 @@ def test_healthy_statistics_of_mlx5_have_no_errors() -> None:
     assert values == {"corrected_bits": 5821, "ecn_marked": 12, "pfc_received": 44}
 
 
-def test_names_of_bnxt_rings_with_a_colon_are_not_mistaken_for_counters() -> None:
+def test_bnxt_ring_names_with_a_colon_are_not_mistaken_for_counters() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-bnxt-healthy.txt"))
     values = {name: value for (name, _), value in measured(readings).items() if value}
     assert values == {"link_downs": 1, "fec_corrected": 4411, "corrected_bits": 5521}
@@ -256,8 +262,8 @@ def test_link_state_is_read_from_each_mlxlink_output(capture: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["15E-255", "15e-255", "1E-254", "0", "0E0"])
-def test_rate_without_any_error_is_zero_however_it_is_printed(text: str) -> None:
-    """It must be exactly 0, because a record may not contain a number as small as 1e-254."""
+def test_bit_error_rate_without_errors_is_zero_in_every_notation(text: str) -> None:
+    """mlxlink prints a rate of 0 as `15E-255`. The reading must be exactly 0: a record may not contain a number that small."""
     rows = {**parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")), "Symbol BER": text}
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
@@ -275,7 +281,7 @@ def test_healthy_port_has_no_errors_and_error_rates_of_zero() -> None:
 
 
 @pytest.mark.parametrize("capture", LINK_CAPTURES)
-def test_speeds_of_link_settings_and_cable_are_read(capture: str) -> None:
+def test_speed_of_the_link_fastest_enabled_speed_and_cable_speed_are_read(capture: str) -> None:
     rows = parse_rows(optics.mlxlink(capture))
     speeds = [port_of(rows)[name, ""] for name in ("speed", "enabled_speed", "cable_speed")]
     if has_link(rows):
@@ -345,11 +351,11 @@ def test_invalid_mlxlink_output_is_an_error(output: str) -> None:
 
 
 @given(st.sampled_from(LINK_CAPTURES), st.data())
-def test_damaged_mlxlink_output_never_raises_another_exception(capture: str, data: st.DataObject) -> None:
+def test_damaged_mlxlink_output_raises_only_reading_errors(capture: str, data: st.DataObject) -> None:
     text = optics.mlxlink(capture)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 80)))
-    with contextlib.suppress(ReadingError):  # the reading gets the reason
+    with contextlib.suppress(ReadingError):  # the collector records its reason
         rows = parse_rows(text[:start] + data.draw(st.text(max_size=20)) + text[end:])
         port_of(rows)
         module_of(rows).readings(has_link=True)
@@ -395,13 +401,13 @@ def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None
     ]
     assert readings["optics.module.serial"][f"hca={links.ROCE},port=1"] == "AX2601000001"
     assert readings["port.fec_mode"][f"hca={links.ROCE},port=1"] == "RS"
-    assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10  # only mlxlink has it
+    assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10  # only mlxlink reports a bit error rate
     assert isinstance(
         readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent
-    )  # its counters are those of ethtool
+    )  # the counters of this port come from ethtool, which reports no age
 
 
-def test_exporter_reads_no_module(root: Path) -> None:
+def test_scrape_has_no_readings_of_modules_and_ports(root: Path) -> None:
     assert not list(OpticsCollector(root).collect())
 
 
@@ -411,7 +417,7 @@ def test_no_program_is_started_on_a_host_without_ports(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
-def test_host_without_the_programs_has_the_reason_and_no_error(root: Path) -> None:
+def test_readings_are_unsupported_without_ethtool_and_mlxlink(root: Path) -> None:
     (root / optics.ETHTOOL).unlink()
     (root / optics.MLXLINK).unlink()
     values = [value for readings in collect(root).values() for value in readings.values()]
@@ -424,9 +430,9 @@ def refuse(root: Path, message: str, interface: str = links.PLAIN_INTERFACE) -> 
     (root / "message").write_text(message)
     write_program(root / optics.ETHTOOL, 'cat "${0%/usr/sbin/ethtool}/message" >&2; exit 1')
     return {
-        name: of_name[f"nic={interface},port=1"]
-        for name, of_name in collect(root).items()
-        if f"nic={interface},port=1" in of_name
+        name: by_scope[f"nic={interface},port=1"]
+        for name, by_scope in collect(root).items()
+        if f"nic={interface},port=1" in by_scope
     }
 
 
@@ -494,7 +500,9 @@ def test_failing_mlxlink_is_an_error_with_its_message(root: Path) -> None:
     assert value == Absent.error(expected)
 
 
-def test_program_that_hangs_costs_only_its_port(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_mlxlink_makes_only_the_readings_of_its_port_errors(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("collectors.optics.mlxlink_program.DEADLINE_S", 0.2)
     write_program(root / optics.MLXLINK, 'case "$2" in mlx5_0) exec sleep 60;; esac; exec cat "$0.d/$2"')
     readings = collect(root)
@@ -505,9 +513,9 @@ def test_program_that_hangs_costs_only_its_port(root: Path, monkeypatch: pytest.
     assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10
 
 
-@pytest.mark.parametrize("identity", ["0x101e", "0x101c"])
-def test_virtual_function_in_a_virtual_machine_is_not_read(root: Path, identity: str) -> None:
-    (links.pci(root, links.HCAS[0]) / "device").write_text(f"{identity}\n")
+@pytest.mark.parametrize("device_id", ["0x101e", "0x101c"])
+def test_virtual_function_in_a_virtual_machine_is_not_read(root: Path, device_id: str) -> None:
+    (links.pci(root, links.HCAS[0]) / "device").write_text(f"{device_id}\n")
     assert "hca=mlx5_0,port=1" not in collect(root)["port.raw_ber"]
 
 

@@ -1,4 +1,4 @@
-"""The PCIe collector reads the /sys of an HGX host; each fault changes only its readings."""
+"""The PCIe collector reads the simulated /sys of an HGX host. Each simulated fault changes only the readings that describe it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def root() -> Iterator[Path]:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """Return the readings that a fault changes."""
+    """Return the readings whose value a fault changes, with their values after it."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -44,13 +44,13 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def device_readings(address: str, **values: Value) -> Readings:
-    """Return readings of one device, by name with `__` for `.`."""
+    """Return the expected readings of one device. In the names of the arguments, `__` stands for `.`."""
     return {(f"pcie.{name.replace('__', '.')}", f"pci={address}"): value for name, value in values.items()}
 
 
 def test_healthy_gpu_reports_all_readings(root: Path) -> None:
     observed = {key: value for key, value in readings(root).items() if key[1] == f"pci={GPU}"}
-    none = Absent(status="unsupported", reason="the device is in no IOMMU group")
+    no_group = Absent(status="unsupported", reason="the device is in no IOMMU group")
     assert observed == device_readings(
         GPU,
         generation=5,
@@ -80,7 +80,7 @@ def test_healthy_gpu_reports_all_readings(root: Path) -> None:
         nic_path="PIX",
         nearest_nics=links.HCAS[1],
         driver="none",
-    ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
+    ) | {("pcie.iommu.group", f"pci={GPU}"): no_group, ("pcie.iommu.type", f"pci={GPU}"): no_group}
 
 
 def test_gpus_adapters_drives_and_nvswitches_are_identified() -> None:
@@ -112,7 +112,7 @@ def test_driver_of_a_gpu_is_read(tmp_path: Path, driver: str) -> None:
     assert readings(tmp_path)["pcie.driver", gpu] == (driver or "none")
 
 
-def test_scrape_omits_readings_of_full_snapshots(root: Path) -> None:
+def test_scrape_omits_the_readings_that_only_full_snapshots_have(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
@@ -151,7 +151,7 @@ def test_drive_is_never_narrowed_or_slowed(root: Path) -> None:
     assert fault == device_readings(DRIVE, generation=3, width=2)
 
 
-def test_link_of_a_gpu_on_a_grace_cpu_is_unsupported(root: Path) -> None:
+def test_slowed_and_narrowed_are_unsupported_for_a_gpu_on_a_grace_cpu(root: Path) -> None:
     def grace(root: Path) -> None:
         (links.pci(root, PORT) / "vendor").write_text("0x10de\n")
         links.set_link(root, GPU, "current", width=1)
@@ -162,7 +162,7 @@ def test_link_of_a_gpu_on_a_grace_cpu_is_unsupported(root: Path) -> None:
     }  # fmt: skip
 
 
-def test_unresponsive_device_is_an_error(root: Path) -> None:
+def test_link_and_setting_readings_of_an_unresponsive_device_are_errors(root: Path) -> None:
     def lost(root: Path) -> None:
         (links.pci(root, GPU) / "current_link_speed").write_text("Unknown\n")
         links.set_link(root, GPU, "current", width=63)
@@ -180,7 +180,7 @@ def test_unresponsive_device_is_an_error(root: Path) -> None:
 @pytest.mark.parametrize(
     ("speed", "number"), [("2.5 GT/s", 1), ("5 GT/s", 2), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)]
 )
-def test_generation_is_derived_from_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
+def test_generation_is_derived_from_the_speed_texts_of_old_and_new_kernels(speed: str, number: int) -> None:
     assert parse_generation(speed) == number
 
 
@@ -191,7 +191,7 @@ def test_unknown_speed_has_no_generation(speed: str, status: str) -> None:
     assert value.status == status
 
 
-def test_limit_that_could_not_be_read_is_read_again(root: Path) -> None:
+def test_maximum_width_that_could_not_be_read_is_read_again_at_the_next_scrape(root: Path) -> None:
     collector = PcieCollector(root)
     links.set_link(root, GPU, "max", width=63)
     [*collector.collect()]
@@ -295,8 +295,8 @@ def test_settings_are_unsupported_without_root(root: Path) -> None:
 
 
 def test_largest_memory_bar_is_selected() -> None:
-    old = "0xc5000000 0xc5ffffff 0x40200\n0x52000000000 0x52fffffffff 0x14220c\n0x0 0x0 0x0\n"
-    assert largest_bar(old) == 64 * links.GIB
+    resource = "0xc5000000 0xc5ffffff 0x40200\n0x52000000000 0x52fffffffff 0x14220c\n0x0 0x0 0x0\n"
+    assert largest_bar(resource) == 64 * links.GIB
 
 
 @pytest.mark.parametrize("text", ["", "0x0 0x0 0x0\n", "0x0000 0xffff 0x20140204\n", "0xe000 0xe07f 0x40101\n"])
@@ -344,7 +344,7 @@ def test_virtual_function_is_excluded(root: Path) -> None:
     assert [key for key in readings(root) if key[1] == f"pci={links.ROCE_NIC}"] == []
 
 
-def test_host_without_a_pci_bus_reports_only_its_absence(tmp_path: Path) -> None:
+def test_host_without_a_pci_bus_reports_only_that_the_bus_is_missing(tmp_path: Path) -> None:
     observed = readings(tmp_path)
     assert list(observed) == [("pcie.device_count", "host")]
     assert re.search("no PCI bus", str(observed["pcie.device_count", "host"]))
@@ -362,7 +362,7 @@ def test_gpu_and_adapter_on_one_switch_have_the_path_pix(root: Path) -> None:
 
 
 def without(root: Path, *addresses: str) -> None:
-    """Remove devices from the bus."""
+    """Remove devices from the PCI bus of the simulated host."""
     for address in addresses:
         (root / "sys/bus/pci/devices" / address).unlink()
 
@@ -379,7 +379,7 @@ def test_nearest_adapters_are_those_at_the_end_of_the_shortest_path(root: Path) 
 
 
 def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_none(root: Path) -> None:
-    """Each step removes an adapter. After the first, the nearest one is the other InfiniBand adapter, on the same NUMA node."""
+    """The three adapters are removed one after another: the GPU's own, the other InfiniBand adapter, the RoCE adapter."""
     without(root, links.HCAS[1])
     assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}
     without(root, links.HCAS[0])

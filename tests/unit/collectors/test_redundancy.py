@@ -1,4 +1,4 @@
-"""Redundant storage in /proc/mdstat, in /sys and in the device mapper: a lost member is named."""
+"""A lost member of redundant storage is named, whether /proc/mdstat, /sys or the device mapper reports the loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
 
 
 def lost(observed: Readings) -> set[str]:
-    """Return the scopes of members, arrays, pools and paths that are lost."""
+    """Return the scopes of the members, arrays and paths that do not work, and of the pools that are not ONLINE."""
     return {
         key.split()[1]
         for key, value in observed.items()
@@ -48,35 +48,40 @@ def mdstat(head: str, body: str) -> str:
 
 HEALTHY_MDSTAT = {
     "raid1": ("active raid1 sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]\n      bitmap: 4/7 pages [16KB], 65536KB chunk"),
-    "not yet written": ("active (auto-read-only) raid1 sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]\n        resync=PENDING"),
+    "read-only until the first write": ("active (auto-read-only) raid1 sdb1[1] sda1[0]",
+                                        "blocks super 1.2 [2/2] [UU]\n        resync=PENDING"),
     "read-only": ("active (read-only) raid1 sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]"),
     "with a spare": ("active raid1 sdc1[2](S) sdb1[1] sda1[0]", "blocks super 1.2 [2/2] [UU]"),
     "write-mostly": ("active raid1 sdb1[1](W) sda1[0]", "blocks super 1.2 [2/2] [UU]"),
-    "checked": ("active raid5 sdc1[3] sdb1[1] sda1[0]",
-                "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/3] [UUU]\n      [==>..]  check = 12.6% (1/8)"),
+    "being checked": ("active raid5 sdc1[3] sdb1[1] sda1[0]",
+                      "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/3] [UUU]\n      [==>..]  check = 12.6% (1/8)"),
     "raid0": ("active raid0 sdb1[1] sda1[0]", "blocks super 1.2 512k chunks"),
     "container of a firmware raid": ("inactive sdb[1](S) sda[0](S)", "blocks super external:imsm"),
 }  # fmt: skip
 LOST_MDSTAT = {
-    "raid1, failed": ("active raid1 sdb1[1](F) sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"sdb1"}),
-    "raid1, first failed": ("active raid1 sdb1[1] sda1[0](F)", "blocks super 1.2 [2/1] [_U]", 1, {"sda1"}),
-    "raid1, removed": ("active raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
-    "raid1, first removed": ("active raid1 sdb1[1]", "blocks super 1.2 [2/1] [_U]", 1, {"slot0"}),
-    "raid1, rebuilt": ("active raid1 sdc1[2] sda1[0]", "blocks super 1.2 [2/1] [U_]\n      [=>..]  recovery =  7.4% (1/9)",
-                       1, {"slot1"}),
-    "raid1, not yet written": ("active (auto-read-only) raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
-    "raid5, failed": ("active raid5 sdc1[3] sdb1[1](F) sda1[0]",
-                      "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/2] [U_U]", 1, {"sdb1"}),
-    "raid6, two lost": ("active raid6 sdd1[3](F) sdb1[1] sda1[0]",
-                        "blocks super 1.2 level 6, 512k chunk, algorithm 2 [4/2] [UU__]", 2, {"sdd1", "empty1"}),
-    "raid10, one removed and another failed": (
+    "raid1, second member failed": ("active raid1 sdb1[1](F) sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"sdb1"}),
+    "raid1, first member failed": ("active raid1 sdb1[1] sda1[0](F)", "blocks super 1.2 [2/1] [_U]", 1, {"sda1"}),
+    "raid1, second member removed": ("active raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
+    "raid1, first member removed": ("active raid1 sdb1[1]", "blocks super 1.2 [2/1] [_U]", 1, {"slot0"}),
+    "raid1, being rebuilt": ("active raid1 sdc1[2] sda1[0]", "blocks super 1.2 [2/1] [U_]\n      [=>..]  recovery =  7.4% (1/9)",
+                             1, {"slot1"}),
+    "raid1, member removed, read-only until the first write": (
+        "active (auto-read-only) raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
+    "raid5, member failed": ("active raid5 sdc1[3] sdb1[1](F) sda1[0]",
+                             "blocks super 1.2 level 5, 512k chunk, algorithm 2 [3/2] [U_U]", 1, {"sdb1"}),
+    "raid6, one member removed and another failed": (
+        "active raid6 sdd1[3](F) sdb1[1] sda1[0]", "blocks super 1.2 level 6, 512k chunk, algorithm 2 [4/2] [UU__]", 2,
+        {"sdd1", "empty1"}),
+    "raid10, one member removed and another failed": (
         "active raid10 sdd1[3] sdc1[2](F) sdb1[1]", "blocks super 1.2 512K chunks 2 near-copies [4/2] [_U_U]", 2,
         {"sdc1", "empty1"}),
-    "raid1, removed, with a spare": ("active raid1 sdc1[2](S) sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
-    "volume of a firmware raid": ("inactive raid1 sdb[1] sda[0]", "blocks super external:/md127/0", None, {"array=md0"}),
-    "read-only firmware raid": ("inactive raid1 sdb[1] sda[0]", "blocks super external:-md127/0", None, {"array=md0"}),
-    "raid10, failed": ("active raid10 sdd1[3] sdc1[2](F) sdb1[1] sda1[0]",
-                       "blocks super 1.2 512K chunks 2 near-copies [4/3] [UU_U]", 1, {"sdc1"}),
+    "raid1, member removed, with a spare": ("active raid1 sdc1[2](S) sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
+    "inactive volume of a firmware raid": (
+        "inactive raid1 sdb[1] sda[0]", "blocks super external:/md127/0", None, {"array=md0"}),
+    "inactive read-only volume of a firmware raid": (
+        "inactive raid1 sdb[1] sda[0]", "blocks super external:-md127/0", None, {"array=md0"}),
+    "raid10, member failed": ("active raid10 sdd1[3] sdc1[2](F) sdb1[1] sda1[0]",
+                              "blocks super 1.2 512K chunks 2 near-copies [4/3] [UU_U]", 1, {"sdc1"}),
     "raid0, broken": ("broken raid0 sda1[0]", "blocks super 1.2 512k chunks", None, {"array=md0"}),
     "inactive": ("inactive sdb1[1](S) sda1[0](S)", "blocks super 1.2", None, {"array=md0"}),
 }  # fmt: skip
@@ -103,7 +108,7 @@ def test_lost_member_in_mdstat_is_named(
 def array(
     level: str, members: Mapping[str, str], *, slots: int, degraded: int | None = 0, state: str = "clean"
 ) -> dict[str, str]:
-    """Return the files of an array in /sys: member -> `state slot`."""
+    """Return path -> content of the files in /sys that describe an array. `members`: name -> `STATE SLOT`."""
     files = {
         f"{MD}/array_state": state,
         f"{MD}/level": level,
@@ -125,32 +130,34 @@ HEALTHY_SYSFS = {
     "with a spare": array("raid1", TWO | {"sdc1": "spare none"}, slots=2),
     "write-mostly": array("raid1", TWO | {"sdb1": "in_sync,write_mostly 1"}, slots=2),
     "with a journal": array("raid5", TWO | {"sdc1": "in_sync 2", "sdj1": "journal none"}, slots=3),
-    "reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, slots=3), f"{MD}/raid_disks": "3 (2)"},
+    "being reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, slots=3), f"{MD}/raid_disks": "3 (2)"},
     "raid0": array("raid0", TWO, slots=2, degraded=None),
     "volume of a firmware raid": {**array("raid1", TWO, slots=2), f"{MD}/metadata_version": "external:/md127/0"},
     "container of a firmware raid": {**array("container", {"sda": "spare none"}, slots=0, degraded=None, state="inactive"),
                                      f"{MD}/metadata_version": "external:imsm"},
 }  # fmt: skip
 LOST_SYSFS = {
-    "raid1, failed": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none"}, slots=2, degraded=1), {"sdb1"}),
-    "raid1, failed in its slot": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=1), {"sdb1"}),
-    "raid1, removed": (array("raid1", {"sda1": "in_sync 0"}, slots=2, degraded=1), {"slot1"}),
-    "raid1, rebuilt": (array("raid1", {"sda1": "in_sync 0", "sdc1": "spare 1"}, slots=2, degraded=1), {"sdc1"}),
-    "raid1, failed and rebuilt": (
+    "raid1, member failed": (array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none"}, slots=2, degraded=1), {"sdb1"}),
+    "raid1, failed member still in its slot": (
+        array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=1), {"sdb1"}),
+    "raid1, member removed": (array("raid1", {"sda1": "in_sync 0"}, slots=2, degraded=1), {"slot1"}),
+    "raid1, being rebuilt": (array("raid1", {"sda1": "in_sync 0", "sdc1": "spare 1"}, slots=2, degraded=1), {"sdc1"}),
+    "raid1, member failed, being rebuilt on another": (
         array("raid1", {"sda1": "in_sync 0", "sdb1": "faulty none", "sdc1": "spare 1"}, slots=2, degraded=1), {"sdb1", "sdc1"}),
-    "raid6, two lost": (array("raid6", {"sda1": "in_sync 0", "sdb1": "in_sync 1", "sdd1": "faulty none"}, slots=4, degraded=2),
-                        {"sdd1", "empty1"}),
-    "raid10, one removed and another failed in its slot": (
+    "raid6, one member removed and another failed": (
+        array("raid6", {"sda1": "in_sync 0", "sdb1": "in_sync 1", "sdd1": "faulty none"}, slots=4, degraded=2),
+        {"sdd1", "empty1"}),
+    "raid10, one member removed, failed member still in its slot": (
         array("raid10", {"sdb1": "in_sync 1", "sdc1": "faulty 2", "sdd1": "in_sync 3"}, slots=4, degraded=2), {"sdc1", "slot0"}),
-    "volume of a firmware raid": (
+    "inactive volume of a firmware raid": (
         {**array("raid1", TWO, slots=2, state="inactive"), f"{MD}/metadata_version": "external:/md127/0"}, {"array=md0"}),
-    "raid10, idle": (
+    "raid10, active-idle, member failed": (
         array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, slots=4, degraded=1, state="active-idle"), {"sdc1"}),
-    "raid0, member lost": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=None, state="broken"),
-                           {"sdb1", "array=md0"}),
+    "raid0, member failed": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=None, state="broken"),
+                             {"sdb1", "array=md0"}),
     "inactive": (array("raid5", {"sda1": "spare none"}, slots=0, degraded=None, state="inactive"), {"array=md0"}),
-    "without slots": ({f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"},
-                       {"nvme1n1p2"}),
+    "no file with the slot of a member": (
+        {f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"}, {"nvme1n1p2"}),
 }  # fmt: skip
 
 
@@ -201,7 +208,7 @@ def nvme(states: Mapping[str, str]) -> dict[str, str]:
         ({"nvme3": "dead", "nvme4": "live"}, {"nvme3"}),
         ({"nvme3": "live", "nvme4": "live", "nvme5": "resetting"}, {"nvme5"}),
         ({"nvme3": "live"}, set()),
-        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),  # no path is left: the mount shows it
+        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),  # no path works: the mount on the disk fails instead
         ({"nvme3": "live", "nvme4": "deleting"}, set()),
         ({"nvme3": "live", "nvme4": "deleting (no IO)"}, set()),
     ],
@@ -211,7 +218,7 @@ def test_lost_nvme_path_is_named(tmp_path: Path, states: Mapping[str, str], path
 
 
 def test_path_with_a_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    """It must not make the disk look like one with a single path, which has no redundancy to lose."""
+    """If the path were left out, the disk would look like one with a single path, which has no redundancy to lose."""
     files = nvme({"nvme3": "live"}) | {"sys/block/nvme3c4n1/ana_state": "optimized"}
     files |= {"sys/block/dm-0/dm/uuid": "mpath-3600508b400105e21", "sys/block/dm-0/dm/name": "mpatha"}
     files |= {f"sys/block/dm-0/slaves/{disk}/x": "" for disk in ("sdb", "sdc")} | {
@@ -252,28 +259,28 @@ def test_lost_path_of_the_device_mapper_is_named(tmp_path: Path, state: str) -> 
 
 MEMBERS = {
     "raid1": ("raid", "raid1 2 AA 4423680/4423680 idle 0 0 -", set()),
-    "raid1, dead": ("raid", "raid1 2 AD 4423680/4423680 idle 0 0 -", {"leg1"}),
-    "raid1, first dead": ("raid", "raid1 2 DA 4423680/4423680 idle 0 0 -", {"leg0"}),
-    "raid1, without a device": ("raid", "raid1 2 A- 4423680/4423680 idle 0 0 -", {"leg1"}),
-    "raid1, rebuilt": ("raid", "raid1 2 Aa 33792/65536 recover 0 0 -", {"leg1"}),
-    "raid1, new": ("raid", "raid1 2 aa 21120/65536 resync 0 0 -", set()),
+    "raid1, second leg dead": ("raid", "raid1 2 AD 4423680/4423680 idle 0 0 -", {"leg1"}),
+    "raid1, first leg dead": ("raid", "raid1 2 DA 4423680/4423680 idle 0 0 -", {"leg0"}),
+    "raid1, device of the second leg missing": ("raid", "raid1 2 A- 4423680/4423680 idle 0 0 -", {"leg1"}),
+    "raid1, second leg being rebuilt": ("raid", "raid1 2 Aa 33792/65536 recover 0 0 -", {"leg1"}),
+    "raid1, first synchronization": ("raid", "raid1 2 aa 21120/65536 resync 0 0 -", set()),
     "raid5": ("raid", "raid5_ls 3 AAA 65536/65536 idle 0 0 -", set()),
-    "raid6, two dead": ("raid", "raid6_zr 5 AADAD 65536/65536 idle 0 0 -", {"leg2", "leg4"}),
+    "raid6, two legs dead": ("raid", "raid6_zr 5 AADAD 65536/65536 idle 0 0 -", {"leg2", "leg4"}),
     "mirror": ("mirror", "2 253:1 253:2 400/400 1 AA 3 disk 253:0 A", set()),
-    "mirror, dead": ("mirror", "2 253:1 253:2 400/400 1 AD 3 disk 253:0 A", {"leg1"}),
-    "mirror, flush failed": ("mirror", "2 253:1 253:2 400/400 1 AF 1 core", {"leg1"}),
+    "mirror, second leg dead": ("mirror", "2 253:1 253:2 400/400 1 AD 3 disk 253:0 A", {"leg1"}),
+    "mirror, flush of the second leg failed": ("mirror", "2 253:1 253:2 400/400 1 AF 1 core", {"leg1"}),
     "multipath": (
         "multipath",
         "2 0 0 0 2 1 A 0 2 0 8:48 A 0 8:128 A 0 E 0 4 0 8:0 A 0 8:64 A 0 8:192 A 0 8:208 A 0 ",
         set(),
     ),
-    "multipath, failed": (
+    "multipath, one path failed": (
         "multipath",
         "2 0 1 0 3 2 E 0 1 1 67:16 F 4 0 E 0 1 1 65:240 A 84 0 E 0 1 1 66:64 A 39 0",
         {"67:16"},
     ),
-    "linear": ("linear", "", set()),
-    "unknown": ("raid", "", set()),
+    "linear, has no members": ("linear", "", set()),
+    "raid without a status": ("raid", "", set()),
 }
 
 
@@ -283,7 +290,7 @@ def test_status_of_the_device_mapper_names_lost_members(kind: str, status: str, 
 
 
 def answer(*targets: tuple[str, str], flags: int = 0) -> bytes:
-    """Return an answer of the ioctl, with the layout of linux/dm-ioctl.h."""
+    """Return the answer of the kernel to the ioctl that asks for the status of the targets (struct dm_ioctl)."""
     body = b""
     for kind, status in targets:
         text = status.encode() + b"\0"

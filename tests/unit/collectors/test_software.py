@@ -1,4 +1,7 @@
-"""The software collector reads versions from files and programs and compares them."""
+"""The software collector reads versions from files and programs.
+
+It compares the versions of driver library and fabric manager with the version of the loaded driver module.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,9 @@ def test_fabric_manager_of_another_version_does_not_match(tmp_path: Path, health
 
 def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> None:
     observed = changed(healthy, readings(host.build_tree(tmp_path, files={"proc/driver/nvidia/version": None})))
-    none = Absent(status="unsupported", reason="no /proc/driver/nvidia/version")
+    no_driver = Absent(status="unsupported", reason="no /proc/driver/nvidia/version")
     names = ("driver_module.version", "driver_module.open", "driver_library.matches", "fabric_manager.matches")
-    assert observed == dict.fromkeys(names, none)
+    assert observed == dict.fromkeys(names, no_driver)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_missing_os_release_field_is_reported_as_missing() -> None:
         release_field("ID=arch\n", "VERSION_ID")
 
 
-def test_chain_of_library_links_is_followed(tmp_path: Path) -> None:
+def test_chain_of_library_links_is_followed_and_a_loop_is_an_error(tmp_path: Path) -> None:
     root = host.build_tree(tmp_path / "host")
     link = root / LIBRARY
     target = link.readlink()
@@ -205,7 +208,7 @@ def test_chain_of_library_links_is_followed(tmp_path: Path) -> None:
     link.symlink_to("/usr/local/nvidia/lib64/libnvidia-ml.so.1")
     assert readings(root)["driver_library.version"] == host.DRIVER
     intermediate.unlink()
-    intermediate.symlink_to("libnvidia-ml.so.1")  # to itself
+    intermediate.symlink_to("libnvidia-ml.so.1")  # a link to itself
     lost = readings(root)["driver_library.version"]
     assert isinstance(lost, Absent)
     assert (lost.status, "names no version" in lost.reason) == ("error", True)
@@ -219,11 +222,11 @@ def test_chain_of_library_links_is_followed(tmp_path: Path) -> None:
         ("", "\x07", "no output"),
         ("", "x" * 300, "x" * 200),
     ],
-    ids=["second line", "only colours", "only control characters", "long"],
+    ids=["first line not printable", "standard error has only colours", "only control characters", "line too long"],
 )
 def test_error_message_is_the_first_printable_line(stdout: str, stderr: str, message: str) -> None:
     assert programs.error_message(subprocess.CompletedProcess([], 1, stdout, stderr)) == message
 
 
-def test_program_without_arguments_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+def test_missing_program_run_without_arguments_is_named_in_the_error(tmp_path: Path) -> None:
     assert programs.run_program(tmp_path / "tool") == Absent.error("tool: No such file or directory")

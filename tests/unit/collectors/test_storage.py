@@ -24,7 +24,10 @@ NVME = "storage.nvme."
 
 
 def log(**fields: int) -> bytes:
-    """Return the health log of a Samsung PM9A3 after a year (35 °C, 3 % used, 12 unsafe shutdowns), with these fields changed."""
+    """Return the health log of a Samsung PM9A3 after a year of use, in which `fields` replace the usual values.
+
+    Among the usual values: 35 °C, 3 % of the endurance used, 12 unsafe shutdowns.
+    """
     page = bytearray(512)
     values = {"warning": (0, 1, 0), "temperature": (1, 2, 308), "spare": (3, 1, 100), "threshold": (4, 1, 10),
               "used": (5, 1, 3), "read": (32, 16, 81_203_441), "written": (48, 16, 63_000_000), "cycles": (112, 16, 40),
@@ -56,7 +59,7 @@ def readings(
 
 
 def changed(before: Readings, after: Readings) -> Readings:
-    """Return the changed readings."""
+    """Return the readings in `after` that `before` lacks or has with another value."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
@@ -141,7 +144,10 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
 @pytest.mark.parametrize(
     ("files", "namespaces"),
     [
-        (DRIVE, 0),  # the kernel refused its namespace: AlmaLinux/almalinux-deploy issue 199, duplicate IDs
+        (
+            DRIVE,
+            0,
+        ),  # the kernel refused the drive's namespace for a duplicate ID (AlmaLinux/almalinux-deploy issue 199)
         (DRIVE | {f"{CONTROLLER}/state": "dead\n"}, 0),
         (DRIVE | {f"{CONTROLLER}/nvme5n1/nsid": "1\n", f"{CONTROLLER}/nvme5n2/nsid": "2\n"}, 2),
         (DRIVE | {f"{CONTROLLER}/nvme5c5n1/nsid": "1\n"}, 1),
@@ -182,11 +188,11 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
 @pytest.mark.parametrize(
     ("device", "files"),
     [
-        # NVMe over TCP: with native multipath and two controllers, and without; NVMe over Fibre Channel
+        # NVMe over TCP with two controllers (native multipath), NVMe over TCP without multipath, NVMe over Fibre Channel
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "tcp", "nvme8/transport": "tcp"}),
         ("virtual/nvme-fabrics/ctl/nvme7/nvmexn1", {}),
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "fc"}),
-        # SCSI: iSCSI by the kernel, iSCSI by an adapter, Fibre Channel, USB
+        # SCSI disks: iSCSI by the kernel, iSCSI by an adapter, Fibre Channel, USB
         ("platform/host3/session1/target3:0:0/3:0:0:1/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host4/session2/target4:0:0/4:0:0:0/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host5/rport-5:0-2/target5:0:0/5:0:0:7/block/sdx", {}),
@@ -212,7 +218,13 @@ def test_network_usb_or_virtual_disk_is_not_read(
 
 
 def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
-    """Return the root of a healthy host with one more disk at this path of /sys/devices, linked as the kernel does."""
+    """Return the root of a healthy host that has one more disk.
+
+    Args:
+        tmp_path: the root
+        device: path of the disk below /sys/devices; the links to it are those that the kernel makes
+        files: path relative to the parent of the disk -> content
+    """
     root = host.build_tree(tmp_path)
     disk = root / "sys/devices" / device
     parent = disk.parent if disk.parent.name != "block" else disk.parent.parent
@@ -315,7 +327,7 @@ def test_health_log_field_affects_only_its_reading(fields: dict[str, int], name:
 
 
 @pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)])
-def test_invalid_log_is_refused(page: bytes) -> None:
+def test_invalid_health_log_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError, match="no health log"):
         parse_log(page)
 
@@ -346,7 +358,7 @@ def test_missing_health_log_affects_only_its_disk(
     assert set(observed.values()) == {Absent(status=status, reason=reason)}
 
 
-def test_disks_that_do_not_answer_do_not_delay_the_log_of_another(tmp_path: Path) -> None:
+def test_disks_that_do_not_answer_do_not_delay_the_health_log_of_another_disk(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def read(path: Path) -> bytes:

@@ -48,7 +48,7 @@ CAPTURES = {
 
 
 def readings(root: Path) -> dict[str, dict[str, Value | Absent]]:
-    """Return scope -> name without its first part -> value, in a full snapshot."""
+    """Take a full snapshot; return scope -> name of the reading without its first part -> value."""
     result: dict[str, dict[str, Value | Absent]] = {}
     for family in WiringCollector(root, full_snapshot=True).collect():
         for labels, value in family.readings:
@@ -70,7 +70,7 @@ def test_each_capture_of_lldpctl_is_parsed(name: str) -> None:
     assert parse_lldp((LLDP / name).read_text()) == CAPTURES[name]
 
 
-def test_every_capture_is_tested() -> None:
+def test_every_capture_of_lldpctl_is_tested() -> None:
     assert {path.name for path in LLDP.glob("*.json*")} == CAPTURES.keys()
 
 
@@ -114,18 +114,21 @@ def test_second_switch_behind_the_port_is_an_error_and_an_adapter_is_ignored() -
 
 
 def test_port_that_the_switch_sends_as_id_and_as_name_is_read_by_its_name() -> None:
-    """SONiC sends the chassis ID as port ID until it configures LLDP; lldpd then keeps both (lldpd/lldpd issue 502)."""
+    """Until SONiC has configured LLDP, it sends the chassis ID as port ID, afterwards the name of the port.
+
+    lldpd on the host then lists two neighbors for one switch port (lldpd/lldpd issue 502).
+    """
     named = wiring.neighbor(NIC, "leaf01", "Ethernet8")
-    own_id = named["chassis"][0]["id"][0]["value"]
-    unnamed = wiring.neighbor(NIC, "leaf01", own_id, kind="mac")
+    chassis_id = named["chassis"][0]["id"][0]["value"]
+    unnamed = wiring.neighbor(NIC, "leaf01", chassis_id, kind="mac")
     (neighbor,) = parse_lldp(wiring.lldp(unnamed)).values()
     assert isinstance(neighbor, Neighbor)
-    assert (neighbor.id, neighbor.name, neighbor.readings()["switch_port"]) == (own_id, "leaf01", NO_PORT)
+    assert (neighbor.id, neighbor.name, neighbor.readings()["switch_port"]) == (chassis_id, "leaf01", NO_PORT)
     for both in ((unnamed, named), (named, unnamed)):
         (neighbor,) = parse_lldp(wiring.lldp(*both)).values()
         assert isinstance(neighbor, Neighbor)
         assert (neighbor.name, neighbor.port) == ("leaf01", "Ethernet8")
-    for_vlan = wiring.neighbor(NIC, "leaf01", "Ethernet8.665")  # netboxlabs/orb-agent issue 245
+    for_vlan = wiring.neighbor(NIC, "leaf01", "Ethernet8.665")  # an entry for one VLAN: netboxlabs/orb-agent issue 245
     assert parse_lldp(wiring.lldp(for_vlan, named)) == parse_lldp(wiring.lldp(named))
     assert parse_lldp(wiring.lldp(unnamed, wiring.neighbor(NIC, "leaf02", "swp1"))) == {
         NIC: Absent.error("2 LLDP neighbors on one port: leaf01, leaf02 swp1")
@@ -183,7 +186,7 @@ def test_dead_daemon_is_an_error_and_not_a_missing_neighbor(root: Path) -> None:
     assert value == Absent.error(f"lldpctl: exit code 1: {message[:MAX_TEXT]}: lldpd must run, and lldpctl needs root")
 
 
-def test_port_without_a_neighbor_has_the_reason(root: Path) -> None:
+def test_reading_of_a_port_without_a_neighbor_names_the_reason(root: Path) -> None:
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{wiring.lldp()}'\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
     assert isinstance(value, Absent)
@@ -244,7 +247,7 @@ def two_lldp_daemons(directory: Path) -> Iterator[Path]:
 
 
 def wait_until_done(command: list[str], **environment: str) -> None:
-    """Repeat a command until its server answers."""
+    """Repeat a command until it succeeds because its server answers. After 100 attempts, fail the test."""
     for _ in range(100):
         if not subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False).returncode:
             return
@@ -253,7 +256,7 @@ def wait_until_done(command: list[str], **environment: str) -> None:
 
 
 def test_real_lldpd_names_the_switch_port(root: Path) -> None:
-    root.chmod(0o755)  # lldpctl is a setuid program of another user
+    root.chmod(0o755)  # lldpctl is setuid and runs as another user, who must reach the socket in this directory
     with two_lldp_daemons(root) as socket:
         wiring.write_program(root, "lldpctl", f'#!/bin/sh\nexec /usr/sbin/lldpctl -u {socket} "$@"\n')
         for _ in range(40):
@@ -340,7 +343,7 @@ CABLE = re.compile(
 
 
 def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
-    """The answer of smpquery for each cable is built from the line of the topology that names the node at the other end."""
+    """The capture has one line a cable, with the node at its far end. The test builds the answer of smpquery from this line."""
     cables = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
     assert len(cables) == 14
     for _, kind, digits, port, name in cables:
@@ -443,7 +446,7 @@ def test_real_smpquery_reads_the_switch_ports_of_a_simulated_fabric(
     with simulated_fabric(fabric, tmp_path) as environment:
         exports = "".join(f"export {name}={value}\n" for name, value in environment.items())
         for host, ports in expected.items():
-            # Each adapter is a node of the simulator, where every program sees one adapter.
+            # In the simulator each adapter is a node of its own; a program sees only the adapter that SIM_HOST names.
             wiring.write_program(
                 root,
                 "smpquery",

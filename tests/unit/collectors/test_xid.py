@@ -1,4 +1,4 @@
-"""The XID collector parses and counts XIDs and SXids in kernel logs, and the packs judge each code."""
+"""The XID collector counts the XIDs and SXids in kernel logs, and the packs judge each XID code and SXid code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> di
 
 
 def journal_command(tmp_path: Path, *lines: str) -> Sequence[str]:
-    """Return a command that prints these lines, as the journal does."""
+    """Return a command that prints these lines, in place of journalctl."""
     output = tmp_path / "journal.txt"
     output.write_text("\n".join(lines))
     return (sys.executable, "-c", f"print(open({str(output)!r}).read())")
@@ -76,7 +76,7 @@ def test_uptime_is_parsed_from_kmsg_dmesg_and_journal() -> None:
         ("systemd[1]: Started Xid 79 watcher.", None),
         ("NVRM: Xid (PCI:0000:5d:00): , pid=1", None),
         ("NVRM: Xid (PCI:../../etc): 79, pid=1", None),
-        # A process can choose any name.
+        # A process can choose a name that looks like an XID message.
         ("4,12,9,-;NVRM: Xid (PCI:0000:5d:00): 13, name=NVRM: Xid (PCI:0000:4c:00): 79, x", ("0000:5d:00.0", "13")),
         ("4,12,9,-;traps: NVRM: Xid (PCI:0000:4c:00): 79[8123] general protection fault", None),
         ("", None),
@@ -101,7 +101,7 @@ def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> 
         ("xyz, Fatal error", None),
     ],
 )
-def test_sxid_counts_once_with_its_severity(text: str, result: tuple[str, str] | None) -> None:
+def test_only_the_first_line_of_an_sxid_is_parsed_with_its_severity(text: str, result: tuple[str, str] | None) -> None:
     line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {text}"
     assert parse_sxid(*messages(line)) == (result and ("0000:c1:00.0", *result))
 
@@ -320,7 +320,13 @@ XID_CRITERIA = ("xid-", "sxid-")
 def judged(
     counts: Mapping[str, object], *, observed: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
 ) -> list[Verdict]:
-    """Return the XID and SXid verdicts on h1 if each snapshot has these counts; `observed`: newest XID times before and after."""
+    """Return the XID and SXid verdicts on h1.
+
+    Args:
+        counts: scope -> number of errors, the same in all three snapshots
+        observed: `xid.last_seen` in the first two snapshots and in the last; a text is the reason for which it is absent
+        name: metric of the counts
+    """
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -371,7 +377,7 @@ def test_any_code_during_the_run_fails(code: str) -> None:
     assert not_passed(verdicts) == [("xid-during-run", FAIL, "host", "")]
 
 
-def test_log_without_errors_passes() -> None:
+def test_log_without_xids_passes() -> None:
     assert [(item.criterion, item.verdict) for item in judged({})] == [("xid-during-run", PASS)]
 
 

@@ -47,7 +47,7 @@ MPIJOB_V2BETA1_FIELDS = {
     "launcherCreationPolicy": "string",
     "mpiImplementation": "string",
 }
-"""Fields of MPIJob v2beta1 in addition to runPolicy and mpiReplicaSpecs of v1 (kubeflow/mpi-operator, v2beta1/types.go)."""
+"""Fields that MPIJob v2beta1 has besides runPolicy and mpiReplicaSpecs (kubeflow/mpi-operator, v2beta1/types.go)."""
 
 PODS = {
     "many-hosts": lambda job: [
@@ -123,6 +123,7 @@ def published(kind: str) -> Resource:
 
 
 def _close(schema: Any) -> None:
+    """Change an OpenAPI schema so that it rejects unknown keys, and that a `nullable` value may be null in JSON Schema too."""
     if isinstance(schema, list):
         for item in schema:
             _close(item)
@@ -273,7 +274,7 @@ def plan_of(inventory: str) -> Plan:
 
 @pytest.mark.parametrize("overlay", PODS)
 def test_inventory_names_exactly_the_pods(overlay: str) -> None:
-    """A pod finds its own entry by its host name, and the other pods by their DNS names."""
+    """A pod finds its own host in the plan by its host name. It reaches the other pods by the DNS names in the plan."""
     plan = plan_of(overlay)
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
     pods = PODS[overlay](job)
@@ -311,7 +312,7 @@ def test_job_deadline_is_longer_than_the_plan(overlay: str) -> None:
 
 
 def test_backoff_limit_is_per_pod_and_all_pods_run_at_once() -> None:
-    """With a backoff limit for the whole job, one failed pod would end all others."""
+    """With a backoff limit for the whole job, the failure of one pod would end all other pods."""
     (job,) = of_kind("many-hosts", "Job")
     assert job["spec"]["backoffLimitPerIndex"] == 0
     assert "backoffLimit" not in job["spec"]
@@ -368,14 +369,26 @@ def test_service_monitor_selects_the_exporter() -> None:
     assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "monitoring must not reserve a GPU"
 
 
-def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, ready: str = "True", **over: Any) -> Resource:
-    """Return a node as the Kubernetes API does. `over`: its spec."""
-    present = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
-    fit = {} if gpus is None else {"nvidia.com/gpu": str(gpus if healthy is None else healthy)}
+def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, ready: str = "True", **spec: Any) -> Resource:
+    """Return a node in the form of the Kubernetes API.
+
+    Args:
+        name: name of the node
+        gpus: GPUs that the node has; None: it has no device plugin
+        healthy: GPUs that pods can get; None: all
+        ready: status of the condition Ready
+        **spec: fields of the node's `spec`
+    """
+    capacity = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
+    allocatable = {} if gpus is None else {"nvidia.com/gpu": str(gpus if healthy is None else healthy)}
     return {
         "metadata": {"name": name, "labels": {"rackproof/accept": "yes"}},
-        "spec": over,
-        "status": {"capacity": present, "allocatable": fit, "conditions": [{"type": "Ready", "status": ready}]},
+        "spec": spec,
+        "status": {
+            "capacity": capacity,
+            "allocatable": allocatable,
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
     }
 
 
@@ -500,7 +513,7 @@ def test_node_that_does_not_offer_whole_gpus_is_reported(
     assert "device plugin is not running" not in output
 
 
-def test_labels_of_whole_gpus_are_no_problem(
+def test_nodes_whose_labels_describe_whole_gpus_fit_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
 ) -> None:
     labels = {"count": "8", "replicas": "1", "sharing-strategy": "none", "product": "NVIDIA-H100-80GB-HBM3"}

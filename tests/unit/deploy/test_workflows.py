@@ -1,4 +1,4 @@
-"""Test the workflows in .github without GitHub: against GitHub's schema, and that the commands they run exist."""
+"""The workflows in .github are valid by GitHub's schema and safe, and their commands exist. The tests do not need GitHub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_workflows_are_valid_by_the_github_schema() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_have_only_read_permission(path: Path) -> None:
+def test_only_the_job_publish_has_more_than_read_permission(path: Path) -> None:
     assert read(path)["permissions"] == {"contents": "read"}
     jobs_with_more = {name for name, job in read(path)["jobs"].items() if job.get("permissions", {}) != {}}
     assert jobs_with_more <= {"publish"}
@@ -69,14 +69,14 @@ def test_each_action_has_one_version() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_self_hosted_runner_runs_no_foreign_code(job: dict[str, Any]) -> None:
+def test_self_hosted_runner_runs_no_code_of_pull_requests(job: dict[str, Any]) -> None:
     if "self-hosted" in job["runs-on"]:
         assert "github.event_name != 'pull_request'" in job["if"] or "refs/tags/" in job["if"]
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_scripts_pass_shellcheck_and_contain_no_expression(job: dict[str, Any]) -> None:
-    """GitHub inserts an expression as text, so the name of a branch could inject code."""
+    """GitHub inserts the value of an expression into the script, so a value such as the name of a branch could inject code."""
     script = "\n".join(step["run"] for step in job["steps"] if "run" in step)
     assert not EXPRESSION.search(script)
     command = [tool("shellcheck"), "--shell=bash", "--exclude=SC2312", "-"]

@@ -19,7 +19,10 @@ KNOWN = {*READINGS, *(output.name for entry in BENCHMARKS for output in outputs(
 
 
 def expand(pattern: str) -> list[str]:
-    """Return `stress.power` and `stress.clock` for `stress.{power,clock}`. `*` is kept, and so is `{op}`, a parameter."""
+    """Return `stress.power` and `stress.clock` for `stress.{power,clock}`.
+
+    `*` stays in the names. So do braces around a single word, as in `{op}`: they stand for a parameter.
+    """
     pieces = re.split(r"\{([a-z0-9_]+(?:,[a-z0-9_]+)+)\}", pattern)
     choices = [piece.split(",") if index % 2 else [piece] for index, piece in enumerate(pieces)]
     return ["".join(choice) for choice in itertools.product(*choices)]
@@ -34,7 +37,7 @@ def is_known(name: str) -> bool:
     return any(fnmatch.fnmatchcase(known, name) for known in KNOWN)
 
 
-def test_names_on_the_page_exist() -> None:
+def test_observations_named_on_the_page_exist() -> None:
     names = named_observations((ROOT / "docs" / "coverage.md").read_text(encoding="utf-8"))
     assert len(names) > 100
     assert [name for name in names if not is_known(name)] == []

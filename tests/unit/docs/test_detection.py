@@ -22,7 +22,7 @@ ACCEPTED = re.compile(r"^\| \[`(\S+)`\]\(\S+\) \|.*\| accepted \|", re.MULTILINE
 
 @pytest.fixture(scope="module")
 def printed() -> str:
-    """Return what the command prints, with the runs named as in the command of the page."""
+    """Return a line `RUNS: …` with the names of the accepted runs, and below it what the command prints for these runs."""
     runs = ACCEPTED.findall((MEASUREMENTS / "README.md").read_text(encoding="utf-8"))
     assert len(runs) > 5
     with pytest.MonkeyPatch.context() as patch:

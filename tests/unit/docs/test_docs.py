@@ -1,4 +1,7 @@
-"""Test the commands, links, paths, examples and messages in the documentation. Rackproof's parsers parse its commands."""
+"""Test the commands, links, paths, examples and messages in the documentation.
+
+Commands of Rackproof are parsed by its own parsers, without being run.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ PATHS_ELSEWHERE = {
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Third-party programs: only the paths of this checkout among their arguments are checked.
+# Third-party programs. Of their arguments, only those that are paths of this checkout are checked.
 THIRD_PARTY_PROGRAMS = (
     *(
         "ansible",
@@ -97,7 +100,7 @@ STARTERS = ("docker", "mpirun", "podman", "srun", "sudo", "ansible-navigator")
 
 
 class UnparsedError(Exception):
-    """An error message of argparse."""
+    """A command line that a parser refuses; the text is the error message of argparse."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -138,7 +141,11 @@ def prose(page: Path) -> str:
 
 
 def script(block: Block) -> str:
-    """Return the lines that begin with `$ `. If none does, return all of a block in shell or that begins with a known program."""
+    """Return the shell commands of a block, or an empty text if it has none.
+
+    If lines begin with `$ `, these lines are the commands. Otherwise the whole block is, if its language is sh or bash, or if it
+    has no language and begins with a known program.
+    """
     lines = block.text.splitlines()
     if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
         return "\n".join(prompted)
@@ -197,7 +204,7 @@ def command_problems(words: list[str]) -> Iterator[str]:
 
 
 def is_missing_path(word: str) -> bool:
-    """Return whether a word is a path of this checkout that does not exist, other than examples such as `inventory/rack12`."""
+    """Return whether a word is a path that this checkout lacks. Paths of examples such as `inventory/rack12` do not count."""
     word = word.rpartition("=")[2].removeprefix("./")
     if not re.fullmatch(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*", word) or re.search(
         r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
@@ -207,12 +214,14 @@ def is_missing_path(word: str) -> bool:
 
 
 def check_started_command(words: list[str]) -> Iterator[str]:
-    """Check the command that another program starts, if it is one of CHECKS."""
+    """Check the command that another program starts, if CHECKS has a check for this command."""
     indexes = [index for index, word in enumerate(words) if word in CHECKS]
     if not indexes or words[0] in ("build", "push", "save"):
         return
     rest = words[indexes[0] + 1 :]
-    if words[0] == "run" and words[indexes[0]] == "rackproof":  # an image; its entry point adds the verb
+    if (
+        words[0] == "run" and words[indexes[0]] == "rackproof"
+    ):  # `rackproof` is the image; its entry point adds the verb
         rest = rest[1:] if rest[:1] == ["rackproof"] else rest
         rest = ["run", *rest] if not rest or rest[0].startswith("-") else rest
     yield from CHECKS[words[indexes[0]]](rest)
@@ -262,7 +271,7 @@ def check_extra(text: str) -> Iterator[str]:
     named = {name: value for name, value in variables.items() if not name.startswith("_rackproof_")}
     yield from (f"no variable {name}" for name in named if name not in VARIABLES)
     known = {name: value for name, value in named.items() if name in VARIABLES}
-    # Ansible passes values that are not JSON as strings; the roles convert `true`.
+    # Ansible passes the values of `NAME=VALUE` as strings; the roles convert `true` and `false`.
     known = {name: value == "true" if value in ("true", "false") else value for name, value in known.items()}
     try:
         check_variables({"h1": {"rackproof_gpu_count": 1, **known}})
@@ -298,7 +307,7 @@ def check_torchrun(words: list[str]) -> Iterator[str]:
 
 
 def check_benchmarks(words: list[str]) -> Iterator[str]:
-    """Check that the options exist. The parser itself needs torch, so this searches its source."""
+    """Check that the options exist. The parser cannot be imported without torch, so its source text is searched for them."""
     source = (ROOT / "agent" / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
     yield from (
         f"agent.benchmarks has no {word}" for word in words if word.startswith("--") and f'"{word}"' not in source
@@ -360,13 +369,16 @@ def verb_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
 
 
 def mention_problems(text: str) -> Iterator[str]:
-    """Yield the problems of a command in a sentence, which may be incomplete: verbs, options, variables, make targets."""
+    """Yield the problems of a command that a sentence mentions: unknown verbs, options, variables and make targets.
+
+    The command may be incomplete, for example a verb without its arguments.
+    """
     try:
-        commands_ = list(commands(re.sub(r"\[[^\]]*\]|…", "", text)))
+        mentioned = list(commands(re.sub(r"\[[^\]]*\]|…", "", text)))
     except ValueError as error:
         yield f"{text}: {error}"
         return
-    for words in commands_:
+    for words in mentioned:
         if words[0] == "rackproof":
             parser, rest = verb_of(words[1:])
             choices = next((action.choices for action in parser._actions if not action.option_strings), None)
@@ -378,8 +390,8 @@ def mention_problems(text: str) -> Iterator[str]:
                 yield f"{text}: no such verb"
             known = {option for action in parser._actions for option in action.option_strings}
             options = rest[: rest.index("--")] if "--" in rest else rest
-            unknown = [word.partition("=")[0] for word in options if word.startswith("--")]
-            yield from (f"{text}: {parser.prog} has no {word}" for word in unknown if word not in known)
+            given = [word.partition("=")[0] for word in options if word.startswith("--")]
+            yield from (f"{text}: {parser.prog} has no {word}" for word in given if word not in known)
         elif words[0] == "-e":
             yield from (f"{text}: {problem}" for word in words[1:] if word != "-e" for problem in check_extra(word))
         elif (
@@ -432,7 +444,7 @@ def test_paths_named_in_pages_exist(page: Path) -> None:
 
 
 def variables_in(value: Any) -> Iterator[str]:
-    """Yield the inventory variables of Rackproof in an example."""
+    """Yield the names of Rackproof's inventory variables that an example sets."""
     if isinstance(value, dict):
         yield from (key for key in value if isinstance(key, str) and re.match(r"rackproof_(?!_)", key))
         yield from (name for item in value.values() for name in variables_in(item))
@@ -465,7 +477,7 @@ MESSAGES_ELSEWHERE = (
     "OutOfMemoryError: CUDA out of memory.",
     "unreachable at Preflight",
 )
-"""A message of torch, and one that is composed at run time."""
+"""Messages that the sources do not contain: the first is a message of torch, the second is composed at run time."""
 
 
 @pytest.fixture(scope="module")
@@ -479,7 +491,7 @@ def sources() -> str:
 
 
 def test_messages_in_troubleshooting_exist_in_the_sources(sources: str) -> None:
-    """The messages are in the first column of the tables; `…` stands for variable text."""
+    """The page has the messages in the first column of its tables. In a message, `…` stands for variable text."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     problems = [
         text for line in page.splitlines() if line.startswith("| ") for text in INLINE.findall(line.split(" | ")[0])

@@ -36,7 +36,7 @@ def code_blocks(heading: str) -> list[str]:
 
 
 def add_entry(table: Path, entry: str) -> None:
-    """Add lines at the end of the first table in the file."""
+    """Add lines at the end of the first dictionary in the file."""
     text = table.read_text(encoding="utf-8")
     table.write_text(text.replace("\n}\n", f"\n{entry}}}\n", 1), encoding="utf-8")
 
@@ -71,7 +71,7 @@ for phase, speed in (("before", 4200), ("after", 4350)):
 verdicts = judge_snapshots(build_plan("h1", 8, snapshots[0].at), snapshots, gpus, read_packs([]))
 print(len(verdicts) > 1000, [(item.name, item.verdict, item.reason) for item in verdicts if item.verdict != "pass"])
 """
-"""Program for a checkout: judge the healthy host, whose fan changes its speed between two snapshots."""
+"""Program that runs in the checkout: judge a healthy host whose fan has another speed in the second of two snapshots."""
 
 
 def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None:
@@ -176,7 +176,7 @@ def test_new_verb_is_in_the_command(checkout: Path) -> None:
 
 
 def test_new_criterion_fails_for_its_fault(checkout: Path) -> None:
-    """The guides for a criterion and for its fault are tested together: one is incomplete without the other."""
+    """The guides for a criterion and for its fault are tested together, because a criterion without a fault fails a test."""
     for name in ("tests", "docs"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("images", "measurements"))
     pack = checkout / "fleet/judge/packs/gpu-health.yml"

@@ -1,4 +1,4 @@
-"""Files and functions that are listed in the developer tools exist."""
+"""The files and functions that the developer tools list by name exist."""
 
 from __future__ import annotations
 

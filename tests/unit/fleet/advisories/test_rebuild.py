@@ -95,7 +95,7 @@ def test_branch_in_a_bulletin_is_not_affected_by_a_cve_without_a_fix_for_it() ->
         ("Hopper HGX 8-GPU", "HMC", "1.6.0 and later", ("hgx_firmware", "Hopper HGX 8-GPU, HMC", "1.6.0")),
     ],
 )
-def test_bulletin_on_another_known_product_has_its_range(
+def test_bulletin_on_firmware_or_container_toolkit_has_the_range_of_that_product(
     product: str, platform: str, fixed: str, expected: tuple[str, str, str]
 ) -> None:
     document = bulletin(product, {"CVE-2026-1": {platform: fixed}})
@@ -136,7 +136,7 @@ FIXED = ({"introduced": "0"}, {"fixed": "1.2.8"}, {"introduced": "1.3.0-rc.1"}, 
         (vulnerability(RUNC, *FIXED, withdrawn="2026-07-01T00:00:00Z"), []),
         (vulnerability("github.com/docker/docker", *FIXED), []),
     ],
-    ids=["runc", "second major version", "no fix", "withdrawn", "other module"],
+    ids=["runc", "second major version", "no fix", "withdrawn", "module that is not a known product"],
 )
 def test_an_osv_document_has_a_range_for_each_fix(document: dict[str, Any], expected: list[Any]) -> None:
     found = document_advisories(document, Path("GO-2026-1.json"))
@@ -196,7 +196,7 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         "https://github.com/NVIDIA/product-security",
         "https://github.com/golang/vulndb",
     ]
-    # The document has no date of publication, so the date of its commit is used.
+    # The OSV document has the date 0001-01-01, which means none, so the date of the commit is used.
     assert built.date == runc.date == built.sources[0]["date"]
 
 
@@ -227,7 +227,7 @@ def test_vulnerability_without_any_date_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 60)])
-def test_error_says_that_git_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_error_says_so_if_git_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
     with pytest.raises(UsageError, match="git does not run"):
         rebuild_git(tmp_path, "log")
