@@ -1,4 +1,4 @@
-"""Test baselines: how a run is accepted, which levels and limits follow, and how later runs are compared with them."""
+"""Test baselines: how a run is accepted into one, which levels and limits its figures give, and how later runs are judged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKS = read_packs(())
 
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
-    """SuperBench would choose the outlier, 10 000, as the baseline."""
+    """The method of SuperBench would make the outlier, 10 000, the baseline."""
     result = robust_level([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
@@ -69,7 +69,7 @@ def test_three_different_values_give_their_median_and_a_large_sigma() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
-def test_level_of_empty_or_infinite_values_is_an_error(values: list[float]) -> None:
+def test_level_of_no_values_or_of_a_value_that_is_not_finite_is_an_error(values: list[float]) -> None:
     with pytest.raises(ValueError, match="no level: the values are empty or not finite"):
         robust_level(values)
 
@@ -193,7 +193,7 @@ def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.Ca
         (lambda report: {**report, "verdicts": "none"}, "report.json: verdicts: 'none' is not a list"),
         (lambda report: {**report, "more": 1}, "report.json: the document: unknown more"),
     ],
-    ids=["lacks a verdict", "another type", "unknown field"],
+    ids=["lacks a verdict", "verdicts are a text", "unknown field"],
 )
 def test_report_that_differs_from_the_records_is_refused(
     change: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -400,7 +400,7 @@ def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["index.json", "gpus/h1-0.json"])
-def test_snapshot_changed_after_the_plan_is_inconclusive(name: str, base: Path, tmp_path: Path) -> None:
+def test_run_is_inconclusive_if_its_baseline_snapshot_was_changed_later(name: str, base: Path, tmp_path: Path) -> None:
     judge_with_baseline(base, tmp_path / "after")
     path = tmp_path / "after" / "baseline" / name
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
@@ -421,10 +421,10 @@ def test_later_changes_of_the_baseline_do_not_affect_a_planned_run(base: Path, t
 def test_report_lists_regressions_and_replaced_parts(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def both(record: Record) -> Record:
+    def slowed_and_swapped(record: Record) -> Record:
         return swapped("h2", 1, "S-NEW")(slowed("stress.throughput", 0.9)(record))
 
-    judge_with_baseline(base, tmp_path / "after", both)
+    judge_with_baseline(base, tmp_path / "after", slowed_and_swapped)
     capsys.readouterr()
     assert call("report", tmp_path / "after") == 1
     shown, report = " ".join(capsys.readouterr().out.split()), report_of(tmp_path / "after")
@@ -452,7 +452,7 @@ def inventory(path: Path, **variables: object) -> Path:
     return path
 
 
-def test_plan_has_the_digest_of_the_baseline_and_keeps_it_when_resumed(base: Path, tmp_path: Path) -> None:
+def test_plan_has_the_digest_of_the_baseline_and_a_resumed_run_keeps_this_digest(base: Path, tmp_path: Path) -> None:
     listing = inventory(tmp_path / "inventory.json", rackproof_baseline=str(base))
     run = tmp_path / "runs" / "after"
     assert call("plan", "-i", listing, "--run-dir", run) == 0

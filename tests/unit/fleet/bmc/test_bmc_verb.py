@@ -30,7 +30,7 @@ CANARIES = (bmc.USER, bmc.PASSWORD)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Return the directory of a run of one healthy host, whose plan has a BMC."""
+    """Return the directory of a run of one healthy host. According to the plan, this host has a BMC."""
     directory = accepted.run_directory(tmp_path / "r1", hosts=("h1",), change=began_a_minute_ago)
     plan = plan_of(directory)
     changed = replace(plan, created=utc_now(), hosts=tuple(replace(host, bmc=True) for host in plan.hosts))
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def began_a_minute_ago(record: Record) -> Record:
-    """Return the record with the times of a run that began a minute ago, since these tests read BMCs now."""
+    """Return the record with times as if the run had begun a minute ago, because the tests read the BMC at the present time."""
     began = time.time() - 60
     at = [
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began + 2 * step)) for step in range(len(record.snapshots) + 2)
@@ -55,7 +55,7 @@ def plan_of(directory: Path) -> Plan:
 
 @contextmanager
 def sushy(directory: Path, certificate: Path) -> Iterator[int]:
-    """Serve a mock-up with sushy-tools, and yield the port."""
+    """Serve the mock-up in `directory` with sushy-tools; yield the TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     program = Path(sys.executable).with_name("sushy-static")
@@ -159,7 +159,7 @@ def test_record_of_a_bmc_is_quarantined_if_it_is_invalid(run: Path) -> None:
     assert any(item["reason"].startswith("rejected: bmcs/h1.json") for item in report["verdicts"])
 
 
-def test_damaged_record_is_not_replaced_by_one_that_hides_the_loss(
+def test_damaged_record_of_a_bmc_is_reported_and_not_replaced(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "bmcs" / "h1.json"

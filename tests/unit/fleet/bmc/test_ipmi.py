@@ -1,4 +1,4 @@
-"""BMCs are read by IPMI: OpenIPMI's simulator, errors that name their cause, and sensors and logs from values of pyghmi."""
+"""Read BMCs by IPMI: the simulator of OpenIPMI, and sensors, log entries and errors as pyghmi returns them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.fleet.bmc.test_bmc_verb import run  # noqa: F401 - a fixture
 
 
 def read_bmc(directory: Path, port: int, stage: str, phase: str, password: str = PASSWORD[:16]) -> str:
-    """Run the verb in a process of its own, and return its output."""
+    """Run `rackproof bmc` in a process of its own; return its standard output, then its standard error."""
     account = {"address": f"127.0.0.1:{port}", "protocol": "ipmi", "user": USER, "password": password}
     text = json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in account.items()}})
     command = [sys.executable, ROOT / "rackproof", "bmc", directory, "--stage", stage, "--phase", phase]
@@ -90,7 +90,7 @@ def test_bmc_without_a_route_is_not_reachable() -> None:
 def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_is_absent(
     bits: int | None, alarm: str | None
 ) -> None:
-    """pyghmi adds the bits of all limits that a sensor exceeds: 3 is warning and critical."""
+    """pyghmi adds the bits of all limits that a sensor exceeds: 1 is the warning limit, 2 the critical limit, 3 are both."""
     readings = Readings()
     sensor = {"unavailable": False, "value": 91.0, "units": "°C", "states": ["hot"], "type": "Temperature"}
     ipmi_reading._read_sensors(readings, [SimpleNamespace(name="CPU1", health=bits, **sensor)], float("inf"))
@@ -117,7 +117,7 @@ def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
     return readings
 
 
-def test_new_entries_are_counted_in_a_full_and_in_a_cleared_log() -> None:
+def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
     events = [event(number) for number in range(1, 1001)]
     metrics = {item.name: item for item in read_log(events, "none").metrics()}
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 201}

@@ -56,7 +56,7 @@ def reason(metrics: dict[str, Metric]) -> str:
 def test_old_schema_is_read_in_full(certificate: Path) -> None:
     with service(certificate) as served:
         metrics = read(served.target(certificate))
-        assert served.sessions == set(), "the session must be closed: BMCs have few"
+        assert served.sessions == set(), "the session must be closed: a BMC allows only a few"
     assert set(metrics) == set(NAMES)
     assert values(metrics, "readable") == {"host": True}
     assert values(metrics, "power_supply.health") == {f"psu=Power_Supply_Bay_{number}": "OK" for number in (1, 2, 3)}
@@ -76,7 +76,7 @@ def test_old_schema_is_read_in_full(certificate: Path) -> None:
 
 
 def test_new_schema_is_read_in_full(certificate: Path) -> None:
-    """The tray has no power supply of its own, and its HealthRollup is bad because of an old log entry."""
+    """The tray has no power supply of its own. Its HealthRollup is bad only because of an old log entry and must not count."""
     with service(certificate, bmc.new_schema()) as served:
         metrics = read(served.target(certificate))
     assert values(metrics, "power_supply.fitted") == {"host": 0}
@@ -168,7 +168,7 @@ def test_firmware_that_is_not_installed_is_ignored(certificate: Path, component:
     assert values(metrics, "firmware.version") == ({expected: "2.10.2"} if expected else {})
 
 
-def test_leak_is_critical_although_its_state_is_not_enabled(certificate: Path) -> None:
+def test_leak_is_critical_although_the_state_of_the_detector_is_not_enabled(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
     with service(certificate, resources) as served:
@@ -196,7 +196,10 @@ def test_unknown_health_of_all_power_supplies_is_an_error(certificate: Path, sta
 
 
 def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(certificate: Path) -> None:
-    """Such BMCs: ASUS, Gigabyte, Cisco (bb-Ricardo/check_redfish issues 154, 53, 12). A supply without input still fails."""
+    """BMCs of ASUS, Gigabyte and Cisco report none (bb-Ricardo/check_redfish issues 154, 53, 12).
+
+    A supply without input still fails.
+    """
     resources = bmc.old_schema()
     supplies = resources[POWER]["PowerSupplies"]
     for supply in supplies:
@@ -286,7 +289,7 @@ def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certifi
     assert [text.partition(" ")[2] for text in found.values()] == ["event 12", "event 11"]
 
 
-def test_log_without_the_last_entry_read_is_an_error_if_all_others_are_older(certificate: Path) -> None:
+def test_log_that_lost_the_entry_of_the_mark_is_an_error_if_all_its_entries_are_older(certificate: Path) -> None:
     resources = log_of([bmc.entry(number) for number in range(1, 4)])
     with service(certificate, resources) as served:
         new = read(served.target(certificate), {LOG: "9 2026-11-04T00:00:00Z"})["bmc.log.new_entries"]
@@ -297,8 +300,8 @@ def test_log_without_the_last_entry_read_is_an_error_if_all_others_are_older(cer
 @pytest.mark.parametrize(
     ("times", "found"),
     [
-        ("2 3 5 6", [8, 7]),  # the log dropped the entry of the mark, which was written at 4
-        ("2 5 3 6", None),  # the clock was set back and corrected again
+        ("2 3 5 6", [8, 7]),  # the log dropped the entry of the mark, which was written in second 4
+        ("2 5 3 6", None),  # the clock was set back and corrected again: an error
     ],
 )
 def test_entries_that_the_clock_of_the_bmc_put_before_the_mark_are_not_lost(
@@ -317,7 +320,7 @@ def test_entries_that_the_clock_of_the_bmc_put_before_the_mark_are_not_lost(
         assert sorted(str(text).rpartition(" ")[2] for text in messages) == sorted(map(str, found))
 
 
-def test_entry_with_a_higher_number_than_the_mark_is_not_old(certificate: Path) -> None:
+def test_entry_with_a_higher_number_but_an_earlier_time_than_the_mark_is_an_error(certificate: Path) -> None:
     entries = [
         bmc.entry(number, f"event {number}", Created=f"2026-11-04T00:00:0{second}Z")
         for number, second in ((5, 1), (8, 2), (9, 6))
@@ -328,7 +331,9 @@ def test_entry_with_a_higher_number_than_the_mark_is_not_old(certificate: Path) 
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_one_wrong_time_does_not_reverse_a_log(certificate: Path, newest_first: bool) -> None:
+def test_one_wrong_time_does_not_change_the_direction_in_which_a_log_is_read(
+    certificate: Path, newest_first: bool
+) -> None:
     entries = [bmc.entry(number, f"event {number}") for number in range(1, 8)]
     entries[0] |= {"Created": "2036-01-01T00:00:00Z"}
     listed = [*reversed(entries)] if newest_first else entries
@@ -343,7 +348,7 @@ def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
 
 
 def test_end_of_a_condition_is_ok_and_a_missing_severity_is_an_error(certificate: Path) -> None:
-    """The entries for the begin and the end of a condition (Assert, Deassert) have the same text."""
+    """The entries for the start and the end of a condition (Assert, Deassert) have the same text."""
     entries = [
         bmc.entry(1),
         bmc.entry(2, "AC lost", "Critical", EntryCode="Assert"),
@@ -388,6 +393,7 @@ def drip(request: BaseHTTPRequestHandler) -> bool:
 
 
 def hang(request: BaseHTTPRequestHandler) -> bool:
+    """Keep the connection open for 5 s without sending anything."""
     time.sleep(5)
     return True
 
@@ -411,7 +417,7 @@ SYSTEMS = f"{V1}/Systems"
         (hang, "no answer in time|not read in time|no complete answer within"),
     ],
 )
-def test_unreadable_service_names_the_cause(certificate: Path, answer: bmc.Answer, expected: str) -> None:
+def test_reading_names_why_the_service_cannot_be_read(certificate: Path, answer: bmc.Answer, expected: str) -> None:
     with service(certificate, answer=answer) as served:
         metrics = read(served.target(certificate), deadline_s=1.0)
     assert re.match(f"error: ({expected})", reason(metrics)), reason(metrics)
@@ -471,7 +477,7 @@ def test_remedy_follows_from_the_reason_why_a_certificate_is_not_accepted(code: 
     assert remedy in certificate_remedy(code)
 
 
-def test_certificate_is_not_checked_on_request(tmp_path: Path) -> None:
+def test_certificate_is_not_checked_if_verification_is_off(tmp_path: Path) -> None:
     other = bmc.make_certificate(tmp_path, "other.example")
     with service(other) as served:
         assert values(read(served.target(other, ca="", verify=False)), "readable") == {"host": True}
@@ -543,7 +549,7 @@ def test_names_and_texts_of_a_bmc_are_sanitized() -> None:
     assert len(clean_text(hostile)) <= 300
 
 
-def test_target_shows_no_credentials() -> None:
+def test_text_of_a_target_has_no_credentials() -> None:
     target = BmcTarget(host="h", address="a", user=bmc.USER, password=bmc.PASSWORD)
     assert "canary" not in repr(target)
     assert client._describe(ValueError(bmc.PASSWORD)) == "no valid answer (ValueError)"

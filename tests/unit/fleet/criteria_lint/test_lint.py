@@ -38,12 +38,13 @@ def rule(name: str = "memory.bandwidth", **changes: Any) -> Criterion:
 
 
 def datasheet_findings(criterion: Criterion, **sheet: Any) -> list[str]:
+    """Return what contradicts the datasheet in a criterion; `sheet` replaces parts of SHEET."""
     pack = Pack(name="mine", gpu_names=("X",), criteria=(criterion,), datasheet={**SHEET, **sheet})
     return [item.why for item in check_physics(criterion, pack)]
 
 
 @pytest.mark.parametrize(
-    ("name", "position", "low", "high"),
+    ("name", "where", "low", "high"),
     [
         ("memory.bandwidth", {}, 500, 1000), ("stress.power", {}, 350, 700), ("gemm.throughput", {"dtype": "bf16"}, 400, 1000),
         ("gemm.throughput", {"dtype": "fp8"}, 800, 2000), ("stress.throughput", {}, 400, 1000),
@@ -55,25 +56,25 @@ def datasheet_findings(criterion: Criterion, **sheet: Any) -> list[str]:
     ],
 )  # fmt: skip
 def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
-    name: str, position: Any, low: float, high: float
+    name: str, where: Any, low: float, high: float
 ) -> None:
     def findings(value: float) -> list[str]:
-        return datasheet_findings(rule(name, where=position, value=value))
+        return datasheet_findings(rule(name, where=where, value=value))
 
     assert findings(low) == findings(high) == []
     assert findings(high * 1.001)[0].startswith("above the peak, 1 of it")
     assert not low > 1 or findings(low * 0.999)[0].startswith("far too low")
-    assert datasheet_findings(rule(name, where=position, expected=high * 1.001, fraction=0.9))[0].startswith(
+    assert datasheet_findings(rule(name, where=where, expected=high * 1.001, fraction=0.9))[0].startswith(
         "the expected value is above the peak"
     )
     # Only numeric floors are compared with the peak.
-    assert datasheet_findings(rule(name, where=position, value=high * 9, operator="le")) == []
+    assert datasheet_findings(rule(name, where=where, value=high * 9, operator="le")) == []
     assert (
-        datasheet_findings(rule(name, where=position, value=True))
-        == datasheet_findings(rule(name, where=position, value="x"))
+        datasheet_findings(rule(name, where=where, value=True))
+        == datasheet_findings(rule(name, where=where, value="x"))
         == []
     )
-    assert datasheet_findings(rule(name, where=position)) == []
+    assert datasheet_findings(rule(name, where=where)) == []
 
 
 @pytest.mark.parametrize("part", ["flops", "memory_bandwidth", "power", "pcie", "nvlink"])
@@ -81,8 +82,14 @@ def test_figures_missing_in_the_datasheet_are_not_compared(part: str) -> None:
     names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
              "collective.all_reduce.busbw")  # fmt: skip
     findings = {name: datasheet_findings(rule(name, value=1e9), **{part: {}}) for name in names}
-    bound = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
-    unlimited = {names[bound[part]], *(names[5:] if part == "nvlink" else ())}
+    limited = {
+        "flops": 2,
+        "memory_bandwidth": 0,
+        "power": 1,
+        "pcie": 3,
+        "nvlink": 4,
+    }  # part -> index of the name it limits
+    unlimited = {names[limited[part]], *(names[5:] if part == "nvlink" else ())}
     assert {name for name, result in findings.items() if not result} == unlimited
 
 
@@ -103,8 +110,8 @@ def test_fabric_and_precisions_missing_in_the_datasheet_have_no_peak() -> None:
     ],
 )  # fmt: skip
 def test_unit_mistake_is_named(ratio: float, mistake: str) -> None:
-    (findings,) = datasheet_findings(rule(value=1000.0 * ratio))
-    assert (mistake in findings) if mistake else ("looks like" not in findings)
+    (finding,) = datasheet_findings(rule(value=1000.0 * ratio))
+    assert (mistake in finding) if mistake else ("looks like" not in finding)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +128,12 @@ def test_limit_of_links_must_equal_the_datasheet(name: str, number: int) -> None
     assert len(datasheet_findings(rule(name.rpartition(".")[0] + ".*", value=number - 1))) > 0
 
 
-def plausibility_findings(name: str, **over: Any) -> list[str]:
-    return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **over}))]
+def plausibility_findings(name: str, **changes: Any) -> list[str]:
+    return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **changes}))]
 
 
 @pytest.mark.parametrize(
-    ("name", "over", "findings"),
+    ("name", "changes", "why"),
     [
         ("x.rate", {"unit": "B/s", "operator": "le", "value": 1}, "higher is better"),
         ("x.rate", {"unit": "W", "operator": "le", "value": 1}, ""),
@@ -159,10 +166,10 @@ def plausibility_findings(name: str, **over: Any) -> list[str]:
         ("x.latency", {"expected": 2.0, "fraction": 0.5, "operator": "le"}, ""),
     ],
 )
-def test_limit_that_cannot_be_intended_is_a_finding(name: str, over: Any, findings: str) -> None:
-    result = plausibility_findings(name, **over)
-    assert bool(result) is bool(findings)
-    assert not findings or findings in result[0]
+def test_limit_that_cannot_be_intended_is_a_finding(name: str, changes: Any, why: str) -> None:
+    result = plausibility_findings(name, **changes)
+    assert bool(result) is bool(why)
+    assert not why or why in result[0]
 
 
 @pytest.mark.parametrize("dtype", [{"ge": 1}, 8, "int3", ""])
@@ -170,14 +177,15 @@ def test_floor_of_a_precision_that_the_datasheet_lacks_has_no_finding(dtype: Any
     assert datasheet_findings(rule("gemm.throughput", where={"dtype": dtype}, value=1e9)) == []
 
 
-def findings(*, criteria: Any = None, **over: Any) -> list[str]:
-    name = over.pop("name", "memory.bandwidth")
-    rules = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **over}),)
+def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
+    """Return the findings of the lint on these criteria; without them, on one criterion for memory.bandwidth with `changes`."""
+    name = changes.pop("name", "memory.bandwidth")
+    rules = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **changes}),)
     return [str(item) for item in lint(Pack(name="mine", gpu_names=(), criteria=tuple(rules)))]
 
 
 @pytest.mark.parametrize(
-    ("over", "why"),
+    ("changes", "why"),
     [
         ({}, ""),
         ({"stage": "benchmark"}, ""),
@@ -297,17 +305,19 @@ def findings(*, criteria: Any = None, **over: Any) -> list[str]:
         ({"value": 600.0, "fraction": 0.1}, ""),
     ],
 )
-def test_limit_must_match_the_catalogue_and_be_plausible(over: Any, why: str) -> None:
-    result = findings(**over)
+def test_limit_must_match_the_catalogue_and_be_plausible(changes: Any, why: str) -> None:
+    result = findings(**changes)
     assert bool(result) is bool(why), result
     assert not why or why in result[0]
 
 
 def test_model_pack_must_judge_each_figure_or_list_it_as_unknown() -> None:
-    def pack_findings(**over: Any) -> list[str]:
+    def pack_findings(**changes: Any) -> list[str]:
         return [
             item.why
-            for item in lint(Pack(**{"name": "mine", "gpu_names": ("X",), "criteria": (), "datasheet": SHEET, **over}))
+            for item in lint(
+                Pack(**{"name": "mine", "gpu_names": ("X",), "criteria": (), "datasheet": SHEET, **changes})
+            )
         ]
 
     assert len(pack_findings()) == 9
@@ -318,13 +328,13 @@ def test_model_pack_must_judge_each_figure_or_list_it_as_unknown() -> None:
     assert pack_findings(unknown={"memory.x": "why"})[0].startswith("unknown: no observation is called memory.x")
     assert pack_findings(lacks={"memory.x": {}})[0].startswith("lacks: no observation is called memory.x")
     assert len(pack_findings(criteria=(rule(value=600.0, scope="gpu"),))) == 8
-    for over in (
+    for changes in (
         {"fleet_fraction": 0.9},
         {"baseline": VsBaseline()},
         {"same_as_fleet": True},
         {"value": 600.0, "stage": "gang"},
     ):
-        assert len([why for why in pack_findings(criteria=(rule(**over),)) if "neither" in why]) == 9
+        assert len([why for why in pack_findings(criteria=(rule(**changes),)) if "neither" in why]) == 9
 
 
 def test_same_finding_is_listed_once() -> None:
@@ -332,7 +342,8 @@ def test_same_finding_is_listed_once() -> None:
     assert len(findings(criteria=(twice, twice))) == 1
 
 
-def parameters(name: str, **where: Any) -> list[str]:
+def parameter_findings(name: str, **where: Any) -> list[str]:
+    """Return the findings on a criterion with these parameters, without their first two parts (pack and criterion)."""
     return [
         text.split(": ", 2)[2] for text in findings(name=name, where=where, value=None, fleet_fraction=0.9, scope="")
     ]
@@ -373,7 +384,7 @@ def parameters(name: str, **where: Any) -> list[str]:
     ],
 )
 def test_unknown_parameters_and_values_of_an_observation_are_findings(name: str, where: Any, why: str) -> None:
-    result = [text for text in parameters(name, **where) if "unit" not in text and "better" not in text]
+    result = [text for text in parameter_findings(name, **where) if "unit" not in text and "better" not in text]
     assert bool(result) is bool(why), result
     assert not why or why in result[0]
 
@@ -383,11 +394,11 @@ def test_observation_that_the_catalogue_lacks_accepts_any_parameter() -> None:
 
 
 NOT_FOR_CRITERIA = ("samples_per_second", "devices")
-"""Parameters that records have and criteria may not use."""
+"""Parameters that observations in records have, but that a criterion must not use in `where`."""
 
 
 def test_every_parameter_and_label_of_a_recorded_observation_can_be_used() -> None:
-    """Of the runs in docs/measurements, with at most three values of a parameter."""
+    """The observations are those of the runs in docs/measurements. Of each parameter about three values are tried."""
     where: dict[tuple[str, str], set[Value]] = {}
     for path in (ROOT / "docs" / "measurements").glob("*/hosts/*.json"):
         for item in json.loads(path.read_text(encoding="utf-8"))["observations"]:
@@ -400,7 +411,7 @@ def test_every_parameter_and_label_of_a_recorded_observation_can_be_used() -> No
         f"{name} {key}={value}: {text}"
         for (name, key), values in where.items()
         for value in values
-        for text in parameters(name, **{key: value})
+        for text in parameter_findings(name, **{key: value})
         if key not in NOT_FOR_CRITERIA and (key in text or "no such" in text or "powers of two" in text)
     }
     assert not wrong

@@ -1,4 +1,4 @@
-"""Every verdict that does not pass belongs to one cause. The cause names the right part, and effects are not separate causes."""
+"""Every verdict that does not pass belongs to one cause. The cause names the right part and includes the effects of its fault."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ NIC_DOWN = {"network.carrier": (False, True), "network.operstate": ("down", "up"
 
 @pytest.mark.parametrize("readings", [PORT_DOWN, NIC_DOWN, PORT_DOWN | NIC_DOWN])
 def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) -> None:
-    """An InfiniBand port, an Ethernet interface, and a RoCE port, whose interface is attributed to the adapter."""
+    """The cases: an InfiniBand port, an Ethernet interface, and a RoCE port, whose interface is attributed to the adapter."""
     adapter = any(name in PORT_DOWN for name in readings)
     verdicts = [
         failed(name, "hca=mlx5_1,port=1" if name in PORT_DOWN else "nic=eth1", part="hca=mlx5_1" if adapter else "", value=value,
@@ -266,7 +266,7 @@ def test_port_whose_only_partner_is_down_is_not_a_separate_cause() -> None:
     ("name", "problem"),
     [("optics.rx_los", "module"), ("infiniband.state", "port-down"), ("infiniband.link_layer", "port-protocol")],
 )
-def test_fault_of_a_port_does_not_explain_the_other_port_of_the_adapter(name: str, problem: str) -> None:
+def test_fault_of_a_port_does_not_explain_errors_of_the_other_port_of_the_adapter(name: str, problem: str) -> None:
     kind = VerdictKind.LIMIT if problem == "module" else VerdictKind.PEERS
     verdicts = [
         failed(name, "hca=mlx5_0,port=2", value="DOWN", limit="ACTIVE", kind=kind, action="reseat"),
@@ -278,8 +278,8 @@ def test_fault_of_a_port_does_not_explain_the_other_port_of_the_adapter(name: st
     assert causes == {(0, 1): (problem, "leaf2"), (2,): ("infiniband.symbol_error", "leaf1")}
 
 
-def test_unmeasured_port_is_attributed_to_the_faulty_port_with_its_name_on_the_partner() -> None:
-    """Both ports of the only partner have a fault. In the list of problems, a wrong protocol comes before a port that is down."""
+def test_unmeasured_port_belongs_to_the_fault_of_the_port_of_the_same_name_on_its_partner() -> None:
+    """Both ports of the only partner have a fault, and the fault of the other port comes first in the list of problems."""
     peers = {"kind": VerdictKind.PEERS, "host": "b"}
     verdicts = [
         failed("infiniband.link_layer", "hca=mlx5_0,port=1", value="Ethernet", limit="InfiniBand", **peers),
@@ -426,7 +426,7 @@ def test_hosts_of_the_inventory_on_one_machine_have_one_cause_that_names_no_part
 @pytest.mark.parametrize(
     "name", ["gpu.vbios_version", "host.cpu.count", "infiniband.link_downed", "storage.nvme.spare"]
 )
-def test_reading_without_a_known_problem_is_its_own_cause(name: str) -> None:
+def test_failed_reading_without_a_known_problem_is_its_own_cause(name: str) -> None:
     (cause,) = diagnose([failed(name, "host", value=3, limit=5, operator="ge")], {})
     assert cause.problem == name
     assert cause.title == f"a has {words.label(name)} 3, the limit is ≥ 5"
@@ -474,7 +474,7 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 
 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
-    """The verdicts on c are one cause. Its leading verdict has a value, and that on a has none, so a has a cause of its own."""
+    """The two verdicts on c are one cause, led by the one that has a value. The verdict on a has no value: a cause of its own."""
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
         for host, scope, value in (("c", "gpu=1", None), ("c", "gpu=1", True), ("a", "host", None))
@@ -539,7 +539,7 @@ def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
 
 
 def test_adapter_that_is_slow_on_its_own_is_not_explained_by_its_slow_host() -> None:
-    """A slow host explains slow transfers to other hosts, but not those of an adapter within the host (stage `benchmark`)."""
+    """A slow host explains slow transfers to other hosts, but no slow transfers of an adapter within the host (`benchmark`)."""
     share = {"value": 0.5, "limit": 0.8, "operator": "ge"}
     verdicts = [
         failed(
@@ -644,7 +644,7 @@ WRONG_RESULTS = sorted(
 
 @pytest.mark.parametrize("name", WRONG_RESULTS)
 def test_wrong_results_are_not_attributed_to_heat_or_called_slow(name: str) -> None:
-    """A GPU with wrong results is returned even if it is hot."""
+    """A GPU with wrong results is returned to the vendor (action `rma`) even if it is hot."""
     wrong = failed(name, "gpu=1", value=3, limit=0, action="rma")
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     for verdicts in ([wrong], [wrong, hot]):
@@ -653,6 +653,6 @@ def test_wrong_results_are_not_attributed_to_heat_or_called_slow(name: str) -> N
         assert "is slow" not in cause.title
 
 
-def test_every_observation_whose_name_begins_with_wrong_must_be_zero() -> None:
+def test_every_observation_whose_last_name_part_begins_with_wrong_must_be_zero() -> None:
     last = {output.name.rpartition(".")[2] for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     assert {name for name in last if name.startswith("wrong_")} <= MUST_BE_ZERO

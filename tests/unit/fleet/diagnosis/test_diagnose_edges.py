@@ -25,21 +25,24 @@ def causes(*verdicts: Verdict) -> list[Cause]:
     return found
 
 
-def names(*verdicts: Verdict) -> list[tuple[str, str, str, int]]:
+def summaries(*verdicts: Verdict) -> list[tuple[str, str, str, int]]:
     return summary(causes(*verdicts))
 
 
 def follower(host: str = "b", *, of: tuple[str, str] = ("a", "gpu=1"), **fields: Any) -> Verdict:
-    """Return a failure of GPU 0 of `host` that follows from the dead NVLink of another GPU, its root (`of`: host and scope)."""
+    """Return a failure of GPU 0 of `host` that follows from the dead NVLink of another GPU.
+
+    This other GPU is the root of the failure; `of` has its host and scope.
+    """
     params = {FOLLOWS_HOST: of[0], FOLLOWS_PART: of[1]}
     return failed("xid.count", "gpu=0,xid=145", host, **{"params": params, **fields})
 
 
-DEAD = failed("xid.count", "gpu=1,xid=149")
+DEAD_LINK = failed("xid.count", "gpu=1,xid=149")
 
 
 def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
-    assert names(DEAD, follower(), follower("c")) == [("gpu-error", "a", "gpu=1", 3)]
+    assert summaries(DEAD_LINK, follower(), follower("c")) == [("gpu-error", "a", "gpu=1", 3)]
 
 
 @pytest.mark.parametrize(
@@ -50,39 +53,39 @@ def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
         follower(waiver=WAIVER),
         follower(params={}),
     ],
-    ids=["other GPU", "other host", "waived", "no root"],
+    ids=["root on another GPU", "root on another host", "waived", "without a root"],
 )
 def test_follower_of_another_part_or_with_a_waiver_is_its_own_cause(other: Verdict) -> None:
-    assert len(names(DEAD, other)) == 2
+    assert len(summaries(DEAD_LINK, other)) == 2
 
 
-def test_followers_of_two_roots_on_one_part_are_their_own_cause() -> None:
+def test_followers_of_two_roots_on_one_part_are_one_cause_apart_from_the_roots() -> None:
     second = follower(of=("c", "gpu=3"), value=2)
-    assert len(names(DEAD, follower(), second)) == 2
+    assert len(summaries(DEAD_LINK, follower(), second)) == 2
 
 
 def test_verdicts_that_a_follower_explains_belong_to_the_cause_of_its_root() -> None:
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
-    assert names(DEAD, follower(), stopped) == [("gpu-error", "a", "gpu=1", 3)]
+    assert summaries(DEAD_LINK, follower(), stopped) == [("gpu-error", "a", "gpu=1", 3)]
 
 
 def test_followers_of_a_gpu_that_also_fell_off_the_bus_belong_to_its_cause() -> None:
     """All XIDs of a GPU belong to the problem that it fell off the bus, so it has no separate GPU error."""
     fell = failed("xid.count", "gpu=1,xid=79")
-    assert names(fell, DEAD, follower(), follower("c")) == [("gpu-fell-off-bus", "a", "gpu=1", 4)]
+    assert summaries(fell, DEAD_LINK, follower(), follower("c")) == [("gpu-fell-off-bus", "a", "gpu=1", 4)]
 
 
 def test_follower_without_a_waiver_belongs_to_the_error_without_a_waiver() -> None:
     waived = failed("xid.last_seen", "gpu=1", waiver=WAIVER)
     expected = [("gpu-error", "a", "gpu=1", 2), ("gpu-error", "a", "gpu=1", 1)]
-    assert names(DEAD, waived, follower()) == expected
-    assert names(waived, DEAD, follower()) == expected
+    assert summaries(DEAD_LINK, waived, follower()) == expected
+    assert summaries(waived, DEAD_LINK, follower()) == expected
 
 
-def test_followers_belong_only_to_an_error_of_the_gpu() -> None:
+def test_followers_belong_only_to_the_problem_gpu_error() -> None:
     nvlink = failed("gpu.nvlink.missing_links")
-    assert len(names(nvlink, follower())) == 2
-    assert ("gpu-error", "a", "gpu=1", 2) in names(nvlink, DEAD, follower())
+    assert len(summaries(nvlink, follower())) == 2
+    assert ("gpu-error", "a", "gpu=1", 2) in summaries(nvlink, DEAD_LINK, follower())
 
 
 def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a") -> Verdict:
@@ -92,18 +95,18 @@ def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a"
 
 
 @pytest.mark.parametrize(
-    ("more", "is_named"),
+    ("temperature", "is_named"),
     [
         (passed("stress.temperature"), True),
         (passed("stress.temperature", "gpu=0"), False),
         (passed("stress.temperature", host="b"), False),
         (passed("gpu.temperature"), False),
     ],
-    ids=["under load", "other GPU", "other host", "idle"],
+    ids=["under load", "other GPU", "other host", "not under load"],
 )
-def test_temperature_under_load_is_evidence_of_heat_even_if_it_passes(more: Verdict, is_named: bool) -> None:
+def test_temperature_under_load_is_evidence_of_heat_even_if_it_passes(temperature: Verdict, is_named: bool) -> None:
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
-    (cause,) = causes(hot, more)
+    (cause,) = causes(hot, temperature)
     assert ("62" in cause.title) is is_named
 
 
@@ -122,16 +125,16 @@ def test_temperature_is_no_evidence_of_other_problems() -> None:
 def test_inconclusive_verdicts_with_the_same_reason_are_one_cause_that_names_the_host() -> None:
     same = [missing("gpu.power", f"gpu={at}", reason="refused") for at in range(2)]
     other = missing("gpu.power", "gpu=2", reason="timed out")
-    assert sorted(names(*same, other)) == [("not-verified", "a", "gpu=2", 1), ("not-verified", "a", "host", 2)]
-    assert names(*same[:1]) == [("not-verified", "a", "gpu=0", 1)]
-    assert len(names(*same, replace(same[0], waiver=WAIVER))) == 2
-    assert len(names(same[0], replace(same[1], kind=VerdictKind.ERROR))) == 2
+    assert sorted(summaries(*same, other)) == [("not-verified", "a", "gpu=2", 1), ("not-verified", "a", "host", 2)]
+    assert summaries(*same[:1]) == [("not-verified", "a", "gpu=0", 1)]
+    assert len(summaries(*same, replace(same[0], waiver=WAIVER))) == 2
+    assert len(summaries(same[0], replace(same[1], kind=VerdictKind.ERROR))) == 2
 
 
 def test_failures_of_one_reading_on_two_parts_are_two_causes() -> None:
     two = [failed("site.thing", f"gpu={at}") for at in range(2)]
-    assert names(*two) == [("site.thing", "a", "gpu=0", 1), ("site.thing", "a", "gpu=1", 1)]
-    assert names(two[0], replace(two[0], criterion="other")) == [("site.thing", "a", "gpu=0", 2)]
+    assert summaries(*two) == [("site.thing", "a", "gpu=0", 1), ("site.thing", "a", "gpu=1", 1)]
+    assert summaries(two[0], replace(two[0], criterion="other")) == [("site.thing", "a", "gpu=0", 2)]
 
 
 @pytest.mark.parametrize(
@@ -144,17 +147,17 @@ def test_failures_of_one_reading_on_two_parts_are_two_causes() -> None:
     ],
     ids=["hosts", "parts", "gangs", "gangs without values"],
 )
-def test_whole_hosts_that_fail_one_criterion_share_a_cause(fields: dict[str, Any], count: int) -> None:
-    assert len(names(*[failed("site.figure", host=host, **fields) for host in "ab"])) == count
+def test_hosts_share_a_cause_only_for_whole_hosts_or_gangs_with_values(fields: dict[str, Any], count: int) -> None:
+    assert len(summaries(*[failed("site.figure", host=host, **fields) for host in "ab"])) == count
 
 
 def test_hosts_share_a_cause_only_with_the_same_waiver_and_criterion() -> None:
     first = failed("site.figure", "host", **SLOW)
     second = replace(first, host="b")
-    assert len(names(first, second)) == 1
-    assert len(names(first, replace(second, waiver=WAIVER))) == 2
-    assert len(names(first, replace(second, criterion="other"))) == 2
-    assert len(names(first, replace(second, name="site.other"))) == 2
+    assert len(summaries(first, second)) == 1
+    assert len(summaries(first, replace(second, waiver=WAIVER))) == 2
+    assert len(summaries(first, replace(second, criterion="other"))) == 2
+    assert len(summaries(first, replace(second, name="site.other"))) == 2
 
 
 def peers(host: str, value: Any = "1", limit: Any = "2", **fields: Any) -> Verdict:
@@ -162,12 +165,12 @@ def peers(host: str, value: Any = "1", limit: Any = "2", **fields: Any) -> Verdi
 
 
 def test_hosts_that_differ_in_the_same_way_share_a_cause() -> None:
-    assert len(names(peers("a"), peers("b"))) == 1
-    assert len(names(peers("a"), peers("b", "3"))) == 2
-    assert len(names(peers("a"), peers("b", limit="3"))) == 2
+    assert len(summaries(peers("a"), peers("b"))) == 1
+    assert len(summaries(peers("a"), peers("b", "3"))) == 2
+    assert len(summaries(peers("a"), peers("b", limit="3"))) == 2
     absent = [peers(host, None, None) for host in "ab"]
-    assert len(names(*absent)) == 1
-    assert len(names(absent[0], replace(absent[1], reason="other"))) == 2
+    assert len(summaries(*absent)) == 1
+    assert len(summaries(absent[0], replace(absent[1], reason="other"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -180,27 +183,27 @@ def test_hosts_that_differ_in_the_same_way_share_a_cause() -> None:
     ids=["readings", "paths", "machines"],
 )  # fmt: skip
 def test_one_host_may_have_several_problems_of_one_kind(first: Verdict, changes: dict[str, Any]) -> None:
-    assert len(names(first, replace(first, value=2))) == 1
-    assert len(names(first, replace(first, **changes))) == 2
+    assert len(summaries(first, replace(first, value=2))) == 1
+    assert len(summaries(first, replace(first, **changes))) == 2
 
 
 def test_missing_readings_of_a_problem_belong_to_the_cause_of_its_failed_readings() -> None:
     wrong = failed("gpu.ecc.uncorrected")
-    assert len(names(wrong, missing("gpu.ecc.corrected", "gpu=1"))) == 1
-    assert len(names(wrong, missing("gpu.ecc.corrected", "gpu=0"))) == 2
-    assert len(names(wrong, missing("gpu.power", "gpu=1"))) == 2
-    assert len(names(peers("a"), missing("gpu.power", "host"))) == 2, (
+    assert len(summaries(wrong, missing("gpu.ecc.corrected", "gpu=1"))) == 1
+    assert len(summaries(wrong, missing("gpu.ecc.corrected", "gpu=0"))) == 2
+    assert len(summaries(wrong, missing("gpu.power", "gpu=1"))) == 2
+    assert len(summaries(peers("a"), missing("gpu.power", "host"))) == 2, (
         "a deviation from other hosts must not explain a missing reading"
     )
 
 
 def test_fault_that_stops_measurements_explains_only_missing_measurements() -> None:
     fell = failed("xid.count", "gpu=1,xid=79")
-    assert len(names(fell, missing("storage.bandwidth"))) == 1
-    assert len(names(fell, failed("storage.disk.count", "host"))) == 2
-    assert len(names(fell, failed("storage.disk.count", "host", kind=VerdictKind.MISSING))) == 2
-    assert len(names(fell, missing("storage.disk.count", kind=VerdictKind.PEERS))) == 2
-    assert len(names(failed("gpu.nvlink.missing_links"), missing("storage.bandwidth"))) == 2
+    assert len(summaries(fell, missing("storage.bandwidth"))) == 1
+    assert len(summaries(fell, failed("storage.disk.count", "host"))) == 2
+    assert len(summaries(fell, failed("storage.disk.count", "host", kind=VerdictKind.MISSING))) == 2
+    assert len(summaries(fell, missing("storage.disk.count", kind=VerdictKind.PEERS))) == 2
+    assert len(summaries(failed("gpu.nvlink.missing_links"), missing("storage.bandwidth"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def test_fault_that_stops_measurements_explains_only_missing_measurements() -> N
 def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect: str, scope: str, count: int) -> None:
     slow = failed("pairs.bandwidth", suspect, kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
     pair = failed("pairs.latency", scope, part="gang=r1", stage="gang")
-    assert len(names(slow, pair)) == count
+    assert len(summaries(slow, pair)) == count
 
 
 @pytest.mark.parametrize("hosts", ["ab", "ba"])
@@ -225,7 +228,7 @@ def test_hosts_with_swapped_cables_are_one_cause_that_names_both_in_order(hosts:
     ]  # fmt: skip
     (cause,) = causes(*swapped)
     assert cause.title.startswith("a and b have")
-    assert len(names(swapped[0], replace(swapped[1], detail="swap others"))) == 2
+    assert len(summaries(swapped[0], replace(swapped[1], detail="swap others"))) == 2
 
 
 def test_problem_of_a_port_other_than_a_wrong_cable_names_the_cable() -> None:
@@ -244,7 +247,7 @@ def test_ends_of_one_slow_path_share_a_cause_that_names_the_path() -> None:
     (cause,) = causes(*ends)
     assert cause.title.startswith("path a - b ")
     other = replace(ends[1], params={LINK_PARAM: "b - c"})
-    assert len(names(ends[0], other)) == 2
+    assert len(summaries(ends[0], other)) == 2
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_ends_of_one_slow_path_share_a_cause_that_names_the_path() -> None:
         ("abcde", "5 hosts (a, b, c, d and 1 more): each "),
     ],
 )
-def test_subject_names_up_to_four_hosts(hosts: str, subject: str) -> None:
+def test_title_names_up_to_four_hosts(hosts: str, subject: str) -> None:
     (cause,) = causes(*[peers(host) for host in hosts])
     assert cause.title.startswith(subject)
 
@@ -323,7 +326,7 @@ def test_failing_host_leads_a_cause_with_inconclusive_hosts() -> None:
     )
 
 
-def test_confidence_of_a_problem_without_a_name() -> None:
+def test_unnamed_problem_is_certain_if_a_reading_failed_and_unknown_if_it_is_missing() -> None:
     assert [causes(item)[0].confidence for item in (failed("site.x"), missing("site.x"))] == ["certain", "unknown"]
 
 
@@ -348,7 +351,7 @@ def test_fault_of_a_gpu_explains_its_slow_pairs_unless_they_are_attributed_to_th
     scope: str, part: str, explained: bool
 ) -> None:
     pair = failed("peer_copy.bandwidth", scope, part=part, value=1.0, limit=2.0, operator="ge")
-    assert (len(names(failed("gpu.nvlink.missing_links"), pair)) == 1) is explained
+    assert (len(summaries(failed("gpu.nvlink.missing_links"), pair)) == 1) is explained
 
 
 PORT = "hca=mlx5_0,port=1"
@@ -357,30 +360,36 @@ PORT = "hca=mlx5_0,port=1"
 def test_port_that_is_down_explains_the_missing_measurement_of_its_partner() -> None:
     down = failed("infiniband.active", PORT, "b", value=False, limit=True)
     unmeasured = missing("verbs.bandwidth", PORT, params={PARTNER_PARAM: "b"}, stage="gang")
-    assert len(names(down, unmeasured)) == 1
-    assert len(names(down, replace(unmeasured, params={PARTNER_PARAM: "c"}))) == 2
-    assert len(names(replace(down, verdict=INCONCLUSIVE, kind=VerdictKind.MISSING), unmeasured)) == 2
+    assert len(summaries(down, unmeasured)) == 1
+    assert len(summaries(down, replace(unmeasured, params={PARTNER_PARAM: "c"}))) == 2
+    assert len(summaries(replace(down, verdict=INCONCLUSIVE, kind=VerdictKind.MISSING), unmeasured)) == 2
 
     carrier = failed("network.carrier", "nic=eth1", "b", value=False, limit=True)
-    assert len(names(carrier, unmeasured)) == 1
-    assert len(names(replace(carrier, scope="host"), unmeasured)) == 2
+    assert len(summaries(carrier, unmeasured)) == 1
+    assert len(summaries(replace(carrier, scope="host"), unmeasured)) == 2
 
 
 def test_problem_without_a_port_number_explains_readings_of_every_port_of_the_adapter() -> None:
     carrier = failed("network.carrier", "nic=eth1", part="hca=mlx5_0", value=False, limit=True)
-    assert len(names(carrier, failed("infiniband.symbol_error", PORT))) == 1
+    assert len(summaries(carrier, failed("infiniband.symbol_error", PORT))) == 1
 
 
 def test_measurement_with_a_partner_belongs_to_the_fault_of_the_partner() -> None:
     faults = [failed("xid.count", "gpu=1,xid=79", host) for host in "ac"]
     pair = missing("pairs.bandwidth", "gpu=0,partner=c", "b", stage="gang")
-    assert set(names(*faults, pair)) == {("gpu-fell-off-bus", "a", "gpu=1", 1), ("gpu-fell-off-bus", "c", "gpu=1", 2)}
+    assert set(summaries(*faults, pair)) == {
+        ("gpu-fell-off-bus", "a", "gpu=1", 1),
+        ("gpu-fell-off-bus", "c", "gpu=1", 2),
+    }
 
 
-def test_missing_result_belongs_to_the_first_cause_in_the_list_of_problems() -> None:
+def test_missing_result_belongs_to_the_cause_whose_problem_is_first_in_the_list() -> None:
     fell = failed("xid.count", "gpu=1,xid=79", "c")
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
-    assert set(names(DEAD, fell, stopped)) == {("gpu-error", "a", "gpu=1", 1), ("gpu-fell-off-bus", "c", "gpu=1", 2)}
+    assert set(summaries(DEAD_LINK, fell, stopped)) == {
+        ("gpu-error", "a", "gpu=1", 1),
+        ("gpu-fell-off-bus", "c", "gpu=1", 2),
+    }
 
 
 NVLINK = failed("gpu.nvlink.missing_links")
@@ -389,7 +398,7 @@ IN_GANG = failed("collective.all_reduce.busbw", "gang=r1", "b", stage="gang", **
 
 
 def test_slow_figure_of_a_gang_belongs_to_the_fault_of_one_of_its_hosts() -> None:
-    assert names(NVLINK, *(replace(IN_GANG, host=host) for host in "abc")) == [("nvlink", "a", "gpu=1", 4)]
+    assert summaries(NVLINK, *(replace(IN_GANG, host=host) for host in "abc")) == [("nvlink", "a", "gpu=1", 4)]
 
 
 @pytest.mark.parametrize(
@@ -405,32 +414,35 @@ def test_slow_figure_of_a_gang_belongs_to_the_fault_of_one_of_its_hosts() -> Non
     ids=["waived", "another gang", "another figure", "of the host alone", "suspect", "slow pairs too"],
 )
 def test_other_slow_figures_do_not_belong_to_the_fault_of_another_host(others: list[Verdict]) -> None:
-    assert len(names(NVLINK, *others)) == 2
+    assert len(summaries(NVLINK, *others)) == 2
 
 
 def test_wrong_result_of_a_gang_is_its_own_cause() -> None:
     """Wrong results come before slow parts in the list of problems, so a slow host does not explain them."""
     wrong = failed("collective.all_reduce.wrong_elements", "gang=r1", "b", stage="gang")
     slow = failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
-    assert {name for name, *_ in names(slow, wrong)} == {"slow-network", "wrong-results"}
+    assert {name for name, *_ in summaries(slow, wrong)} == {"slow-network", "wrong-results"}
 
 
 def test_finding_on_a_gang_as_a_whole_does_not_explain_that_of_another_host() -> None:
     transport = failed("collective.transport", "gang=r1", "a", value="SHM", limit="IB", stage="gang")
-    assert len(names(transport, replace(transport, host="b"))) == 2
-    assert len(names(replace(transport, scope="host"), replace(transport, host="b"))) == 2, (
+    assert len(summaries(transport, replace(transport, host="b"))) == 2
+    assert len(summaries(replace(transport, scope="host"), replace(transport, host="b"))) == 2, (
         "a problem does not explain itself"
     )
-    assert len(names(transport, IN_GANG)) == 2
+    assert len(summaries(transport, IN_GANG)) == 2
 
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_slow_figure_of_a_gang_belongs_to_the_first_fault_in_the_list_of_problems(at: int) -> None:
     heat = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", "a", value=True, limit=False)
     faults = [replace(NVLINK, host="c"), heat]
-    assert set(names(*faults[at:], *faults[:at], IN_GANG)) == {("nvlink", "c", "gpu=1", 2), ("hot", "a", "gpu=1", 1)}
+    assert set(summaries(*faults[at:], *faults[:at], IN_GANG)) == {
+        ("nvlink", "c", "gpu=1", 2),
+        ("hot", "a", "gpu=1", 1),
+    }
     second = replace(NVLINK, host="c")
-    assert set(names(*[NVLINK, second][at:], *[NVLINK, second][:at], IN_GANG)) == {
+    assert set(summaries(*[NVLINK, second][at:], *[NVLINK, second][:at], IN_GANG)) == {
         ("nvlink", "a", "gpu=1", 2), ("nvlink", "c", "gpu=1", 1)
     }  # fmt: skip
 
@@ -438,20 +450,20 @@ def test_slow_figure_of_a_gang_belongs_to_the_first_fault_in_the_list_of_problem
 def test_fault_of_another_gang_or_with_another_waiver_explains_nothing() -> None:
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
     fell = failed("xid.count", "gpu=1,xid=79")
-    assert len(names(fell, stopped)) == 1
-    assert len(names(fell, replace(stopped, waiver=WAIVER))) == 2
-    assert len(names(replace(fell, host="z"), stopped)) == 2
-    assert len(names(fell, replace(stopped, stage="benchmark"))) == 2
+    assert len(summaries(fell, stopped)) == 1
+    assert len(summaries(fell, replace(stopped, waiver=WAIVER))) == 2
+    assert len(summaries(replace(fell, host="z"), stopped)) == 2
+    assert len(summaries(fell, replace(stopped, stage="benchmark"))) == 2
 
 
-def all_orders(verdicts: Sequence[Verdict]) -> set[frozenset[tuple[str, frozenset[str], int]]]:
-    """Return the causes, without their order, for each rotation of the verdicts: problem, hosts and number of verdicts."""
+def causes_of_each_rotation(verdicts: Sequence[Verdict]) -> set[frozenset[tuple[str, frozenset[str], int]]]:
+    """Diagnose each rotation of the verdicts; return the different sets of causes (problem, hosts, number of verdicts)."""
     rotated = [diagnose([*verdicts[at:], *verdicts[:at]], GANGS) for at in range(len(verdicts))]
     return {frozenset((item.problem, frozenset(item.hosts), len(item.verdicts)) for item in each) for each in rotated}
 
 
 def test_order_of_the_verdicts_does_not_change_the_causes() -> None:
-    verdicts = [DEAD, follower(), peers("a"), peers("b"), failed("site.a", "gpu=0"), missing("site.b", "gpu=0"), *[
+    verdicts = [DEAD_LINK, follower(), peers("a"), peers("b"), failed("site.a", "gpu=0"), missing("site.b", "gpu=0"), *[
         failed("site.figure", "host", host, **SLOW) for host in "abc"
     ]]  # fmt: skip
-    assert len(all_orders(verdicts)) == 1
+    assert len(causes_of_each_rotation(verdicts)) == 1

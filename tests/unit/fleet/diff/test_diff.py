@@ -167,7 +167,7 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         (figure(100.0), figure(97.5), ["regressed"]),
         (figure(100.0), figure(102.5), ["improved"]),
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
-        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # 4 sigma of the noise: 4.5 %
+        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # the noise is 4.5 %: 4 sigma, widened for only 4 runs
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
         (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large to tell
         (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),
@@ -378,16 +378,16 @@ def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytes
     assert call("diff", tmp_path / "less", before) == 0  # no earlier figure is missing
 
 
-def report_against_baseline(tmp_path: Path, name: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+def report_against_baseline(tmp_path: Path, pattern: str, **fields: Any) -> tuple[int, dict[str, Any]]:
     """Return exit code and report of a run that is compared with a baseline of equal figures.
 
-    In the baseline files that match the pattern `name`, `fields` are replaced before the comparison.
+    Before the comparison, the fields of the baseline's files that match `pattern` are replaced by `fields`.
     """
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")
     assert call("report", good) == 0
     assert call("baseline", "accept", good, "--baseline", base) == 0
-    for path in base.glob(name):
+    for path in base.glob(pattern):
         document = documents.read(path, "baseline")
         documents.write(path, {**document, **fields})
     after = tmp_path / "after"

@@ -1,4 +1,4 @@
-"""A history in memory, whose tables a test fills: faster than files."""
+"""A history in memory, which is faster than one in files. A test fills its tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from fleet.history import tables
 from fleet.history.database import History
 
 Level = tuple[str, str, float, str, float, str]
-"""Level (`host` or `rack`), id, day after 2024-01-01, driver, natural logarithm of the figure / VALUE, reference."""
+"""Level (`host` or `rack`), id, days since 2024-01-01, driver, natural logarithm, reference.
+
+With the reference "", the logarithm is that of figure / VALUE. With another reference, such as `run`, it is that of the figure
+relative to this reference.
+"""
 VALUE = 7e14
 
 
 class MemoryHistory:
-    """Answers queries like a History."""
+    """Answers SQL queries as a History does."""
 
     def __init__(self) -> None:
         self.database = duckdb.connect()
@@ -44,7 +48,7 @@ class MemoryHistory:
 
 
 def memory_history(levels: Iterable[Level]) -> History:
-    """Return a history of one figure of hosts or racks: each row is a value measured `day` days after 2024-01-01."""
+    """Return a history of one figure, gemm.throughput, with one value for each of `levels`."""
     history = MemoryHistory()
     for table in ("figures", "levels"):
         columns = ", ".join(f'"{name}" {kind}' for name, kind in tables.COLUMNS[table].items())

@@ -48,7 +48,7 @@ def names(directory: Path) -> set[str]:
 
 
 def without_lock(*_: object) -> None:
-    """Grant every lock: as on file systems where locks are local to each machine."""
+    """Grant every lock at once, as to writers on several machines if the file system keeps locks only within a machine."""
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_index_committed_by_a_killed_writer_is_read(tmp_path: Path) -> None:
     copy = tmp_path / REAL / "index.json"
     older = copy.read_bytes()
     add(tmp_path, 1)
-    copy.write_bytes(older)  # as if killed before it wrote the copy
+    copy.write_bytes(older)  # as if the second writer was killed before it wrote this copy of the index
     assert names(tmp_path) == {"r0", "r1"}
     add(tmp_path, 2)
     assert names(tmp_path) == {"r0", "r1", "r2"}

@@ -1,4 +1,7 @@
-"""A change is attributed to a driver only if it exceeds the scatter between runs, since a run affects all its hosts alike."""
+"""A change is attributed to a driver only if it exceeds the scatter between runs.
+
+The scatter between hosts does not suffice: what is special about a run affects all its hosts alike.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,8 @@ def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
     [
         [0, 7, 70, 77],
         [0, 7, 14, 70, 77],
-        [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],  # a run for each rack
+        # 40 racks, each with a run of its own, on one day before and on one day after the change of the driver
+        [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],
     ],
 )
 def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]) -> None:
@@ -102,11 +106,11 @@ def test_quantiles_of_student_t_match_published_tables() -> None:
 def test_significance_of_a_drift_is_computed_without_the_point_that_raises_it_most() -> None:
     generator = random.Random(3)  # noqa: S311
     noise = [generator.gauss(0, 0.003) for _ in range(20)]
-    years = [("", 30.0 * number, value) for number, value in enumerate(noise)]
-    odd = [("", -20_000.0, 0.05), *years]
-    drift = [(group, day, value - 0.0003 * day / 10) for group, day, value in years]
+    months = [("", 30.0 * number, value) for number, value in enumerate(noise)]
+    odd = [("", -20_000.0, 0.05), *months]
+    drift = [(group, day, value - 0.0003 * day / 10) for group, day, value in months]
     assert weakest_z(odd, -1.0) < 3
     assert weakest_z(drift, -1.0) > 5
     eras = [("old" if day < 300 else "new", day, value + 0.5 * (day >= 300)) for _, day, value in drift]
     assert weakest_z(eras, -1.0) > 3, "each driver has its own level"
-    assert weakest_z(years[:3], 1.0) == 0
+    assert weakest_z(months[:3], 1.0) == 0

@@ -1,4 +1,4 @@
-"""In percentiles a part counts once for each run, even if it has many values (one for each link, peer or adapter)."""
+"""In percentiles a part counts once for each run, even if it has many values in a run (one for each link, peer or adapter)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.baselines import REAL
 
 NAME, MODEL, DRIVER = "peer_copy.bandwidth", "NVIDIA H200", "570"
 HOSTS = {"a": (4, 1.0e11), "b": (2, 2.0e11), "c": (2, 2.0e11)}
-"""Host -> number of GPUs, bandwidth of each pair in B/s. The 4 GPUs of a have 12 slow pairs, those of b and c 4 fast ones."""
+"""Host -> number of GPUs, bandwidth of each pair in B/s. The GPUs of a have 12 slow pairs, the GPUs of b and c 4 fast ones."""
 
 
 def host_rows(name: str) -> HostRows:
@@ -30,7 +30,8 @@ def host_rows(name: str) -> HostRows:
         parts.append({**place, **gpu_place, "part": "gpu", "decision": "accepted"})
         peers = [peer for peer in range(count) if peer != gpu]
         figures += [{**common, **gpu_place, "within": f"peer={peer}", "value": value} for peer in peers]
-        figures.append({**common, **gpu_place, "within": "", "value": 9e11})  # of the whole GPU: compared separately
+        # A figure of the whole GPU, not of a pair: it is compared separately.
+        figures.append({**common, **gpu_place, "within": "", "value": 9e11})
     return HostRows(parts=tuple(parts), figures=tuple(figures))
 
 

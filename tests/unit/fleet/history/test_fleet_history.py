@@ -40,7 +40,7 @@ def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Planted, Pat
         assert item.per_year == pytest.approx(math.expm1(AGING_PER_YEAR), abs=0.008)
         assert 0.001 < item.error < 0.008
         assert item.meaning == "worse"
-        assert item.others  # gemm and stress both drift, and are one finding
+        assert item.others  # the drifts of gemm and stress are one finding
 
 
 def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Planted, Path]) -> None:

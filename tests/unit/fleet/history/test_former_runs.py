@@ -1,4 +1,4 @@
-"""A report with a history shows percentiles, earlier values and causes seen before. Its decisions are the same as without."""
+"""A report with a history shows percentiles, earlier values and causes seen before. A history changes no decision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script
 
 
 def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
-    """Write a run of the day in DATES, with the changes applied to each record."""
+    """Write a run that was created on the day that DATES has for `name`, with the changes applied to each record."""
 
     def change(record: Record) -> Record:
         for each in changes:
@@ -48,9 +48,9 @@ def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a history `h` of four runs and the run `r5`, which is not in it.
+    """Return a directory with a history `h` of the runs r1 to r4, and with the run `r5`, which is not in the history.
 
-    GPU 0 of h1 is slow in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each day.
+    GPU 0 of h1 has half of its throughput in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each day.
     """
     directory = tmp_path_factory.mktemp("former")
     for number, name in enumerate(DATES):
@@ -86,7 +86,7 @@ def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1"
 
 
 def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path) -> None:
-    """Only the section `history` of the report differs. If the store is deleted, the report is that without `--history`."""
+    """Only the section `history` of the report differs. Without a store at the path of `--history`, the section is absent."""
     run, store = tmp_path / "r5", tmp_path / "h"
     shutil.copytree(runs / "r5", run)
     shutil.copytree(runs / "h", store)
@@ -120,7 +120,7 @@ def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetRepor
     assert section.runs == 4
     bandwidth, own = figure(section, "memory.bandwidth")
     assert (bandwidth.accepted, bandwidth.model) == (4, "NVIDIA H200")
-    # The newest accepted value of this GPU is that of r3: -0.4 %; that of r5, -0.8 %, is below all four.
+    # The newest accepted value of this GPU is from r3 (-0.4 %). Its value in r5 (-0.8 %) is below those of all four GPUs.
     assert own.percentile == 0.0
     assert figure(section, "memory.bandwidth", host="h2")[1].percentile == 62.5
     assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
@@ -200,7 +200,7 @@ def test_runs_that_began_later_are_ignored(runs: Path) -> None:
     assert render_markdown(report).count("ercentile") == 1, "only the legend may mention percentiles"
 
 
-def test_too_few_parts_have_no_percentile(tmp_path: Path) -> None:
+def test_value_has_no_percentile_among_too_few_accepted_parts(tmp_path: Path) -> None:
     for name in ("r1", "r2"):
         run = run_at(tmp_path, name, hosts=["h1"])
         loaded, report = judge_run(run, [])

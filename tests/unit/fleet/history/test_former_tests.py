@@ -108,7 +108,7 @@ def test_generated_runs_have_findings_gaps_and_gangs(fleet: Path) -> None:
     assert {key[0] for run in runs for key in run.cost_s} == {BENCHMARK, "gang"}
 
 
-def test_all_runs_count_for_findings_and_the_newest_ones_for_costs(tmp_path: Path) -> None:
+def test_all_runs_count_for_findings_but_only_the_newest_runs_count_for_costs(tmp_path: Path) -> None:
     for number in range(RUNS):
         test: Row = {"host": "h1", "stage": BENCHMARK, "benchmark": "gemm", "measured": True}
         tests = (
@@ -146,7 +146,7 @@ def test_all_runs_count_for_findings_and_the_newest_ones_for_costs(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("stderr", "message"), [("", "run r1"), ("warning: history", "run r1\nwarning: history")])
-def test_playbook_prints_the_warning(stderr: str, message: str) -> None:
+def test_playbook_prints_the_warning_of_the_plan_command(stderr: str, message: str) -> None:
     tasks = yaml.safe_load((ROOT / "roles/plan/tasks/begin.yml").read_text())[1]["block"]
     (shown,) = (
         task["ansible.builtin.assert"]["success_msg"]
@@ -173,7 +173,7 @@ def selection_line(done: Done) -> str:
 
 @pytest.fixture
 def one_run(fleet: Path, tmp_path: Path) -> Path:
-    """Return a directory of runs with one run."""
+    """Return a directory `runs` that contains only the run r0."""
     shutil.copytree(fleet / "runs" / "r0", tmp_path / "runs" / "r0")
     return tmp_path / "runs"
 
@@ -187,12 +187,12 @@ def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> No
     assert "by the history of 4 earlier runs" in selection_line(plan_of(*new, rackproof_history=store))
 
 
-@pytest.mark.parametrize("fault", ["none yet", "no duckdb", "damaged index", "cut off"])
+@pytest.mark.parametrize("fault", ["no history yet", "no duckdb", "damaged index", "cut off"])
 def test_runs_are_read_from_directories_without_a_readable_history(
     fleet: Path, one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     store = tmp_path / "h"
-    if fault != "none yet":
+    if fault != "no history yet":
         shutil.copytree(fleet / "h", store)
     if fault == "no duckdb":
         monkeypatch.setitem(sys.modules, "duckdb", None)
@@ -202,7 +202,7 @@ def test_runs_are_read_from_directories_without_a_readable_history(
         path.write_bytes(path.read_bytes()[:-20])
     done = plan_of("--run-dir", one_run / "new", rackproof_history=str(store))
     assert "by the history of 1 earlier run " in selection_line(done)
-    assert done.stderr.count("\n") == (0 if fault == "none yet" else 1)
+    assert done.stderr.count("\n") == (0 if fault == "no history yet" else 1)
     reason = {"no duckdb": "duckdb is not installed", "damaged index": "index.json", "cut off": "it was cut off"}
     assert reason.get(fault, "") in done.stderr
     assert not done.stderr or done.stderr.startswith("warning: ")

@@ -81,7 +81,7 @@ def test_bidirectional_figures_of_nvbandwidth_are_sums_of_both_directions() -> N
     assert min(both) > 7.7e11
 
 
-def test_figures_with_wrong_results_and_the_environment_are_omitted(tmp_path: Path) -> None:
+def test_figures_with_wrong_results_and_environment_variables_are_omitted(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, NCCL_JSON)
     assert [(row["name"], row["value"]) for row in rows] == [
         ("collective.all_reduce.latency", pytest.approx(0.0310005)),
@@ -91,7 +91,7 @@ def test_figures_with_wrong_results_and_the_environment_are_omitted(tmp_path: Pa
     assert "secret" not in str(rows)
 
 
-def test_superbench_metrics_have_rackproof_names_where_they_exist(tmp_path: Path) -> None:
+def test_superbench_metrics_have_rackproof_names_if_rackproof_has_the_same_figure(tmp_path: Path) -> None:
     rows = {row["tool_name"]: row for row in rows_of(tmp_path, json.dumps(SUPERBENCH) + "\n", "results-summary.jsonl")}
     assert {name: (row["name"], row["settings"], row["value"], row["slot"]) for name, row in rows.items()} == {
         "kernel-launch/event_time": ("superbench.kernel-launch/event_time", "", 0.0059, "gpu=0"),
@@ -103,7 +103,7 @@ def test_superbench_metrics_have_rackproof_names_where_they_exist(tmp_path: Path
     assert {row["host"] for row in rows.values()} == {"h7"}
 
 
-def test_results_of_dcgm_are_read_in_both_layouts(tmp_path: Path) -> None:
+def test_results_of_dcgm_are_read_in_the_layouts_of_versions_3_and_4(tmp_path: Path) -> None:
     new = [(row["name"], row["settings"], row["value"], row["slot"]) for row in rows_of(tmp_path, DCGM_4)]
     assert new == [
         ("dcgm.pcie.passed", "", 1.0, "gpu=0"),

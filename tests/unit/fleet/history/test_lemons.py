@@ -1,4 +1,7 @@
-"""The rack, host, slot or part that fails repeatedly is reported, but not the others that fail only because of it."""
+"""The rack, host, slot or part that fails repeatedly is reported. What fails only because of it is not reported.
+
+For example, the GPUs of a bad host are not.
+"""
 
 from __future__ import annotations
 
@@ -152,14 +155,14 @@ def test_failures_of_the_whole_fleet_are_not_attributed_to_racks() -> None:
 
 
 def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> None:
-    """Eight failures in 1000 additional runs are a lower rate than three in 24, that of the other racks."""
-    rate = [
+    """Its eight failures in 1000 additional runs are a lower rate than the three failures in 24 runs of each rack."""
+    usual = [
         (number, f"r{rack}-h{rack % 4}", "gpu=1", f"x-{number}-{rack}")
         for number in range(0, RUNS, 8)
         for rack in range(RACKS)
     ]
     nightly = [(RUNS + 111 * at, f"r0-h{at % 4}", "gpu=1", f"r0-h{at % 4}-1") for at in range(8)]
-    assert certain(iter(rate), iter(nightly), nightly_rack="0") == set()
+    assert certain(iter(usual), iter(nightly), nightly_rack="0") == set()
 
 
 def test_run_with_a_wrong_date_is_ignored() -> None:

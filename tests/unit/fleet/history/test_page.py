@@ -69,7 +69,7 @@ def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
 
 
 def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
-    """The second of four monthly runs ended, by the clocks of its hosts, half a year after it began."""
+    """According to the clocks of its hosts, the second of four monthly runs ended ten months after it began."""
     for month, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=4, months=4).runs()):
         late = {**rows.entry, "ended": "2024-12-01 00:00:00"}
         add_run(tmp_path, replace(rows, entry=late) if month == 1 else rows)

@@ -1,4 +1,4 @@
-"""The history of parts other than a GPU in one slot: a chassis, a serial in two slots, and parts without a serial."""
+"""The history of other parts than GPUs: a chassis, a serial in two slots of a host, and a part whose causes have no serial."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_chassis_is_found_by_its_serial_under_each_name(tmp_path: Path) -> None:
 
 
 def test_one_serial_in_two_slots_of_a_host_has_one_place(tmp_path: Path) -> None:
-    """As with two ports of an adapter, or a bond."""
+    """The two ports of an adapter have one serial, and so have the two interfaces of a bond."""
 
     def bond(_: int, host: HostRows) -> HostRows:
         ports = [{**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": BOND} for name in ("eth0", "eth1")]

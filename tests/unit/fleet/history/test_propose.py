@@ -24,7 +24,7 @@ LATENCY = 2e-5
 
 
 def runs(bad_share: float, seed: int) -> Iterator[RunRows]:
-    """Yield accepted runs of hosts with one GPU each. A share of the GPUs is 10 to 40 % slower."""
+    """Yield accepted runs of hosts with one GPU each. The share `bad_share` of the GPUs is 10 to 40 % slower than the others."""
     generator = random.Random(seed)  # noqa: S311
     parts = [LEVEL * generator.gauss(1, PART_SIGMA) for _ in range(HOSTS)]
     parts = [
@@ -96,7 +96,7 @@ def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path,
     assert floor.centre == pytest.approx(LEVEL, rel=3 * PART_SIGMA / (HOSTS * (1 - bad_share)) ** 0.5)
     assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
     below = (LEVEL - floor.limit) / (LEVEL * sigma)
-    assert 2.5 < below < 7, "a healthy part is more than 3.1 sigma below with a probability of 0.1 %"
+    assert 2.5 < below < 7, "a healthy part is more than 3.1 sigma below the level with a probability of 0.1 %"
     assert floor.limit < LEVEL * (1 - 2.5 * sigma)
     assert floor.finds < 0.12
 
@@ -147,7 +147,7 @@ def test_proposal_is_a_valid_pack_that_is_not_selected_automatically(tmp_path: P
     assert pack_text(propose(History(healthy), MODEL)) == done.stdout
 
 
-def test_unknown_model_is_explained(healthy: Path) -> None:
+def test_message_for_an_unknown_model_names_the_known_models(healthy: Path) -> None:
     done = rackproof("criteria", "propose", "--model", "NVIDIA B200", "--history", healthy)
     assert (done.returncode, done.stdout) == (64, "")
     assert "has this model: give one of NVIDIA H200" in done.stderr

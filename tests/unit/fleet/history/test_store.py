@@ -1,4 +1,4 @@
-"""Runs are added once; real runs, rehearsals and simulations are kept apart.
+"""A run counts once, however often it is added. Real runs, rehearsals and simulations are kept apart.
 
 Damage, locks and missing packages neither stop a report nor change a decision.
 """
@@ -424,7 +424,7 @@ def test_lost_index_stops_a_writer_and_no_file_is_removed(tmp_path: Path, judged
     assert set(tmp_path.rglob("*.parquet")) == files
 
 
-def test_only_files_that_the_index_listed_are_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_only_files_that_an_index_of_the_history_listed_are_removed(tmp_path: Path, judged: dict[str, Judged]) -> None:
     foreign = tmp_path / REAL / "metrics" / "other.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"PAR1")

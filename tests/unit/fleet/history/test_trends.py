@@ -18,7 +18,7 @@ def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str
     Args:
         per_year: drift of rack 0: change of the logarithm of its figure in a year.
         odd: change of the logarithm in one additional run of rack 0, on day FAR; 0: there is no such run.
-        reference: what the figures are relative to; `run` if the peers of that run are no longer in the history.
+        reference: `run`: the figures are relative to peers of their run, which are not in this history; "": not relative.
     """
     generator = random.Random(7)  # noqa: S311
     rows: list[Level] = []
@@ -42,5 +42,5 @@ def test_rack_that_drifts_is_found(count: int, reference: str) -> None:
 @pytest.mark.parametrize("reference", ["", "run"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_one_run_with_a_wrong_date_is_no_drift(count: int, reference: str) -> None:
-    """One run, two years after the others, is 5 % slower. Its date or the state of the rack may explain that."""
+    """One run, more than a year after the others, is 5 % slower. A wrong date or the state of the rack may explain that."""
     assert drifts(memory_history(racks(count, odd=-0.05, reference=reference))) == []

@@ -383,7 +383,7 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
 
 
 def check_alerts(tmp_path: Path, values: Mapping[str, str], minute: int, *wanted: str) -> None:
-    """Check that exactly the alerts with the labels `wanted`, which identify parts of h0, fire after `minute` minutes."""
+    """Check which parts of h0 have firing alerts after `minute` minutes: exactly those with the labels `wanted`."""
     check = {
         "expr": 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing"})',
         "eval_time": f"{minute}m",

@@ -1,4 +1,4 @@
-"""Test hosts in use: scheduler clients, drain and resume, their records, the notification, and rackproof revalidate."""
+"""Test hosts in use: how schedulers drain and resume them, their records and the notification, and `rackproof revalidate`."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def wait(done: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def test_nodes_are_resumed_after_the_playbook_was_killed(slurm: FakeScheduler) -> None:
-    """A background process resumes them."""
+    """A background process of Rackproof waits for the end of the playbook and then resumes the nodes."""
     program = (
         'import subprocess, sys, time; subprocess.run(sys.argv[1:], input=\'{"h1": "n1"}\', text=True); time.sleep(60)'
     )
@@ -309,7 +309,9 @@ def test_node_with_pods_that_request_gpus_is_in_use(kubernetes: FakeScheduler) -
     )
 
 
-def test_nodes_are_cordoned_with_an_annotation_and_only_those_are_uncordoned(kubernetes: FakeScheduler) -> None:
+def test_nodes_are_cordoned_with_an_annotation_and_only_annotated_nodes_are_uncordoned(
+    kubernetes: FakeScheduler,
+) -> None:
     kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
     assert kubernetes.drain_or_ask() == {}
     assert kubernetes.changes() == ["cordon n1", MARK]
@@ -388,6 +390,13 @@ class Host:
         (path / "plan.json").write_text(json.dumps(to_json(self.plan)))
 
     def busy(self, *lines: str, because: str = "", claim: str = "") -> subprocess.CompletedProcess[str]:
+        """Run `rackproof busy` on h1.
+
+        Args:
+            lines: changes to the state of the fake GPUs
+            because: reason for which the scheduler says that the host is in use
+            claim: text of the run's lock.json, which identifies its operator; empty: the run has none
+        """
         scenario = nvml.write(self.path / "nvml.conf", "healthy-h200x4", *lines)
         command = [*RACKPROOF, "busy", f"--plan={self.path / 'plan.json'}", f"--run-dir={self.run}", "--host=h1"]
         environment = {**os.environ, **nvml.environment(self._library, scenario)}
@@ -454,7 +463,7 @@ def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) 
     ],
     ids=["processes cannot be read", "MIG", "shared by the inventory", "scheduler"],
 )
-def test_host_is_busy_only_if_others_use_its_gpus_or_their_use_is_unknown(
+def test_host_is_busy_only_if_others_use_its_gpus_or_this_is_unknown(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -538,7 +547,7 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert simulated["text"].startswith("SIMULATED incomplete: run r1")
 
 
-def test_missing_gang_records_of_partners_of_a_host_in_use_do_not_prevent_busy(tmp_path: Path) -> None:
+def test_state_is_busy_although_partners_of_a_host_in_use_lack_gang_records(tmp_path: Path) -> None:
     def without_gang_records(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         for path in directory.glob("gangs/*/*.json"):
