@@ -61,7 +61,7 @@ def measured(readings: Mapping[tuple[str, str], Value | Absent]) -> dict[tuple[s
 
 
 @pytest.mark.parametrize("capture", MODULE_CAPTURES)
-def test_each_module_has_its_identity(capture: str) -> None:
+def test_vendor_part_number_serial_and_type_of_each_module_are_read(capture: str) -> None:
     readings = read(capture)
     assert readings["module.vendor", ""] in VENDORS
     assert re.fullmatch(r"A[A-Z0-9]+-[A-Z0-9-]+", str(readings["module.part_number", ""]))
@@ -77,7 +77,7 @@ def test_alarm_or_warning_is_set_only_for_values_beyond_the_limits_of_the_module
 
 
 @pytest.mark.parametrize("name", sorted({kind(capture) for capture in MODULE_CAPTURES}))
-def test_versions_and_formats_of_the_same_module_agree(name: str) -> None:
+def test_all_versions_and_formats_of_ethtool_give_the_same_readings_of_a_module(name: str) -> None:
     captures = [capture for capture in MODULE_CAPTURES if kind(capture) == name]
     first = measured(read(captures[0]))
     for capture in captures[1:]:
@@ -174,7 +174,7 @@ def test_measurements_are_errors_if_the_voltage_shows_that_their_page_was_not_re
         ("[" * 100_000, "error"),
     ],
 )
-def test_output_without_a_module_has_a_reason(output: str, status: str) -> None:
+def test_output_without_readable_data_of_a_module_raises_a_reading_error(output: str, status: str) -> None:
     with pytest.raises(ReadingError) as caught:
         parse_module(output)
     assert caught.value.absent.status == status
@@ -215,7 +215,7 @@ def test_errors_of_a_bad_cable_are_in_the_statistics_of_mlx5() -> None:
     assert [readings["raw_errors", str(lane)] for lane in range(1, 5)] == [1201, 8211231, 1100, 1043]
 
 
-def test_healthy_statistics_of_mlx5_have_no_errors() -> None:
+def test_mlx5_statistics_of_a_healthy_port_have_no_errors() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-mlx5-healthy.txt"))
     values = {name: value for (name, lane), value in measured(readings).items() if not lane and value}
     assert values == {"corrected_bits": 5821, "ecn_marked": 12, "pfc_received": 44}

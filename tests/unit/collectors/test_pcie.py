@@ -215,7 +215,7 @@ def test_removed_device_is_no_longer_reported(root: Path) -> None:
 
 
 @pytest.mark.parametrize("severity", ["correctable", "nonfatal", "fatal"])
-def test_errors_of_device_and_port_are_separate(root: Path, severity: str) -> None:
+def test_errors_of_device_and_port_are_counted_separately(root: Path, severity: str) -> None:
     device = changed(root, lambda root: links.set_aer(root, GPU, severity, 3))
     assert device == {(f"pcie.aer.{severity}", f"pci={GPU}"): 3}
     port = changed(root, lambda root: links.set_aer(root, PORT, severity, 7))
@@ -260,7 +260,7 @@ def test_acs_of_a_root_port_does_not_redirect_traffic_below_one_switch(root: Pat
 
 
 @pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])
-def test_other_acs_controls_do_not_redirect(root: Path, control: int) -> None:
+def test_acs_control_without_redirection_or_with_direct_translated_p2p_does_not_redirect(root: Path, control: int) -> None:
     assert changed(root, lambda root: links.set_acs(root, PORT, control)) == {}
 
 

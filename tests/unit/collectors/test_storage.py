@@ -239,7 +239,7 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("options", ["ro - overlay overlay rw", "ro - overlay overlay ro", "rw - overlay overlay ro"])
-def test_read_only_root_of_a_container_is_by_design(tmp_path: Path, options: str) -> None:
+def test_read_only_state_is_unsupported_in_a_container_with_a_read_only_root(tmp_path: Path, options: str) -> None:
     """The root of Rackproof's own DaemonSet is read-only (readOnlyRootFilesystem)."""
     files = {"proc/self/mountinfo": f"1 0 0:50 / / {options}\n2 1 259:2 /tmp /tmp rw - xfs /dev/nvme0n1p2 rw\n"}
     state = readings(host.build_tree(tmp_path / "pod", files=files))["storage.state.read_only host"]

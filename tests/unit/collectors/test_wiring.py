@@ -179,7 +179,7 @@ def test_malformed_output_of_lldpctl_is_an_error(output: str, root: Path) -> Non
     assert (value.status, value.reason.partition(":")[0]) == ("error", "lldpctl")
 
 
-def test_dead_daemon_is_an_error_and_not_a_missing_neighbor(root: Path) -> None:
+def test_dead_lldpd_is_an_error_and_not_taken_for_a_missing_neighbor(root: Path) -> None:
     message = (LLDP / "lldpctl-daemon-dead.stderr.txt").read_text().strip()
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
@@ -219,7 +219,7 @@ def test_lldp_agent_in_the_firmware_is_reported_with_the_remedy(
 
 @contextmanager
 def two_lldp_daemons(directory: Path) -> Iterator[Path]:
-    """Run lldpd at both ends of a cable between two network namespaces; yield the socket of the host's daemon."""
+    """Run lldpd at both ends of a virtual cable between two network namespaces; yield the socket of the host's daemon."""
     names, ends = ("rp-lldp-host", "rp-lldp-switch"), (NIC, "swp7")
     sockets = [directory / f"{name}.sock" for name in names]
     commands = [
@@ -273,7 +273,7 @@ def test_real_lldpd_names_the_switch_port(root: Path) -> None:
 # ---- LLDP and InfiniBand ----
 
 
-def test_readings_of_a_host_without_the_programs_are_unsupported(root: Path) -> None:
+def test_readings_are_unsupported_without_lldpd_and_infiniband_diags(root: Path) -> None:
     read = readings(root)
     assert {
         value

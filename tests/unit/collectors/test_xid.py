@@ -126,7 +126,7 @@ def test_errors_are_counted_by_address_and_code() -> None:
     assert result["xid.message"] == {"pci=0000:5d:00.0,message=fallen_off_the_bus": 1}
     assert result["sxid.last_seen"] == {"host": 94000.0}
     assert result["sxid.count"] == {"pci=0000:07:00.0,fatal=no,sxid=12028": 1}
-    assert result["xid.log_complete"] == {"host": False}  # the sequence number of its first record is 812
+    assert result["xid.log_complete"] == {"host": False}  # the first record in the file has the sequence number 812, not 0
 
 
 def test_healthy_log_has_no_errors() -> None:
@@ -162,7 +162,7 @@ def test_fatal_nvlink_5_xids_are_counted_separately(tmp_path: Path) -> None:
     assert result["xid.fatal"] == {"pci=0000:1b:00.0,xid=149": 1}
 
 
-def test_error_that_is_logged_later_is_newer(tmp_path: Path) -> None:
+def test_last_seen_is_the_uptime_of_the_newest_error(tmp_path: Path) -> None:
     links.write(tmp_path, "dev/kmsg", whole.BOOTED)
     uptimes = []
     for code in (79, 48, 63):
@@ -272,7 +272,7 @@ JOURNAL = (
 )
 
 
-def test_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: Path) -> None:
+def test_full_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(LATER_LINE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
     result = read(log, journal_command(tmp_path, *JOURNAL), full_snapshot=True)
@@ -360,7 +360,7 @@ def test_xid_79_fails_with_serial_and_action() -> None:
     assert "GPU has fallen off the bus" in failed.source
 
 
-def test_unknown_gpu_fails_with_its_address() -> None:
+def test_xid_at_a_pci_address_without_a_known_gpu_fails_with_this_address() -> None:
     assert not_passed(judged({"pci=0000:5d:00.0,xid=79": 1})) == [("xid-79", FAIL, "pci=0000:5d:00.0,xid=79", "")]
 
 

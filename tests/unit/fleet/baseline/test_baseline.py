@@ -265,6 +265,7 @@ def accept_runs(base: Path, runs: Path, shares: list[float]) -> None:
 
 
 def copy_level(base: Path) -> dict[str, object]:
+    """Return the level of the copy bandwidth of GPU 0 of h1 in a baseline."""
     figures = documents.read(base / "gpus" / "h1-0.json", "baseline")["figures"]
     result: dict[str, object] = next(item for item in figures if item["name"] == "memory.bandwidth")
     return result

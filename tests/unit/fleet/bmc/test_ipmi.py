@@ -33,6 +33,7 @@ def read_bmc(directory: Path, port: int, stage: str, phase: str, password: str =
 
 
 def metrics_of(directory: Path, number: int) -> dict[str, Any]:
+    """Return name -> metric of one snapshot of the BMC of h1."""
     record = json.loads((directory / "bmcs" / "h1.json").read_text())
     return {metric["name"]: metric for metric in record["snapshots"][number]["metrics"]}
 
@@ -111,6 +112,7 @@ def event(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
+    """Read a log with these events; `mark` is the newest entry that was read before, or `none`."""
     readings = Readings()
     command: Any = SimpleNamespace(get_event_log=lambda: iter(events))
     ipmi_reading._read_log(readings, command, {"log=SEL": mark}, float("inf"))
@@ -126,7 +128,7 @@ def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
 
 
-def test_end_of_a_condition_is_ok_and_unknown_severity_is_an_error() -> None:
+def test_event_that_ends_a_condition_is_ok_and_an_unknown_severity_is_an_error() -> None:
     events = [event(1, deassertion=True, severity=2), event(2, severity=None, component="\x1b[2J", event=None)]
     metrics = {item.name: item for item in read_log(events, "none").metrics()}
     assert metrics["bmc.event.severity"].values == {"log=SEL,entry=1": "OK"}

@@ -34,11 +34,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(
     certificate: Path, resources: Resources | None = None, answer: bmc.Answer | None = None
 ) -> Iterator[Service]:
+    """Run the Redfish service of a BMC with these resources; `answer` may answer a request in their place."""
     with bmc.serve(Service(resources or bmc.old_schema(), answer), certificate) as served:
         yield served
 
 
 def read(target: BmcTarget, marks: Marks | None = None, deadline_s: float = 20.0) -> dict[str, Metric]:
+    """Return name -> metric of one BMC. `marks`: log -> its newest entry when it was read before; None: a first reading."""
     ((_, metrics, _),) = read_all([(target, marks)], deadline_s=deadline_s)
     return {metric.name: metric for metric in metrics}
 
@@ -48,6 +50,7 @@ def values(metrics: dict[str, Metric], name: str) -> dict[str, Any]:
 
 
 def reason(metrics: dict[str, Metric]) -> str:
+    """Return the reason for which the BMC could not be read; in this case it has no other metric than bmc.readable."""
     assert [*metrics] == ["bmc.readable"]
     (text,) = metrics["bmc.readable"].absent.values()
     return text
@@ -223,6 +226,7 @@ def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(
 
 
 def log_of(entries: list[dict[str, Any]], *, page_size: int = 0) -> Resources:
+    """Return the resources of a BMC with these log entries, listed in pages of `page_size` entries; 0: all on one page."""
     paged = {"page_size": page_size} if page_size else {}
     return bmc.old_schema() | {
         SEL: {"@odata.id": SEL, "Members@odata.count": len(entries), "Members": entries, **paged}
@@ -230,6 +234,7 @@ def log_of(entries: list[dict[str, Any]], *, page_size: int = 0) -> Resources:
 
 
 def new_entries(certificate: Path, resources: Resources, mark: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the messages of the log entries that are newer than the entry `mark`, and the requests for entries."""
     with service(certificate, resources) as served:
         metrics = read(served.target(certificate), {LOG: f"{mark['Id']} {mark['Created']}"})
         requests = [request for request in served.requests if "Entries" in request]
@@ -347,7 +352,7 @@ def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
     assert [text.partition(" ")[2] for text in found.values()] == ["AC lost", "log cleared"]
 
 
-def test_end_of_a_condition_is_ok_and_a_missing_severity_is_an_error(certificate: Path) -> None:
+def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(certificate: Path) -> None:
     """The entries for the start and the end of a condition (Assert, Deassert) have the same text."""
     entries = [
         bmc.entry(1),

@@ -397,7 +397,7 @@ NOT_FOR_CRITERIA = ("samples_per_second", "devices")
 """Parameters that observations in records have, but that a criterion must not use in `where`."""
 
 
-def test_every_parameter_and_label_of_a_recorded_observation_can_be_used() -> None:
+def test_criterion_may_use_every_parameter_and_label_of_a_recorded_observation() -> None:
     """The observations are those of the runs in docs/measurements. Of each parameter about three values are tried."""
     where: dict[tuple[str, str], set[Value]] = {}
     for path in (ROOT / "docs" / "measurements").glob("*/hosts/*.json"):

@@ -19,6 +19,7 @@ SLOW: dict[str, Any] = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "
 
 
 def causes(*verdicts: Verdict) -> list[Cause]:
+    """Return the causes of the verdicts; check that every verdict other than a pass has exactly one cause."""
     found = list(diagnose(verdicts, GANGS))
     explained = sorted(position for cause in found for position in cause.verdicts)
     assert explained == [at for at, item in enumerate(verdicts) if item.verdict != PASS], "each verdict has one cause"
@@ -26,6 +27,7 @@ def causes(*verdicts: Verdict) -> list[Cause]:
 
 
 def summaries(*verdicts: Verdict) -> list[tuple[str, str, str, int]]:
+    """Return problem, first host, part and number of verdicts of each cause."""
     return summary(causes(*verdicts))
 
 

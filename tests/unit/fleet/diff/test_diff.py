@@ -45,6 +45,7 @@ def gpu(serial: str, index: int = 0) -> Gpu:
 def figure(
     value: float, *, name: str = "memory.bandwidth", scope: str = "gpu=0", sigma: float | None = None, runs: int = 1
 ) -> Figure:
+    """Return a figure of the part at `scope`, with a level from `runs` equal runs and the noise `sigma`."""
     within = scope.partition(",")[2] if scope.startswith("gpu=") else scope.replace("host", "")
     values = {f"r{number}": value for number in range(runs)}
     level = Level(
@@ -61,6 +62,7 @@ def figure(
 
 
 def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> HostState:
+    """Return the state of a host with these GPUs ("": an empty slot); `figures`: (serial of the GPU, or "", and figure)."""
     values: dict[str, dict[object, Figure]] = {}
     for serial, measured in figures:
         values.setdefault(serial, {})[measured.level.key] = measured
@@ -69,6 +71,7 @@ def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]]
 
 
 def listed_changes(old: dict[str, HostState], new: dict[str, HostState]) -> list[tuple[str, str, str]]:
+    """Return kind, host and scope of each change."""
     return [(item.kind, item.host, item.scope) for item in changes(old, new)]
 
 

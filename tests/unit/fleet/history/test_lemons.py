@@ -69,11 +69,13 @@ def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
 
 
 def found(*failures: Failures, **options: Any) -> list[Lemon]:
+    """Return what failed repeatedly, including what may have failed repeatedly by chance."""
     rows = iter([item for each in failures for item in each])
     return lemons(history_of(rows, **options))
 
 
 def certain(*failures: Failures, **options: Any) -> set[tuple[str, str, int]]:
+    """Return kind, id and number of separate failures of each lemon."""
     return {(item.kind, item.id, item.episodes) for item in found(*failures, **options) if item.is_lemon}
 
 
@@ -89,17 +91,20 @@ def chance() -> Failures:
 
 
 def of_host(*numbers: int, gpus: int = GPUS, first: int = 0) -> Failures:
+    """Yield, for each of these runs, failures of `gpus` GPUs of r0-h0, from GPU `first` on."""
     for number in numbers:
         for gpu in range(first, first + gpus):
             yield number, "r0-h0", f"gpu={gpu}", f"r0-h0-{gpu}"
 
 
 def of_part(*numbers: int, slot: str = "gpu=0", serial: str = "r0-h0-0", host: str = "r0-h0") -> Failures:
+    """Yield a failure of one part in each of these runs."""
     for number in numbers:
         yield number, host, slot, serial
 
 
 def of_rack(*numbers: int) -> Failures:
+    """Yield, for each of these runs, a failure of every host of rack r0."""
     for number in numbers:
         for host in range(HOSTS):
             yield number, f"r0-h{host}", "", ""

@@ -446,7 +446,7 @@ def test_names_of_directories_do_not_become_columns(tmp_path: Path, judged: dict
     assert History(directory, REAL).rows(query) == History(plain, REAL).rows(query)
 
 
-def test_damaged_footer_is_named(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_file_with_a_damaged_footer_is_named(tmp_path: Path, judged: dict[str, Judged]) -> None:
     add(tmp_path, *judged.values())
     path = next((tmp_path / REAL / "figures").glob("*.parquet"))
     data = bytearray(path.read_bytes())

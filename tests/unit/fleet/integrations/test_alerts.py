@@ -257,6 +257,7 @@ def name_of(rule: Rule) -> str:
 
 
 def covers_case(rule: Rule, case: str) -> bool:
+    """Return whether a case of cases.yml (`ALERT` or `ALERT CRITERION`) is one of this rule."""
     alert, _, criterion = case.partition(" ")
     pattern = re.sub(r"\\\{\\\{.*?\\\}\\\}", r"\\d+", re.escape(rule.criterion))
     ids = [item.id for item in rule.criteria] or [""]
@@ -281,6 +282,7 @@ def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[s
 
 
 def expected(number: int, case: str) -> dict[str, Any]:
+    """Return the sample of the firing alert that promtool must find for a case on the host `h{number}`."""
     alert, _, criterion = case.partition(" ")
     labels = {"alertname": alert, "host": f"h{number}"} | ({"criterion": criterion} if criterion else {})
     return {"labels": f"{{{', '.join(f'{key}={value!r}' for key, value in labels.items())}}}", "value": 1}
@@ -299,6 +301,7 @@ def test_rules_fire_exactly_in_the_expected_cases(kind: str, tmp_path: Path) -> 
 
 
 def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
+    """Let promtool evaluate the rules on series with one sample a minute, and run these checks."""
     document = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",

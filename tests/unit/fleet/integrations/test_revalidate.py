@@ -262,6 +262,7 @@ def test_failed_resume_is_reported_and_can_be_repeated(slurm: FakeScheduler) -> 
 
 
 def wait(done: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait until `done` returns true; after `seconds`, fail the test."""
     ends = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < ends
@@ -493,7 +494,7 @@ def test_host_held_by_another_run_is_in_use(tmp_path: Path, library: Path) -> No
 
 
 def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: Any) -> tuple[dict[str, Any], Plan]:
-    """Return report and plan of a run with three healthy hosts, after `change` to its directory."""
+    """Return report and plan of a run with three healthy hosts, after `change` was applied to the run's directory."""
     plan = builders.plan("h1", "h2", "h3", profile="smoke", **variables)
     documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(plan))))
     for host in ("h1", "h2", "h3"):
@@ -507,7 +508,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
 
 
 def skip_h2(plan: Plan, directory: Path) -> None:
-    """Replace the record of h2 by that of a host in use."""
+    """Replace the record of h2 by the record of a host that was in use and therefore not measured."""
     planned = plan.host("h2")
     observations = [
         {
