@@ -37,10 +37,10 @@ BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
     "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
 }
-"""Capture without its version -> (reading, lane) -> the limit that the value exceeds: `low` or `high`.
+"""Capture without its version -> (reading, lane) -> `low` or `high`: the limit of the module beyond which the value is.
 
 In the captures that are not listed, every value is within the limits of the module. This includes `lane1-rx-low-warning`: the
-module keeps its warning flag until somebody reads the flag, but the power has returned to the range within the limits.
+module keeps its warning flag until somebody reads the flag, but the power is within the limits again.
 """
 
 
@@ -402,9 +402,8 @@ def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None
     assert readings["optics.module.serial"][f"hca={links.ROCE},port=1"] == "AX2601000001"
     assert readings["port.fec_mode"][f"hca={links.ROCE},port=1"] == "RS"
     assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10  # only mlxlink reports a bit error rate
-    assert isinstance(
-        readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent
-    )  # the counters of this port come from ethtool, which reports no age
+    # The counters of this port come from ethtool, which does not report their age.
+    assert isinstance(readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent)
 
 
 def test_scrape_has_no_readings_of_modules_and_ports(root: Path) -> None:

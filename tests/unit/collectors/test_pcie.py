@@ -260,7 +260,9 @@ def test_acs_of_a_root_port_does_not_redirect_traffic_below_one_switch(root: Pat
 
 
 @pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])
-def test_acs_control_without_redirection_or_with_direct_translated_p2p_does_not_redirect(root: Path, control: int) -> None:
+def test_acs_control_without_redirection_or_with_direct_translated_p2p_does_not_redirect(
+    root: Path, control: int
+) -> None:
     assert changed(root, lambda root: links.set_acs(root, PORT, control)) == {}
 
 

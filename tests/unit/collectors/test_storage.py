@@ -129,6 +129,7 @@ def test_scrape_reads_no_health_log(tmp_path: Path) -> None:
         ({"sys/block/nvme2n1/device/transport": "tcp\n"}, {}),
         ({"sys/block/nvme0c1n1/device/state": "live\n"}, {}),
     ],
+    ids=["dead disk", "degraded array", "file system errors", "read-only root", "network disk", "path of a disk"],
 )  # fmt: skip
 def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], change: Readings
@@ -144,10 +145,8 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
 @pytest.mark.parametrize(
     ("files", "namespaces"),
     [
-        (
-            DRIVE,
-            0,
-        ),  # the kernel refused the drive's namespace for a duplicate ID (AlmaLinux/almalinux-deploy issue 199)
+        # The kernel refused the namespace of the drive for a duplicate ID: AlmaLinux/almalinux-deploy issue 199.
+        (DRIVE, 0),
         (DRIVE | {f"{CONTROLLER}/state": "dead\n"}, 0),
         (DRIVE | {f"{CONTROLLER}/nvme5n1/nsid": "1\n", f"{CONTROLLER}/nvme5n2/nsid": "2\n"}, 2),
         (DRIVE | {f"{CONTROLLER}/nvme5c5n1/nsid": "1\n"}, 1),
@@ -157,6 +156,18 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
         (DRIVE | {f"{CONTROLLER}/state": "deleting\n"}, None),
         (DRIVE | {f"{CONTROLLER}/cntrltype": "admin\n"}, None),
         (DRIVE | {f"{CONTROLLER}/model": "MSFT NVMe Accelerator v1.0\n"}, None),
+    ],
+    ids=[
+        "no namespace",
+        "dead controller",
+        "two namespaces",
+        "one path of a namespace",
+        "other devices than namespaces",
+        "namespace in the subsystem",
+        "controller in the network",
+        "removed controller",
+        "administrative controller",
+        "virtual controller",
     ],
 )
 def test_namespaces_of_each_built_in_controller_are_counted(
@@ -179,6 +190,13 @@ def test_namespaces_of_each_built_in_controller_are_counted(
         ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "nvme_card", "transport": "pcie"}),
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "pcie"}),
     ],
+    ids=[
+        "SATA",
+        "SAS",
+        "local SSD of AWS",
+        "local SSD of Google Cloud",
+        "NVMe with native multipath",
+    ],
 )
 def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str, files: Mapping[str, str]) -> None:
     observed = readings(with_disk(tmp_path, device, files))
@@ -188,16 +206,13 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
 @pytest.mark.parametrize(
     ("device", "files"),
     [
-        # NVMe over TCP with two controllers (native multipath), NVMe over TCP without multipath, NVMe over Fibre Channel
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "tcp", "nvme8/transport": "tcp"}),
         ("virtual/nvme-fabrics/ctl/nvme7/nvmexn1", {}),
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "fc"}),
-        # SCSI disks: iSCSI by the kernel, iSCSI by an adapter, Fibre Channel, USB
         ("platform/host3/session1/target3:0:0/3:0:0:1/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host4/session2/target4:0:0/4:0:0:0/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host5/rport-5:0-2/target5:0:0/5:0:0:7/block/sdx", {}),
         ("pci0000:00/0000:00:14.0/usb2/2-1/2-1:1.0/host6/target6:0:0/6:0:0:0/block/sdx", {}),
-        # volumes of clouds and disks of hypervisors
         ("pci0000:00/0000:00:04.0/nvme/nvme7/nvmexn1", {"model": "Amazon Elastic Block Store              "}),
         ("LNXSYSTM:00/LNXSYBUS:00/pci/nvme/nvme7/nvmexn1", {"model": "MSFT NVMe Accelerator v1.0"}),
         ("pci0000:00/0000:00:05.0/nvme/nvme7/nvmexn1", {"model": "nvme_card-pd"}),
@@ -209,6 +224,23 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
             "LNXSYSTM:00/ACPI0004:00/VMBUS:00/f8b3781b-1e82/host1/target1:0:0/1:0:0:5/block/sdx",
             {"model": "Virtual Disk"},
         ),
+    ],
+    ids=[
+        "NVMe over TCP with native multipath",
+        "NVMe over TCP without multipath",
+        "NVMe over Fibre Channel",
+        "iSCSI by the kernel",
+        "iSCSI by an adapter",
+        "SCSI over Fibre Channel",
+        "USB",
+        "NVMe volume of AWS",
+        "NVMe disk of Azure",
+        "NVMe volume of Google Cloud",
+        "SCSI volume of Google Cloud",
+        "virtio disk",
+        "Xen disk",
+        "Hyper-V disk",
+        "Hyper-V disk with a model name",
     ],
 )
 def test_network_usb_or_virtual_disk_is_not_read(
@@ -409,6 +441,13 @@ def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib ro - xfs /dev/sda2 ro\n", False),
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /vary ro - xfs /dev/sda2 ro\n", False),
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 / / rw - ext4 /dev/sda1 ro\n", True),
+    ],
+    ids=[
+        "root is read-only",
+        "directory has a writable mount",
+        "mount below the directory is read-only",
+        "mount with a similar name is read-only",
+        "later mount of the root is read-only",
     ],
 )
 def test_state_directory_is_read_only_if_its_mount_is(lines: str, read_only: bool) -> None:

@@ -277,9 +277,8 @@ def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
     assert stored_level["value"] == pytest.approx(4.27e12)
     assert stored_level["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
     again = tmp_path / "runs" / "run1"
-    assert (
-        call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0
-    )  # a run that is accepted twice counts once
+    # A run that is accepted twice counts once.
+    assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0
     assert set(copy_level(tmp_path / "base")["values"]) == {"run0", "run1", "run2"}  # type: ignore[call-overload]
     assert call("baseline", "accept", again, "--baseline", tmp_path / "base", "--replace") == 0
     assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]

@@ -52,7 +52,9 @@ def test_sensors_and_new_events_are_read_by_ipmi(tmp_path: Path, run: Path) -> N
     assert before["bmc.power_supply.fitted"]["values"] == {"host": 2}
     assert before["bmc.inlet.temperature"]["values"] == {"sensor=Inlet_Temp": 24.0}
     assert before["bmc.sensor.alarm"]["values"] == {"sensor=Inlet_Temp": "none"}
-    assert before["bmc.log.new_entries"]["values"] == {"log=SEL": 0}, "entries from before the run are not new"
+    assert before["bmc.log.new_entries"]["values"] == {"log=SEL": 0}, (
+        "entries from before the run must not count as new"
+    )
     assert after["bmc.event.severity"]["values"] == {"log=SEL,entry=2": "Critical"}
     assert "PS2 Status Power input lost" in after["bmc.event.message"]["values"]["log=SEL,entry=2"]
     written = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())

@@ -59,7 +59,7 @@ def reason(metrics: dict[str, Metric]) -> str:
 def test_old_schema_is_read_in_full(certificate: Path) -> None:
     with service(certificate) as served:
         metrics = read(served.target(certificate))
-        assert served.sessions == set(), "the session must be closed: a BMC allows only a few"
+        assert served.sessions == set(), "the session must be closed, because a BMC allows only a few sessions"
     assert set(metrics) == set(NAMES)
     assert values(metrics, "readable") == {"host": True}
     assert values(metrics, "power_supply.health") == {f"psu=Power_Supply_Bay_{number}": "OK" for number in (1, 2, 3)}

@@ -82,13 +82,8 @@ def test_figures_missing_in_the_datasheet_are_not_compared(part: str) -> None:
     names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
              "collective.all_reduce.busbw")  # fmt: skip
     findings = {name: datasheet_findings(rule(name, value=1e9), **{part: {}}) for name in names}
-    limited = {
-        "flops": 2,
-        "memory_bandwidth": 0,
-        "power": 1,
-        "pcie": 3,
-        "nvlink": 4,
-    }  # part -> index of the name it limits
+    # Part of the datasheet -> index in `names` of the figure that it limits; nvlink also limits the collective.
+    limited = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
     unlimited = {names[limited[part]], *(names[5:] if part == "nvlink" else ())}
     assert {name for name, result in findings.items() if not result} == unlimited
 

@@ -91,12 +91,20 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         ({"h1": ["A", ""]}, {"h1": ["A", "B"]}, [("new", "h1", "gpu=1")]),
         ({"h1": ["A", "B"]}, {"h1": ["B", "A"]}, [("moved", "h1", "gpu=0"), ("moved", "h1", "gpu=1")]),
         ({"h1": ["A"], "h2": ["B"]}, {"h1": ["B"], "h2": ["A"]}, [("moved", "h1", "gpu=0"), ("moved", "h2", "gpu=0")]),
-        # the GPU of h2 moved to h1, and h2 has a new one
         (
             {"h1": ["A"], "h2": ["B"]},
             {"h1": ["B"], "h2": ["C"]},
             [("moved", "h1", "gpu=0"), ("gone", "h1", "gpu=0"), ("new", "h2", "gpu=0")],
         ),
+    ],
+    ids=[
+        "unchanged",
+        "replaced",
+        "removed",
+        "added",
+        "exchanged within a host",
+        "exchanged between hosts",
+        "moved from h2 to h1 in place of another, and replaced in h2 by a new one",
     ],
 )
 def test_gpus_are_compared_by_slot_and_serial(

@@ -42,12 +42,8 @@ ADDED = [entry(f"2026-0{month}-01 00:00:00", added=f"2026-0{month}-02 00:00:00")
         ("2025-01-01 00:00:00", "2026-05-30 00:00:00", NOW, "by the clock of the control node, and ended at"),
         ("2026-05-30 00:00:00", "2026-05-01 00:00:00", NOW, "by the clock of the control node, and ended at"),
         ("2025-01-01 00:00:00", "", "2025-01-01 01:00:00", "most days on which runs were added are later"),
-        (
-            "2024-03-01 00:00:00",
-            "",
-            "2025-01-01 01:00:00",
-            "",
-        ),  # the clock is wrong now, but was right when the run began
+        # The clock is wrong now, but was right when the run began.
+        ("2024-03-01 00:00:00", "", "2025-01-01 01:00:00", ""),
     ],
 )
 def test_implausible_date_is_detected(began: str, ended: str, now: str, reason: str) -> None:

@@ -134,6 +134,9 @@ def of_rack(*numbers: int) -> Failures:
         (lambda: of_part(2, slot="hca=mlx5_0", serial=""), set()),
         (lambda: iter(()), set()),
     ],
+    ids=["all GPUs of a host", "two GPUs of a host", "host", "GPU", "link of a GPU", "DIMM", "adapter", "directory",
+         "new GPUs in one slot", "new GPUs that fail twice in one slot", "each GPU of a host once", "GPU in changing hosts",
+         "rack", "one failure in many runs", "one failure in one run", "no failures"],
 )  # fmt: skip
 def test_only_the_widest_cause_is_reported(
     failures: Callable[[], Failures], expected_lemons: set[tuple[str, str, int]]

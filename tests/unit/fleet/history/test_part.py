@@ -80,10 +80,11 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
              "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=4).runs()):
         copies = {"host": HOST, "stage": "benchmark", "benchmark": "peer_copy", "measured": True, "seconds": 1.0}
+        # Every host of the run brings this test of HOST; the repeated rows do not matter.
         hosts = [
             replace(host, tests=(*host.tests, {**copies, "failed": number == 0})) if number in (0, 2) else host
             for host in rows.hosts
-        ]  # the store sets the host of each test
+        ]
         add_run(tmp_path, replace(rows, causes=(cause,) if number == 0 else (), hosts=tuple(hosts)))
     history = History(tmp_path, SIMULATED)
     ((_, third),) = history.rows("select began, run from runs order by began limit 1 offset 2")
