@@ -173,6 +173,7 @@ def test_measurements_are_errors_if_the_voltage_shows_that_their_page_was_not_re
         ("garbage\x00\x1b[31m\n" * 1000, "error"),
         ("[" * 100_000, "error"),
     ],
+    ids=["hex dump", "empty", "empty list", "cut off", "control characters", "nesting too deep"],
 )
 def test_output_without_readable_data_of_a_module_raises_a_reading_error(output: str, status: str) -> None:
     with pytest.raises(ReadingError) as caught:
@@ -343,6 +344,8 @@ def test_copper_cable_of_mlxlink_has_no_measurements() -> None:
         '{"status": {"code": 1, "message": "x"}, "result": {}}',
         '{"status": {"code": 1, "message": "FW is not running"}, "result": {"output": {}}}', "null", "[]",
     ],
+    ids=["text of an error", "empty", "empty object", "nesting too deep", "error without output", "error with empty output",
+         "null", "list"],
 )  # fmt: skip
 def test_invalid_mlxlink_output_is_an_error(output: str) -> None:
     with pytest.raises(ReadingError) as caught:

@@ -329,6 +329,7 @@ def test_readings_that_a_virtual_machine_lacks_are_unsupported(tmp_path: Path) -
         {"proc/cpuinfo": "flags\t\t: fpu hypervisor\n"},
         {"proc/cpuinfo": "Features\t: fp asimd\n", "sys/class/dmi/id/product_name": "KVM Virtual Machine\n"},  # on Arm
     ],
+    ids=["hypervisor flag of the CPU", "product name"],
 )
 def test_degraded_links_and_redirection_in_a_virtual_machine_are_unsupported(root: Path, files: dict[str, str]) -> None:
     for path, text in files.items():

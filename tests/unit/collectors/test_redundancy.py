@@ -212,6 +212,16 @@ def nvme(states: Mapping[str, str]) -> dict[str, str]:
         ({"nvme3": "live", "nvme4": "deleting"}, set()),
         ({"nvme3": "live", "nvme4": "deleting (no IO)"}, set()),
     ],
+    ids=[
+        "both live",
+        "one connecting",
+        "one dead",
+        "one of three resetting",
+        "single path",
+        "both connecting",
+        "one being deleted",
+        "one being deleted without I/O",
+    ],
 )
 def test_lost_nvme_path_is_named(tmp_path: Path, states: Mapping[str, str], paths: set[str]) -> None:
     assert lost(readings(write(tmp_path, nvme(states)))) == {f"disk=nvme-subsys3,path={path}" for path in paths}

@@ -104,6 +104,7 @@ def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> 
         ({"usr/local/cuda/version.json": "{}"}, {"cuda_toolkit.version"}),
         ({"usr/local/cuda/version.json": "[" * 100_000}, {"cuda_toolkit.version"}),
     ],
+    ids=["driver version", "CUDA version missing", "CUDA file nested too deep"],
 )  # fmt: skip
 def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]

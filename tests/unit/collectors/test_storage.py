@@ -358,7 +358,7 @@ def test_health_log_field_affects_only_its_reading(fields: dict[str, int], name:
     assert {key: observed for key, observed in after.items() if before[key] != observed} == {name: value}
 
 
-@pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)])
+@pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)], ids=["empty", "one byte too short", "only zeros"])
 def test_invalid_health_log_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError, match="no health log"):
         parse_log(page)

@@ -170,6 +170,16 @@ def test_hostile_name_is_one_short_printable_line(text: str, root: Path) -> None
         '{"lldp": {"interface": {"a": {}}}}',
         "[" * 9999,
     ],
+    ids=[
+        "empty",
+        "null",
+        "list",
+        "empty object",
+        "number in place of the neighbors",
+        "number in place of an interface",
+        "neighbor without properties",
+        "nesting too deep",
+    ],
 )
 def test_malformed_output_of_lldpctl_is_an_error(output: str, root: Path) -> None:
     (root / "output").write_text(output)

@@ -383,7 +383,9 @@ def test_log_without_xids_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    "observed", [("error: refused", "error: refused"), (0.0, "error: refused"), ("error: refused", 0.0)]
+    "observed",
+    [("error: refused", "error: refused"), (0.0, "error: refused"), ("error: refused", 0.0)],
+    ids=["in all snapshots", "in the last snapshot", "in the first two snapshots"],
 )
 def test_unreadable_log_is_inconclusive(observed: Sequence[float | str]) -> None:
     assert not_passed(judged({}, observed=observed)) == [("xid-during-run", INCONCLUSIVE, "host", "")]

@@ -494,6 +494,15 @@ T4, MIG_A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
         ({"nvidia.com/gpu.product": MIG_A100}, {"nvidia.com/gpu": "56"}, f"divided by MIG ({MIG_A100})"),
         ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "56"}, "divided by MIG (nvidia.com/mig-1g.10gb)"),
     ],
+    ids=[
+        "label of time-slicing",
+        "label of MPS",
+        "shared product",
+        "more GPUs than the label counts",
+        "shared resource",
+        "MIG product",
+        "MIG resource",
+    ],
 )
 def test_node_that_does_not_offer_whole_gpus_is_reported(
     labels: dict[str, str],

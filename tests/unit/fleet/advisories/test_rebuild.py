@@ -208,6 +208,7 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         ({"2026/1/1.json": "[]"}, "not readable as advisories"),
         ({"2026/1/1.json": {"document": {}}}, "not readable as advisories"),
     ],
+    ids=["no JSON file", "damaged JSON", "list", "bulletin without a product tree"],
 )
 def test_a_directory_without_advisories_is_refused(
     checkouts: tuple[Path, Path], tmp_path: Path, files: dict[str, Any], problem: str

@@ -570,7 +570,11 @@ def metric(readings: Readings, name: str) -> Metric:
     return next(item for item in readings.metrics() if item.name == f"bmc.{name}")
 
 
-@pytest.mark.parametrize("limits", [(0, 0), (None, 0), (10, 10), (10, 5)])
+@pytest.mark.parametrize(
+    "limits",
+    [(0, 0), (None, 0), (10, 10), (10, 5)],
+    ids=["both 0", "lower missing, upper 0", "equal", "lower above upper"],
+)
 def test_unset_limits_raise_no_alarm(limits: tuple[int | None, int]) -> None:
     readings = sensor(LowerThresholdCritical=limits[0], UpperThresholdCritical=limits[1])
     assert metric(readings, "sensor.alarm").values == {}

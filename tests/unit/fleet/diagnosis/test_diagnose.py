@@ -230,9 +230,13 @@ PORT_DOWN = {
 NIC_DOWN = {"network.carrier": (False, True), "network.operstate": ("down", "up")}
 
 
-@pytest.mark.parametrize("readings", [PORT_DOWN, NIC_DOWN, PORT_DOWN | NIC_DOWN])
+@pytest.mark.parametrize(
+    "readings",
+    [PORT_DOWN, NIC_DOWN, PORT_DOWN | NIC_DOWN],
+    ids=["InfiniBand port", "Ethernet interface", "RoCE port and its interface"],
+)
 def test_port_without_a_link_is_one_cause(readings: dict[str, tuple[Any, Any]]) -> None:
-    """The cases: an InfiniBand port, an Ethernet interface, and a RoCE port, whose interface is attributed to the adapter."""
+    """The interface of a RoCE port is attributed to the adapter of the port."""
     adapter = any(name in PORT_DOWN for name in readings)
     verdicts = [
         failed(name, "hca=mlx5_1,port=1" if name in PORT_DOWN else "nic=eth1", part="hca=mlx5_1" if adapter else "", value=value,

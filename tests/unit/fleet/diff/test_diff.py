@@ -137,6 +137,14 @@ def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
         (disks("A"), (), ["unclear"]),  # serials are not reported any more, so the disk may still be there
         ((), disks("A"), []),
     ],
+    ids=[
+        "order changed",
+        "replaced",
+        "removed",
+        "added",
+        "serials no longer reported",
+        "serials reported for the first time",
+    ],
 )
 def test_disks_are_compared_by_serial(
     old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
@@ -189,6 +197,19 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
             figure(3.0, name="gpu.remapped_rows.uncorrectable"),
             ["regressed"],
         ),
+    ],
+    ids=[
+        "loss within 2 %",
+        "loss beyond 2 %",
+        "gain beyond 2 %",
+        "loss beyond 2 % with little noise",
+        "loss within 4 sigma",
+        "loss beyond 4 sigma",
+        "noise too large",
+        "no criterion, small loss",
+        "no criterion, large loss",
+        "fewer PCIe lanes",
+        "more remapped rows",
     ],
 )
 def test_figure_is_listed_only_if_it_changed_by_more_than_its_noise(

@@ -76,6 +76,7 @@ def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
         # 40 racks, each with a run of its own, on one day before and on one day after the change of the driver
         [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],
     ],
+    ids=["two weeks of each driver", "three weeks of the old and two of the new driver", "one day of each driver"],
 )
 def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]) -> None:
     (effect,) = found(days, 70, step)

@@ -321,7 +321,8 @@ def test_figures_and_causes_need_only_three_queries(
 
 
 @pytest.mark.parametrize("section", [RunHistory(runs=-1), RunHistory(runs=0, figures=(FigureHistory(
-    name="x", stage="", params={}, unit="", model="", driver="", accepted=3, median=math.nan, parts=()),))])  # fmt: skip
+    name="x", stage="", params={}, unit="", model="", driver="", accepted=3, median=math.nan, parts=()),))],
+    ids=["negative number of runs", "median that is not a number"])  # fmt: skip
 def test_comparison_that_the_schema_refuses_is_omitted_with_a_warning(
     runs: Path, monkeypatch: pytest.MonkeyPatch, section: RunHistory
 ) -> None:

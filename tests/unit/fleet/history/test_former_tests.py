@@ -81,6 +81,7 @@ def without_plans(runs: Sequence[PastRun]) -> list[PastRun]:
 @pytest.mark.parametrize(
     ("hosts", "merged"),
     [(set(HOSTS), False), (set(HOSTS), True), ({"h2"}, True), ({"h1", "elsewhere"}, False), ({"elsewhere"}, False)],
+    ids=["all hosts", "all hosts, merged", "one host, merged", "one known and one unknown host", "unknown host"],
 )
 def test_history_and_directories_give_the_same_runs_and_selection(
     fleet: Path, tmp_path: Path, hosts: set[str], merged: bool

@@ -150,7 +150,11 @@ def overwrite(path: Path) -> None:
     path.write_bytes(content[:4] + bytes(middle) + content[4 + middle :])
 
 
-@pytest.mark.parametrize("damage", [cut_off, overwrite, Path.unlink, lambda path: path.write_bytes(b"text")])
+@pytest.mark.parametrize(
+    "damage",
+    [cut_off, overwrite, Path.unlink, lambda path: path.write_bytes(b"text")],
+    ids=["cut off", "overwritten", "removed", "replaced by a text"],
+)
 def test_damaged_file_is_named_and_left_out(
     tmp_path: Path, damage: Callable[[Path], Any], judged: dict[str, Judged]
 ) -> None:
