@@ -172,10 +172,10 @@ def test_last_seen_is_the_uptime_of_the_newest_error(tmp_path: Path) -> None:
     assert uptimes == [5.000001, 5.000003, 5.000005]
 
 
-@pytest.mark.parametrize("before", range(8100, 8200, 9))
-def test_line_across_two_reads_counts_once(tmp_path: Path, before: int) -> None:
+@pytest.mark.parametrize("bytes_before", range(8100, 8200, 9))
+def test_line_across_two_reads_counts_once(tmp_path: Path, bytes_before: int) -> None:
     log = tmp_path / "kern.log"
-    log.write_text("x" * (before - 1) + "\n" + XID_79)
+    log.write_text("x" * (bytes_before - 1) + "\n" + XID_79)
     assert read(log)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
 
 

@@ -219,9 +219,8 @@ def check_started_command(words: list[str]) -> Iterator[str]:
     if not indexes or words[0] in ("build", "push", "save"):
         return
     rest = words[indexes[0] + 1 :]
-    if (
-        words[0] == "run" and words[indexes[0]] == "rackproof"
-    ):  # `rackproof` is the image; its entry point adds the verb
+    if words[0] == "run" and words[indexes[0]] == "rackproof":
+        # `rackproof` is the name of an image here. Its entry point adds the verb `run`.
         rest = rest[1:] if rest[:1] == ["rackproof"] else rest
         rest = ["run", *rest] if not rest or rest[0].startswith("-") else rest
     yield from CHECKS[words[indexes[0]]](rest)

@@ -169,6 +169,7 @@ def checkout(directory: Path, url: str, files: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a checkout of bulletins and one of OSV documents. In each, only one file is an advisory that is recent enough."""
     driver = bulletin("Tesla", {"CVE-2026-9": {R580: "580.159.03"}})
     old = bulletin("Tesla", {"CVE-2022-9": {R535: "535.1.1"}}, date="2022-01-01")
     bulletins = {"2026/5821/5821.json": driver, "2026/5821/CVE-2026-9.json": "{", "2022/5312/5312.json": old}

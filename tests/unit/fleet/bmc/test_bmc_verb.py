@@ -129,6 +129,7 @@ def test_invalid_input_is_refused_and_not_printed(run: Path) -> None:
 
 
 def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
+    """Return a snapshot of a BMC; if it is not `readable`, the BMC did not answer."""
     metric = unreadable("no answer")[0]
     metrics = (replace(metric, values={"host": True}, absent={}),) if readable else (metric,)
     return Snapshot(stage=stage, phase=phase, at=utc_now(), duration_s=1.0, metrics=metrics)

@@ -338,7 +338,7 @@ def test_same_finding_is_listed_once() -> None:
 
 
 def parameter_findings(name: str, **where: Any) -> list[str]:
-    """Return the findings on a criterion with these parameters, without their first two parts (pack and criterion)."""
+    """Return the findings on a criterion with these parameters, each as `VALUE: PROBLEM; REMEDY`."""
     return [
         text.split(": ", 2)[2] for text in findings(name=name, where=where, value=None, fleet_fraction=0.9, scope="")
     ]

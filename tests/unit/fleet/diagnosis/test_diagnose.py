@@ -1,4 +1,4 @@
-"""Every verdict that does not pass belongs to one cause. The cause names the right part and includes the effects of its fault."""
+"""Every verdict that does not pass belongs to one cause. A cause names the faulty part and includes the effects of the fault."""
 
 from __future__ import annotations
 

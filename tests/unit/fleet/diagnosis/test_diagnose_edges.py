@@ -72,7 +72,7 @@ def test_verdicts_that_a_follower_explains_belong_to_the_cause_of_its_root() -> 
 
 
 def test_followers_of_a_gpu_that_also_fell_off_the_bus_belong_to_its_cause() -> None:
-    """All XIDs of a GPU belong to the problem that it fell off the bus, so it has no separate GPU error."""
+    """If a GPU fell off the bus, all its XIDs belong to this problem, so the GPU has no separate cause `gpu-error`."""
     fell = failed("xid.count", "gpu=1,xid=79")
     assert summaries(fell, DEAD_LINK, follower(), follower("c")) == [("gpu-fell-off-bus", "a", "gpu=1", 4)]
 

@@ -110,6 +110,7 @@ def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path
 
 
 def _judged(run: Path) -> tuple[Any, FleetReport]:
+    """Return the plan of a run and its report without a history."""
     loaded, report = judge_run(run, [])
     return loaded.plan, report
 

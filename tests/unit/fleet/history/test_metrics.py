@@ -15,7 +15,7 @@ Series = dict[tuple[str, ...], float]
 
 
 def slow(record: Record) -> Record:
-    """Make a GPU of h1 too slow for its model."""
+    """Return the record; in that of h1, GPU 0 has half of its memory bandwidth, too little for its model."""
     if record.host != "h1":
         return record
     return replace(record, observations=tuple(

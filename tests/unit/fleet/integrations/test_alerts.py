@@ -46,6 +46,7 @@ CRITERIA = criteria_of(SHIPPED)
 ALERTS = [alert for group in read_table() for alert in group.alerts]
 ALL_RULES = [rule for alert in ALERTS for rule in rules_of(alert, CRITERIA)]
 MINUTES = 75
+"""Time after which the alerts of the cases are checked."""
 METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
 
 
