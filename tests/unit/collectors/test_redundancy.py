@@ -83,7 +83,7 @@ LOST_MDSTAT = {
     "raid10, member failed": ("active raid10 sdd1[3] sdc1[2](F) sdb1[1] sda1[0]",
                               "blocks super 1.2 512K chunks 2 near-copies [4/3] [UU_U]", 1, {"sdc1"}),
     "raid0, broken": ("broken raid0 sda1[0]", "blocks super 1.2 512k chunks", None, {"array=md0"}),
-    "inactive": ("inactive sdb1[1](S) sda1[0](S)", "blocks super 1.2", None, {"array=md0"}),
+    "inactive array of unknown level": ("inactive sdb1[1](S) sda1[0](S)", "blocks super 1.2", None, {"array=md0"}),
 }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ LOST_SYSFS = {
         array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, slots=4, degraded=1, state="active-idle"), {"sdc1"}),
     "raid0, member failed": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=None, state="broken"),
                              {"sdb1", "array=md0"}),
-    "inactive": (array("raid5", {"sda1": "spare none"}, slots=0, degraded=None, state="inactive"), {"array=md0"}),
+    "raid5, inactive": (array("raid5", {"sda1": "spare none"}, slots=0, degraded=None, state="inactive"), {"array=md0"}),
     "no file with the slot of a member": (
         {f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"}, {"nvme1n1p2"}),
 }  # fmt: skip

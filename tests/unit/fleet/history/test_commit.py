@@ -159,7 +159,7 @@ def test_history_on_a_file_system_without_locks_is_written(
     assert names(tmp_path) == {"r0"}
 
 
-def test_writer_that_fails_removes_what_it_added(tmp_path: Path) -> None:
+def test_writer_that_fails_removes_the_files_that_it_added(tmp_path: Path) -> None:
     file = tmp_path / REAL / "figures" / "0-0.parquet"
 
     def fails(index: Index) -> None:

@@ -189,7 +189,7 @@ def test_damaged_file_is_named_and_left_out(
         ("[]", "import the runs again"),
     ],
 )
-def test_index_of_another_version_or_a_damaged_one_is_refused(
+def test_index_that_is_damaged_or_of_another_version_is_refused(
     tmp_path: Path, text: str, message: str, judged: dict[str, Judged]
 ) -> None:
     add(tmp_path / "h", judged["r1"])
