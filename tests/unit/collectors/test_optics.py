@@ -50,10 +50,12 @@ def kind(capture: str) -> str:
 
 
 def read(capture: str, *, up: bool = True) -> Readings:
+    """Return the readings of the module in a capture; `up`: whether its port has a link."""
     return parse_module(optics.ethtool(capture)).readings(has_link=up)
 
 
 def measured(readings: Mapping[tuple[str, str], Value | Absent]) -> dict[tuple[str, str], Value]:
+    """Return the readings that have a value."""
     return {key: value for key, value in readings.items() if not isinstance(value, Absent)}
 
 

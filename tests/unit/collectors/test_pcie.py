@@ -357,6 +357,7 @@ def test_host_without_a_pci_bus_reports_only_that_the_bus_is_missing(tmp_path: P
 
 
 def nic_paths(root: Path) -> dict[str, Value | Absent]:
+    """Return the scope of each GPU -> path to its nearest network adapter."""
     return {scope: value for (name, scope), value in readings(root).items() if name == "pcie.nic_path"}
 
 

@@ -42,6 +42,7 @@ def lost(observed: Readings) -> set[str]:
 
 
 def mdstat(head: str, body: str) -> str:
+    """Return a /proc/mdstat with one array, md0."""
     personalities = "Personalities : [raid1] [raid6] [raid5] [raid4] [raid10] [raid0]"
     return f"{personalities}\nmd0 : {head}\n      937160704 {body}\n      \nunused devices: <none>\n"
 
@@ -196,6 +197,7 @@ def test_state_of_a_zfs_pool_is_reported(tmp_path: Path, state: str) -> None:
 
 
 def nvme(states: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a disk, nvme-subsys3, with these controllers as its paths: controller -> state."""
     files = {f"sys/class/nvme/{name}/state": state for name, state in states.items()}
     return files | {f"sys/block/nvme3c{name[4:]}n1/ana_state": "optimized" for name in states}
 

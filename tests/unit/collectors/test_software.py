@@ -27,12 +27,14 @@ LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
+    """Return name without `software.` -> the reading of the host."""
     families = list(SoftwareCollector(root, full_snapshot).collect())
     assert all([labels for labels, _ in family.readings] == [HOST_LABELS] for family in families)
     return {family.name.removeprefix("software."): family.readings[0][1] for family in families}
 
 
 def changed(before: Readings, after: Readings) -> Readings:
+    """Return the readings in `after` that have another value in `before`."""
     return {name: value for name, value in after.items() if before[name] != value}
 
 

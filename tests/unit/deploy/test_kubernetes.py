@@ -73,6 +73,7 @@ def rendered(overlay: str) -> list[Resource]:
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Resource]:
+    """Return the resources of an overlay that have one of these kinds."""
     return [resource for resource in rendered(overlay) if resource["kind"] in kinds]
 
 
@@ -268,6 +269,7 @@ def parses(words: list[str]) -> bool:
 
 @cache
 def plan_of(inventory: str) -> Plan:
+    """Return the plan of an inventory in deploy/kubernetes/inventory."""
     hosts = read_inventory([str(MANIFESTS / "inventory" / f"{inventory}.yml")])
     return make_plan(read_profile("standard"), hosts, run_id="r1", nonce=NONCE, created=WHEN)
 
@@ -395,6 +397,7 @@ def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, ready: 
 def check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan: Path, *nodes: Resource
 ) -> tuple[int, str]:
+    """Run the check of nodes on these nodes; return its exit code and standard output."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"items": nodes})))
     code = check_nodes.main(["--plan", str(plan), "--selector", "rackproof/accept=yes"])
     return code, capsys.readouterr().out

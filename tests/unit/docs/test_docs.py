@@ -189,6 +189,7 @@ def script_problems(text: str) -> list[str]:
 
 
 def command_problems(words: list[str]) -> Iterator[str]:
+    """Yield the problems of one command: missing paths, unknown programs and wrong arguments."""
     while words and re.fullmatch(r"\w+=.*", words[0]):
         words = words[1:]
     if not words or words[0] == "<file>":
@@ -402,6 +403,7 @@ def mention_problems(text: str) -> Iterator[str]:
 
 
 def is_command(text: str) -> bool:
+    """Return whether a text in backticks is a command whose parts can be checked."""
     return bool(
         re.match(
             r"(rackproof|make|pip|ansible-playbook|torchrun|mpirun -|sudo|sbatch|python -m) [\w'./-]|-e ['{\w]", text

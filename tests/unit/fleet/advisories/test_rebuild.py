@@ -60,6 +60,7 @@ def bulletin(product: str, fixes: Fixes, *, score: float = 7.8, date: str = "202
 
 
 def ranges(advisories: list[tuple[str, Advisory]]) -> list[tuple[str, tuple[str, ...], list[tuple[str, str, str]]]]:
+    """Return product, CVEs and ranges of affected versions (line, first, fixed) of each advisory."""
     return [(key, item.cves, [(each.line, each.first, each.fixed) for each in item.ranges]) for key, item in advisories]
 
 

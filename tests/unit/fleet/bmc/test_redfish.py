@@ -46,6 +46,7 @@ def read(target: BmcTarget, marks: Marks | None = None, deadline_s: float = 20.0
 
 
 def values(metrics: dict[str, Metric], name: str) -> dict[str, Any]:
+    """Return scope -> value of the metric `bmc.NAME`."""
     return dict(metrics[f"bmc.{name}"].values)
 
 

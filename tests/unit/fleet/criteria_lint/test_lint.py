@@ -124,6 +124,7 @@ def test_limit_of_links_must_equal_the_datasheet(name: str, number: int) -> None
 
 
 def plausibility_findings(name: str, **changes: Any) -> list[str]:
+    """Return what is implausible in a criterion with these changes."""
     return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **changes}))]
 
 

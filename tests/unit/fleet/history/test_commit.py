@@ -36,6 +36,8 @@ def entry(number: int) -> dict[str, Any]:
 
 
 def add(directory: Path, number: int) -> None:
+    """Add the run `rNUMBER` to the index of a history."""
+
     def apply(index: Index) -> None:
         index.runs[f"{number:032x}"] = entry(number)
 
@@ -43,6 +45,7 @@ def add(directory: Path, number: int) -> None:
 
 
 def names(directory: Path) -> set[str]:
+    """Return the names of the runs in the index of a history."""
     index = read_index(directory, REAL)
     return {run["run"] for run in index.runs.values()} if index else set()
 

@@ -20,6 +20,7 @@ HOSTS = {"a": (4, 1.0e11), "b": (2, 2.0e11), "c": (2, 2.0e11)}
 
 
 def host_rows(name: str) -> HostRows:
+    """Return the rows of one run of a host: its GPUs and the bandwidths of their pairs."""
     count, value = HOSTS[name]
     place = {"host": name, "rack": "r1", "model": MODEL, "driver": DRIVER}
     common = {**place, "name": NAME, "stage": "benchmark", "settings": "", "unit": "B/s", "accepted": True}

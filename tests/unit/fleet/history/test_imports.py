@@ -51,6 +51,7 @@ DCGM_3: dict[str, Any] = {
 
 
 def rows_of(directory: Path, content: object, name: str = "out.json") -> list[Row]:
+    """Write an output of another tool to a file; return the rows of figures that are read from it."""
     path = directory / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return list(read_output(path)[0].rows)
@@ -162,6 +163,7 @@ def test_file_is_imported_once_with_its_source_and_count(tmp_path: Path) -> None
 
 
 def models(store: Path, path: Path, *options: str) -> tuple[Done, list[str]]:
+    """Import a file; return the result of the command, and the GPU models of all imported figures."""
     done = rackproof("history", "import", path, "--history", store, *options)
     return done, [row[0] for row in History(store).rows("select distinct model from imported order by all")]
 

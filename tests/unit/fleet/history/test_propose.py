@@ -79,6 +79,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def floors(history: History, **options: float) -> dict[str, Floor]:
+    """Return figure -> proposed limit."""
     return {item.name: item for item in propose(history, MODEL, **options).floors}
 
 

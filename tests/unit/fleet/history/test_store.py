@@ -55,11 +55,13 @@ def add(history: Path, *runs: Judged) -> None:
 
 
 def import_runs(history: Path, *runs: Path) -> None:
+    """Import run directories with the command, and check that it reports no problem."""
     done = rackproof("history", "import", *runs, "--history", history)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def counts(history: Path, kind: str = REAL) -> dict[str, int]:
+    """Return table -> number of rows, after a check that all files of the history can be read."""
     database = History(history, kind)
     assert database.problems == []
     tables = ("figures", "levels", "parts", "causes", "runs")

@@ -51,6 +51,7 @@ METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
 
 
 def entries(text: str) -> list[dict[str, Any]]:
+    """Return the alerting and recording rules of a rule file."""
     return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
 
@@ -144,11 +145,13 @@ def test_every_fatal_code_of_the_packs_has_a_rule_with_its_action(name: str) -> 
 
 
 def pack(base: str, **changes: Any) -> Pack:
+    """Return a site pack that changes one criterion of the shipped packs."""
     criterion: Criterion = replace(CRITERIA[base], **changes)
     return Pack(name="mine", gpu_names=(), criteria=(criterion,))
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
+    """Return (alert, id of the criterion, or "" without one) -> condition, by the shipped packs and these packs."""
     rules = entries(rule_file([*SHIPPED, *packs]))
     return {
         (entry["alert"], entry["labels"].get("criterion", "")): condition(entry["expr"])
