@@ -59,10 +59,12 @@ def parse_fec(output: str) -> PortReadings:
             document: Any = json.loads(output)[0]
         except (ValueError, IndexError, KeyError, RecursionError) as error:
             return {("fec_mode", ""): Absent.error(f"ethtool --show-fec: not JSON: {error}")}
-        statistics = document.get("statistics", {}) if isinstance(document, dict) else {}
-        active = document.get("active", []) if isinstance(document, dict) else []
+        document = document if isinstance(document, dict) else {}
+        statistics, active = document.get("statistics", {}), document.get("active", [])
+        if not isinstance(statistics, dict) or not isinstance(active, list | str):
+            return {("fec_mode", ""): Absent.error("ethtool --show-fec: the JSON has an unknown structure")}
         totals = {name: item.get("total") for name, item in statistics.items() if isinstance(item, dict)}
-        mode = " ".join(map(str, active)) if isinstance(active, list) else str(active)
+        mode = " ".join(map(str, active)) if isinstance(active, list) else active
     else:
         found = re.search(r"^Active FEC encodings?: *(.*)$", output, re.MULTILINE)
         mode = found[1] if found else ""
