@@ -24,7 +24,7 @@ IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "stat
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
 WITH_LIMITS = ("rx_power", "tx_power")
-"""Quantities whose limits are readings too: a figure of a lane means little without them."""
+"""Quantities whose limits are readings too: the power of a lane means little without them."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
 """Values of `optics.*.alarm` and `optics.*.warning`: on which side of the module's limits the value is."""
@@ -86,7 +86,8 @@ class Module:
     def _is_used(self, lane: int) -> bool:
         """Return whether the lane is in use: it has light or current, or no lane has a measurement.
 
-        The cage may have more lanes than the module. The surplus lanes have neither, but a tool may report a lack of signal.
+        The cage may have more lanes than the module. The surplus lanes have neither light nor current, but a tool may report a
+        lack of signal on them.
         """
         measured = self.lanes.values()
         return not measured or any(lane < len(values) and values[lane] for values in measured)

@@ -68,7 +68,7 @@ class Comparison:
             host: name of the host.
             old: earlier state; None: the earlier side does not have the host.
             new: state now; None: the new side does not have the host.
-            criteria: those with `vs_baseline` define the noise.
+            criteria: those with `vs_baseline` state from which size on a change of a figure counts.
         """
         self._order.setdefault(host, len(self._order))
         had_record, has_record = old is not None and old.has_record, new is not None and new.has_record
@@ -107,7 +107,8 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     Args:
         old: host -> its earlier state; `merge_states` merges those of several runs.
         new: host -> its state now.
-        criteria: host -> the criteria that apply to it; those with `vs_baseline` define the noise.
+        criteria: host -> the criteria that apply to it; those with `vs_baseline` state from which size on a change of a figure
+            counts.
     """
     comparison = Comparison()
     figures_by_serial = {

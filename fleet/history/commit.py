@@ -74,7 +74,8 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
     """Yield the index, which the caller may change, and commit it. A second writer waits, at most LOCK_WAIT_S.
 
     The index is written when the block ends without an exception; then the files that it listed before and lists no longer are
-    removed. Other files are never touched: they may belong to another program, or to an index that was lost.
+    removed. If the block fails, the files that it added are removed. Besides these, only temporary files older than STALE_S are
+    removed: other files may belong to another program, or to an index that was lost.
 
     Raises:
         IndexChangedError: another writer was faster; nothing was changed.

@@ -1,10 +1,11 @@
 """Estimate what each criterion detects, from the values of healthy parts in some runs, and how often it fails a healthy part.
 
-A figure that varies is judged by its spread: from part to part, and from run to run of the same part. With few parts the spread
-itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction interval), with the
-degrees of freedom of Satterthwaite (Biometrics 2, 1946). Some verdicts need no spread, because any value beyond the limit is
-found (LOGIC): those on values that do not vary, on counts and on increases over the run, and comparisons for equality or with
-peers. For any other figure, nothing is stated with fewer than MIN_PARTS parts.
+For a figure that varies, the estimate follows from its spread: from part to part, and from run to run of the same part. With few
+parts the spread itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction
+interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). Some verdicts need no spread, because any value
+beyond the limit is found (LOGIC): those on values that are equal on at least MIN_PARTS parts, on values that are not numbers, on
+counts and on increases over the run, and comparisons for equality or with peers. For any other figure, nothing is stated with
+fewer than MIN_PARTS parts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 MIN_PARTS = 3
-"""With two parts, one in a thousand lies more than 318 standard deviations above the mean: nothing useful can be stated."""
+"""With two parts, the 99.9 % quantile of Student's t is 318 standard deviations above the mean: nothing useful can be stated."""
 
 RELATIVE, ABSOLUTE, LOGIC = "relative", "absolute", "logic"
 """How a fault is stated: as a share of the healthy value, in the unit of the figure, or as any value beyond the limit."""

@@ -4,8 +4,8 @@ A digest is one number that is computed from all bits of such a result (`agent/b
 
 Only a comparison of results finds a part that computes wrongly without reporting an error. See Dixit et al., "Silent Data
 Corruptions at Scale", 2021 (Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few such cores in several
-thousand machines). The observation `digest.mismatches` compares a GPU with itself; this module compares it with the others in its
-host and in the fleet.
+thousand machines). The observation `digest.mismatches` compares a GPU with itself, and copies with the right result. This module
+compares the GPU with the others in its host and in the fleet.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
 
 
 def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -> list[tuple[str, str]]:
-    """Return (stage, scope) of each digest of the host that cannot be compared with the digest of another GPU."""
+    """Return (stage, scope) of each GPU of the host of which no digest can be compared with that of another GPU."""
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)
@@ -134,7 +134,7 @@ def _software(view: HostView) -> tuple[str, ...]:
 
 
 def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]) -> Verdict:
-    """Return the verdict on one GPU; `counts` include it, `siblings` are the other GPUs of its host."""
+    """Return the verdict on one GPU; `counts` include it, `siblings` are the comparable other GPUs of its host."""
     (digest, agreeing), total = counts.most_common(1)[0], counts.total()
     if agreeing == total:
         return digest_verdict(gpu, PASS, f"found {digest}, as on all {total} GPUs of its kind", limit=digest)
@@ -156,13 +156,13 @@ def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
     """Return how many other GPUs of the host differ from the majority, in words."""
     differing = sum(other.digest != digest for other in siblings)
     if not siblings:
-        return "its host has no other GPU to compare with"
+        return "its host has no other comparable GPU"
     if len(siblings) == 1:
         does = "differs from the majority too: suspect the host" if differing else "agrees with the majority"
-        return f"the other GPU of its host {does}"
+        return f"the only other comparable GPU of its host {does}"
     if not differing:
-        return f"the {len(siblings)} other GPUs of its host agree with the majority"
-    return f"{differing} of the {len(siblings)} other GPUs of its host differ from the majority too: suspect the host"
+        return f"the {len(siblings)} other comparable GPUs of its host agree with the majority"
+    return f"{differing} of the {len(siblings)} other comparable GPUs of its host differ from the majority too: suspect the host"
 
 
 def digest_verdict(gpu: GpuDigest, verdict: str, reason: str, limit: Value = None, detail: str = "") -> Verdict:

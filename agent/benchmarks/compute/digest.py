@@ -1,8 +1,8 @@
-"""Seeded computations whose results must be bit-identical: in every repetition and on all GPUs of the same model.
+"""Seeded computations whose results must be bit-identical: in every repetition, and on all GPUs with equal model and software.
 
 The computations find a GPU that computes or copies wrongly without reporting an error (silent data corruption). Many such GPUs
 fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one,
-or with the right one if it is known (copies). The control node compares the first results of all GPUs.
+or with the right one if it is known (copies). The control node compares the first results of all such GPUs.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def digest_factors(result: torch.Tensor) -> torch.Tensor:
-    """Return an odd factor for each word of the result: a hash of its position, by the mixing function of SplitMix64.
+    """Return an odd factor for each word of the result: a hash of its position.
+
+    It is the mixing function of SplitMix64, but with arithmetic shifts, because torch has no others for int64.
 
     If the factors rose evenly with the position, flips at equal distances, such as those of one lane, could cancel.
     See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

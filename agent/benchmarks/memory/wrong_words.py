@@ -13,7 +13,7 @@ Fill = Callable[[torch.Tensor, int], None]
 """Writes the expected words into a tensor (int64). The second argument is the address of the first word, divided by 8."""
 
 SLICE = 1 << 20
-"""Words that are searched for errors at once, because the position of each error needs 8 bytes."""
+"""Number of words that are searched for errors at once. This limits the memory for positions: 8 bytes for each wrong word."""
 MOST_EXAMINED = 1 << 16
 """Maximum number of wrong words of one pattern whose addresses and bits are examined. Further wrong words are only counted."""
 MOST_RECORDED = 16
@@ -32,12 +32,12 @@ class WrongWords:
         self._bits = 0
         """The bits that were wrong in any examined word."""
         self._recorded: dict[tuple[int, int], tuple[int, int]] = {}
-        """Address and flipped bits of a word -> the expected word and the word that was read, the first time."""
+        """Address and flipped bits of a word -> the expected word and the word that was read, of the first such error."""
 
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
         """Count the words that differ from what `fill` writes. `expected` has as many words, and is overwritten.
 
-        For the record a wrong word is read again. If it is right the second time, the transfer was faulty, not the memory cell.
+        Each wrong word that is examined is read a second time. If it is right then, the transfer was faulty, not the memory cell.
         """
         fill(expected, address)
         wrong = words != expected

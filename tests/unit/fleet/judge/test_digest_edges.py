@@ -70,7 +70,7 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")
     assert (bad.criterion, bad.value, bad.limit, bad.operator, bad.unit) == ("digest-majority", BAD, GOOD, "eq", "1")
     assert (bad.action, bad.basis, bad.params) == ("rma", "published", {"workload": "gemm"})
-    assert bad.detail == f"{majority}, the GPU with serial h1-0 does not; its host has no other GPU to compare with"
+    assert bad.detail == f"{majority}, the GPU with serial h1-0 does not; its host has no other comparable GPU"
     assert bad.reason == f"found {BAD}: {bad.detail}"
     assert (good.action, good.limit, good.detail) == ("none", GOOD, majority)
     assert good.reason == f"found {GOOD}; {majority}"
@@ -86,8 +86,8 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
 @pytest.mark.parametrize(
     ("other", "expected_text"),
     [
-        (GOOD, "the other GPU of its host agrees with the majority"),
-        (BAD, "the other GPU of its host differs from the majority too: suspect the host"),
+        (GOOD, "the only other comparable GPU of its host agrees with the majority"),
+        (BAD, "the only other comparable GPU of its host differs from the majority too: suspect the host"),
     ],
 )
 def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_text: str) -> None:
@@ -99,9 +99,9 @@ def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_tex
 @pytest.mark.parametrize(
     ("others", "text"),
     [
-        ((GOOD, GOOD), "the 2 other GPUs of its host agree with the majority"),
-        ((GOOD, BAD), "1 of the 2 other GPUs of its host differ from the majority too: suspect the host"),
-        ((BAD, "x"), "2 of the 2 other GPUs of its host differ from the majority too: suspect the host"),
+        ((GOOD, GOOD), "the 2 other comparable GPUs of its host agree with the majority"),
+        ((GOOD, BAD), "1 of the 2 other comparable GPUs of its host differ from the majority too: suspect the host"),
+        ((BAD, "x"), "2 of the 2 other comparable GPUs of its host differ from the majority too: suspect the host"),
     ],
 )
 def test_number_of_other_gpus_that_differ_is_stated(others: tuple[str, str], text: str) -> None:

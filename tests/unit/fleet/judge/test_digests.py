@@ -76,7 +76,7 @@ def test_only_the_differing_gpu_fails() -> None:
     assert (verdict.value, verdict.limit, verdict.params["workload"]) == (BAD, GOOD, "gemm")
     assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in verdict.reason
     assert "the GPU with serial h1-2 does not" in verdict.reason
-    assert "the 3 other GPUs of its host agree with the majority" in verdict.reason
+    assert "the 3 other comparable GPUs of its host agree with the majority" in verdict.reason
     assert "Silent Data Corruptions" in verdict.source
 
 
@@ -84,7 +84,7 @@ def test_single_gpu_hosts_are_compared_with_each_other() -> None:
     plan = gangless_plan("h1", "h2", "h3", gpu_count=1)
     [verdict] = findings(plan, evidence_of(plan, {("h2", "gpu=0"): BAD}))
     assert (verdict.host, verdict.serial, verdict.verdict) == ("h2", "h2-0", FAIL)
-    assert "its host has no other GPU to compare with" in verdict.reason
+    assert "its host has no other comparable GPU" in verdict.reason
 
 
 def test_reason_states_that_the_other_gpu_of_the_host_differs_too() -> None:
@@ -94,7 +94,9 @@ def test_reason_states_that_the_other_gpu_of_the_host_differs_too() -> None:
         ("h3", "gpu=0", FAIL),
         ("h3", "gpu=1", FAIL),
     ]
-    assert all("the other GPU of its host differs from the majority too" in item.reason for item in verdicts)
+    assert all(
+        "the only other comparable GPU of its host differs from the majority too" in item.reason for item in verdicts
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
         ("NVIDIA B200", "gemm_fp8_e4m3", ["digest.value", "digest.mismatches"]),
     ],
 )
-def test_unsupported_type_is_inconclusive_only_on_a_gpu_that_has_it(
+def test_unsupported_number_format_is_inconclusive_only_on_a_gpu_that_has_it(
     gpu_name: str, workload: str, judged: list[str]
 ) -> None:
     plan = extended_plan("h1", gpu_count=1)
@@ -250,8 +252,8 @@ def test_unsupported_type_is_inconclusive_only_on_a_gpu_that_has_it(
 
 @pytest.mark.parametrize("status", [UNSUPPORTED, ERROR])
 @pytest.mark.parametrize("model", ["b200", "b300", "gb200", "gb300", "rtx-pro-6000-server"])
-def test_blackwell_gpu_is_not_judged_on_fp4_if_torch_has_none(model: str, status: str) -> None:
-    """A workload that failed is inconclusive, and one with a wrong result fails."""
+def test_fp4_on_blackwell_gets_a_verdict_unless_torch_does_not_support_it(model: str, status: str) -> None:
+    """A workload that failed (ERROR) is inconclusive, and one with a wrong result fails."""
     plan = extended_plan("h1", gpu_count=1)
     pack = read_pack(model)
     gpu_name = sorted(pack.gpu_names)[0]

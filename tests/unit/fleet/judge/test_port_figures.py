@@ -1,4 +1,4 @@
-"""Figures of RDMA ports: the criteria that judge them, and verdicts on ports without figures that they must have."""
+"""Figures of RDMA ports: the criteria that judge them, and verdicts on ports that lack a required figure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def figure(name: str, value: float, port: int, stage: str = "benchmark", **setti
 
 
 def healthy_port(port: int, host: str = "h1") -> list[Observation]:
-    """Return what the profile `standard` measures of a healthy port: alone, and together with each other host."""
+    """Return what the profile `standard` measures of a healthy port: alone, and with each of the other hosts."""
     return [
         *transfers(port, {"memory": "host"}), *transfers(port, {"memory": "gpu"}),
         figure("latency", 2e-6, port, sharing="alone"), figure("message_rate", 4e6, port, sharing="alone"),
@@ -168,9 +168,8 @@ def test_healthy_ports_pass() -> None:
     ],
 )
 def test_bad_figure_fails_the_criteria_of_this_figure_only(bad: Observation, criteria: set[str]) -> None:
-    found = {
-        item for item in findings(fleet(h2=bad)) if item[2] != "plan"
-    }  # the changed figure contradicts others: `plan`
+    # Verdicts of the criterion `plan` are left out: they say that the changed figure contradicts other figures.
+    found = {item for item in findings(fleet(h2=bad)) if item[2] != "plan"}
     assert found == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
 
 

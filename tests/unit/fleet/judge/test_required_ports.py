@@ -1,4 +1,4 @@
-"""With `rackproof_verbs_required`, verdicts name each unmeasured port of the fabric, and each host with too few ports."""
+"""With `rackproof_verbs_required`, verdicts name the unmeasured ports of the fabric, or the host if these are not known."""
 
 from __future__ import annotations
 
