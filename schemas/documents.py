@@ -38,7 +38,8 @@ COMPILES = jsonschema_rs is not None
 READABLE, SECRET = 0o644, 0o600
 """Permissions of a written file: readable by everyone, or by its owner only."""
 MAX_BYTES = 8_000_000
-"""Default limit of a document. A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
+"""Default limit of the size of a document. A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs
+about 1.5 MB."""
 MAX_DEPTH = 12
 """Maximum number of nested levels of a document."""
 _DEVICES = Path("/dev")
@@ -161,7 +162,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def write(path: Path, value: Json, *, mode: int = READABLE) -> None:
-    """Write `value` as JSON atomically: a reader sees either the old or the new file. `mode` are its permissions.
+    """Write `value` as JSON atomically: a reader sees either the old or the new file. `mode`: its permissions.
 
     Raises:
         ValueError: `value` has NaN or an infinity.
@@ -335,7 +336,7 @@ def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> s
 
     * All known words that begin with the word, or have all of its parts (for `h200`: h200-nvl, h200-sxm).
     * All known words that begin with a part of the word (for `nvidia-h200`), unless a known word is very similar.
-    * The most similar known word. It is also suggested in place of more than MAX_SUGGESTIONS words. With `same_letters`, its
+    * The most similar known word. It is also suggested if more than MAX_SUGGESTIONS words fit. With `same_letters`, its
       letters before the first digit must be those of the word, because `gh200` and `h200` are different hardware.
     """
     names, folded = {name.casefold(): name for name in known}, word.casefold()

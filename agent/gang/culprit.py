@@ -133,7 +133,7 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
 
 
 def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Culprit:
-    """Return the culprit if this host receives messages from no other host, so that it cannot determine which side failed.
+    """Return the culprit if all hosts from which this host awaits statuses are silent: this host cannot tell which side failed.
 
     A watcher expects statuses from all hosts, so its own link is the likely cause, and it names itself. Any other host expects
     statuses only from the watchers, and names them. If the link of such a host failed, the watchers name that host, and their
@@ -180,7 +180,8 @@ def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
 def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
     """Return the rank that failed first, on its own or by a signal from outside the gang.
 
-    Return None if there is none, or if a silent rank may be the cause.
+    Return None if there is none, if a silent rank may be the cause, or if an earlier failure of another rank may not be
+    reported yet (SETTLE_S).
     """
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None  # a silent rank may be the cause of the end
@@ -295,7 +296,7 @@ def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that the others waited for until their time-out; None if there is none."""
+    """Return the rank that the others waited for until their time-out; None if there is none, or the time-outs are too recent."""
     timed_out = [report for report in reports if _has_timed_out(report.rank, timeout_s)]
     if not any(report.failed_ago_s >= SETTLE_S for report in timed_out):
         return None

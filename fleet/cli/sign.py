@@ -24,8 +24,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "sign",
         help="sign a reported run with an SSH key: SHA256SUMS, SHA256SUMS.sig and signed.json in its directory",
         description="Judges the run again. If report.json and its views (report.html and other formats) match the records, "
-        "writes the SHA-256 of every file (signed.json lists the exceptions and why) and signs the sums with "
-        "ssh-keygen -Y sign -n rackproof.",
+        "writes the SHA-256 of every file of the run (signed.json lists the files that are left out, and why) and signs the "
+        "sums with ssh-keygen -Y sign -n rackproof.",
         epilog="example: rackproof sign runs/rack12 --key ~/.ssh/id_ed25519. Exit codes: 0 signed, whatever the decision; "
         "2 there is no report, the report or one of its views does not match the records, a file changed meanwhile or is "
         "partly written, or the key cannot be used; 75 the run is in progress.",

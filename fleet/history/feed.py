@@ -17,7 +17,8 @@ def feed_history(directory: Path, run: Run, report: FleetReport, unread: str = "
         directory: the history.
         run: the run.
         report: its report.
-        unread: the line of `with_history`, returned only if the run is added: otherwise the warning has the same reason.
+        unread: the line of `with_history` that says why the report lacks former runs; empty if it lacks none. It is returned only
+            if the run is added; otherwise only the warning about the run is returned.
     """
     try:
         notes, _ = add_run(directory, run_rows(run, report))

@@ -28,10 +28,10 @@ def racks_answer(history: History) -> Answer:
     """Return a row for each rack."""
     rows = history.records(_RACKS)
     causes = {rack: (count, parts) for rack, count, parts in history.rows(_CAUSES)}
-    slowest = _slowest(history)
+    worst = _worst_figures(history)
     for row in rows:
         row["causes"], row["failing_parts"] = causes.get(row["rack"], (0, 0))
-        row["lowest"] = slowest.get(row["rack"], "")
+        row["lowest"] = worst.get(row["rack"], "")
     columns = {
         "rack": "rack", "hosts": "hosts", "runs": "runs", "first": "first run", "last": "last run",
         "accepted_share": "hosts accepted", "rejected": "rejected", "incomplete": "incomplete", "causes": "failures",
@@ -40,8 +40,11 @@ def racks_answer(history: History) -> Answer:
     return Answer(sections=[Section(name="racks", title="Racks", rows=rows, columns=columns)])
 
 
-def _slowest(history: History) -> dict[str, str]:
-    """Return for each rack the figure that is worse than in the other racks by the largest share."""
+def _worst_figures(history: History) -> dict[str, str]:
+    """Return rack -> the figure that is worse than in the other racks by the largest share, with this share.
+
+    A rack without a worse figure is left out.
+    """
     worst: dict[str, tuple[float, str]] = {}
     units: dict[str, str] = dict(history.rows("select name, any_value(unit) from levels group by name"))
     records: list[dict[str, Any]] = history.records(_LEVELS)

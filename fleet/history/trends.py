@@ -1,11 +1,12 @@
 """Find figures that drift slowly, from the sums of all runs.
 
-A line is fitted to `relative` over time by least squares. Peers have the same driver; a part without peers has a level of its own
-under each driver, so that a change of the driver is no drift. The standard error follows from the residuals. z is the normal
-deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni). A part is
-compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what happens to
-a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by comparison with fitted peers
-(`peer_fit`), because the median of a host moves when one of its GPUs is replaced; and it must remain if any one run is left out.
+A line is fitted to `relative` (`tables.py`) over time by least squares. Peers have the same driver. For a part without peers,
+the line has one intercept for each driver, so that a change of the driver is no drift. The standard error follows from the
+residuals. z is the normal deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all
+tests (Bonferroni). A part is compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with
+all racks. So what happens to a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by
+comparison with fitted peers (`peer_fit`), because the median of a host moves when one of its GPUs is replaced; and it must
+remain if any one run is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fleet.history.tables import DAYS, MIN_PEERS
 from fleet.judge.baseline import direction
 
 FALSE_FINDINGS = 0.01
-"""Expected number of false findings in one question, if the noise is normal and independent."""
+"""Expected number of drifts that one call of `drifts` finds in a history without any, if the noise is normal and independent."""
 MIN_POINTS = 8
 MIN_DAYS = 60.0
 MIN_EFFECT = 0.01
@@ -67,7 +68,7 @@ class Drift:
     per_year: float | None
     """Slope as a share per year; -0.05: 5 % less each year. None for a step, which has no slope."""
     error: float | None
-    """Half of the 95 % confidence interval of `per_year`."""
+    """Half the width of the 95 % confidence interval of `per_year`; None for a step."""
     change: float
     """Slope times the observed time, as a share; the size of a step."""
     points: int
@@ -133,7 +134,8 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
     """Return the series that may drift, and the number of all series that were tested."""
-    # From the slope of a part without peers in its runs or months, the median slope of all such parts is subtracted.
+    # The slope of a part without enough peers in its runs and months contains the change that all such parts share. So the median
+    # slope of these parts (same level, model and figure) is subtracted, if there are at least three of them.
     query = f"""
     with {_ALONE}, all_series as (
       select * from series anti join (select * from by_month where n >= {MIN_POINTS}) m

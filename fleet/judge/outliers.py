@@ -1,7 +1,7 @@
-"""Compare one part with all parts of its kind in the fleet: the median behind criteria with `vs_fleet`.
+"""Compare one part with all parts of its kind in the fleet, for criteria with `vs_fleet`: by their median and deviation.
 
 The median and the median absolute deviation are robust: several outliers hardly move them, unlike the mean and the standard
-deviation. A fleet that is too small for either is judged by the floors of the packs.
+deviation. If a fleet is too small for a limit of this kind, the floors of the packs still apply.
 """
 
 from __future__ import annotations
@@ -197,13 +197,13 @@ class FleetFigures:
                 for scope, value in self._of_gangs.get(key, {}).items()
                 if not part_number and position in ("", Scope.parse(scope).device)
             ]
-            is_some = bool(part_number) and any(number != part_number for number, _ in groups)
+            is_subset = bool(part_number) and any(number != part_number for number, _ in groups)
             self._peers[chosen] = PeerGroup(
                 model=key[0] or "this kind",
                 kind=key[3],
                 values=tuple(sorted(values)),
                 position=position,
-                part_number=part_number if is_some else "",
+                part_number=part_number if is_subset else "",
             )
         return self._peers[chosen]
 

@@ -1,6 +1,7 @@
 """Compare the numbers of one reading with a limit, without building observations and verdicts.
 
-A check is made on the first host of a layout (hosts whose benchmarks made the same observations) and used on its other hosts.
+A layout is a group of hosts whose benchmarks made the same observations. A check is built from the first host of a layout, and
+used on the other hosts of the layout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Explain stragglers in data-parallel training.
 
-A criterion (`vs_fleet`) decides that a rank computes too long. This module adds the rank and the cause to the failure: readings
-of its GPU and of its host's CPU during the same steps that differ from the median of its peers. It may change the action,
-but never the result.
+A criterion (`vs_fleet`) decides that a rank computes too long. This module adds the rank and the cause to the failure. Causes
+are readings of the rank's GPU, or of its host's CPU, that differ from the median of the rank's peers during the same steps. This
+module may change the action of the verdict, but never its result.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from schemas.reports import FAIL, Verdict
 
 NAME = "straggler.compute"
 MIN_DEVIATION = 0.05
-"""Fraction of the peers' median: the clocks of healthy GPUs differ by less. Also the smallest relevant share of time."""
+"""Smallest relevant difference from the peers' median, as a fraction of it: the clocks of healthy GPUs differ by less. Also the
+smallest relevant share of time."""
 MIN_HOTTER_K = 10.0
 """Kelvin above the peers' median from which a GPU counts as hotter."""
 MIN_MORE_PRESSURE = 0.2
-"""Share of time above the peers' median from which a host counts as short of processors."""
+"""A host counts as short of processors if its share of time with CPU pressure exceeds the peers' median by more than this."""
 LAUNCH_BOUND_SHARE = 0.9
 """If the host launches kernels for more than this share of the compute time, the GPU waits for the host."""
 REASONS: Mapping[str, str] = {
@@ -114,8 +115,8 @@ def with_straggler_causes(
 ) -> list[Verdict]:
     """Return the verdicts; failures of `straggler.compute` name the rank, the delay of the others, and the cause.
 
-    `known` are the ranks of the whole fleet; by default those of `views`. The action is `configure` if a CPU setting of the
-    host explains the delay and no reading of the GPU deviates.
+    `known` has the figures of all ranks of the fleet; by default, those of the ranks of `views` are used. The action is
+    `configure` if a CPU setting of the host explains the delay and no reading of the GPU deviates.
     """
     if not any(_is_straggler(verdict) for verdict in verdicts):
         return list(verdicts)

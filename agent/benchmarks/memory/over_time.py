@@ -1,9 +1,9 @@
 """Memory tests that need time: data stay in memory for minutes, on an idle or a hot device, or words nearby are rewritten often.
 
 The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
-explains the first two) and of cuda_memtest, which brought them to GPUs. The order in which a device accesses the words of one
-part, and the row and bank of an address, are not known here. So `neighbours` disturbs memory with stripes of several widths; it
-does not aim at single rows.
+explains the first two) and of cuda_memtest, which brought them to GPUs. It is not known here to which row and bank of the
+memory an address belongs. So `neighbours` does not aim at single rows, but disturbs memory with stripes of several widths. Nor
+is it known in which order a device accesses the words of one part (the words that one call reads or writes).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from agent.benchmarks.memory.wrong_words import WrongWords
 from agent.benchmarks.runtime.context import Context
 
 FADE_PATTERNS = ("random", "inverse_random")
-"""Patterns of `fade` and `hot_fade`. memtest86+ uses zeros, then ones. Random words and their inverses also put
-both values into each cell, one after the other. Moreover they give many neighbouring cells different values, which makes a
-cell lose its charge faster."""
+"""Patterns of `fade` and `hot_fade`. memtest86+ writes zeros to all cells, then ones. Random words, followed by their inverses,
+also give each cell both values. Moreover they give many neighbouring cells different values, which makes a cell lose its
+charge faster."""
 WAIT_STEP_S = 5.0
 """Longest wait between two reports of progress to the supervisor."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
 """Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB, which must fit
 into the 2 % of the memory that are not tested: 480 MB on a GPU with 24 GB. (`stress` uses 8192 rows and columns.)"""
 HEATER_CALLS = 500
-"""Products in the queue at once: 0.1 s on an H100 at 700 TFLOP/s."""
+"""Matrix products that are queued before the host waits for them. They take 0.1 s on an H100 at 700 TFLOP/s."""
 BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]
 """Words whose bytes all have the same single bit set, one word for each of the eight bits: test 3 of cuda_memtest."""
 REWRITES = 2
@@ -66,7 +66,7 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
     multiply, _ = build_product(
         dtype if on_gpu else "fp32", HEATER_SIZE if on_gpu else CPU_HEATER_SIZE, context.device, seed=1
     )
-    multiply()  # the library allocates its memory now; wrong products are not counted here, but by `stress`
+    multiply()  # the library allocates its memory now; `stress` counts wrong products, this test does not
     for pattern in FADE_PATTERNS:
         memory.write(partial(fill, pattern=pattern))
         context.synchronize()
@@ -81,7 +81,7 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
 
 
 def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Read each part and then write its inverse, first with rising addresses, then with falling ones.
+    """Read each part and then write its inverse: first from the first part to the last, then from the last to the first.
 
     So a write that also changes a word of another part is detected. Each pass uses another value: 0, then those of BYTE_PATTERNS,
     then random ones.
@@ -116,10 +116,11 @@ def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, nu
 
 
 def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Invert every second stripe many times, then read all; for each width of the stripes first the even ones, then the odd ones.
+    """Invert every second stripe many times, then read all words.
 
-    A chunk is inverted many times before the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each
-    inversion of such a chunk reads and writes the memory itself.
+    This is done for each width of the stripes, first with the even stripes, then with the odd ones. All inversions of a chunk
+    come before those of the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each inversion of such a
+    chunk reads and writes the memory itself.
     """
     value = _random_word(number)
     for width in (size // 8 for size in STRIPE_BYTES):

@@ -1,7 +1,7 @@
 """Run programs that access a file system, each in a child process that can be abandoned.
 
-An access to a file system that hangs cannot be interrupted (state D in `ps`), and a process in it cannot be killed. So no rank
-accesses a measured directory itself: a child does, and the rank stops waiting for it at a deadline.
+An access to a file system that hangs cannot be interrupted, and a process that waits in it (state D in `ps`) cannot be killed. So
+no rank accesses a measured directory itself: a child does, and the rank stops waiting for it at a deadline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO
 
 POLL_S = 0.02
 END_S = 1.0
-"""How long to wait for a child that was killed."""
+"""How long to wait for the end of a child that was killed."""
 MAX_OUTPUT = 4 << 20
 
 
@@ -75,7 +75,7 @@ class _Child:
         return self._process.poll() is not None
 
     def end(self) -> Ended:
-        """Return how it ended. A child that still runs is killed, and abandoned if that does not end it."""
+        """Return how the child ended. If it still runs, kill it; if it does not end within END_S, abandon it."""
         code = self._process.poll()
         if code is None:
             self._process.kill()

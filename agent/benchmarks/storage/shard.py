@@ -83,7 +83,7 @@ def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
 
 
 def differences(found: bytes, expected: bytes) -> tuple[int, int]:
-    """Return how many bytes differ, and the place of the first. If `found` is shorter, its missing bytes count as different."""
+    """Return how many bytes differ, and the position of the first. Bytes that are missing from `found` count as different."""
     length = len(found)
     # The exclusive or of two long integers, because a loop over a million bytes takes a fifth of a second.
     bits = int.from_bytes(found, "big") ^ int.from_bytes(expected[:length], "big")
@@ -117,9 +117,11 @@ def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
 
 
 def access(action: str, directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Look up (`stat`) or delete (`remove`) `most` files that `create` made; return number and median seconds. Raises OSError.
+    """Look up (`stat`) or delete (`remove`) the first `most` files that `create` made. Raises OSError.
 
-    Only `stat` ends after `seconds`.
+    Only `stat` ends after `seconds`, even if files are left.
+
+    Returns the number of these files and the median seconds per file.
     """
     times: list[float] = []
     began = time.perf_counter()
@@ -135,7 +137,7 @@ def access(action: str, directory: str, seconds: float, most: int) -> dict[str, 
 
 
 def main(action: str, path: str, *arguments: str) -> None:
-    """Run the action and print what it returns, or `{"problem": …}`."""
+    """Run the action and print what it returns, or `{"problem": …}` after an OSError."""
     try:
         if action in ("write", "read"):
             seed, size, direct = arguments

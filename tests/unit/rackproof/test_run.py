@@ -368,7 +368,7 @@ def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
     assert single["benchmark"]["deadline_s"] <= whole["benchmark"]["deadline_s"] + whole["gang"]["deadline_s"]
 
 
-def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
+def test_report_says_that_no_gpu_count_was_given() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     line = "GPU count: the number of GPUs was not given, so the detected number is expected on h1"
     assert line not in merge(plan, {}, ()).acceptance.summary

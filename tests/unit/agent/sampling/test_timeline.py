@@ -116,7 +116,7 @@ def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, l
 
 
 def test_eight_gpus_add_little_to_a_record() -> None:
-    """The load changes all the time, so that each bucket has a spread and its text has the maximum length."""
+    """The load changes all the time, so that each bucket has a spread and the text of the bucket has the maximum length."""
 
     def varying_sample(at: float) -> GpuSample:
         return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)

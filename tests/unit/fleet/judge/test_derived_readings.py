@@ -140,7 +140,7 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
         ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
     ],
 )  # fmt: skip
-def test_reading_that_another_one_proves_must_be_there(
+def test_missing_reading_is_a_problem_if_another_reading_requires_it(
     readings: Mapping[str, Metric], expected: list[tuple[str, str]]
 ) -> None:
     assert problems(readings) == expected

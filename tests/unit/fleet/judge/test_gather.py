@@ -69,7 +69,7 @@ def gathered(
     packs: list[Pack] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> list[str]:
-    """Return the hosts that were added one by one. Check that the statistics are as if all were."""
+    """Return the hosts that were added one by one. Check the statistics against those of a fleet that is added host by host."""
     views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
     plain = FleetStats(Planned(plan))
     for view in views:
@@ -123,7 +123,7 @@ INFINITE = float("inf")
         ([with_constant_readings(version=None), with_constant_readings(), with_constant_readings()], []),
     ],
 )  # fmt: skip
-def test_host_is_added_by_itself_if_a_value_is_not_a_number(
+def test_host_is_added_by_itself_only_if_a_figure_is_a_truth_value_or_its_launch_failed(
     changes: list[Change], alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = (FLOOR, FRACTION, CLOCK, VERSION, LINKS, NCCL)

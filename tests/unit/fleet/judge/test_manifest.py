@@ -177,7 +177,7 @@ def test_impossible_path_is_a_usage_error() -> None:
 
 
 def gpu_line(host: str, index: int, **over: Any) -> Part:
-    """Return a manifest line that orders the GPU which `builders` creates in this host."""
+    """Return a manifest line for the GPU that `builders` creates with this index in this host."""
     return Part(
         **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
     )

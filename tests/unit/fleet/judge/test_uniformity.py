@@ -28,7 +28,8 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Readings that are compared on every host of `builders`. Tests ignore their verdicts, because each test adds a reading."""
+"""Readings that are compared because every host of `builders` has them. Tests check the verdicts on other readings, which
+they add."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")

@@ -85,7 +85,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> FleetReport:
 
 
 def tags(document: str) -> list[str]:
-    """Return the XML without texts and attribute values, except counts and types."""
+    """Return the tags of an XML document, and those of their attributes that are counts or types; no other texts."""
     return re.findall(r'</?[a-z-]+|(?:tests|failures|errors|skipped|type)="[^"]*"', document)
 
 
@@ -157,7 +157,7 @@ def test_notification_is_the_same_with_reworded_reasons(tmp_path: Path, seed: in
 
 
 def test_fleet_has_many_kinds_of_verdicts_and_lines(report: FleetReport) -> None:
-    """The tests above prove little if the report has few kinds."""
+    """The tests above check only code for the kinds of verdicts and lines that the report has."""
     kinds = {verdict.kind for verdict in report.verdicts}
     assert kinds >= {
         *(VerdictKind.LIMIT, VerdictKind.CHANGE, VerdictKind.PEERS, VerdictKind.IDENTITY),

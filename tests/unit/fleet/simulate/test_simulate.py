@@ -1,4 +1,4 @@
-"""Simulated fleets: healthy ones pass, exactly the faults are reported, and no report presents simulated hardware as accepted."""
+"""Simulated fleets: healthy ones pass, every fault is reported and nothing else, and no report accepts simulated hardware."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ EXPECTED_REASONS = {
 
 @pytest.fixture(scope="module")
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
-    """Return the host of each fault, and the run directory. Each host has at most one fault; the first in a rack has none."""
+    """Return the host of each fault, and the run directory. Each host has at most one fault, the first of each rack none."""
     racks = -(-len(HOST_FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True,
                    storage=True, bmcs=True)  # fmt: skip
@@ -445,7 +445,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
 
 
 def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp_path: Path) -> None:
-    """Swapped cables send the traffic of two rails over the spine switch. This explains a slow rail, so no NIC is reported."""
+    """Swapped cables send two rails of r01-h03 over the spine switch. They explain its slow rail, so its NIC is not reported."""
     faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
     report = report_of(run_of(tmp_path / "run", *faults, hosts=8))
     assert {(cause.host, cause.problem) for cause in report.causes} == {
