@@ -76,8 +76,8 @@ def reading_check(
         view: the host.
         criterion: a criterion on readings.
         names: the readings that decide the verdicts (`deciding_readings`).
-        passes: the verdicts on this host, which must be certain passes.
-        rows: the rows in which these verdicts are counted.
+        passes: these verdicts.
+        rows: the rows in which they are counted, in the same order.
     """
     is_simple = not (
         criterion.stage or "phase" in criterion.where or criterion.best_of_run or criterion.operator == "eq"

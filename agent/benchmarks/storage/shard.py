@@ -59,7 +59,7 @@ def _write_all(descriptor: int, buffer: mmap.mmap) -> None:
 
 
 def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
-    """Read the shard and compare every byte. Raises OSError.
+    """Read the shard and compare every byte with what `write` writes for this seed. Raises OSError.
 
     The shard is read past the page cache (`direct`), or after the kernel was asked to drop it from there.
 
