@@ -2,7 +2,8 @@
 
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
 forks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters that `rendezvous.py` needs,
-and also says which ranks are on this host. `python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
+and also says which ranks are on this host. REQUEST has the benchmarks and their settings.
+`python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 STORAGE = ("local_storage", "shared_storage")
-"""Keys of the request to the ranks for the storage directories that the inventory names; a key is missing if none is named."""
+"""Keys of the request to the ranks, one for each kind of storage directory. A key is missing if the inventory names no directory of
+its kind."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address on which the ranks of a single host connect."""
 

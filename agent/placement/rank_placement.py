@@ -49,9 +49,9 @@ class RankPlacement:
     nodes: int
     """Number of hosts."""
     hosts: tuple[str, ...] = ()
-    """Names of the hosts in the launcher's order, if it reports them."""
+    """Names of the hosts in the launcher's order; empty if the launcher does not report them."""
     host: str = ""
-    """This host's name as the launcher spells it, if it reports it."""
+    """This host's name as the launcher spells it; empty if the launcher does not report it."""
 
     def __post_init__(self) -> None:
         for name, index, size in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):

@@ -66,7 +66,10 @@ class Lease:
         return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:
-        """Return whether a newer claim does not list this run as running. Both claims must be from one directory of runs."""
+        """Return whether `claim` is newer and does not list this run as running.
+
+        Claims from different directories of runs are not compared: False.
+        """
         same_directory = (self.by.machine, self.by.runs) == (claim.machine, claim.runs)
         return same_directory and self.by.since < claim.since and self.run_id not in claim.running
 

@@ -91,7 +91,7 @@ class SoakRun(HostRun):
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
-        """Return the seconds since the soak began, by the monotonic clock, which is independent of the system time."""
+        """Return the seconds from the begin of the soak to a time of the monotonic clock (None: now)."""
         return self._offset_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
 
     def start(self) -> None:

@@ -97,7 +97,7 @@ def interrupts(text: str, name: str) -> int:
 def shared_options(text: str) -> str:
     """Return the kernel options that hosts can share, without host-specific options and possible secrets.
 
-    Options with `pass`, `key` or the like in their names count as secrets, even if one is not, such as `iommu.passthrough`.
+    Options with `pass`, `key` or the like in their names count as secrets, even harmless ones such as `iommu.passthrough`.
     """
     kernel_options = text.split(" -- ")[0]  # the rest is for the init process
     return " ".join(option for option in kernel_options.split() if not _HOST_SPECIFIC.match(option))

@@ -23,7 +23,7 @@ MOUNT_KINDS = {
 
 
 class StorageCollector:
-    """Reads the disks under `root`. With `identity` also model, serial number, firmware and PCI address of each disk.
+    """Reads the disks under `root`. With `identity` it also reads model, serial number, firmware and PCI address of each disk.
 
     A full snapshot reads all of these, and also the size and type of each disk, the health log of NVMe disks and the status of
     the device mapper.

@@ -39,7 +39,8 @@ class Array:
     members: dict[str, bool] = field(default_factory=dict)
     """Disk, or `slotN` or `emptyN` for an empty slot -> whether it is in sync.
 
-    /proc/mdstat shows only whether a disk has failed, so each of its other disks counts as in sync.
+    /proc/mdstat shows only whether a disk has failed. If the members are read from it, each disk that has not failed counts as in
+    sync.
     """
 
     def add_empty(self, slots: list[int], failed: int) -> None:
@@ -48,7 +49,8 @@ class Array:
         Args:
             slots: numbers of the empty slots. They become `slotN`. If some of them may be slots of failed members, they become
                 `empty1`, `empty2` …
-            failed: number of failed members whose slots are unknown. They are already listed by name, so fewer slots are added.
+            failed: number of failed members whose slots are unknown. They are already listed by name, so that many of the slots
+                are not added.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}

@@ -21,9 +21,9 @@ from fleet.history.tables import DAYS, MIN_PEERS
 ITERATIONS = 10
 MIN_FITTED_PEERS = 2
 STEP_RATIO = 0.5
-"""If the squared residuals of a step are less than this share of those of a line, the change is a step."""
+"""The change is a step if the sum of squared residuals from two levels is less than this share of the sum from a line."""
 MIN_AT_EDGE = 2
-"""Points that each side of a step must have."""
+"""Minimum number of points on each side of a step."""
 DAY_S = 86400.0
 _TABLES = {"gpu": ("figures", "serial", "not duplicate"), "host": ("levels", "id", "level = 'host'"),
            "rack": ("levels", "id", "level = 'rack'")}  # fmt: skip
@@ -40,18 +40,19 @@ class Course:
     error: float
     """Standard error of the slope."""
     z: float
-    """Normal deviate of the slope."""
+    """Slope divided by its error, converted to a normal deviate."""
     freedom: float
+    """Degrees of freedom of `error`."""
     weakest_z: float
     """Smallest `z` if any one point is left out; negative if the slope changes its sign."""
     change: float
     """Slope times the observed time; for a step, the difference of the two levels."""
     step_at: str
-    """Date of a step; empty if a line describes the course as well."""
+    """Date of a step; empty if the change is not a step."""
 
 
 def course(history: History, series: Mapping[str, Any]) -> Course | None:
-    """Return the course of a series (a row from `trends._candidates`); None if it has too few peers or points to fit them."""
+    """Return the course of a series (a row from `trends._candidates`); None if it has too few peers or points."""
     points: dict[str, tuple[datetime, float]] = {}
     others: dict[str, dict[str, float]] = defaultdict(dict)
     for nonce, began, part, value in _rows(history, series):

@@ -27,10 +27,10 @@ from schemas.stages import SOAK
 
 TEXT_LIMIT = 300
 DIGEST_LENGTH = 12
-"""Number of characters of the SHA-256 that a cut text ends with."""
+"""A text that was cut ends with this number of characters of the SHA-256 of the whole text."""
 DRIVER = "driver.version"
 CLOCK_TOLERANCE_S = 86400.0
-"""Clocks that differ by at most this many seconds are not worth a note."""
+"""Clocks that differ by at most this many seconds count as equal."""
 Row = dict[str, Any]
 
 
@@ -69,7 +69,8 @@ class RunRows:
     """The run in the index of the store."""
     causes: tuple[Row, ...]
     hosts: Iterable[HostRows] = field(repr=False)
-    """Made on access, because the figures of a large fleet do not fit into memory. Can be read once."""
+    """Can be iterated once. The rows of a host are made when they are reached, because those of a large fleet do not fit into
+    memory."""
 
 
 def run_rows(run: Run, report: FleetReport) -> RunRows:

@@ -19,7 +19,8 @@ class GridCell:
     css: str
     """`pass`, `fail`, `open` or `none`."""
     text: str
-    """Number of rejected host results, or of incomplete ones followed by `?`; empty if all are accepted; `–` without a run."""
+    """Number of rejected host results. If there are none: the number of incomplete ones and `?`, or nothing if all are accepted.
+    Without a run: `–`."""
     title: str
     has_new_driver: bool
 

@@ -32,8 +32,9 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
 
     A GPU is the cause of its failed pairs under three conditions:
     - It fails a criterion with more than half of its partners, and with at least three.
-    - Fewer than half of the GPUs do so.
-    - No two GPUs that do so pass with each other. Otherwise the link between two halves of the host is the cause.
+    - Fewer than half of the GPUs meet the first condition.
+    - No two GPUs that meet the first condition pass with each other. Otherwise the link between two halves of the host is the
+      cause.
 
     A new XID is attributed to the only GPU with new XIDs in the run. A criterion must fail this GPU for its XIDs, and no NVSwitch
     may have reported an error.

@@ -33,14 +33,14 @@ class Evidence:
     records: tuple[Record, ...] = ()
     """The host record and the gang record of the host, if they are valid."""
     foreign: tuple[Record, ...] = ()
-    """Gang records of another machine than the host record (`duplicates`). They are not judged."""
+    """Gang records that another machine wrote than the one that wrote the host record (`duplicates`). They are not judged."""
     received: Mapping[str, float] = field(default_factory=dict)
     """Gang (empty: the host record) -> when the control node wrote the file of the record, in seconds since 1970. A record of a
     simulation is not in it."""
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""
-    """The user of the host, if there is no record because others use the host."""
+    """The user or job that occupies the GPUs of the host, if the host left no record for this reason; otherwise empty."""
     bmc: Record | None = None
     """The record of the host's BMC, which the control node read; None without a valid one."""
     bmc_problem: str = ""
@@ -132,7 +132,7 @@ class Planned:
         """Whether parts are ordered. The plan of a part of the fleet (`Plan.only`) has no manifest."""
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
-        """Return the settings that two figures must share to be the same figure."""
+        """Return the parameters that identify a figure. Observations that differ only in other parameters are of one figure."""
         settings: Collection[str] | None = self._settings.get((item.stage, item.name))
         if settings is None:  # not planned; an empty set is a planned figure without settings
             settings = _settings_of_output(item.name)

@@ -65,7 +65,7 @@ def merge(
     """Return the report on a run.
 
     Args:
-        plan: the observations that must exist.
+        plan: the plan of the run: its hosts, and the observations that must exist.
         evidence: host -> its records.
         packs: every pack that may apply.
         events: host -> events that the control node recorded.

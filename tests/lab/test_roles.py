@@ -27,7 +27,7 @@ RELEASES = {
     "node2": "ID=ubuntu\nVERSION_ID='24.04'\n",
     "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
 }
-"""Host -> os-release. Only that of node1 is true, but the package managers and their repositories are real on all three."""
+"""Host -> os-release. Only that of node1 names the real distribution. Package managers and repositories are real on all three."""
 # Remove what a bare host does not have, and create the directories and programs that a container may lack.
 BARE = """
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
@@ -107,7 +107,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def mirror(directory: Path, key: packages.Key) -> None:
-    """Create repositories with the layout of NVIDIA's and fake packages, like the mirror of an air-gapped site."""
+    """Create repositories of fake packages in the layout of NVIDIA's repositories, as a mirror of an air-gapped site has them."""
     for name in ("debian12", "ubuntu2404"):
         drivers = [*packages.recorded(name), packages.headers("linux-headers-")]
         packages.apt_repository(directory / name, drivers, key)

@@ -34,6 +34,7 @@ class CpuCounters:
     pressure: int | None
     """Microseconds in which any process of the host waited for a processor."""
     quotas: Mapping[Path, Periods]
+    """Directory of a cgroup -> its counts."""
 
 
 def read_counters(root: Path = Path("/")) -> CpuCounters:
@@ -137,7 +138,10 @@ def _read_pressure(root: Path) -> int | None:
 
 
 def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
-    """Yield those of the process's cgroup and its parent groups (cgroup v1 or v2) that count quota periods, with the counts."""
+    """Yield directory and counts of the process's cgroup and of each parent group (cgroup v1 or v2).
+
+    Groups that do not count quota periods are left out.
+    """
     for chain in cgroup_chains("cpu", root):
         for directory in chain:
             if periods := _read_periods(directory / "cpu.stat"):

@@ -27,15 +27,18 @@ LEFTOVER_S = 86400.0
 """A subdirectory of Rackproof that is older than this was left behind by a measurement that was killed."""
 BLOCK = 4096
 MAX_DEVICES = 256
-"""Block devices that are visited on the way from a file system down to its disks."""
+"""Maximum number of block devices that are visited on the way from a file system down to its disks."""
 
 
 def prepare(directory: str) -> dict[str, Any]:
-    """Return `work`, the new subdirectory for test files, and `free`, `direct`, `filesystem`, `pool`, `device`, `model`, `disks`.
+    """Create a subdirectory for test files, and return a description of the directory.
+
+    Keys: `work` (the subdirectory), `free` (bytes), `direct` (whether files can be written past the page cache), `filesystem`
+    (type), `pool` (equal for directories that may share their free space), `device`, `model` and `disks` (see `disks_of`).
 
     Raises:
-        ValueError: `directory` is not a directory.
-        OSError: nothing can be written to it.
+        ValueError: `directory` is a file or a device.
+        OSError: `directory` does not exist, or nothing can be written to it.
     """
     status = Path(directory).stat()
     if not stat.S_ISDIR(status.st_mode):
@@ -84,11 +87,11 @@ def _supports_direct(work: str) -> bool:
 
 
 def _remove_leftovers(directory: str, now: float) -> None:
-    """Remove old subdirectories of our own, never through a link or of another user.
+    """Remove the subdirectories that killed measurements of this user left behind. Links are not followed.
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. By a wrong clock of this host, directories in use by others could look old.
+        now: the time by the file system's clock. The clock of this host may be wrong, and directories in use would then look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

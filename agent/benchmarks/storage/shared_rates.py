@@ -14,7 +14,8 @@ from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, l
 from schemas.scopes import HOST
 
 FILE, DEPTH = "data", 4
-"""Name of the test file of a host, and transfers in flight per job: few, so that a slow client ends in time."""
+"""Beginning of the name of each test file of a host, and number of transfers in flight per job. Few are in flight, so that a slow
+client ends in time."""
 MOST_FILES = 20_000
 """Maximum number of files that a host creates."""
 SATURATED = 0.9
@@ -24,7 +25,7 @@ SATURATED = 0.9
 def numbers_of_clients(first: int, hosts: int) -> list[int]:
     """Return the numbers of clients to measure: `first`, then twice as many each time, and at last all hosts.
 
-    If `first` is 0, only all hosts are measured.
+    If `first` is 0 or not less than `hosts`, only all hosts are measured.
     """
     counts = []
     while 0 < first < hosts:
@@ -45,7 +46,7 @@ class SharedRates:
         """Operation -> (number of clients, whether these are all) -> their total bandwidth in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
-        """For each round with all clients: reader -> rate, and owner of the file."""
+        """For each round in which all clients read: reader -> rate, and owner of the file."""
         # A quarter of the free space is for the files of all hosts, and another quarter for the shards of their checkpoint.
         free = clients.target.free // 4 // max(1, len(clients.hosts))
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
@@ -58,9 +59,9 @@ class SharedRates:
         """Measure with each number of clients. The figures of single clients come from the last measurement, with all clients."""
         for number, count in enumerate(self._counts):
             is_last = number == len(self._counts) - 1
-            # In the last measurement all hosts that still take part: some may have been excluded since `_counts` was computed.
+            # The last measurement has all hosts that still take part. Some may have been excluded since `_counts` was computed.
             part = self._clients.hosts if is_last else self._clients.hosts[:count]
-            # A file of its own for each number of clients: some clients cache the size of a file.
+            # Each number of clients has files of its own, because some clients cache the size of a file.
             self._file = f"{FILE}{number}"
             regions: dict[str, int] = {}
             for round_number in range(1, (self._settings["rounds"] if is_last else 1) + 1):
@@ -72,7 +73,10 @@ class SharedRates:
         self._report_ramp()
 
     def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
-        """Write on the hosts of `part` at the same time; return host -> bytes that each of its jobs has written."""
+        """Write on the hosts of `part` at the same time; return host -> bytes that each of its jobs has written at least.
+
+        The bytes are rounded down to whole blocks. A host is left out if one of its jobs wrote no whole block.
+        """
         item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
         result = self._pass(item, part, self._clients.host, self._step_bytes)
         answer = {"rate": result.bytes_per_second, "bytes": min(result.job_bytes)} if result else {}
@@ -88,7 +92,7 @@ class SharedRates:
     def _read(
         self, step: str, part: Sequence[str], regions: Mapping[str, int], round_number: int, is_last: bool
     ) -> None:
-        """Read the files of other hosts at the same time."""
+        """Let all hosts of `part` read at the same time, each the file of another host."""
         item = fio.FioPass(
             name="read", op="read", pattern="sequential", seconds=self._seconds, depth=DEPTH, repeats=True
         )
@@ -102,9 +106,9 @@ class SharedRates:
             self._rounds.append(rates)
 
     def _owner(self, part: Sequence[str], regions: Mapping[str, int], round_number: int) -> str:
-        """Return the host whose file this host reads in that round; empty if it reads none.
+        """Return the host whose file this host reads in that round; empty if this host reads no file.
 
-        It reads its own file only if no other file is readable.
+        This host reads its own file only if no other file is readable.
         """
         if self._clients.host not in part:
             return ""
@@ -158,7 +162,8 @@ class SharedRates:
     def _report_reads(self) -> None:
         """Report the best rate at which this host read a file, and the best rate at which any host read this host's file.
 
-        The best, because a slow client is slow with every file, and a slow part of the file system with every client.
+        The best rates show a fault: a slow client is slow with every file, and a file in a slow part of the file system is slow
+        for every client.
         """
         mine: list[float] = []
         of_files: dict[str, float] = defaultdict(float)
@@ -180,7 +185,7 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
     seconds, limit_s = float(settings["metadata_seconds"]), float(settings["metadata_seconds"]) + ACCESS_S
     count, counts = 0, dict[str, int]()
     for action in ("create", "stat", "remove"):
-        # All files are removed, so a server that removes slowly gets more time.
+        # `create` and `stat` end after `seconds`, but `remove` ends with the last file, so a slow server gets more time for it.
         action_limit_s = limit_s + (10 * seconds if action == "remove" else 0)
         owner = clients.host if action != "stat" else clients.next_host()
         most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count

@@ -1,7 +1,7 @@
 """Training steps of ResNet-18 in several precisions, memory layouts and batch sizes, eager and compiled.
 
-DDP, CIFAR-sized images in device memory, no synchronization of device and host inside the loop. The compiled variant has bf16,
-channels last, torch.compile, and on a GPU the whole step in one CUDA graph if it can be captured.
+The training uses DDP. Its CIFAR-sized images are in device memory, and the host does not wait for the device inside the loop. The
+compiled variant uses bf16, channels last and torch.compile, and on a GPU one CUDA graph of the whole step if it can be captured.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class VariantTraining:
             self.loss()
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - without C compiler or Triton, or on a new GPU, other types are raised
+        except Exception as error:  # noqa: BLE001 - the type varies: no C compiler, no Triton, a new GPU
             reason = f"torch.compile does not work here: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
             raise CannotMeasureError(UNSUPPORTED, reason) from None
 

@@ -26,7 +26,7 @@ from fleet.quantities import counted
 
 MAX_LINKS = 5
 MAX_LINKS_SHARE = 0.02
-"""If more links than MAX_LINKS and than this share of all pairs of hosts are slow, the suspect is the fabric, not each link."""
+"""If the number of slow links exceeds MAX_LINKS and this share of all pairs of hosts, the only suspect is the fabric."""
 
 _FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
 """Only failed pairs have a share below this."""
@@ -255,7 +255,7 @@ class SuspectBuilder:
     def _figures(self, indexes: Iterable[int], typical: float, limit: float) -> dict[str, float]:
         """Return the median of these edges (`measured`), and the values with the shares `typical` and `limit`, in B/s or s.
 
-        Failed edges do not count. Without any other edge there is no `measured`.
+        Failed edges do not count. If all of these edges failed, there is no `measured`.
         """
 
         def in_unit(speed: float) -> float:

@@ -1,10 +1,13 @@
 """Compare the cables of hosts with each other, if no manifest describes them.
 
 The fastest ports in one slot of all hosts are a rail. Hosts that share at least half of their switches are peers. Among peers, a
-switch belongs to a rail under three conditions. At least two hosts use it there. They are at least a quarter as many as use the
-rail's most used switch. They are more than half as many as use it in any other rail. If at least two thirds of the peers whose
-switch was read use the switches of a rail, a port of the rail at any other switch deviates. Two ports of a host that deviate are
-swapped if each is at a switch of the other's rail.
+switch belongs to a rail under three conditions:
+- At least two peers use the switch in this rail.
+- Their number is at least a quarter of the number of peers that use the most used switch of the rail.
+- Their number is more than half of the number of peers that use the switch in any other rail.
+
+If at least two thirds of the peers whose switch was read use the switches of a rail, a port of the rail at any other switch
+deviates. Two deviating ports of a host are swapped if each is at a switch of the rail of the other port.
 
 A host with too few peers is compared with the whole fleet: ports that share a switch deviate, if at least two thirds of the hosts
 have different switches in these slots.
@@ -28,7 +31,7 @@ SOURCE = (
 MIN_HOSTS = 3
 """Smallest number of hosts in which a majority can be right."""
 MAJORITY = 2 / 3
-"""Share of the hosts that must use the switches of a rail."""
+"""Minimum share of hosts that is a clear majority."""
 MAX_NAMES = 4
 
 
@@ -50,7 +53,8 @@ class Comparison:
 
     verdicts: tuple[Verdict, ...] = ()
     shared: int = 0
-    """Number of the verdicts that are on ports at the same switch as another port of their host."""
+    """Number of failures of ports that share a switch with another port of their host. Only hosts with too few peers have such
+    failures."""
     hosts: int = 0
     """Number of hosts with a switch that was read."""
 
@@ -116,7 +120,7 @@ class _Fleet:
         return self._rails[switches]
 
     def _find_rails(self, switches: frozenset[str]) -> Rails:
-        """Return the rails of all hosts that use at least half of these switches; without rails if they are too few."""
+        """Return the rails of all hosts that use at least half of these switches; no rails if there are too few such hosts."""
         shared = Counter(host for switch in switches for host in self._hosts_at[switch])
         peers = sorted(host for host, count in shared.items() if 2 * count >= len(switches))
         if len(peers) < MIN_HOSTS:
@@ -150,7 +154,7 @@ class _Fleet:
         return verdicts
 
     def unread_ports(self, ports: Iterable[PortLink], hosts: int) -> list[Verdict]:
-        """For a host that reports no switch at all: return an inconclusive verdict on each port where most hosts report one."""
+        """Return an inconclusive verdict on each port of a host that reports no switch, if most hosts report one in that slot."""
         verdicts = []
         for port in ports:
             count = self._readings_at[port.slot]
@@ -190,7 +194,7 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
         used, total = rails.counts[port.slot]
         most = f"{used} of {total} hosts have {wanted} in this slot"
         if not port.switch_id:
-            if port.is_expected and port.has_link and not port.has_changed:  # otherwise the port has a verdict already
+            if port.is_expected and port.has_link and not port.has_changed:  # a changed port has a verdict already
                 verdicts.append(_verdict(port, INCONCLUSIVE, f"{most}; here it was not read: {port.reason}", wanted))
         elif port not in moved:
             verdicts.append(_verdict(port, PASS, most, wanted))

@@ -1,4 +1,4 @@
-"""Describe the strip plots of the figures that vary or fail. Figures with the same value on every part are written as text."""
+"""Describe the strip plots of the figures that vary or fail. All other figures are written as text."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _strip(figure: Distribution) -> Strip:
 
 
 def drawn_limits(limits: Sequence[Limit]) -> list[float]:
-    """Return the limits that are drawn as lines: up to two, or else those at which a region of `wrong_sides` begins or ends."""
+    """Return the limits to draw as lines: up to two are all drawn; of more, only the ends of the regions of `wrong_sides`."""
     if len(limits) <= 2:
         return [limit for _, limit in limits]
     by_operator: dict[str, list[float]] = {}

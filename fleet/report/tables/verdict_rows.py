@@ -14,7 +14,7 @@ from schemas.scopes import Scope
 
 _MAX_VALUES = 16
 _SEVERAL_OPERATIONS = object()
-"""Begins the key of a group of passes of a minimum for several collective operations."""
+"""First element of the key of a group: its verdicts pass a minimum that judges several collective operations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
 def _is_one_of_several_operations(verdict: Verdict, names: Collection[str]) -> bool:
     """Return whether the verdict passes a minimum that judges at least two collective operations; such passes share a row.
 
-    `names`: of all verdicts of its criterion and stage.
+    `names` are the names of all verdicts of its criterion and stage.
     """
     return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 

@@ -353,7 +353,7 @@ CABLE = re.compile(
 
 
 def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
-    """The capture has one line a cable, with the node at its far end. The test builds the answer of smpquery from this line."""
+    """Each line of the capture is a cable with the node at its far end. The test builds the answer of smpquery from the line."""
     cables = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
     assert len(cables) == 14
     for _, kind, digits, port, name in cables:

@@ -114,7 +114,7 @@ def event(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
-    """Read a log with these events; `mark` is the newest entry that was read before, or `none`."""
+    """Read a log with these events; `mark` is the newest entry at the previous reading, `none` if the log was empty then."""
     readings = Readings()
     command: Any = SimpleNamespace(get_event_log=lambda: iter(events))
     ipmi_reading._read_log(readings, command, {"log=SEL": mark}, float("inf"))

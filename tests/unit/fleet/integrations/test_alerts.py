@@ -107,7 +107,7 @@ def test_every_rule_without_a_criterion_has_a_source() -> None:
     assert [rule.alert.alert for rule in ALL_RULES if not rule.criteria and not rule.alert.source] == []
 
 
-def test_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
+def test_command_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
     assert rackproof("criteria", "alerts").stdout == RULES.read_text()
     site_pack = tmp_path / "mine.yml"
     criterion = {
@@ -151,7 +151,7 @@ def pack(base: str, **changes: Any) -> Pack:
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
-    """Return (alert, id of the criterion, or "" without one) -> condition, by the shipped packs and these packs."""
+    """Return (alert, id of the criterion, or "" without one) -> condition of the rule from the shipped packs and these packs."""
     rules = entries(rule_file([*SHIPPED, *packs]))
     return {
         (entry["alert"], entry["labels"].get("criterion", "")): condition(entry["expr"])
@@ -411,7 +411,7 @@ def test_alert_of_a_pci_address_has_the_gpu_and_its_serial(tmp_path: Path) -> No
     check_alerts(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
-def test_lost_gpu_keeps_its_serial_and_a_replaced_one_has_the_new_serial(tmp_path: Path) -> None:
+def test_lost_gpu_keeps_its_serial_until_another_gpu_replaces_it(tmp_path: Path) -> None:
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x200"}
     fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
     for minute in (20, 150):

@@ -18,11 +18,12 @@ from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 PLAN = builders.plan("h1", "h2", "h3", "h4")
 HEALTHY = builders.evidence(PLAN)
 ALONE, GANG = 0, 1
+"""Positions of the host record and of the gang record among the records of a host."""
 GUID = "infiniband.hca.node_guid"
 
 
 def delivered(record: Record, host: str) -> Record:
-    """Return the record with the name of another host."""
+    """Return the record as if `host` had delivered it: with this name of the host."""
     return replace(record, host=host)
 
 
@@ -247,7 +248,7 @@ def test_counts_from_groups_of_hosts_are_merged() -> None:
     )
 
 
-def test_duplicate_gpu_fails_and_names_the_others() -> None:
+def test_duplicate_gpu_fails_and_the_reason_names_the_gpu_with_the_same_identity() -> None:
     failed = verdicts({"h1": machine("A", "B"), "h2": machine("X", "B")})
     assert [(item.host, item.scope, item.serial, item.name, item.value) for item in failed] == [
         (host, "gpu=1", "B", name, value)

@@ -1,7 +1,8 @@
 """Every reading and every figure is judged, or the table of informational readings gives the reason why not.
 
 The cases are generated: each reading of a complete host and each figure of a plan gets a bad value on one part, on one host
-and on all hosts. A criterion must find it, unless every criterion on it compares parts and no good part is left.
+and on all hosts. A criterion must find the bad value, unless all criteria on this reading or figure compare parts and no good
+part is left.
 """
 
 from __future__ import annotations
@@ -405,7 +406,7 @@ def figure_evidence(plan: Plan, host: str) -> Evidence:
 
 
 def only_links(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with the NVLinks between GPUs, and with one reading of each GPU, so that none counts as missing."""
+    """Return the snapshot with the NVLinks between GPUs, and with one reading of each GPU, so that no GPU counts as missing."""
     metrics = tuple(item for item in snapshot.metrics if item.name in ("gpu.peer.link", "gpu.serial"))
     return replace(snapshot, metrics=metrics)
 

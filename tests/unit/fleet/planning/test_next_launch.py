@@ -137,7 +137,7 @@ class SimulatedGang:
         return {"value": 1e9} if is_slow and observation.name.endswith(("busbw", "algbw")) else {}
 
     def evidence(self) -> dict[str, Evidence]:
-        """Return the fetched records. A gang record has the figures of the last launch."""
+        """Return the fetched records. A gang record has the figures of the last launch that was not a probe."""
         by_host = {}
         for host in self.names:
             host_record, gang_record = self._host_records(host)
@@ -539,7 +539,7 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
         "excluded": {},
         "awaited": [],
     }
-    assert (run / "gangs" / "r1").is_dir(), "a resumed control node first searches it for records"
+    assert (run / "gangs" / "r1").is_dir(), "a resumed control node first searches this directory for records"
     for start in gang.decide().launches:
         gang.launch(start)
     run = write_run(gang, tmp_path)
